@@ -1,0 +1,220 @@
+"""What there is, what each part declares, what combines, and why not.
+
+Parts are found by looking through their folders: a file with a `TOPOLOGY`, `CODE` or `COMPRESSOR`
+in it is enough. A `Catalog` is a value; `with_topology` and its like return a larger one.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import thalweg.codes
+import thalweg.compress
+import thalweg.schedules.topologies
+from thalweg.codes import CodeFamily
+from thalweg.compress import Compressor
+from thalweg.declarations import Parameter, Promise, listed, nearest, settle
+from thalweg.errors import PlanError, UnsoundPlan
+from thalweg.facts import Size
+from thalweg.plan import Call, Choice, Plan, PlanText, Settings, What
+from thalweg.presets import PRESETS, Preset
+from thalweg.schedules import Topology
+
+SETTINGS = {
+    "bucket": Parameter(
+        kind=Size, default=Settings().bucket, help="gradients that travel together"
+    ),
+    "transport": Parameter(
+        kind=str, default=None, choices=("c10d", "zeromq"), help="what carries the bytes"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What a plan promises, and what becomes of a worker that is late or dead."""
+
+    promise: Promise
+    result: str
+    late: str
+    dead: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    topologies: dict[str, Topology]
+    codes: dict[str, CodeFamily]
+    compressors: dict[str, Compressor]
+    presets: dict[str, Preset]
+
+    def with_topology(self, topology: Topology) -> Catalog:
+        presets = {**self.presets, topology.name: _preset_of(topology)}
+        topologies = {**self.topologies, topology.name: topology}
+        return replace(self, topologies=topologies, presets=presets)
+
+    def plan(self, text: str) -> Plan:
+        """The plan that this text stands for; PlanError if it can't be read, names what isn't
+        there, or combines what doesn't combine."""
+        written = PlanText.parse(text)
+        preset = _found(written.preset, self.presets, "plan")
+        values = settle(preset.name, written.preset.arguments, preset.parameters)
+        settings = settle("@", written.settings, SETTINGS)
+        plan = Plan(
+            text=written,
+            precision=self._precision(written.compressor),
+            settings=Settings(**{name: value for name, value in settings.items() if value}),  # type: ignore[arg-type]
+            **preset.choose(values),
+        )
+        for reason, remedy in self._objections(plan):
+            raise UnsoundPlan(f"{plan} is unsound: {reason}", remedy)
+        return plan
+
+    def guarantee(self, plan: Plan) -> Guarantee:
+        lossy = plan.precision is not None
+        promise = Promise.LOSSY if lossy else Promise.EXACT
+        if plan.what is What.PARAMETERS:
+            return Guarantee(
+                Promise.EVENTUAL,
+                "replicas differ, their mean is kept",
+                "only its group waits for it",
+                "its group goes on; the table of groups is rebuilt",
+            )
+        if plan.cadence.staleness is not None:
+            return Guarantee(
+                Promise.LOSSY,
+                f"gradients at most {plan.cadence.staleness} steps stale",
+                "nobody waits for it",
+                "its share is dropped and reported",
+            )
+        if plan.redundancy is not None and plan.redundancy.name in self.codes:
+            stragglers = plan.redundancy.arguments["stragglers"]
+            return Guarantee(
+                promise,
+                f"the sum over all samples from any quorum, {stragglers} late per parent",
+                "nobody waits for it",
+                "nobody waits for it; it may come back",
+            )
+        if plan.redundancy is not None:
+            return Guarantee(
+                Promise.LOSSY,
+                "the fastest workers' mean, the rest one step late",
+                "nobody waits for it",
+                "its share is dropped and reported",
+            )
+        return Guarantee(
+            promise,
+            "the mean, less what the compressor leaves out" if lossy else "the exact mean",
+            "all wait for it",
+            "survivors regroup; the step is redone, none is lost",
+        )
+
+    def _precision(self, call: Call | None) -> Choice | None:
+        if call is None:
+            return None
+        compressor = _found(call, self.compressors, "compressor")
+        values = settle(compressor.name, call.arguments, compressor.parameters)
+        return Choice(compressor.name, MappingProxyType(values))
+
+    def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
+        """Why the choices don't go together, each with what to do."""
+        topology = self.topologies.get(plan.topology.name)
+        if topology is not None and topology.backend and plan.settings.transport == "zeromq":
+            yield "the backend's own collective can't run over zeromq", "leave transport out"
+        if plan.precision is None:
+            return
+        compressor = self.compressors[plan.precision.name]
+        if plan.topology.name == "auto":
+            yield "auto chooses the compressor itself", "write auto(allow=lossy)"
+        coded = plan.redundancy is not None and plan.redundancy.name in self.codes
+        if coded and not compressor.linear:
+            yield (
+                f"a code adds weighted messages, and {compressor.name} of a weighted sum is not "
+                f"the weighted sum of {compressor.name}",
+                f"with a code use {listed(self._names(linear=True), 'or')}",
+            )
+        if coded and plan.precision.arguments.get("feedback"):
+            yield (
+                "workers that stand in for one another would keep different residuals",
+                "with a code leave feedback out",
+            )
+        if plan.redundancy is not None and not coded and not compressor.linear:
+            yield (
+                f"what is left out of {compressor.name} can't be told from what came late",
+                f"with lgc use {listed(self._names(linear=True), 'or')}",
+            )
+        if plan.cadence.staleness is not None and not compressor.linear:
+            yield (
+                f"{compressor.name} needs all ranks at the same step, and asp has no common step",
+                f"with asp use {listed(self._names(linear=True), 'or')}",
+            )
+        if plan.what is What.PARAMETERS and compressor.biased:
+            yield (
+                f"{compressor.name} leaves out most of a parameter, and groups that change can't "
+                "make up for it by error feedback",
+                f"to average parameters use {listed(self._names(biased=False), 'or')}",
+            )
+        adds = topology is not None and topology.mixes and not topology.groups
+        if adds and not compressor.summable:
+            yield (
+                f"{plan.topology.name} adds what neighbours send, and {compressor.name} can't be "
+                "added",
+                f"use {listed(self._names(summable=True, biased=False), 'or')}",
+            )
+
+    def _names(self, **wanted: bool) -> list[str]:
+        return [
+            name
+            for name, compressor in sorted(self.compressors.items())
+            if all(getattr(compressor, key) is value for key, value in wanted.items())
+        ]
+
+
+@cache
+def default_catalog() -> Catalog:
+    """All that comes with Thalweg."""
+    topologies = _declared(thalweg.schedules.topologies, "TOPOLOGY")
+    presets = [_preset_of(topology) for topology in topologies.values()]
+    return Catalog(
+        topologies=topologies,
+        codes=_declared(thalweg.codes, "CODE"),
+        compressors=_declared(thalweg.compress, "COMPRESSOR"),
+        presets={preset.name: preset for preset in (*presets, *PRESETS)},
+    )
+
+
+def _declared(package: ModuleType, constant: str) -> dict[str, Any]:
+    modules = (
+        import_module(f"{package.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(package.__path__)
+    )
+    parts = [getattr(module, constant) for module in modules if hasattr(module, constant)]
+    return {part.name: part for part in parts}
+
+
+def _preset_of(topology: Topology) -> Preset:
+    what = What.PARAMETERS if topology.mixes else What.GRADIENTS
+    return Preset(
+        name=topology.name,
+        summary=topology.summary,
+        parameters=topology.parameters,
+        choose=lambda values: {
+            "topology": Choice(topology.name, MappingProxyType(values)),
+            "what": what,
+        },
+    )
+
+
+def _found(call: Call, names: dict[str, Any], kind: str) -> Any:
+    try:
+        return names[call.name]
+    except KeyError:
+        raise PlanError(
+            f"there is no {kind} {call.name!r}",
+            f"there are {listed(sorted(names))}" + nearest(call.name, names),
+        ) from None

@@ -1,0 +1,84 @@
+"""The `thalweg` command: where commands are listed, and errors become one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+import thalweg
+from thalweg.cli import demo, explain
+from thalweg.errors import ThalwegError
+
+app = typer.Typer(
+    name="thalweg",
+    help="Distributed training as fast as the network at hand allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("explain")(explain.command)
+app.command("demo")(demo.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"thalweg {thalweg.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    pass
+
+
+def run() -> None:
+    """Entry point: 0 fine, 1 a check or a run failed, 2 bad usage or it can't run here."""
+    arguments = sys.argv[1:]
+    debug = _take_debug(arguments)
+    try:
+        result = app(arguments, prog_name="thalweg", standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except ThalwegError as error:
+        code = error.exit_code
+        _say(str(error), debug)
+    except click.ClickException as error:
+        code = 2
+        _say(f"{error.format_message()}; see {_help_of(error)}", debug)
+    except click.Abort:
+        code = 130
+        _say("interrupted; nothing was left running", debug=False)
+    except BrokenPipeError:  # the reader of a pipe has gone: not our error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _take_debug(arguments: list[str]) -> bool:
+    """`--debug` serves anywhere before a `--`."""
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--debug" not in ours:
+        return False
+    arguments.remove("--debug")
+    return True
+
+
+def _say(message: str, debug: bool) -> None:
+    if debug:
+        raise
+    one_line = " ".join(message.split())
+    print(f"thalweg: {one_line}", file=sys.stderr)
+
+
+def _help_of(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"`{context.command_path} --help`" if context else "`thalweg --help`"

@@ -1,0 +1,66 @@
+"""Where a plan is to be: so many workers, a cluster file, or a layout of racks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thalweg.errors import UsageError
+from thalweg.facts import Cluster, rack_sizes, read_cluster
+from thalweg.facts.cluster import ASSUMED_NIC
+
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="So many workers in one rack.")
+]
+ClusterOption = Annotated[
+    Path | None, typer.Option("--cluster", metavar="FILE", help="A cluster file (TOML).")
+]
+LabOption = Annotated[
+    str | None, typer.Option("--lab", metavar="RxH", help="Racks of hosts: 2x4, or 5+3+4.")
+]
+NicOption = Annotated[
+    str | None, typer.Option("--nic", metavar="RATE", help="With --lab: of every host.")
+]
+UplinkOption = Annotated[
+    str | None, typer.Option("--uplink", metavar="RATE", help="With --lab: of every rack.")
+]
+OrderOption = Annotated[
+    str, typer.Option("--rank-order", metavar="rack|interleaved", help="With --lab: of the ranks.")
+]
+
+
+def cluster_at(
+    workers: int | None,
+    cluster: Path | None,
+    lab: str | None,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str,
+) -> Cluster:
+    given = [name for name, value in _named(workers, cluster, lab) if value is not None]
+    if len(given) != 1:
+        said = " and ".join(given) or "none"
+        raise UsageError(f"where? {said} given", "give one of --workers, --cluster and --lab")
+    if lab is None and (nic or uplink):
+        raise UsageError("--nic and --uplink describe a --lab", "give --lab, or a cluster file")
+    if rank_order not in ("rack", "interleaved"):
+        raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
+    if cluster is not None:
+        return read_cluster(cluster)
+    if workers is not None:
+        return Cluster.flat(workers)
+    return Cluster.regular(
+        rack_sizes(lab or ""),
+        nic=nic or ASSUMED_NIC,
+        uplink=uplink,
+        interleaved=rank_order == "interleaved",
+        assumed=nic is None,
+    )
+
+
+def _named(
+    workers: int | None, cluster: Path | None, lab: str | None
+) -> list[tuple[str, int | Path | str | None]]:
+    return [("--workers", workers), ("--cluster", cluster), ("--lab", lab)]

@@ -1,0 +1,92 @@
+"""What every part of a plan declares of itself: its name, its parameters, what it promises.
+
+Topologies, codes and compressors each declare themselves in their own file, in words that need
+neither torch nor a network; the catalog collects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+
+from thalweg.errors import PlanError, UnitError
+from thalweg.facts import Count, Size
+
+Value = int | float | bool | str | Size | Count | None
+
+
+class Promise(Enum):
+    """What the result of a step is worth, best first."""
+
+    EXACT = "exact"
+    LOSSY = "lossy"
+    EVENTUAL = "eventual"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One argument in a plan's text. A default of None means that Thalweg chooses."""
+
+    kind: type[int] | type[float] | type[bool] | type[str] | type[Size] | type[Count]
+    default: Value
+    help: str
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Value:
+        """The value that was written; PlanError if it isn't one."""
+        value = self._parse(text)
+        if isinstance(value, str) and value not in self.choices:
+            raise PlanError(f"{text} is not a choice", f"use {listed(self.choices, 'or')}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if self.least is not None and value < self.least:
+                raise PlanError(f"{text} is too small", f"give at least {self.least:g}")
+            if self.most is not None and value > self.most:
+                raise PlanError(f"{text} is too large", f"give at most {self.most:g}")
+        return value
+
+    def _parse(self, text: str) -> Value:
+        try:
+            if self.kind is bool:
+                return {"true": True, "false": False}[text.lower()]
+            if issubclass(self.kind, Size | Count):
+                return self.kind.parse(text)
+            return self.kind(text)
+        except UnitError as error:
+            raise PlanError(error.problem, error.remedy) from None
+        except (ValueError, KeyError):
+            names = {int: "a whole number", float: "a number", bool: "true or false"}
+            raise PlanError(f"{text!r} is not {names[self.kind]}", "write it so") from None
+
+
+def settle(
+    owner: str, written: Iterable[tuple[str, str]], parameters: Mapping[str, Parameter]
+) -> dict[str, Value]:
+    """Every parameter with the value written or its default; PlanError names what is wrong."""
+    values = {name: parameter.default for name, parameter in parameters.items()}
+    for name, text in written:
+        if name not in parameters:
+            takes = f"it takes {listed(parameters)}" if parameters else "it takes none"
+            raise PlanError(f"{owner} has no argument {name!r}", takes + nearest(name, parameters))
+        try:
+            values[name] = parameters[name].read(text)
+        except PlanError as error:
+            raise PlanError(f"{name} of {owner}: {error.problem}", error.remedy) from None
+    return values
+
+
+def listed(names: Iterable[str], last: str = "and") -> str:
+    """`a, b and c`."""
+    words = list(names)
+    return (
+        f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint at what was meant, to append to a message."""
+    close = get_close_matches(name, list(names), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

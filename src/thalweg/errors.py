@@ -1,0 +1,74 @@
+"""Every error that Thalweg raises on purpose.
+
+    ThalwegError
+    ├── UsageError            what was asked for can't be done: exit code 2
+    │   ├── UnitError         a size, rate, duration or count that can't be read
+    │   ├── PlanError         a plan that can't be read, or names what isn't there
+    │   │   └── UnsoundPlan   its parts exist, but don't combine
+    │   ├── ClusterError      a cluster file that can't be read or contradicts itself
+    │   ├── WorkloadError     the same for a workload
+    │   └── LayoutError       a topology or code that doesn't fit these workers
+    ├── ScheduleError         a schedule that doesn't do what it promises
+    └── TransportError        bytes that didn't come
+        ├── PeerLate          a peer's message wasn't there by the deadline
+        └── TransportClosed   sent or received after close
+
+Each says what happened and, after a semicolon, what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class ThalwegError(Exception):
+    """Base of all; `remedy` is the part of the message that says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}; {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+class UsageError(ThalwegError):
+    exit_code = 2
+
+
+class UnitError(UsageError):
+    pass
+
+
+class PlanError(UsageError):
+    pass
+
+
+class UnsoundPlan(PlanError):
+    pass
+
+
+class ClusterError(UsageError):
+    pass
+
+
+class WorkloadError(UsageError):
+    pass
+
+
+class LayoutError(UsageError):
+    pass
+
+
+class ScheduleError(ThalwegError):
+    pass
+
+
+class TransportError(ThalwegError):
+    pass
+
+
+class PeerLate(TransportError):
+    pass
+
+
+class TransportClosed(TransportError):
+    pass

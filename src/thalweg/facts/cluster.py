@@ -1,0 +1,238 @@
+"""What is known of a cluster: hosts in racks, the rates of their links, who is often late.
+
+The network is a leaf-spine: every host has a NIC, every rack an uplink to a spine that never
+blocks, and both have a rate in each direction. A message between two hosts of a rack crosses two
+NICs; between racks it crosses both uplinks as well; between two ranks of one host it crosses none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Self, TypeVar
+
+from thalweg.errors import ClusterError
+from thalweg.facts.units import Duration, Rate
+
+T = TypeVar("T")
+ASSUMED_NIC = Rate.parse("1gbit")
+ASSUMED_LATENCY = Duration.parse("100us")
+
+
+class Link(NamedTuple):
+    """One direction of one NIC or uplink; `out` leaves the host or the rack."""
+
+    kind: Literal["nic", "uplink"]
+    owner: str
+    direction: Literal["out", "in"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.owner}, {self.direction}"
+
+
+@dataclass(frozen=True, slots=True)
+class Duplex:
+    """The rates of a link, out of its owner and into it."""
+
+    out: Rate
+    into: Rate
+
+    @classmethod
+    def both(cls, rate: Rate | str) -> Self:
+        rate = Rate.parse(rate) if isinstance(rate, str) else rate
+        return cls(rate, rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lateness:
+    """How often a host is late at a step, and by how much."""
+
+    probability: float = 0.0
+    delay: Duration = Duration(0.0)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise ClusterError(
+                f"a host can't be late with probability {self.probability}", "give one from 0 to 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    name: str
+    ranks: tuple[int, ...]
+    nic: Duplex = Duplex.both(ASSUMED_NIC)
+    late: Lateness = Lateness()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rack:
+    """Hosts behind one uplink; `latency` is what crossing the uplink adds to a message."""
+
+    name: str
+    hosts: tuple[Host, ...]
+    uplink: Duplex | None = None  # None: never the bottleneck
+    latency: Duration = Duration(0.0)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(rank for host in self.hosts for rank in host.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Racks of hosts; `latency` is one small message's way between two hosts of a rack.
+
+    `assumed` says that nobody measured or declared the rates.
+    """
+
+    racks: tuple[Rack, ...]
+    latency: Duration = ASSUMED_LATENCY
+    assumed: bool = False
+    _places: dict[int, tuple[Rack, Host]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        places = {
+            rank: (rack, host) for rack in self.racks for host in rack.hosts for rank in host.ranks
+        }
+        object.__setattr__(self, "_places", places)
+        self._refuse_contradictions()
+
+    @classmethod
+    def flat(cls, workers: int) -> Self:
+        """One host a worker, all in one rack, rates assumed."""
+        return cls.regular([workers], assumed=True)
+
+    @classmethod
+    def regular(
+        cls,
+        rack_sizes: Sequence[int],
+        *,
+        nic: Rate | str = ASSUMED_NIC,
+        uplink: Rate | str | None = None,
+        latency: Duration = ASSUMED_LATENCY,
+        interleaved: bool = False,
+        assumed: bool = False,
+    ) -> Self:
+        """Racks of so many hosts, all alike. Interleaved ranks go round the racks, 0 to the
+        first, 1 to the second, as a scheduler that spreads a job would number them."""
+        if not rack_sizes or min(rack_sizes) < 1:
+            raise ClusterError("a cluster needs at least one worker in every rack", "give more")
+        seats = [(slot, rack) for rack, size in enumerate(rack_sizes) for slot in range(size)]
+        ranks = {
+            seat: rank
+            for rank, seat in enumerate(
+                sorted(seats) if interleaved else sorted(seats, key=lambda seat: seat[::-1])
+            )
+        }
+        return cls(
+            racks=tuple(
+                Rack(
+                    name=f"rack{rack}",
+                    uplink=None if uplink is None else Duplex.both(uplink),
+                    hosts=tuple(
+                        Host(
+                            name=f"host{ranks[slot, rack]}",
+                            ranks=(ranks[slot, rack],),
+                            nic=Duplex.both(nic),
+                        )
+                        for slot in range(size)
+                    ),
+                )
+                for rack, size in enumerate(rack_sizes)
+            ),
+            latency=latency,
+            assumed=assumed,
+        )
+
+    @property
+    def workers(self) -> int:
+        return len(self._places)
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return tuple(host for rack in self.racks for host in rack.hosts)
+
+    def host(self, rank: int) -> Host:
+        return self._place(rank)[1]
+
+    def rack(self, rank: int) -> Rack:
+        return self._place(rank)[0]
+
+    def path(self, source: int, target: int) -> tuple[Link, ...]:
+        """The links that a message crosses, in order."""
+        source_rack, source_host = self._place(source)
+        target_rack, target_host = self._place(target)
+        if source_host is target_host:
+            return ()
+        out, into = Link("nic", source_host.name, "out"), Link("nic", target_host.name, "in")
+        if source_rack is target_rack:
+            return (out, into)
+        up = Link("uplink", source_rack.name, "out")
+        down = Link("uplink", target_rack.name, "in")
+        return (out, up, down, into)
+
+    def rates(self) -> dict[Link, Rate]:
+        """Every link that has a rate."""
+        ends = [("nic", host.name, host.nic) for host in self.hosts]
+        ends += [("uplink", rack.name, rack.uplink) for rack in self.racks if rack.uplink]
+        rates: dict[Link, Rate] = {}
+        for kind, owner, duplex in ends:
+            rates[Link(kind, owner, "out")] = duplex.out  # type: ignore[arg-type]
+            rates[Link(kind, owner, "in")] = duplex.into  # type: ignore[arg-type]
+        return rates
+
+    def seconds_between(self, source: int, target: int) -> float:
+        """Latency of one small message."""
+        source_rack, target_rack = self.rack(source), self.rack(target)
+        if source_rack is target_rack:
+            return self.latency.seconds
+        return self.latency.seconds + source_rack.latency.seconds + target_rack.latency.seconds
+
+    def _place(self, rank: int) -> tuple[Rack, Host]:
+        try:
+            return self._places[rank]
+        except KeyError:
+            raise ClusterError(
+                f"the cluster has no rank {rank}", f"it has 0 to {self.workers - 1}"
+            ) from None
+
+    def _refuse_contradictions(self) -> None:
+        for kind, names in (
+            ("rack", [rack.name for rack in self.racks]),
+            ("host", [host.name for host in self.hosts]),
+        ):
+            for name in _repeated(names):
+                raise ClusterError(f"two {kind}s are called {name!r}", f"rename one {kind}")
+        for rack in self.racks:
+            if not rack.hosts:
+                raise ClusterError(f"rack {rack.name!r} has no hosts", "add one or remove the rack")
+        ranks = [rank for rack in self.racks for rank in rack.ranks]
+        for rank in _repeated(ranks):
+            owners = [host.name for host in self.hosts if rank in host.ranks]
+            raise ClusterError(
+                f"rank {rank} is on {' and on '.join(owners)}", "give every rank to one host"
+            )
+        missing = sorted(set(range(len(ranks))) - set(ranks))
+        if missing or not ranks:
+            raise ClusterError(
+                f"nobody has rank {missing[0] if missing else 0}, though there are {len(ranks)}",
+                "number the ranks 0, 1, 2, ... without a gap",
+            )
+
+
+def _repeated(names: Iterable[T]) -> list[T]:
+    return [name for name, times in Counter(names).items() if times > 1]
+
+
+def rack_sizes(text: str) -> list[int]:
+    """`2x4` is two racks of four, `5+3+4` three uneven ones."""
+    racks, cross, hosts = text.strip().partition("x")
+    try:
+        sizes = [int(hosts)] * int(racks) if cross else [int(part) for part in text.split("+")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ClusterError(f"{text!r} is not a layout of racks", "write it like 2x4 or 5+3+4")
+    return sizes

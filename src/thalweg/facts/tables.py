@@ -1,0 +1,90 @@
+"""Reading a TOML file so that every mistake in it is named with its place and its remedy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from thalweg.errors import UnitError, UsageError
+from thalweg.facts.units import Duration, Rate
+
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
+
+
+class Table:
+    """A TOML table, what to call it in an error, and which error that is."""
+
+    def __init__(self, data: Any, where: str, error: type[UsageError]) -> None:
+        if not isinstance(data, dict):
+            raise error(f"{where} is no table", 'write it like { name = "..." }')
+        self.data: dict[str, Any] = data
+        self.where = where
+        self.error = error
+
+    def only(self, *known: str) -> None:
+        for key in sorted(self.data.keys() - set(known)):
+            raise self.error(
+                f"{self.where} has an unknown key {key!r}", f"it takes {', '.join(known)}"
+            )
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.data
+
+    def table(self, key: str) -> Table:
+        return Table(self.data[key], f"{key} of {self.where}", self.error)
+
+    def name(self) -> str:
+        value = self.data.get("name")
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise self.error(
+                f"{self.where} has no usable name ({value!r})",
+                'write name = "..." with letters, digits, ".", "_", ":" or "-"',
+            )
+        return value
+
+    def rate(self, key: str) -> Rate:
+        return self._quantity(key, Rate.parse)
+
+    def duration(self, key: str, default: Duration) -> Duration:
+        return self._quantity(key, Duration.parse) if key in self else default
+
+    def whole_numbers(self, key: str, least: int, example: str) -> tuple[int, ...]:
+        value = self.data.get(key)
+        if not isinstance(value, list) or not all(type(n) is int and n >= least for n in value):
+            raise self.error(
+                f"{key} of {self.where} is no list of whole numbers from {least}",
+                f"write {example}",
+            )
+        return tuple(value)
+
+    def _quantity(self, key: str, parse: Callable[[str], T]) -> T:
+        value = self.data[key]
+        try:
+            return parse(value if isinstance(value, str) else repr(value))
+        except UnitError as error:
+            raise self.error(f"{key} of {self.where}: {error.problem}", error.remedy) from None
+
+
+def read_toml(path: Path, parse: Callable[[str], T], error: type[UsageError]) -> T:
+    """The file parsed; whatever is wrong with it is raised as `error`, with the file's name."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise error(f"{path} is not text", "name a TOML file") from None
+    except OSError as reason:
+        raise error(f"can't read {path}: {reason.strerror}", "name a TOML file") from None
+    try:
+        return parse(text)
+    except UsageError as wrong:
+        raise error(f"{path}: {wrong.problem}", wrong.remedy) from None
+
+
+def load_toml(text: str, where: str, error: type[UsageError]) -> Table:
+    try:
+        return Table(tomllib.loads(text), where, error)
+    except tomllib.TOMLDecodeError as reason:
+        raise error(f"not TOML: {reason}", "mend that line") from None

@@ -1,0 +1,131 @@
+"""Sizes, rates, durations and counts as people write them: `25MB`, `200mbit`, `50ms`, `2.5M`.
+
+Each is a number that knows its unit, and prints as it was written. Bytes take SI prefixes
+(`25MB` is 25,000,000) or binary ones (`25MiB`). Rates are bits per second as `tc` writes them
+(`200mbit`) or bytes per second (`25MB/s`); `200mbps` and `200Mb/s` are refused, because some read
+them as bits and some as bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Self
+
+from thalweg.errors import UnitError
+
+_NUMBER = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(?P<unit>[^\d\s].*?)?\s*")
+
+_BYTES = {
+    **{f"{prefix}B": Decimal(1000) ** power for power, prefix in enumerate(["", *"KMGT"])},
+    **{f"{prefix}iB": Decimal(1024) ** power for power, prefix in enumerate("KMGT", start=1)},
+}
+_BITS = {f"{prefix}bit": Decimal(1000) ** power for power, prefix in enumerate(["", *"kmgt"])}
+_RATES = {**_BITS, **{f"{unit}/s": 8 * factor for unit, factor in _BYTES.items()}}
+_SECONDS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+}
+_COUNTS = {"": Decimal(1), "k": Decimal(1000), "M": Decimal(1000) ** 2, "G": Decimal(1000) ** 3}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size:
+    nbytes: int
+    text: str = field(default="", compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        value = _number(text, _BYTES, "a size", "25MB")
+        return cls(_whole(value, text, "a size is a whole number of bytes", "25MB"), text.strip())
+
+    def __str__(self) -> str:
+        return self.text or _shortest(Decimal(self.nbytes), _BYTES)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rate:
+    bits_per_second: float
+    text: str = field(default="", compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        bits = re.sub(r"bit(/s)?\s*$", "bit", text.lower())
+        value = _number(bits if "bit" in bits else text, _RATES, "a rate", "200mbit", text)
+        if value <= 0:
+            raise UnitError(f"a rate of {text.strip()!r} moves nothing", "give one above 0")
+        return cls(float(value), text.strip())
+
+    def seconds(self, nbytes: float) -> float:
+        """How long this many bytes take."""
+        return nbytes * 8 / self.bits_per_second
+
+    def __str__(self) -> str:
+        return self.text or _shortest(Decimal(repr(float(self.bits_per_second))), _BITS)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration:
+    seconds: float
+    text: str = field(default="", compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        written = text.replace("µs", "us").replace("μs", "us")  # micro sign, Greek mu
+        return cls(float(_number(written, _SECONDS, "a duration", "50ms", text)), text.strip())
+
+    def __str__(self) -> str:
+        return self.text or _shortest(Decimal(repr(float(self.seconds))), _SECONDS)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Count:
+    value: int
+    text: str = field(default="", compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        value = _number(text, _COUNTS, "a count", "2.5M")
+        return cls(_whole(value, text, "a count is a whole number", "2.5M"), text.strip())
+
+    def __str__(self) -> str:
+        return self.text or _shortest(Decimal(self.value), _COUNTS)
+
+
+def _number(
+    text: str, units: Mapping[str, Decimal], what: str, example: str, written: str = ""
+) -> Decimal:
+    match = _NUMBER.fullmatch(text)
+    unit = (match["unit"] or "") if match else ""
+    if match is None or unit not in units:
+        known = ", ".join(unit for unit in units if unit)
+        shown = (written or text).strip()
+        raise UnitError(f"{shown!r} is not {what}", f"write it like {example} (units: {known})")
+    return Decimal(match["number"]) * units[unit]
+
+
+def _whole(value: Decimal, text: str, rule: str, example: str) -> int:
+    if value != int(value):
+        raise UnitError(f"{text.strip()!r} is not whole", f"{rule}, like {example}")
+    return int(value)
+
+
+def _shortest(value: Decimal, units: Mapping[str, Decimal]) -> str:
+    """The spelling with the fewest characters that means exactly this value."""
+    spellings = (f"{(value / factor).normalize():f}{unit}" for unit, factor in units.items())
+    exact = [text for text in spellings if _number(text, units, "", "") == value]
+    return min(exact or [f"{value:f}{next(iter(units))}"], key=len)
+
+
+def about(value: float, unit: str) -> str:
+    """A measured figure to three digits, for tables: `about(12_345_678, "B")` is `12.3 MB`."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor * 0.9995:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,140 @@
+"""What is known of a training job: its tensors, when their gradients are ready, what a step costs.
+
+Gradients travel in buckets. A bucket takes tensors in the order in which backward finishes them,
+last layer first, keeps to one dtype, never cuts a tensor, and closes once it holds the limit.
+The layout follows from shapes and limit alone, so it is the same at every step and on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+from thalweg.errors import WorkloadError
+from thalweg.facts.units import Duration, Size
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+COLUMNS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A parameter; `ready` is when its gradient is there, counted from the start of backward."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    ready: Duration | None = None  # None: not measured
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise WorkloadError(
+                f"tensor {self.name} has dtype {self.dtype!r}", f"use {', '.join(ITEM_BYTES)}"
+            )
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds of one step on one worker, without communication."""
+
+    forward: Duration = Duration(0.0)
+    backward: Duration = Duration(0.0)
+    optimizer: Duration = Duration(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Tensors that travel together, and the second of backward at which all of them are ready."""
+
+    index: int
+    tensors: tuple[Tensor, ...]
+    ready_seconds: float
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def itemsize(self) -> int:
+        return self.tensors[0].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Tensors in the order of the model, first layer first."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    costs: Costs = Costs()
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise WorkloadError(f"workload {self.name} has no tensors", "add at least one")
+        for name, times in Counter(tensor.name for tensor in self.tensors).items():
+            if times > 1:
+                raise WorkloadError(f"{times} tensors are called {name!r}", "rename them")
+
+    @classmethod
+    def of_size(cls, size: Size) -> Self:
+        """So many bytes of float32, cut into matrices of 1024 columns and a vector of the rest."""
+        elements = size.nbytes // ITEM_BYTES["float32"]
+        if elements < 1:
+            raise WorkloadError(f"{size} holds no float32", "give at least 4B")
+        rows, rest = divmod(elements, COLUMNS)
+        heights = [COLUMNS] * (rows // COLUMNS) + ([rows % COLUMNS] if rows % COLUMNS else [])
+        shapes: list[tuple[int, ...]] = [(height, COLUMNS) for height in heights]
+        shapes += [(rest,)] if rest else []
+        return cls(
+            name=str(size),
+            tensors=tuple(Tensor(name=f"t{i}", shape=shape) for i, shape in enumerate(shapes)),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.elements * tensor.itemsize for tensor in self.tensors)
+
+    def buckets(self, limit: Size) -> tuple[Bucket, ...]:
+        if limit.nbytes < 1:
+            raise WorkloadError(f"a bucket of {limit} holds nothing", "give a size like 25MB")
+        ready = self._ready_seconds()
+        buckets: list[Bucket] = []
+        waiting: dict[str, list[Tensor]] = {}
+        for tensor in reversed(self.tensors):
+            filling = waiting.setdefault(tensor.dtype, [])
+            filling.append(tensor)
+            if sum(t.elements * t.itemsize for t in filling) >= limit.nbytes:
+                buckets.append(_bucket(len(buckets), waiting.pop(tensor.dtype), ready))
+        for filling in waiting.values():
+            buckets.append(_bucket(len(buckets), filling, ready))
+        return tuple(buckets)
+
+    def _ready_seconds(self) -> dict[str, float]:
+        """Measured times; a tensor without one is ready when backward, taken to spend its time in
+        proportion to elements, has come to it."""
+        total = sum(tensor.elements for tensor in self.tensors) or 1
+        done, ready = 0, {}
+        for tensor in reversed(self.tensors):
+            done += tensor.elements
+            assumed = self.costs.backward.seconds * done / total
+            ready[tensor.name] = assumed if tensor.ready is None else tensor.ready.seconds
+        return ready
+
+
+def _bucket(index: int, tensors: Sequence[Tensor], ready: dict[str, float]) -> Bucket:
+    last = max(ready[tensor.name] for tensor in tensors)
+    return Bucket(index=index, tensors=tuple(tensors), ready_seconds=last)

@@ -1,0 +1,187 @@
+"""A plan: five choices, and the text that people write for them.
+
+    preset(argument=value, ...) + compressor(argument=value, ...) @ setting=value, ...
+
+`ring`, `hierarchical+powersgd(rank=4)`, `ring+fp16 @ bucket=4MB, transport=zeromq`. The text is
+kept as it was written but for white space, so parsing and printing gives the same text. What the
+names mean is the catalog's business: `Catalog.plan` turns a text into a `Plan`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import NoReturn, Self
+
+from thalweg.declarations import Value
+from thalweg.errors import PlanError
+from thalweg.facts import Size
+
+EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
+_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[-+@(),=]))\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A name and its arguments, as written."""
+
+    name: str
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self.arguments)
+        return f"{self.name}({inside})" if inside else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanText:
+    """The written form, taken apart; nothing in it has been looked up yet."""
+
+    preset: Call
+    compressor: Call | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        reader = _Reader(text)
+        preset = reader.call("a plan")
+        compressor = reader.call("a compressor") if reader.took("+") else None
+        settings = reader.pairs("a setting") if reader.took("@") else ()
+        reader.end()
+        return cls(preset=preset, compressor=compressor, settings=settings)
+
+    def __str__(self) -> str:
+        text = f"{self.preset}+{self.compressor}" if self.compressor else str(self.preset)
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings)
+        return f"{text} @ {settings}" if settings else text
+
+
+class What(Enum):
+    GRADIENTS = "gradients"
+    PARAMETERS = "parameters after a local step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """How often everybody meets, and how fresh the result is."""
+
+    every: int = 1  # steps
+    inside_every: int | None = None  # racks among themselves, in the steps between
+    delay: int = 0  # steps until the result is applied
+    staleness: int | None = None  # asynchronous: how old a result may be; None: in step
+
+    def __str__(self) -> str:
+        if self.staleness is not None:
+            return f"asynchronous, at most {self.staleness} steps stale"
+        text = "every step" if self.every == 1 else f"every {self.every} steps"
+        if self.inside_every is not None:
+            text += ", inside the racks in between"
+        return text + (f", applied {self.delay} late" if self.delay else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A part of the catalog with the values of all its parameters."""
+
+    name: str
+    arguments: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __str__(self) -> str:
+        given = {name: value for name, value in self.arguments.items() if value is not None}
+        return str(Call(self.name, tuple((name, _text(value)) for name, value in given.items())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a plan is run; not what it computes."""
+
+    bucket: Size = Size.parse("25MB")
+    transport: str | None = None  # None: what suits the plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Who talks to whom, what is averaged, how often, how many may be late, how small."""
+
+    text: PlanText = field(compare=False)
+    topology: Choice
+    what: What = What.GRADIENTS
+    cadence: Cadence = Cadence()
+    redundancy: Choice | None = None
+    precision: Choice | None = None
+    settings: Settings = Settings()
+
+    def __str__(self) -> str:
+        return str(self.text)
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Reader:
+    """Takes a text apart from the left; says where and why it can't."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.place = 0
+        self.tokens: list[tuple[str, str, int]] = []
+        while self.place < len(text):
+            match = _TOKEN.match(text, self.place)
+            if match is None:
+                self._wrong(f"{text[self.place]!r} has no meaning here")
+            kind = "word" if match["word"] else "mark"
+            self.tokens.append((kind, match[kind], match.start(kind)))
+            self.place = match.end()
+        self.tokens.append(("end", "", len(text)))
+
+    def took(self, mark: str) -> bool:
+        if self.tokens[0][:2] == ("mark", mark):
+            self.tokens.pop(0)
+            return True
+        return False
+
+    def word(self, what: str) -> str:
+        kind, token, self.place = self.tokens[0]
+        if kind != "word":
+            self._wrong(f"{what} is missing" + (f" before {token!r}" if token else ""))
+        self.tokens.pop(0)
+        return token
+
+    def call(self, what: str) -> Call:
+        name = self.word(what)
+        if not self.took("("):
+            return Call(name)
+        if self.took(")"):
+            return Call(name)
+        arguments = self.pairs("an argument")
+        if not self.took(")"):
+            self.place = self.tokens[0][2]
+            self._wrong(f"the bracket after {name} isn't closed")
+        return Call(name, arguments)
+
+    def pairs(self, what: str) -> tuple[tuple[str, str], ...]:
+        pairs: dict[str, str] = {}
+        while True:
+            name = self.word(what)
+            if not self.took("="):
+                self.place = self.tokens[0][2]
+                self._wrong(f"{what} {name!r} has no value; arguments are written name=value")
+            if name in pairs:
+                self._wrong(f"{name} is given twice")
+            pairs[name] = self.word(f"the value of {name}")
+            if not self.took(","):
+                return tuple(pairs.items())
+
+    def end(self) -> None:
+        kind, token, self.place = self.tokens[0]
+        if kind != "end":
+            self._wrong(f"{token!r} is not expected")
+
+    def _wrong(self, why: str) -> NoReturn:
+        raise PlanError(
+            f"can't read the plan {self.text!r} at character {self.place + 1}: {why}", EXAMPLE
+        )

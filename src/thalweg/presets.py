@@ -1,0 +1,133 @@
+"""The names that people know, as points among the five choices.
+
+Every topology is a preset by its own name; here are those that combine it with other choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.declarations import Parameter, Value
+from thalweg.plan import Cadence, Choice, What
+
+STRAGGLERS = Parameter(kind=int, default=1, least=1, help="how many children may be late")
+CODE = Parameter(kind=str, default="fractional", choices=("fractional",), help="the gradient code")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """`choose` makes the choices (fields of `Plan`) from the values of the parameters."""
+
+    name: str
+    summary: str
+    choose: Callable[[dict[str, Value]], dict[str, Any]]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+def _local_sgd(values: dict[str, Value]) -> dict[str, Any]:
+    by_rack = values["levels"] == "rack"
+    return {
+        "topology": Choice("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
+        "what": What.PARAMETERS,
+        "cadence": Cadence(
+            every=_whole(values["every"]),
+            inside_every=1 if by_rack else None,
+            delay=_whole(values["delay"]),
+        ),
+    }
+
+
+def _whole(value: Value) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+PRESETS = (
+    Preset(
+        name="ddp",
+        summary="what torch's DistributedDataParallel does",
+        choose=lambda values: {"topology": Choice("native")},
+    ),
+    Preset(
+        name="umw",
+        summary="uncoded master and workers: a star",
+        choose=lambda values: {"topology": Choice("star", {"root": None})},
+    ),
+    Preset(
+        name="gc",
+        summary="gradient coding: a master that waits for all but a few workers",
+        parameters={"stragglers": STRAGGLERS, "code": CODE},
+        choose=lambda values: {
+            "topology": Choice("star", {"root": None}),
+            "redundancy": Choice(str(values["code"]), {"stragglers": values["stragglers"]}),
+        },
+    ),
+    Preset(
+        name="codedreduce",
+        summary="a tree in which every parent waits for all but a few children",
+        parameters={
+            "fanout": Parameter(kind=int, default=4, least=2, help="children of a node"),
+            "stragglers": STRAGGLERS,
+            "code": CODE,
+        },
+        choose=lambda values: {
+            "topology": Choice("tree", {"fanout": values["fanout"]}),
+            "redundancy": Choice(str(values["code"]), {"stragglers": values["stragglers"]}),
+        },
+    ),
+    Preset(
+        name="lgc",
+        summary="the fastest k workers now, the others' share one step late",
+        parameters={"k": Parameter(kind=int, default=None, least=1, help="how many to wait for")},
+        choose=lambda values: {
+            "topology": Choice("star", {"root": None}),
+            "redundancy": Choice("compensate", {"k": values["k"]}),
+        },
+    ),
+    Preset(
+        name="asp",
+        summary="asynchronous parameter server with bounded staleness",
+        parameters={
+            "staleness": Parameter(kind=int, default=4, least=0, help="steps a worker may lag")
+        },
+        choose=lambda values: {
+            "topology": Choice("star", {"root": None}),
+            "cadence": Cadence(staleness=_whole(values["staleness"])),
+        },
+    ),
+    Preset(
+        name="dssync",
+        summary="divide and shuffle: parameters averaged in small groups that take turns",
+        choose=lambda values: {"topology": Choice("shuffle"), "what": What.PARAMETERS},
+    ),
+    Preset(
+        name="local_sgd",
+        summary="parameters averaged every few steps",
+        parameters={
+            "every": Parameter(kind=int, default=8, least=1, help="steps between averages"),
+            "levels": Parameter(
+                kind=str,
+                default="flat",
+                choices=("flat", "rack"),
+                help="rack: racks also average among themselves at every step",
+            ),
+            "delay": Parameter(kind=int, default=0, least=0, most=1, help="steps until applied"),
+        },
+        choose=_local_sgd,
+    ),
+    Preset(
+        name="auto",
+        summary="what the advisor finds best on this cluster",
+        parameters={
+            "allow": Parameter(
+                kind=str,
+                default="exact",
+                choices=("exact", "lossy", "eventual"),
+                help="the weakest promise that is acceptable",
+            )
+        },
+        choose=lambda values: {"topology": Choice("auto", {"allow": values["allow"]})},
+    ),
+)

@@ -1,0 +1,222 @@
+"""An explanation as a terminal shows it: moves beat by beat, and tables of what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from rich.console import Group as Block
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from thalweg.facts import about
+from thalweg.report.explanation import Explanation, Scene
+from thalweg.schedules import Arrow, Kind, Message
+
+SIGNS = {Kind.ADD: "+", Kind.COPY: "=", Kind.QUORUM: "*"}
+STYLES = {Kind.ADD: "blue", Kind.COPY: "green", Kind.QUORUM: "yellow"}
+FEW = 16  # ranks that still get a column or a row of their own
+
+
+def render(explanation: Explanation, most_beats: int) -> Iterator[RenderableType]:
+    """Piece by piece, top to bottom; at most so many beats of each drawing."""
+    yield _heading(explanation)
+    if explanation.turns:
+        yield _turns(explanation)
+    if not explanation.scenes:
+        yield Text(f"\nNothing travels at step {explanation.step}.")
+        return
+    drawn = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
+    for scene in drawn:
+        yield _drawing(scene, most_beats)
+    if len(drawn) < len(explanation.scenes):
+        yield Text("\nThe other buckets likewise.")
+    yield _rounds(explanation)
+    yield _ranks(explanation)
+    yield _links(explanation)
+    yield _closing(explanation)
+
+
+def _heading(explanation: Explanation) -> RenderableType:
+    plan, guarantee, group = explanation.plan, explanation.guarantee, explanation.group
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    racks = f" in {len(group.racks)} racks" if len(group.racks) > 1 else ""
+    size = about(explanation.data_bytes, "B")
+    grid.add_row("plan", f"{plan}   ({group.size} workers{racks}, {size}, step {explanation.step})")
+    choices = [
+        f"topology {plan.topology}",
+        f"averages {plan.what.value}",
+        str(plan.cadence),
+        f"redundancy {plan.redundancy or 'none'}",
+        f"precision {plan.precision or 'none'}",
+    ]
+    grid.add_row("choices", " | ".join(choices))
+    grid.add_row("promise", f"{guarantee.promise.value}: {guarantee.result}")
+    grid.add_row("if one is late", guarantee.late)
+    grid.add_row("if one is dead", guarantee.dead)
+    if group.cluster.assumed:
+        assumed = f"{group.cluster.hosts[0].nic.out} NICs, {group.cluster.latency} latency"
+        grid.add_row("assumed", f"{assumed} (say yours with --cluster)")
+    return grid
+
+
+def _turns(explanation: Explanation) -> RenderableType:
+    table = Table(title="Who meets, over one period", title_justify="left", box=None)
+    table.add_column("step", justify="right")
+    table.add_column("groups")
+    for step, groups in enumerate(islice(explanation.turns, FEW)):
+        table.add_row(str(step), "  ".join("{" + _listed(ranks) + "}" for ranks in groups))
+    if len(explanation.turns) > FEW:
+        table.add_row("...", f"{len(explanation.turns)} steps in all")
+    return Block("", table)
+
+
+def _drawing(scene: Scene, most_beats: int) -> RenderableType:
+    title = Text(f"\n{scene.title}", style="bold")
+    ranks = [rank for rack in scene.seats for rank in rack]
+    shown = scene.beats[:most_beats] if most_beats else scene.beats
+    picture = _columns(scene, shown) if len(ranks) <= FEW else _lines(shown)
+    notes = [
+        "Each cell: what the rank receives; +3<0 adds chunk 3 from rank 0, = copies, * decodes."
+    ]
+    left = len(scene.beats) - len(shown)
+    if left:
+        notes.insert(0, f"... {left} more beats (--beats 0 shows all).")
+    return Block(title, picture, Text("\n".join(notes), style="dim"))
+
+
+def _columns(scene: Scene, shown: tuple[tuple[Arrow, ...], ...]) -> RenderableType:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("beat", justify="right")
+    for number, rack in enumerate(scene.seats):
+        for rank in rack:
+            tint = "" if number % 2 == 0 else "cyan"
+            table.add_column(Text(f"rank {rank}", style=tint), justify="center", no_wrap=True)
+    for beat, arrows in enumerate(shown, start=1):
+        cells = {arrow.message.target: _cell(arrow) for arrow in arrows}
+        row = [cells.get(rank, Text(".", style="dim")) for rack in scene.seats for rank in rack]
+        table.add_row(str(beat), *row)
+    return table
+
+
+def _lines(shown: tuple[tuple[Arrow, ...], ...]) -> RenderableType:
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("beat", justify="right")
+    table.add_column("messages")
+    for beat, arrows in enumerate(shown, start=1):
+        parts = [_way(arrow.message, arrow.kind) for arrow in arrows[:FEW]]
+        more = f"  and {len(arrows) - FEW} more" if len(arrows) > FEW else ""
+        table.add_row(str(beat), "  ".join(parts) + more)
+    return table
+
+
+def _cell(arrow: Arrow) -> Text:
+    text = f"{SIGNS[arrow.kind]}{_span(arrow.message)}<{arrow.message.source}"
+    return Text(text, style=STYLES[arrow.kind])
+
+
+def _way(message: Message, kind: Kind) -> str:
+    return f"{message.source}>{message.target}:{SIGNS[kind]}{_span(message)}"
+
+
+def _span(message: Message) -> str:
+    last = message.stop - 1
+    return str(message.start) if last == message.start else f"{message.start}-{last}"
+
+
+def _rounds(explanation: Explanation) -> RenderableType:
+    table = Table(title="Rounds of this step", title_justify="left", box=None)
+    table.add_column("bucket", justify="right")
+    table.add_column("payload")
+    table.add_column("schedule")
+    table.add_column("groups")
+    for heading in ("bytes", "chunks", "sequential moves"):
+        table.add_column(heading, justify="right")
+    for scene in explanation.scenes:
+        first = scene.rounds[0]
+        groups = [round_.group.order for round_ in scene.rounds]
+        table.add_row(
+            str(first.bucket),
+            first.payload.name,
+            first.schedule.name,
+            "  ".join("{" + _listed(ranks) + "}" for ranks in groups[:4])
+            + (f"  and {len(groups) - 4} more" if len(groups) > 4 else ""),
+            about(first.payload.nbytes, "B"),
+            str(len(first.schedule.sizes)),
+            str(len(scene.beats)),
+        )
+    return Block("", table)
+
+
+def _ranks(explanation: Explanation) -> RenderableType:
+    traffic, data = explanation.traffic, explanation.data_bytes
+    table = Table(title="Bytes per rank", title_justify="left", box=None)
+    for heading in ("rank", "host", "rack"):
+        table.add_column(heading)
+    for heading in ("sends", "of the data", "receives", "of the data", "messages"):
+        table.add_column(heading, justify="right")
+    order = list(explanation.group.order)
+    if len(order) > FEW:
+        order = sorted(order, key=lambda rank: (-traffic.sent.get(rank, 0), rank))
+        order = [*order[:3], *order[-3:]]
+        table.caption = (
+            f"The three that send most and the three that send least, of {explanation.group.size}."
+        )
+    for rank in order:
+        sent, received = traffic.sent.get(rank, 0), traffic.received.get(rank, 0)
+        table.add_row(
+            str(rank),
+            explanation.group.cluster.host(rank).name,
+            explanation.group.cluster.rack(rank).name,
+            about(sent, "B"),
+            f"{sent / data:.3g}x",
+            about(received, "B"),
+            f"{received / data:.3g}x",
+            str(traffic.messages.get(rank, 0)),
+        )
+    return Block("", table)
+
+
+def _links(explanation: Explanation) -> RenderableType:
+    traffic, rates = explanation.traffic, explanation.group.cluster.rates()
+    uplinks = sorted(link for link in traffic.links if link.kind == "uplink")
+    nics = sorted(
+        (link for link in traffic.links if link.kind == "nic"),
+        key=lambda link: (-traffic.links[link], link),
+    )
+    table = Table(title="Bytes per link", title_justify="left", box=None)
+    table.add_column("link")
+    for heading in ("bytes", "of the data", "rate", "at least"):
+        table.add_column(heading, justify="right")
+    for link in [*uplinks[:FEW], *nics[:2]]:
+        nbytes, rate = traffic.links[link], rates.get(link)
+        table.add_row(
+            str(link),
+            about(nbytes, "B"),
+            f"{nbytes / explanation.data_bytes:.3g}x",
+            str(rate) if rate else "no limit",
+            f"{rate.seconds(nbytes):.3g} s" if rate else "",
+        )
+    if len(nics) > 2:
+        table.caption = f"The two busiest of {len(nics)} NIC directions."
+    return Block("", table)
+
+
+def _closing(explanation: Explanation) -> RenderableType:
+    lines = ["", f"Checked: {explanation.scenes[0].rounds[0].schedule.after.text}."]
+    lines.append(
+        f"{explanation.sequential_moves} sequential moves: beats in which everybody sends at most "
+        "one message and receives at most one."
+    )
+    slowest = explanation.slowest_link()
+    if slowest is not None:
+        lines.append(f"At least {slowest[1]:.3g} s on these links: {slowest[0]}.")
+    return Text("\n".join(lines))
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    if len(ranks) <= FEW:
+        return " ".join(map(str, ranks))
+    return f"{ranks[0]} {ranks[1]} ... {ranks[-1]}"

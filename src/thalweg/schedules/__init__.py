@@ -1,0 +1,49 @@
+"""Who sends what to whom: moves, schedules, and the check that they keep their promise."""
+
+from thalweg.schedules.check import check
+from thalweg.schedules.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from thalweg.schedules.dataflow import Arrow, Message, Order, beats, order
+from thalweg.schedules.group import Group
+from thalweg.schedules.moves import Code, Kind, Move, Program, Quorum
+from thalweg.schedules.schedule import Condition, Content, Schedule
+from thalweg.schedules.topology import Topology
+from thalweg.schedules.traffic import Traffic, together, traffic
+
+__all__ = [
+    "Arrow",
+    "Code",
+    "Condition",
+    "Content",
+    "Group",
+    "Kind",
+    "Message",
+    "Move",
+    "Order",
+    "Program",
+    "Quorum",
+    "Schedule",
+    "Topology",
+    "Traffic",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "beats",
+    "broadcast",
+    "check",
+    "gather",
+    "order",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "together",
+    "traffic",
+]

@@ -1,0 +1,249 @@
+"""The check: a schedule is executed on names instead of numbers before any byte moves.
+
+Every rank's chunk is represented by what it is the sum of. Sends and receives are matched as the
+transports match them (sender, receiver, span, in order); a receive that nothing answers, a message
+that nobody takes, a contribution counted twice or lost, or a wait in a circle is refused with the
+rank, the move and the reason. A schedule with quorums is checked once for every promised set of
+stragglers, whose answers never come; where there are more such sets than `PATTERNS`, for that many
+drawn from a fixed seed.
+
+A rank is asked for its next move only when nobody can go on with the moves already known, so a
+program that is made lazily is never held in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import combinations, islice
+from math import comb
+from random import Random
+
+import numpy as np
+
+from thalweg.errors import ScheduleError
+from thalweg.schedules.moves import Kind, Move, Quorum
+from thalweg.schedules.schedule import Content, Schedule
+
+PATTERNS = 500
+
+
+def check(schedule: Schedule) -> None:
+    """Raise ScheduleError unless the schedule keeps its promise."""
+    for silent in straggler_sets(schedule):
+        _Execution(schedule, silent).run()
+
+
+def straggler_sets(schedule: Schedule) -> Iterator[frozenset[int]]:
+    """Who may be late at once: nobody, or up to s answers of every quorum."""
+    if not schedule.quorums:
+        yield frozenset()
+        return
+    quorums = [
+        (rank, move.quorum)
+        for rank in schedule.ranks
+        for move in schedule.moves(rank)
+        if move.quorum is not None
+    ]
+    distinct = list(dict.fromkeys((rank, q.peers, q.code.stragglers) for rank, q in quorums))
+    choices = [
+        ([peer for peer in peers if peer != rank], stragglers)
+        for rank, peers, stragglers in distinct
+    ]
+    if len(choices) == 1 and comb(len(choices[0][0]), choices[0][1]) <= PATTERNS:
+        peers, stragglers = choices[0]
+        yield from map(frozenset, combinations(peers, stragglers))
+        return
+    draw = Random(0)
+    for _ in range(PATTERNS):
+        yield frozenset(
+            late for peers, most in choices for late in draw.sample(peers, min(most, len(peers)))
+        )
+
+
+class _Execution:
+    """One symbolic run; `silent` ranks answer no quorum."""
+
+    def __init__(self, schedule: Schedule, silent: frozenset[int]) -> None:
+        self.schedule = schedule
+        self.silent = silent
+        self.chunks = range(len(schedule.sizes))
+        holds = schedule.before.holds
+        self.held: dict[int, list[Content | None]] = {
+            rank: [holds(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
+        }
+        self.messages: dict[tuple[int, int, int, int], list[list[Content | None]]] = {}
+        self.waiting: dict[int, list[Move]] = {rank: [] for rank in schedule.ranks}
+        self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
+
+    def run(self) -> None:
+        active = deque(self.schedule.ranks)
+        queued = set(active)
+        while True:
+            while active:
+                rank = active.popleft()
+                queued.discard(rank)
+                for peer in self._advance(rank):
+                    if peer not in queued:
+                        queued.add(peer)
+                        active.append(peer)
+            ahead = [rank for rank in self.schedule.ranks if self._look_ahead(rank)]
+            if not ahead:
+                break
+            active.extend(ahead)
+            queued.update(ahead)
+        self._nobody_waits()
+        self._nothing_is_left_over()
+        self._promise_is_kept()
+
+    def _advance(self, rank: int) -> set[int]:
+        """Do all that this rank can do now; return the peers who may go on because of it."""
+        woken: set[int] = set()
+        waiting = self.waiting[rank]
+        if waiting:
+            blocked: set[int] = set()
+            still: list[Move] = []
+            for move in waiting:
+                free = blocked.isdisjoint(range(move.start, move.stop))
+                if not (free and self._do(rank, move, woken)):
+                    blocked.update(range(move.start, move.stop))
+                    still.append(move)
+            waiting[:] = still
+        if not waiting:
+            for move in self.to_come[rank]:
+                if not self._do(rank, move, woken):
+                    waiting.append(move)
+                    break
+        return woken
+
+    def _look_ahead(self, rank: int) -> bool:
+        """Take one more move of a rank that is stuck: another chunk may be able to go on."""
+        following = list(islice(self.to_come[rank], 1))
+        self.waiting[rank] += following
+        return bool(following)
+
+    def _do(self, rank: int, move: Move, woken: set[int]) -> bool:
+        """Whether the move could be done."""
+        kind, peer, start, stop, quorum = move
+        held = self.held[rank]
+        if not 0 <= start < stop <= len(held):
+            raise self._wrong(rank, move, "names chunks that aren't there")
+        if quorum is not None:
+            return self._decode(rank, move, quorum)
+        if peer == rank or peer not in self.held:
+            raise self._wrong(rank, move, "names a peer outside the group")
+        if kind is Kind.SEND:
+            contents = held[start:stop]
+            if contents[0] is None or (stop - start > 1 and _lacks(contents)):
+                raise self._wrong(rank, move, "sends what it doesn't hold")
+            self.messages.setdefault((rank, peer, start, stop), []).append(contents)
+            woken.add(peer)
+            return True
+        key = (peer, rank, start, stop)
+        queue = self.messages.get(key)
+        if queue is None:
+            return False
+        arrived = queue.pop(0)
+        if not queue:
+            del self.messages[key]
+        if kind is Kind.COPY:
+            held[start:stop] = arrived
+        else:
+            for chunk, content in enumerate(arrived, start):
+                held[chunk] = self._sum(rank, move, held[chunk], content)
+        return True
+
+    def _sum(self, rank: int, move: Move, left: Content | None, right: Content | None) -> Content:
+        if type(left) is int and type(right) is int:
+            if left & right:
+                twice = (left & right).bit_length() - 1
+                raise self._wrong(rank, move, f"counts the contribution of rank {twice} twice")
+            return left | right
+        if left is None or right is None:
+            raise self._wrong(rank, move, "adds to what it doesn't hold")
+        return left + right
+
+    def _decode(self, rank: int, move: Move, quorum: Quorum) -> bool:
+        key = rank, move.start, move.stop
+        answers = {
+            member: self.messages[peer, *key][0]
+            for member, peer in enumerate(quorum.peers)
+            if (peer, *key) in self.messages and peer not in self.silent
+        }
+        held = self.held[rank][move.start : move.stop]
+        if _lacks(held):
+            raise self._wrong(rank, move, "decodes into what it doesn't hold")
+        member_itself = rank in quorum.peers
+        if member_itself:
+            answers[quorum.peers.index(rank)] = held
+        weights = quorum.code.decode(frozenset(answers))
+        if weights is None:
+            return False
+        for offset, mine in enumerate(held):
+            total = np.zeros_like(mine) if member_itself else np.array(mine)
+            for member, weight in weights.items():
+                total = total + weight * np.asarray(answers[member][offset])
+            self.held[rank][move.start + offset] = total
+        return True
+
+    def _nobody_waits(self) -> None:
+        for rank, moves in self.waiting.items():
+            if moves and not (rank in self.silent and moves[0].kind is Kind.QUORUM):
+                raise self._wrong(rank, moves[0], "waits for what never comes")
+
+    def _nothing_is_left_over(self) -> None:
+        optional = {
+            (peer, rank)
+            for rank in (self.schedule.ranks if self.schedule.quorums else ())
+            for move in self.schedule.moves(rank)
+            if move.quorum is not None
+            for peer in move.quorum.peers
+        }
+        for source, target, start, stop in self.messages:
+            if (source, target) not in optional:
+                move = Move(Kind.SEND, target, start, stop)
+                raise self._wrong(source, move, "sends what nobody takes")
+
+    def _promise_is_kept(self) -> None:
+        promised = self.schedule.after.holds
+        sizes = self.schedule.sizes
+        for rank, held in self.held.items():
+            for chunk in self.chunks:
+                wanted = promised(rank, chunk)
+                if wanted is None or not sizes[chunk]:
+                    continue
+                if not _same(held[chunk], wanted):
+                    raise ScheduleError(
+                        f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
+                        f"rank {rank} ends as {_described(held[chunk])} instead of "
+                        f"{_described(wanted)}" + self._with_silent(),
+                        "the topology's program is wrong: draw it with `thalweg explain`",
+                    )
+
+    def _wrong(self, rank: int, move: Move, why: str) -> ScheduleError:
+        return ScheduleError(
+            f"{self.schedule.name}: rank {rank} {why} ({move})" + self._with_silent(),
+            "the topology's program is wrong: draw it with `thalweg explain`",
+        )
+
+    def _with_silent(self) -> str:
+        return f", with {sorted(self.silent)} late" if self.silent else ""
+
+
+def _lacks(contents: list[Content | None]) -> bool:
+    return any(content is None for content in contents)
+
+
+def _same(held: Content | None, wanted: Content) -> bool:
+    if isinstance(wanted, int):
+        return isinstance(held, int) and held == wanted
+    return held is not None and not isinstance(held, int) and np.allclose(held, wanted, atol=1e-9)
+
+
+def _described(content: Content | None) -> str:
+    if content is None:
+        return "nothing"
+    if isinstance(content, int):
+        members = [rank for rank in range(content.bit_length()) if content >> rank & 1]
+        return f"the sum of ranks {members}"
+    return f"data blocks weighted {np.round(content, 6).tolist()}"

@@ -1,0 +1,29 @@
+"""How finely data is cut.
+
+A pipeline of h hops that carries T seconds of data in k pieces, each hop costing the latency a,
+takes (k + h - 1)(a + T/k). Its minimum lies at k = sqrt((h - 1) T / a): many pieces where the way
+is long or the link slow, one where a message costs more than the data in it.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from thalweg.schedules.group import Group
+
+
+def split(elements: int, parts: int) -> list[int]:
+    """Near-equal sizes, the larger first; some are zero if there are fewer elements than parts."""
+    size, larger = divmod(elements, parts)
+    return [size + 1] * larger + [size] * (parts - larger)
+
+
+def pieces(group: Group, nbytes: int, hops: int, messages: int = 1) -> int:
+    """The best number of pieces for so many bytes over so many hops of this group's slowest link,
+    if a hop takes so many messages one after the other; never pieces that take less time than the
+    latency of their hop."""
+    latency = group.longest_seconds() * messages
+    transfer = nbytes / group.slowest_bytes_per_second()
+    if latency <= 0:  # nothing says what a message costs: keep every hop busy, and no more
+        return max(1, min(hops, nbytes))
+    return max(1, int(min(sqrt(max(hops - 1, 0) * transfer / latency), transfer / latency)))

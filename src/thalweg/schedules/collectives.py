@@ -1,0 +1,206 @@
+"""The collectives as schedules: a program, what it starts from, and what it promises.
+
+`elements` is the length of the whole vector. Where each rank has a block of it, the blocks are
+near-equal and lie in the group's order (`Group.order`); in `all_to_all` everybody starts with a
+whole vector, block j of which is for the j-th rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from thalweg.errors import LayoutError
+from thalweg.schedules import programs
+from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.group import Group
+from thalweg.schedules.moves import Program, Span
+from thalweg.schedules.programs import Part, singles
+from thalweg.schedules.schedule import Condition, Schedule
+from thalweg.schedules.trees import heap, over_racks
+
+
+def reduce(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
+    tree = over_racks(group.racks_from(_member(group, root)), heap(2))
+    sizes = split(elements, pieces(group, elements * itemsize, 2 * tree.depth))
+    return Schedule(
+        name="reduce",
+        ranks=group.ranks,
+        sizes=tuple(sizes),
+        itemsize=itemsize,
+        program=programs.up(tree, singles(0, len(sizes))),
+        before=own_everywhere(),
+        after=_at(f"rank {root} holds the sum of all", group, everybody(group), {root}),
+    )
+
+
+def broadcast(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
+    tree = over_racks(group.racks_from(_member(group, root)), heap(2))
+    sizes = split(elements, pieces(group, elements * itemsize, 2 * tree.depth))
+    return Schedule(
+        name="broadcast",
+        ranks=group.ranks,
+        sizes=tuple(sizes),
+        itemsize=itemsize,
+        program=programs.down(tree, singles(0, len(sizes))),
+        before=_at(f"rank {root} holds the data", group, 1 << root, {root}),
+        after=_at(f"everybody holds what rank {root} held", group, 1 << root, set(group.ranks)),
+    )
+
+
+def gather(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
+    tree = over_racks(group.racks_from(_member(group, root)), heap(2))
+    sizes, parts = blocks(group, elements, itemsize, hops=tree.depth)
+    owner = owners(group, parts)
+    return Schedule(
+        name="gather",
+        ranks=group.ranks,
+        sizes=sizes,
+        itemsize=itemsize,
+        program=programs.climb(tree, dict(zip(group.order, parts, strict=True))),
+        before=own_block(owner),
+        after=Condition(
+            f"rank {root} holds everybody's block",
+            lambda rank, chunk: 1 << owner[chunk] if rank == root else None,
+        ),
+    )
+
+
+def scatter(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
+    tree = over_racks(group.racks_from(_member(group, root)), heap(2))
+    sizes, parts = blocks(group, elements, itemsize, hops=tree.depth)
+    owner = owners(group, parts)
+    return Schedule(
+        name="scatter",
+        ranks=group.ranks,
+        sizes=sizes,
+        itemsize=itemsize,
+        program=programs.descend(tree, dict(zip(group.order, parts, strict=True))),
+        before=_at(f"rank {root} holds the data", group, 1 << root, {root}),
+        after=Condition(
+            f"everybody holds its block of what rank {root} held",
+            lambda rank, chunk: 1 << root if owner[chunk] == rank else None,
+        ),
+    )
+
+
+def reduce_scatter(group: Group, elements: int, itemsize: int) -> Schedule:
+    sizes, parts = blocks(group, elements, itemsize, hops=2)
+    owner, everyone = owners(group, parts), everybody(group)
+    return Schedule(
+        name="reduce_scatter",
+        ranks=group.ranks,
+        sizes=sizes,
+        itemsize=itemsize,
+        program=programs.ring_reduce(group.order, parts),
+        before=own_everywhere(),
+        after=Condition(
+            "everybody holds the sum of its block",
+            lambda rank, chunk: everyone if owner[chunk] == rank else None,
+        ),
+    )
+
+
+def all_gather(group: Group, elements: int, itemsize: int) -> Schedule:
+    sizes, parts = blocks(group, elements, itemsize, hops=2)
+    owner = owners(group, parts)
+    return Schedule(
+        name="all_gather",
+        ranks=group.ranks,
+        sizes=sizes,
+        itemsize=itemsize,
+        program=programs.ring_gather(group.order, parts),
+        before=own_block(owner),
+        after=Condition("everybody holds all blocks", lambda _, chunk: 1 << owner[chunk]),
+    )
+
+
+def all_to_all(group: Group, elements: int, itemsize: int) -> Schedule:
+    """Chunk numbers run over (from, to); a rank stores those from it and those for it."""
+    order = group.order
+    sizes = tuple(split(elements, group.size)) * group.size
+    pair = [(source, target) for source in order for target in order]
+    return Schedule(
+        name="all_to_all",
+        ranks=group.ranks,
+        sizes=sizes,
+        itemsize=itemsize,
+        program=programs.exchange(
+            order, {ends: [(chunk, chunk + 1)] for chunk, ends in enumerate(pair)}
+        ),
+        before=Condition(
+            "everybody holds a block for everybody",
+            lambda rank, chunk: 1 << rank if pair[chunk][0] == rank else None,
+        ),
+        after=Condition(
+            "everybody holds everybody's block for it",
+            lambda rank, chunk: 1 << pair[chunk][0] if pair[chunk][1] == rank else None,
+        ),
+    )
+
+
+def all_reduce(
+    name: str, group: Group, sizes: Sequence[int], itemsize: int, program: Program
+) -> Schedule:
+    """The promise of every exact topology, round whatever program it has."""
+    return Schedule(
+        name=name,
+        ranks=group.ranks,
+        sizes=tuple(sizes),
+        itemsize=itemsize,
+        program=program,
+        before=own_everywhere(),
+        after=_at("everybody holds the sum of all", group, everybody(group), set(group.ranks)),
+    )
+
+
+def blocks(
+    group: Group, elements: int, itemsize: int, hops: int
+) -> tuple[tuple[int, ...], list[Part]]:
+    """One part of the vector for each member, cut into pieces: all sizes, and each one's spans."""
+    per_member = split(elements, group.size)
+    count = pieces(group, per_member[0] * itemsize, hops)
+    sizes = tuple(size for part in per_member for size in split(part, count))
+    return sizes, [singles(i * count, (i + 1) * count) for i in range(group.size)]
+
+
+def owners(group: Group, parts: Sequence[Part]) -> dict[int, int]:
+    """From a chunk to the rank whose part it is in."""
+    return {
+        chunk: rank
+        for rank, part in zip(group.order, parts, strict=True)
+        for start, stop in part
+        for chunk in range(start, stop)
+    }
+
+
+def runs(lengths: Sequence[int]) -> list[Span]:
+    """Consecutive spans of so many chunks each."""
+    return list(pairwise(accumulate(lengths, initial=0)))
+
+
+def everybody(group: Group) -> int:
+    return sum(1 << rank for rank in group.ranks)
+
+
+def own_everywhere() -> Condition:
+    return Condition("everybody holds its own contribution", lambda rank, _: 1 << rank)
+
+
+def own_block(owner: dict[int, int]) -> Condition:
+    return Condition(
+        "everybody holds its own block",
+        lambda rank, chunk: 1 << rank if owner[chunk] == rank else None,
+    )
+
+
+def _at(text: str, group: Group, content: int, where: set[int]) -> Condition:
+    if where == set(group.ranks):
+        return Condition(text, lambda _rank, _chunk: content)
+    return Condition(text, lambda rank, _: content if rank in where else None)
+
+
+def _member(group: Group, root: int) -> int:
+    if root not in group.ranks:
+        raise LayoutError(f"root {root} is not in the group", f"choose one of {group.ranks}")
+    return root

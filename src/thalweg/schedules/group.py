@@ -1,0 +1,78 @@
+"""The members of a round, and where they stand: what a topology needs to know of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from thalweg.errors import LayoutError
+from thalweg.facts import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`racks` are the members rack by rack, host by host, whatever their numbers; `order` is the
+    same in one line, so neighbours in it are neighbours in the network."""
+
+    ranks: tuple[int, ...]
+    cluster: Cluster
+    racks: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.ranks:
+            raise LayoutError("a group without members", "name at least one rank")
+        members = set(self.ranks)
+        if len(members) < len(self.ranks):
+            raise LayoutError(f"a rank is twice in {self.ranks}", "name every rank once")
+        for rank in self.ranks:
+            self.cluster.host(rank)  # refuses a rank that isn't there
+        racks = [
+            tuple(rank for rank in rack.ranks if rank in members) for rack in self.cluster.racks
+        ]
+        object.__setattr__(self, "racks", tuple(rack for rack in racks if rack))
+
+    @classmethod
+    def everybody(cls, cluster: Cluster) -> Group:
+        return cls(tuple(range(cluster.workers)), cluster)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return tuple(rank for rack in self.racks for rank in rack)
+
+    def racks_from(self, root: int) -> tuple[tuple[int, ...], ...]:
+        """The racks with this member's first, and this member first in it."""
+        own = next(rack for rack in self.racks if root in rack)
+        others = tuple(rack for rack in self.racks if rack is not own)
+        return ((root, *(rank for rank in own if rank != root)), *others)
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        return Group(tuple(ranks), self.cluster)
+
+    def best_connected(self) -> int:
+        """The member with the fastest NIC, the first of equals: where a master belongs."""
+
+        def slower_way(rank: int) -> float:
+            nic = self.cluster.host(rank).nic
+            return min(nic.out.bits_per_second, nic.into.bits_per_second)
+
+        return max(self.order, key=slower_way)
+
+    def slowest_bytes_per_second(self) -> float:
+        """Of the NICs of the members, and of their uplinks where there is more than one rack."""
+        rates = [self.cluster.host(rank).nic for rank in self.ranks]
+        if len(self.racks) > 1:
+            uplinks = (self.cluster.rack(rack[0]).uplink for rack in self.racks)
+            rates += [uplink for uplink in uplinks if uplink is not None]
+        slowest = min(min(duplex.out, duplex.into) for duplex in rates)
+        return slowest.bits_per_second / 8
+
+    def longest_seconds(self) -> float:
+        """Latency of the longest way between two members."""
+        leaders = [rack[0] for rack in self.racks]
+        extra = sorted(self.cluster.rack(leader).latency.seconds for leader in leaders)
+        across = sum(extra[-2:]) if len(leaders) > 1 else 0.0
+        return self.cluster.latency.seconds + across

@@ -1,0 +1,71 @@
+"""Moves: what one rank does with one span of chunks.
+
+A *chunk* is a named piece of the data, the same name on every rank; a *span* is a run of
+consecutive chunks, `start` up to but not including `stop`, that travels as one message. The list
+of a rank's moves is ordered chunk by chunk: a move waits for the earlier moves that share a chunk
+with it, and for nothing else, so different chunks are in flight at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Span = tuple[int, int]
+
+
+class Kind(Enum):
+    SEND = "sends"
+    ADD = "adds"  # receive and add
+    COPY = "copies"  # receive and overwrite
+    QUORUM = "decodes"  # receive from enough of these peers, and add what they decode to
+
+
+class Code(Protocol):
+    """A gradient code for the children of one parent: B's rows, and how to decode an arrival.
+
+    `decode` returns the weight of each child in the sum, or None while too few have arrived.
+    """
+
+    @property
+    def members(self) -> int: ...
+
+    @property
+    def stragglers(self) -> int: ...
+
+    def row(self, member: int) -> NDArray[np.float64]: ...
+
+    def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Who may answer, in the order of the code's members. A rank that gathers and is itself a
+    member counts its own chunk as its answer; otherwise its own chunk is added with weight one."""
+
+    peers: tuple[int, ...]
+    code: Code
+
+
+class Move(NamedTuple):
+    kind: Kind
+    peer: int  # for a quorum: the rank itself
+    start: int
+    stop: int
+    quorum: Quorum | None = None
+
+    def __str__(self) -> str:
+        chunks = f"{self.start}" if self.stop == self.start + 1 else f"{self.start}-{self.stop - 1}"
+        if self.quorum is not None:
+            return f"decode {chunks} from a quorum of {list(self.quorum.peers)}"
+        way = "to" if self.kind is Kind.SEND else "from"
+        return f"{self.kind.name.lower()} {chunks} {way} {self.peer}"
+
+
+Program = Callable[[int], Iterator[Move]]
+"""From a rank to its moves, made only when asked for."""

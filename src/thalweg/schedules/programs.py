@@ -1,0 +1,168 @@
+"""The patterns that every topology is made of, as programs: from a rank to its moves.
+
+A program names chunks and peers, not sizes; a rank that has no part in it gets no moves. Programs
+run one after the other (`in_turn`) or mixed (`side_by_side`); chunks make their own way in both,
+so the phases of a composed all-reduce overlap by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+
+from thalweg.schedules.moves import Kind, Move, Program, Span
+from thalweg.schedules.trees import Tree
+
+Part = Sequence[Span]
+"""What one position of a ring owns, in the pieces in which it travels."""
+
+
+def singles(start: int, stop: int) -> list[Span]:
+    return [(chunk, chunk + 1) for chunk in range(start, stop)]
+
+
+def in_turn(*programs: Program) -> Program:
+    return lambda rank: chain.from_iterable(program(rank) for program in programs)
+
+
+def side_by_side(*programs: Program) -> Program:
+    """One move of each by turns: for programs on different chunks, none of which goes first."""
+
+    def mixed(rank: int) -> Iterator[Move]:
+        turns = zip_longest(*(program(rank) for program in programs))
+        return (move for turn in turns for move in turn if move is not None)
+
+    return mixed
+
+
+def up(tree: Tree, spans: Part) -> Program:
+    """Sums climb to the root, span by span."""
+
+    def program(rank: int) -> Iterator[Move]:
+        children, parent = tree.children.get(rank, ()), tree.parent.get(rank)
+        for start, stop in spans:
+            for child in children:
+                yield Move(Kind.ADD, child, start, stop)
+            if parent is not None:
+                yield Move(Kind.SEND, parent, start, stop)
+
+    return program
+
+
+def down(tree: Tree, spans: Part) -> Program:
+    """What the root holds comes down to everybody."""
+
+    def program(rank: int) -> Iterator[Move]:
+        children, parent = tree.children.get(rank, ()), tree.parent.get(rank)
+        for start, stop in spans:
+            if parent is not None:
+                yield Move(Kind.COPY, parent, start, stop)
+            for child in children:
+                yield Move(Kind.SEND, child, start, stop)
+
+    return program
+
+
+def climb(tree: Tree, blocks: Mapping[int, Part]) -> Program:
+    """Everybody's own block climbs to the root unchanged; whoever is on its way keeps a copy."""
+
+    def program(rank: int) -> Iterator[Move]:
+        parent = tree.parent.get(rank)
+        for child in (rank, *tree.children.get(rank, ())):
+            for owner in [rank] if child == rank else tree.below(child):
+                for start, stop in blocks[owner]:
+                    if child != rank:
+                        yield Move(Kind.COPY, child, start, stop)
+                    if parent is not None:
+                        yield Move(Kind.SEND, parent, start, stop)
+
+    return program
+
+
+def descend(tree: Tree, blocks: Mapping[int, Part]) -> Program:
+    """The other way: each block goes from the root to the rank that it is for."""
+
+    def program(rank: int) -> Iterator[Move]:
+        parent = tree.parent.get(rank)
+        for child in (*tree.children.get(rank, ()), rank):
+            for owner in [rank] if child == rank else tree.below(child):
+                for start, stop in blocks[owner]:
+                    if parent is not None:
+                        yield Move(Kind.COPY, parent, start, stop)
+                    if child != rank:
+                        yield Move(Kind.SEND, child, start, stop)
+
+    return program
+
+
+def ring_reduce(order: Sequence[int], parts: Sequence[Part]) -> Program:
+    """Reduce-scatter round a ring: position p ends with the sum of part p. At step t it passes
+    part p-1-t on and adds its own to part p-2-t."""
+    return _ring(order, parts, first=-1, kind=Kind.ADD)
+
+
+def ring_gather(order: Sequence[int], parts: Sequence[Part]) -> Program:
+    """All-gather round a ring: position p starts with part p, everybody ends with all parts."""
+    return _ring(order, parts, first=0, kind=Kind.COPY)
+
+
+def _ring(order: Sequence[int], parts: Sequence[Part], first: int, kind: Kind) -> Program:
+    size, position = len(order), {rank: p for p, rank in enumerate(order)}
+
+    def program(rank: int) -> Iterator[Move]:
+        p = position.get(rank)
+        if p is None:
+            return
+        following, previous = order[(p + 1) % size], order[p - 1]
+        for step in range(size - 1):
+            for start, stop in parts[(p + first - step) % size]:
+                yield Move(Kind.SEND, following, start, stop)
+            for start, stop in parts[(p + first - 1 - step) % size]:
+                yield Move(kind, previous, start, stop)
+
+    return program
+
+
+def direct_reduce(order: Sequence[int], parts: Sequence[Part]) -> Program:
+    """Everybody sends each owner its part, and it adds them up. Parts beyond the end of `order`
+    don't exist, so the first few ranks may own everything."""
+    return _direct(order, parts, Kind.ADD)
+
+
+def direct_gather(order: Sequence[int], parts: Sequence[Part]) -> Program:
+    """Every owner sends its part to everybody."""
+    return _direct(order, parts, Kind.COPY)
+
+
+def exchange(order: Sequence[int], blocks: Mapping[tuple[int, int], Part]) -> Program:
+    """Everybody sends everybody else the block (from, to) that is for it, each in its own place."""
+    size, position = len(order), {rank: p for p, rank in enumerate(order)}
+
+    def program(rank: int) -> Iterator[Move]:
+        p = position[rank]
+        for distance in range(1, size):
+            ahead, behind = order[(p + distance) % size], order[(p - distance) % size]
+            for start, stop in blocks[rank, ahead]:
+                yield Move(Kind.SEND, ahead, start, stop)
+            for start, stop in blocks[behind, rank]:
+                yield Move(Kind.COPY, behind, start, stop)
+
+    return program
+
+
+def _direct(order: Sequence[int], parts: Sequence[Part], kind: Kind) -> Program:
+    size, position = len(order), {rank: p for p, rank in enumerate(order)}
+
+    def program(rank: int) -> Iterator[Move]:
+        p = position.get(rank)
+        if p is None:
+            return
+        for distance in range(1, size):  # by turns, so that nobody is sent to by all at once
+            ahead, behind = (p + distance) % size, (p - distance) % size
+            outgoing, incoming = (ahead, p) if kind is Kind.ADD else (p, behind)
+            for start, stop in parts[outgoing] if outgoing < len(parts) else ():
+                yield Move(Kind.SEND, order[ahead], start, stop)
+            for start, stop in parts[incoming] if incoming < len(parts) else ():
+                yield Move(kind, order[behind], start, stop)
+
+    return program

@@ -1,0 +1,1 @@
+"""One file per topology; the catalog finds them by their `TOPOLOGY`."""

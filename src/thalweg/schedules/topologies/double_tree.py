@@ -1,0 +1,41 @@
+"""Two binary trees, each carrying half of the data, in which the leaves of one are the inner nodes
+of the other (Sanders, Speck and Träff, Parallel Computing 35, 2009).
+
+A single tree leaves half of the NICs idle: leaves only send up and receive down. With two, every
+rank is inner in one and leaf in the other, sends and receives about twice the data in all, and
+needs only 2 log2 N hops. For odd N one rank is inner in both. Between the racks the same two trees
+are built over the racks, rooted at different members.
+"""
+
+from __future__ import annotations
+
+from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.collectives import all_reduce
+from thalweg.schedules.group import Group
+from thalweg.schedules.programs import down, in_turn, side_by_side, singles, up
+from thalweg.schedules.schedule import Schedule
+from thalweg.schedules.topology import Topology
+from thalweg.schedules.trees import binary, complement, over_racks
+
+
+def double_tree(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
+    trees = [over_racks(group.racks, binary), over_racks(group.racks, complement)]
+    halves = split(elements, 2)
+    hops = 2 * max(tree.depth for tree in trees)
+    count = pieces(group, halves[0] * itemsize, hops)
+    sizes = [size for half in halves for size in split(half, count)]
+    spans = [singles(0, count), singles(count, 2 * count)]
+    program = side_by_side(
+        *(
+            in_turn(up(tree, half), down(tree, half))
+            for tree, half in zip(trees, spans, strict=True)
+        )
+    )
+    return all_reduce("double_tree", group, sizes, itemsize, program)
+
+
+TOPOLOGY = Topology(
+    name="double_tree",
+    summary="two complementary binary trees, half of the data each: few moves, every NIC busy",
+    build=double_tree,
+)

@@ -1,0 +1,46 @@
+"""Sharded parameter server: the data is cut into shards, each summed and sent back by its server.
+
+With a server on every rank, each NIC carries 2(N-1)/N of the data, as in a ring, in two sequential
+moves of N-1 messages each; but nothing is added up on the way, so a rack of G sends G times what a
+hierarchy would through its uplink. With few servers their NICs carry the load.
+"""
+
+from __future__ import annotations
+
+from thalweg.declarations import Parameter
+from thalweg.errors import LayoutError
+from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.collectives import all_reduce
+from thalweg.schedules.group import Group
+from thalweg.schedules.programs import direct_gather, direct_reduce, in_turn, singles
+from thalweg.schedules.schedule import Schedule
+from thalweg.schedules.topology import Topology
+
+
+def ps(group: Group, elements: int, itemsize: int, step: int, servers: int | None) -> Schedule:
+    count = group.size if servers is None else servers
+    if count > group.size:
+        raise LayoutError(
+            f"ps has {count} servers but only {group.size} workers",
+            f"give servers={group.size} or fewer",
+        )
+    spread = [group.order[i * group.size // count] for i in range(count)]  # over the racks
+    order = (*spread, *(rank for rank in group.order if rank not in spread))
+    shards = split(elements, count)
+    number = pieces(group, shards[0] * itemsize, hops=2)
+    sizes = [size for shard in shards for size in split(shard, number)]
+    spans = [singles(i * number, (i + 1) * number) for i in range(count)]
+    program = in_turn(direct_reduce(order, spans), direct_gather(order, spans))
+    return all_reduce("ps", group, sizes, itemsize, program)
+
+
+TOPOLOGY = Topology(
+    name="ps",
+    summary="shards of the data, each added up by its own server",
+    build=ps,
+    parameters={
+        "servers": Parameter(
+            kind=int, default=None, least=1, help="how many ranks serve; all of them if absent"
+        )
+    },
+)

@@ -1,0 +1,32 @@
+"""k-ary tree: sums climb, the result comes down, in pieces that follow one another.
+
+2 log_k N hops instead of a ring's 2(N-1), for 1 + k times the data through an inner node's NIC:
+for messages so small that latency counts. One tree spans the racks and one each rack, so an uplink
+carries a rack's sum up once, and down once for each rack below it.
+"""
+
+from __future__ import annotations
+
+from thalweg.declarations import Parameter
+from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.collectives import all_reduce
+from thalweg.schedules.group import Group
+from thalweg.schedules.programs import down, in_turn, singles, up
+from thalweg.schedules.schedule import Schedule
+from thalweg.schedules.topology import Topology
+from thalweg.schedules.trees import heap, over_racks
+
+
+def tree(group: Group, elements: int, itemsize: int, step: int, fanout: int) -> Schedule:
+    shape = over_racks(group.racks_from(group.best_connected()), heap(fanout))
+    sizes = split(elements, pieces(group, elements * itemsize, hops=2 * shape.depth))
+    spans = singles(0, len(sizes))
+    return all_reduce("tree", group, sizes, itemsize, in_turn(up(shape, spans), down(shape, spans)))
+
+
+TOPOLOGY = Topology(
+    name="tree",
+    summary="sums climb a tree and the result comes down: few sequential moves",
+    build=tree,
+    parameters={"fanout": Parameter(kind=int, default=2, least=1, help="children of a node")},
+)

@@ -1,0 +1,29 @@
+"""What a topology declares: a file in `topologies/` holds a `TOPOLOGY`, and nothing else changes.
+
+`build(group, elements, itemsize, step, **arguments)` is a pure function to a schedule; most ignore
+the step. `coded` builds the form that goes on without stragglers, for topologies that have one.
+`groups(group, step)` divides the members for topologies that let them meet by turns; the schedule
+is then built for each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from thalweg.declarations import Parameter
+from thalweg.schedules.group import Group
+from thalweg.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    name: str
+    summary: str
+    build: Callable[..., Schedule]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    coded: Callable[..., Schedule] | None = None
+    groups: Callable[[Group, int], tuple[Group, ...]] | None = None
+    period: Callable[[Group], int] = lambda group: 1  # steps after which the groups repeat
+    mixes: bool = False  # averages neighbours, not everybody: replicas differ, their mean is kept
+    backend: bool = False  # the backend's own collective, described here and run there
