@@ -188,6 +188,10 @@ def default_catalog() -> Catalog:
     )
 
 
+def parse_plan(text: str, catalog: Catalog | None = None) -> Plan:
+    return (catalog or default_catalog()).plan(text)
+
+
 def _declared(package: ModuleType, constant: str) -> dict[str, Any]:
     modules = (
         import_module(f"{package.__name__}.{found.name}")

@@ -46,7 +46,7 @@ class Round:
         return f"bucket {self.bucket}: {self.payload.name} of {self.what.value}"
 
 
-def rounds(
+def compile_rounds(
     plan: Plan,
     group: Group,
     workload: Workload,

@@ -49,7 +49,6 @@ def command(
     group, workload = Group.everybody(cluster), Workload.of_size(Size.parse("10MB"))
     terminal = console(json_path)
     rows = []
-    write_directory(out)
     for text in track(PLANS, "Trying plans", console=terminal, disable=not terminal.is_terminal):
         explanation = explain(catalog.plan(text), group, workload, 0, catalog)
         rows.append(_row(explanation))
@@ -61,10 +60,6 @@ def command(
         "Try: thalweg explain hierarchical --lab 2x4 --nic 200mbit --uplink 50mbit"
     )
     write_json(json_path, "demo", {"nic": "200mbit", "uplink": "50mbit", "bytes": "10MB"}, rows)
-
-
-def write_directory(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
 
 
 def _row(explanation: Explanation) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.output import JsonOption, console, write_file, write_json
+from thalweg.cli.output import JsonOption, console, working, write_file, write_json
 from thalweg.cli.place import (
     ClusterOption,
     LabOption,
@@ -56,8 +56,10 @@ def command(
     catalog = default_catalog()
     settled = catalog.plan(plan)
     group = Group.everybody(cluster_at(workers, cluster, lab, nic, uplink, rank_order))
-    explanation = explain(settled, group, _workload(nbytes, model), step, catalog)
+    workload = _workload(nbytes, model)
     terminal = console(json_path)
+    with working(f"Checking {plan} for {group.size} workers"):
+        explanation = explain(settled, group, workload, step, catalog)
     for piece in render(explanation, most_beats):
         terminal.print(piece)
     if svg is not None:
@@ -118,7 +120,8 @@ def _rows(explanation: Explanation) -> list[dict[str, Any]]:
                     "schedule": round_.schedule.name,
                     "postcondition": round_.schedule.after.text,
                     "chunks": len(round_.schedule.sizes),
-                    "sequential_moves": len(scene.beats),
+                    "sequential_moves": scene.sequential_moves,
+                    "beats": len(scene.beats),
                     "moves": [
                         {
                             "beat": beat,

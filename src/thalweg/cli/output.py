@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,17 @@ JsonOption = Annotated[
 def console(json_path: str | None = None) -> Console:
     """Where tables go: nowhere if standard output is for JSON."""
     return Console(quiet=json_path == "-", highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A sign of life on a terminal while something long goes on; nothing in a pipe."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield
+        return
+    with stderr.status(f"{what} ..."):
+        yield
 
 
 def write_json(
@@ -47,7 +59,9 @@ def write_json(
 
 
 def write_file(path: Path, text: str) -> None:
+    """Write a file, and its folder if there is none."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as reason:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None

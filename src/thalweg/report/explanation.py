@@ -9,8 +9,8 @@ from itertools import groupby, zip_longest
 from thalweg.catalog import Catalog, Guarantee
 from thalweg.facts import Link, Workload
 from thalweg.plan import Plan
-from thalweg.rounds import Round, rounds
-from thalweg.schedules import Arrow, Group, Traffic, beats, check, together, traffic
+from thalweg.rounds import Round, compile_rounds
+from thalweg.schedules import Arrow, Group, Traffic, check, timeline, together, traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Scene:
 
     rounds: tuple[Round, ...]
     beats: tuple[tuple[Arrow, ...], ...]
+    sequential_moves: int
     traffic: Traffic
 
     @property
@@ -51,7 +52,7 @@ class Explanation:
 
     @property
     def sequential_moves(self) -> int:
-        return sum(len(scene.beats) for scene in self.scenes)
+        return sum(scene.sequential_moves for scene in self.scenes)
 
     @property
     def data_bytes(self) -> int:
@@ -72,7 +73,7 @@ def explain(
     plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
 ) -> Explanation:
     """Raises ScheduleError if a schedule doesn't keep its promise."""
-    compiled = rounds(plan, group, workload, step, catalog)
+    compiled = compile_rounds(plan, group, workload, step, catalog)
     payloads = [tuple(rounds_) for _, rounds_ in groupby(compiled, key=_payload)]
     return Explanation(
         plan=plan,
@@ -104,13 +105,18 @@ def _simultaneous(payloads: Sequence[tuple[Round, ...]]) -> list[tuple[Round, ..
 def _scene(at_once: tuple[Round, ...], group: Group) -> Scene:
     for round_ in at_once:
         check(round_.schedule)
-    in_time = [beats(round_.schedule) for round_ in at_once]
+    in_time = [timeline(round_.schedule) for round_ in at_once]
     merged = [
         tuple(arrow for arrows in beat if arrows for arrow in arrows)
-        for beat in zip_longest(*in_time)
+        for beat in zip_longest(*(of_group.beats for of_group in in_time))
     ]
     parts = [traffic(round_.schedule, group.cluster) for round_ in at_once]
-    return Scene(rounds=at_once, beats=tuple(merged), traffic=together(parts))
+    return Scene(
+        rounds=at_once,
+        beats=tuple(merged),
+        sequential_moves=max(of_group.sequential_moves for of_group in in_time),
+        traffic=together(parts),
+    )
 
 
 def _turns(plan: Plan, group: Group, catalog: Catalog) -> tuple[tuple[tuple[int, ...], ...], ...]:

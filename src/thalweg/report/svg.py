@@ -1,17 +1,21 @@
 """A scene as a picture: ranks as lines, rack by rack, time to the right, a message as an arrow.
 
-The way of the first chunk is drawn in full colour, everything else faintly behind it.
+The way of the first chunk is drawn in full colour, everything else faintly behind it, and the
+picture ends when the first chunk has arrived everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 from xml.etree import ElementTree as ET
 
 from thalweg.report.explanation import Explanation, Scene
 from thalweg.schedules import Arrow, Kind
 
-LEFT, TOP, LINE, BEAT, GAP = 130, 64, 26, 44, 18
+LEFT, TOP, LINE, GAP = 130, 64, 26, 18
+WIDEST_BEAT, NARROWEST_BEAT, ROOM = 44, 6, 1600
+MOST_BEATS = 400
 MOST_ARROWS = 6000
 STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; }
@@ -28,12 +32,31 @@ svg { background: #0d1117; } text { fill: #e6edf3; } .faint { fill: #8d96a0; }
 LEGEND = ((Kind.ADD, "added"), (Kind.COPY, "copied"), (Kind.QUORUM, "decoded from a quorum"))
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The part of a scene that is shown, and how wide a beat is in it."""
+
+    scene: Scene
+    beats: tuple[tuple[Arrow, ...], ...]
+    width: int
+
+    @property
+    def right(self) -> int:
+        return LEFT + self.width * len(self.beats)
+
+    @property
+    def height(self) -> int:
+        seats = self.scene.seats
+        return 34 + LINE * sum(len(rack) for rack in seats) + GAP * len(seats) + 24
+
+
 def draw(explanation: Explanation) -> str:
     """All scenes of the first bucket, one below the other, as an SVG document."""
     scenes = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
-    width = LEFT + BEAT * max((len(scene.beats) for scene in scenes), default=1) + 40
-    height = TOP + sum(_height(scene) for scene in scenes) + 30
-    size = {"width": str(max(width, 640)), "height": str(height)}
+    views = [_view(scene) for scene in scenes]
+    width = max([640, *(view.right + 40 for view in views)])
+    height = TOP + sum(view.height for view in views) + 30
+    size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
     ET.SubElement(root, "style").text = STYLE
     racks = f" in {len(explanation.group.racks)} racks" if len(explanation.group.racks) > 1 else ""
@@ -42,68 +65,77 @@ def draw(explanation: Explanation) -> str:
     promise = explanation.guarantee
     _text(root, 16, 46, f"{promise.promise.value}: {promise.result}", "faint")
     top = TOP
-    for scene in scenes:
-        _draw_scene(root, scene, top)
-        top += _height(scene)
-    _legend(root, top + 12)
+    for view in views:
+        _draw_scene(root, view, top)
+        top += view.height
+    _legend(root, top + 12, {arrow.kind for v in views for beat in v.beats for arrow in beat})
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _height(scene: Scene) -> int:
-    ranks = sum(len(rack) for rack in scene.seats)
-    return 34 + LINE * ranks + GAP * len(scene.seats) + 24
+def _view(scene: Scene) -> _View:
+    first = [i for i, arrows in enumerate(scene.beats) if any(_first(arrow) for arrow in arrows)]
+    shown = min(max(first, default=-1) + 2, len(scene.beats), MOST_BEATS)
+    width = max(NARROWEST_BEAT, min(WIDEST_BEAT, ROOM // max(shown, 1)))
+    return _View(scene, scene.beats[:shown], width)
 
 
-def _draw_scene(root: ET.Element, scene: Scene, top: int) -> None:
-    _text(root, 16, top + 20, scene.title)
+def _first(arrow: Arrow) -> bool:
+    return arrow.message.start == 0
+
+
+def _draw_scene(root: ET.Element, view: _View, top: int) -> None:
+    left_out = len(view.scene.beats) - len(view.beats)
+    more = f" (beats 1 to {len(view.beats)} of {len(view.scene.beats)})" if left_out else ""
+    _text(root, 16, top + 20, view.scene.title + more)
     lanes: dict[int, int] = {}
     y = top + 34
-    right = LEFT + BEAT * len(scene.beats)
-    cluster = scene.rounds[0].group.cluster
-    for rack in scene.seats:
-        band = {"x": "8", "y": str(y), "width": str(right + 12), "height": str(LINE * len(rack))}
+    cluster = view.scene.rounds[0].group.cluster
+    for rack in view.scene.seats:
+        width, height = view.right + 12, LINE * len(rack)
+        band = {"x": "8", "y": str(y), "width": str(width), "height": str(height)}
         ET.SubElement(root, "rect", {"class": "rack", **band})
         _text(root, 14, y + LINE // 2 + 4, cluster.rack(rack[0]).name, "faint")
         for rank in rack:
             lanes[rank] = y + LINE // 2
             _text(root, 74, lanes[rank] + 4, f"rank {rank}")
-            _line(root, LEFT, lanes[rank], right, lanes[rank], "lane")
+            _line(root, LEFT, lanes[rank], view.right, lanes[rank], "lane")
             y += LINE
         y += GAP
-    for beat in range(len(scene.beats)):
-        _text(root, LEFT + BEAT * beat + BEAT // 2 - 4, y + 4, str(beat + 1), "faint")
-    _arrows(root, scene.beats, lanes, y)
+    for beat in range(0, len(view.beats), ceil(24 / view.width)):
+        _text(root, LEFT + view.width * beat + view.width // 2 - 4, y + 4, str(beat + 1), "faint")
+    _arrows(root, view, lanes, y)
 
 
-def _arrows(
-    root: ET.Element, beats: Sequence[Sequence[Arrow]], lanes: dict[int, int], below: int
-) -> None:
-    total = sum(len(arrows) for arrows in beats)
+def _arrows(root: ET.Element, view: _View, lanes: dict[int, int], below: int) -> None:
+    total = sum(len(arrows) for arrows in view.beats)
     behind, front = ET.SubElement(root, "g"), ET.SubElement(root, "g")
-    for beat, arrows in enumerate(beats):
-        x = LEFT + BEAT * beat
-        for (source, target, start, stop), kind in arrows:
-            first = start == 0
-            if not first and total > MOST_ARROWS:
+    inset = view.width // 10
+    for beat, arrows in enumerate(view.beats):
+        x1 = LEFT + view.width * beat + inset
+        x2 = x1 + view.width - 2 * inset
+        for arrow in arrows:
+            (source, target, start, stop), kind = arrow
+            if not _first(arrow) and total > MOST_ARROWS:
                 continue
-            name = f"arrow {kind.name}" + (" first" if first else "")
-            layer = front if first else behind
-            line = _line(layer, x + 4, lanes[source], x + BEAT - 4, lanes[target], name)
+            layer = front if _first(arrow) else behind
+            name = f"arrow {kind.name}" + (" first" if _first(arrow) else "")
+            line = _line(layer, x1, lanes[source], x2, lanes[target], name)
             chunks = f"chunk {start}" if stop == start + 1 else f"chunks {start}-{stop - 1}"
-            ET.SubElement(
-                line, "title"
-            ).text = f"beat {beat + 1}: {chunks} from {source} to {target}, {kind.value}"
-            if first:
-                dot = {"cx": str(x + BEAT - 4), "cy": str(lanes[target]), "r": "3.2"}
+            tip = f"beat {beat + 1}: {chunks} from {source} to {target}, {kind.value}"
+            ET.SubElement(line, "title").text = tip
+            if _first(arrow):
+                dot = {"cx": str(x2), "cy": str(lanes[target]), "r": "3"}
                 ET.SubElement(layer, "circle", {"class": name, "fill": "none", **dot})
     if total > MOST_ARROWS:
         _text(root, LEFT, below + 18, f"{total} messages: only chunk 0's way is drawn", "faint")
 
 
-def _legend(root: ET.Element, y: int) -> None:
+def _legend(root: ET.Element, y: int, kinds: set[Kind]) -> None:
     x = 16
     for kind, meaning in LEGEND:
+        if kind not in kinds:
+            continue
         _line(root, x, y - 4, x + 22, y - 4, f"arrow first {kind.name}")
         _text(root, x + 28, y, meaning, "faint")
         x += 50 + 7 * len(meaning)

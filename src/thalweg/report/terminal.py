@@ -132,7 +132,7 @@ def _rounds(explanation: Explanation) -> RenderableType:
     table.add_column("payload")
     table.add_column("schedule")
     table.add_column("groups")
-    for heading in ("bytes", "chunks", "sequential moves"):
+    for heading in ("bytes", "chunks", "sequential moves", "beats"):
         table.add_column(heading, justify="right")
     for scene in explanation.scenes:
         first = scene.rounds[0]
@@ -145,6 +145,7 @@ def _rounds(explanation: Explanation) -> RenderableType:
             + (f"  and {len(groups) - 4} more" if len(groups) > 4 else ""),
             about(first.payload.nbytes, "B"),
             str(len(first.schedule.sizes)),
+            str(scene.sequential_moves),
             str(len(scene.beats)),
         )
     return Block("", table)
@@ -207,8 +208,10 @@ def _links(explanation: Explanation) -> RenderableType:
 def _closing(explanation: Explanation) -> RenderableType:
     lines = ["", f"Checked: {explanation.scenes[0].rounds[0].schedule.after.text}."]
     lines.append(
-        f"{explanation.sequential_moves} sequential moves: beats in which everybody sends at most "
-        "one message and receives at most one."
+        f"{explanation.sequential_moves} sequential moves: the longest way of a chunk, whose every "
+        "move waits for the one before.\n"
+        f"{sum(len(scene.beats) for scene in explanation.scenes)} beats: in each, everybody sends "
+        "at most one message and receives at most one."
     )
     slowest = explanation.slowest_link()
     if slowest is not None:

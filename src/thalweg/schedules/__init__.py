@@ -11,7 +11,7 @@ from thalweg.schedules.collectives import (
     reduce_scatter,
     scatter,
 )
-from thalweg.schedules.dataflow import Arrow, Message, Order, beats, order
+from thalweg.schedules.dataflow import Arrow, Message, Order, Timeline, order, timeline
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Code, Kind, Move, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
@@ -31,12 +31,12 @@ __all__ = [
     "Program",
     "Quorum",
     "Schedule",
+    "Timeline",
     "Topology",
     "Traffic",
     "all_gather",
     "all_reduce",
     "all_to_all",
-    "beats",
     "broadcast",
     "check",
     "gather",
@@ -44,6 +44,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "scatter",
+    "timeline",
     "together",
     "traffic",
 ]

@@ -187,9 +187,23 @@ class _Execution:
         return True
 
     def _nobody_waits(self) -> None:
-        for rank, moves in self.waiting.items():
-            if moves and not (rank in self.silent and moves[0].kind is Kind.QUORUM):
-                raise self._wrong(rank, moves[0], "waits for what never comes")
+        stuck = [
+            (rank, move)
+            for rank, moves in self.waiting.items()
+            for move in moves
+            if move.kind is not Kind.SEND and not (move.quorum and rank in self.silent)
+        ]
+        to_be_sent = {
+            (rank, move.peer, move.start, move.stop)
+            for rank, moves in self.waiting.items()
+            for move in moves
+            if move.kind is Kind.SEND
+        }
+        for rank, move in stuck:
+            if (move.peer, rank, move.start, move.stop) not in to_be_sent:
+                raise self._wrong(rank, move, "waits for what never comes")
+        for rank, move in stuck:
+            raise self._wrong(rank, move, "waits in a circle")
 
     def _nothing_is_left_over(self) -> None:
         optional = {

@@ -6,13 +6,13 @@ this order, so that what is drawn and priced is what is run.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import NamedTuple
 
-from thalweg.schedules.moves import Kind, Move
+from thalweg.schedules.moves import Kind, Move, Quorum
 from thalweg.schedules.schedule import Schedule
 
 
@@ -51,89 +51,125 @@ class Arrow(NamedTuple):
     kind: Kind
 
 
-def beats(schedule: Schedule) -> list[list[Arrow]]:
-    """The schedule in time, if every message takes one beat and every rank sends at most one and
-    receives at most one in it. Their number is the length of the longest sequence of moves."""
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A schedule in time, if every message takes one beat, and every rank sends at most one and
+    receives at most one in it.
+
+    `sequential_moves` is the longest way of any one chunk, as if it were alone: the number of
+    latencies that the literature counts, whatever the number of chunks.
+    """
+
+    beats: tuple[tuple[Arrow, ...], ...]
+    sequential_moves: int
+
+
+def timeline(schedule: Schedule) -> Timeline:
     hands = {rank: _Hand(schedule, rank) for rank in schedule.ranks}
-    drawn: list[list[Arrow]] = []
+    drawn: list[tuple[Arrow, ...]] = []
     while True:
         taking: set[int] = set()
-        sent = []
-        for hand in hands.values():
-            message = hand.send_one(taking)
-            if message is not None:
-                taking.add(message.target)
-                sent.append(message)
+        sent: list[tuple[Message, int]] = []
+        for hand in sorted(hands.values(), key=_Hand.next_chunk):  # the oldest chunk goes first
+            numbered = hand.send_one(taking)
+            if numbered is not None:
+                taking.add(numbered[0].target)
+                sent.append(numbered)
         if not sent:
-            return drawn
-        drawn.append([Arrow(m, hands[m.target].purpose(m)) for m in sent])
-        for message in sent:
-            hands[message.target].take(message)
+            return Timeline(tuple(drawn), max(hand.longest for hand in hands.values()))
+        drawn.append(tuple(Arrow(m, hands[m.target].purpose(m)) for m, _ in sent))
+        for message, move_number in sent:
+            hands[message.target].take(message, move_number)
 
 
 class _Hand:
-    """One rank on its way through its moves."""
+    """One rank on its way through its moves.
+
+    The moves of a chunk are numbered along its way: a send is one more than what its rank did with
+    the chunk before; a receive is at least its message's number, and one more than the receive
+    before it.
+    """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.rank = rank
         self.order = order(schedule.moves(rank))
         self.waits = list(self.order.waits)
         self.purposes = self._purposes()
-        self.arrived: Counter[Message] = Counter()
+        self.arrived: dict[Message, deque[int]] = {}  # the move numbers of what has come
+        self.last_move = [0] * len(schedule.sizes)
+        self.last_receive = [0] * len(schedule.sizes)
+        self.longest = 0
         self.sends: list[int] = []
-        self.receives: list[int] = []
+        self.receives: dict[Message, deque[int]] = {}  # what each awaited message is for
         self._start([index for index, waits in enumerate(self.waits) if not waits])
 
-    def send_one(self, busy: set[int]) -> Message | None:
+    def next_chunk(self) -> int:
+        return self.order.moves[self.sends[0]].start if self.sends else 0
+
+    def send_one(self, busy: set[int]) -> tuple[Message, int] | None:
         """The earliest send that is ready and whose receiver is free."""
         put_off = []
-        message = None
-        while self.sends and message is None:
+        sent = None
+        while self.sends and sent is None:
             index = heappop(self.sends)
             move = self.order.moves[index]
             if move.peer in busy:
                 put_off.append(index)
-            else:
-                message = Message(self.rank, move.peer, move.start, move.stop)
-                self._done(index)
-        self.sends += put_off
-        heapify(self.sends)
-        return message
+                continue
+            number = 1 + max(self.last_move[move.start : move.stop])
+            self._number(self.last_move, move, number)
+            sent = Message(self.rank, move.peer, move.start, move.stop), number
+            self._done(index)
+        for index in put_off:
+            heappush(self.sends, index)
+        return sent
 
     def purpose(self, message: Message) -> Kind:
         """What this rank does with the next such message."""
         return self.purposes[message].popleft()
 
-    def take(self, message: Message) -> None:
-        self.arrived[message] += 1
-        self._receive()
+    def take(self, message: Message, number: int) -> None:
+        self.arrived.setdefault(message, deque()).append(number)
+        self._receive(message)
 
     def _purposes(self) -> dict[Message, deque[Kind]]:
         purposes: dict[Message, deque[Kind]] = {}
         for move in self.order.moves:
             if move.kind is not Kind.SEND:
-                for peer in (move.peer,) if move.quorum is None else move.quorum.peers:
-                    purposes.setdefault(self._answer(move, peer), deque()).append(move.kind)
+                for answer in self._answers(move):
+                    purposes.setdefault(answer, deque()).append(move.kind)
         return purposes
 
-    def _receive(self) -> None:
-        ready = [index for index in self.receives if self._answered(self.order.moves[index])]
-        for index in ready:
-            self.receives.remove(index)
-            move = self.order.moves[index]
-            if move.quorum is None:
-                self.arrived[self._answer(move, move.peer)] -= 1
-            self._done(index)
+    def _receive(self, message: Message) -> None:
+        """Do the receive that waits for this message, if it is there and enough has come."""
+        if not self.receives.get(message) or not self.arrived.get(message):
+            return
+        index = self.receives[message][0]
+        move = self.order.moves[index]
+        answers = [answer for answer in self._answers(move) if self.arrived.get(answer)]
+        if move.quorum is not None and not self._decodes(move.quorum, answers):
+            return
+        for answer in self._answers(move):
+            self.receives[answer].popleft()
+        numbers = [self.arrived[answer].popleft() for answer in answers]
+        before = max(self.last_receive[move.start : move.stop])
+        number = max(*numbers, before + len(numbers))
+        self._number(self.last_receive, move, number)
+        self._number(self.last_move, move, number)
+        self._done(index)
 
-    def _answered(self, move: Move) -> bool:
-        if move.quorum is None:
-            return self.arrived[self._answer(move, move.peer)] > 0
-        members = enumerate(move.quorum.peers)
-        arrived = {m for m, p in members if p == self.rank or self.arrived[self._answer(move, p)]}
-        return move.quorum.code.decode(frozenset(arrived)) is not None
+    def _decodes(self, quorum: Quorum, answers: list[Message]) -> bool:
+        there = {answer.source for answer in answers} | {self.rank}
+        arrived = frozenset(m for m, peer in enumerate(quorum.peers) if peer in there)
+        return quorum.code.decode(arrived) is not None
 
-    def _answer(self, move: Move, peer: int) -> Message:
-        return Message(peer, self.rank, move.start, move.stop)
+    def _answers(self, move: Move) -> list[Message]:
+        peers = (move.peer,) if move.quorum is None else move.quorum.peers
+        return [Message(p, self.rank, move.start, move.stop) for p in peers if p != self.rank]
+
+    def _number(self, numbers: list[int], move: Move, number: int) -> None:
+        numbers[move.start : move.stop] = [number] * (move.stop - move.start)
+        self.longest = max(self.longest, number)
 
     def _done(self, index: int) -> None:
         freed = []
@@ -145,9 +181,12 @@ class _Hand:
 
     def _start(self, indices: list[int]) -> None:
         for index in indices:
-            if self.order.moves[index].kind is Kind.SEND:
+            move = self.order.moves[index]
+            if move.kind is Kind.SEND:
                 heappush(self.sends, index)
-            else:
-                self.receives.append(index)
-        if any(self.order.moves[index].kind is not Kind.SEND for index in indices):
-            self._receive()
+                continue
+            answers = self._answers(move)
+            for answer in answers:
+                self.receives.setdefault(answer, deque()).append(index)
+            for answer in answers:
+                self._receive(answer)

@@ -31,12 +31,15 @@ from thalweg.schedules.trees import heap, over
 
 
 def hierarchical(group: Group, elements: int, itemsize: int, step: int, form: str) -> Schedule:
-    build = _parallel_slab if form == "parallel" else _leader_slab
+    members, racks = max(map(len, group.racks)), len(group.racks)
+    ring_moves = 2 * (racks - 1)
+    if form == "leader":  # the leaders' ring is one long hop of a chain there and back
+        build, hops, messages = _leader_slab, 2 * (members - 1) + 1, max(ring_moves, 1)
+    else:  # three phases; a rack alone has no second one to overlap with
+        build, hops, messages = _parallel_slab, 3 if racks > 1 else 1, max(members - 1, ring_moves)
     sizes: list[int] = []
     programs: list[Program] = []
-    hops = 3 if len(group.racks) > 1 else 1  # one rack has one phase after the other to itself
-    longest = max(max(map(len, group.racks)) - 1, 2 * (len(group.racks) - 1), 1)
-    for slab in split(elements, pieces(group, elements * itemsize, hops, messages=longest)):
+    for slab in split(elements, pieces(group, elements * itemsize, hops, messages)):
         slab_sizes, program = build(group, slab, first=len(sizes))
         sizes += slab_sizes
         programs.append(program)

@@ -1,0 +1,40 @@
+"""Run a schedule for real, one thread a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from thalweg.runtime import execute, flat, run_threads
+from thalweg.schedules import Schedule
+from thalweg.transports import Array, Transport
+
+TIMEOUT = 20.0
+
+
+def run(
+    schedule: Schedule, inputs: dict[int, Array], silent: Collection[int] = ()
+) -> dict[int, Array]:
+    """What each rank's vector becomes."""
+
+    def work(transport: Transport) -> Array:
+        vector = inputs[transport.rank].copy()
+        execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=TIMEOUT)
+        return vector
+
+    return run_threads(schedule.ranks, work, silent)
+
+
+def whole_numbers(schedule: Schedule, seed: int = 0) -> dict[int, Array]:
+    """A different vector for each rank, whose sums have no rounding."""
+    rng = np.random.default_rng(seed)
+    draw: Callable[[], Array] = lambda: rng.integers(-99, 99, schedule.elements).astype(float)  # noqa: E731
+    return {rank: draw() for rank in schedule.ranks}
+
+
+def mean_sets(schedule: Schedule, rank: int) -> list[int]:
+    """The ranks whose sum the schedule promises to this one."""
+    promised = schedule.after.holds(rank, 0)
+    assert isinstance(promised, int)
+    return [other for other in range(promised.bit_length()) if promised >> other & 1]
