@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -53,8 +55,12 @@ def assert_right(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=40)
-@given(group=groups(), elements=st.integers(0, 200), step=st.integers(0, 7))
+@settings(max_examples=100)
+@given(
+    group=groups(),
+    elements=st.integers(0, 200) | st.integers(201, 50_000),
+    step=st.integers(0, 7),
+)
 def test_any_group_any_size(variant: str, group: Group, elements: int, step: int) -> None:
     assert_right(build(variant, group, elements, step=step))
 
@@ -71,6 +77,23 @@ def test_every_number_of_workers(variant: str, workers: int) -> None:
 def test_larger_ones(variant: str, rack_sizes: list[int]) -> None:
     cluster = Cluster.regular(rack_sizes, nic="1gbit", uplink="100mbit", interleaved=True)
     assert_right(build(variant, Group.everybody(cluster), 4096))
+
+
+MIXING = [v for v, (name, _) in VARIANTS.items() if TOPOLOGIES[name].mixes]
+
+
+@pytest.mark.parametrize("variant", MIXING)
+@settings(max_examples=40)
+@given(group=groups(), step=st.integers(0, 9))
+def test_mixing_keeps_the_mean(variant: str, group: Group, step: int) -> None:
+    """The mixing matrix is doubly stochastic: each rank's weights add up to one over all ranks."""
+    schedule = build(variant, group, 7, step=step)
+    weight = dict.fromkeys(group.ranks, Fraction(0))
+    for rank in group.ranks:
+        members = mean_sets(schedule, rank)
+        for other in members:
+            weight[other] += Fraction(1, len(members))
+    assert set(weight.values()) == {1}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

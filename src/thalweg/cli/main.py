@@ -6,12 +6,14 @@ import os
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 import thalweg
 from thalweg.cli import demo, explain
 from thalweg.errors import ThalwegError
+
+UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
+"""The parser's base of all wrong usage, which typer doesn't export by name."""
 
 app = typer.Typer(
     name="thalweg",
@@ -51,15 +53,15 @@ def run() -> None:
     except ThalwegError as error:
         code = error.exit_code
         _say(str(error), debug)
-    except click.ClickException as error:
+    except UsageMistake as error:
         code = 2
-        _say(f"{error.format_message()}; see {_help_of(error)}", debug)
-    except click.Abort:
+        _say(f"{_message(error)}; see {_help_of(error)}", debug)
+    except (typer.Abort, KeyboardInterrupt):
         code = 130
         _say("interrupted; nothing was left running", debug=False)
-    except BrokenPipeError:  # the reader of a pipe has gone: not our error
+    except BrokenPipeError:  # the reader of a pipe has gone: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = 1
     sys.exit(code)
 
 
@@ -79,6 +81,11 @@ def _say(message: str, debug: bool) -> None:
     print(f"thalweg: {one_line}", file=sys.stderr)
 
 
-def _help_of(error: click.ClickException) -> str:
+def _message(error: Exception) -> str:
+    text: str = error.format_message() if hasattr(error, "format_message") else str(error)
+    return text.rstrip(".")
+
+
+def _help_of(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     return f"`{context.command_path} --help`" if context else "`thalweg --help`"

@@ -1,0 +1,168 @@
+"""`thalweg explain` as a user runs it: a real process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+
+def thalweg(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from thalweg.cli.main import run; run()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_it_draws_the_moves_and_says_the_cost() -> None:
+    done = thalweg("explain", "ring", "--workers", "3", "--bytes", "12KB")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["1", "+1<2", "+2<0", "+0<1"] in lines
+    assert ["4", "=2<2", "=0<0", "=1<1"] not in lines  # the last beat copies 1, 2 and 0
+    assert ["4", "=1<2", "=2<0", "=0<1"] in lines
+    assert "promise         exact: the exact mean" in done.stdout
+    assert "4 sequential moves" in done.stdout
+    assert ["0", "host0", "rack0", "16", "kB", "1.33x", "16", "kB", "1.33x", "4"] in lines
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "ddp", "umw", "ps", "ring", "tree(fanout=3)", "double_tree", "halving_doubling",
+        "hierarchical", "hierarchical(form=leader)", "gc(stragglers=1)", "dssync",
+        "local_sgd(every=1)", "local_sgd(every=2)", "hierarchical+powersgd(rank=4)", "ring+int8",
+        "dssync+int8", "ring+topk(ratio=0.01) @ bucket=1MB",
+    ],
+)  # fmt: skip
+def test_every_kind_of_plan(plan: str, tmp_path: Path) -> None:
+    place = ["--lab", "2x4", "--nic", "200mbit", "--uplink", "50mbit", "--bytes", "2MB"]
+    done = thalweg("explain", plan, *place, "--svg", "d.svg", "--json", "d.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert plan in done.stdout
+    assert ET.parse(tmp_path / "d.svg").getroot().tag.endswith("svg")
+    document = json.loads((tmp_path / "d.json").read_text())
+    assert document["command"] == "explain"
+    assert document["settings"]["plan"] == plan
+
+
+def test_json_on_standard_output_is_alone_there() -> None:
+    done = thalweg("explain", "hierarchical", "--lab", "2x4", "--bytes", "10MB", "--json", "-")
+    document = json.loads(done.stdout)
+    assert set(document) == {"command", "version", "settings", "rows"}
+    [row] = document["rows"]
+    assert row["schedule"] == "hierarchical"
+    assert row["group"] == list(range(8))
+    assert row["sequential_moves"] == 8
+    sent = document["settings"]["sent"].values()
+    assert max(sent) == pytest.approx(17_500_000, rel=1e-4)  # 2(N-1)/N, to a few elements
+    links = document["settings"]["links"]
+    assert links["uplink of rack0, out"] == pytest.approx(10_000_000, rel=1e-4)
+    outgoing = sum(move["from"] == 0 for move in row["moves"])
+    assert outgoing == sum(move["to"] == 0 for move in row["moves"])
+
+
+def test_a_cluster_file_and_a_workload_file(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        '[[rack]]\nname = "a"\nuplink = "1gbit"\nhosts = 2\n[[rack]]\nname = "b"\nhosts = 1\n'
+    )
+    (tmp_path / "m.toml").write_text('name = "m"\ntensors = [{ name = "w", shape = [9, 1000] }]\n')
+    done = thalweg("explain", "ring", "--cluster", "c.toml", "--model", "m.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "uplink of a, out" in done.stdout
+    assert "36 kB" in done.stdout
+
+
+def test_groups_over_one_period() -> None:
+    done = thalweg("explain", "dssync", "--lab", "2x3", "--bytes", "1MB")
+    assert "{0 3}  {1 2}  {4 5}" in done.stdout
+    assert "{1 4}  {0 2}  {3 5}" in done.stdout
+
+
+def test_many_workers_are_summed_up() -> None:
+    done = thalweg("explain", "tree", "--workers", "40", "--bytes", "4KB")
+    assert done.returncode == 0
+    assert "The three that send most and the three that send least, of 40." in done.stdout
+
+
+def test_one_worker() -> None:
+    done = thalweg("explain", "ring", "--workers", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 sequential moves" in done.stdout
+
+
+CONTRADICTION = (
+    '[[rack]]\nname = "a"\nhosts = [{ name = "x", ranks = [0] }, { name = "y", ranks = [0] }]\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ring(", "--workers", "4"], "can't read the plan 'ring(' at character 6"),
+        (["rong", "--workers", "4"], "there is no plan 'rong'; there are"),
+        (["ring+zip", "--workers", "4"], "there is no compressor 'zip'; there are"),
+        (["gc+int8", "--workers", "4"], "gc+int8 is unsound: a code adds weighted messages"),
+        (["ring @ bucket=4MBit", "--workers", "4"], "bucket of @: '4MBit' is not a size; write"),
+        (["ring", "--lab", "2x4", "--nic", "200mbps"], "'200mbps' is not a rate; write it like"),
+        (["ring", "--lab", "2by4"], "'2by4' is not a layout of racks; write it like 2x4"),
+        (["ring", "--lab", "2x2", "--rank-order", "odd"], "no rank order 'odd'; give rack or"),
+        (["ring", "--workers", "4", "--bytes", "lots"], "'lots' is not a size; write it like 25MB"),
+        (["ring", "--workers", "4", "--nic", "1gbit"], "--nic and --uplink describe a --lab; give"),
+        (["ring", "--workers", "0"], "Invalid value for '--workers'"),
+        (["ring", "--workers", "four"], "Invalid value for '--workers'"),
+        (["ring"], "where? none given; give one of --workers, --cluster and --lab"),
+        (["ring", "--workers", "2", "--lab", "2x2"], "where? --workers and --lab given; give one"),
+        (["ring", "--cluster", "none.toml"], "can't read none.toml: No such file or directory"),
+        (["ring", "--cluster", "bad.toml"], "bad.toml: rank 0 is on x and on y; give every rank"),
+        (["ring", "--workers", "4", "--frobnicate"], "No such option"),
+        (["ps(servers=5)", "--workers", "4"], "ps has 5 servers but only 4 workers; give"),
+        (["gc(stragglers=4)", "--workers", "4"], "4 workers don't form teams of 5"),
+        (["codedreduce", "--workers", "20"], "codedreduce has no rounds in this version; try gc"),
+        ([], "Missing argument"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.toml").write_text(CONTRADICTION)
+    done = thalweg("explain", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("thalweg: ")
+    assert message in line
+    assert ";" in line
+
+
+@pytest.mark.parametrize("option", ["--json", "--svg"])
+def test_a_file_that_cannot_be_written(option: str) -> None:
+    done = thalweg("explain", "ring", "--workers", "2", option, "/proc/none/x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("thalweg: can't write /proc/none/x: No such file or directory; ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_traceback_only_for_those_who_ask() -> None:
+    done = thalweg("explain", "rong", "--workers", "4", "--debug")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_version_and_help() -> None:
+    import thalweg as package
+
+    assert thalweg("--version").stdout == f"thalweg {package.__version__}\n"
+    assert "explain" in thalweg("--help").stdout
+    assert thalweg("nonsense").returncode == 2
+    assert thalweg().returncode in (0, 2)
+
+
+@pytest.mark.parametrize("json_too", ["", "--json -"])
+def test_a_reader_that_goes_away_is_not_told_about_it(json_too: str) -> None:
+    explain = "-c 'from thalweg.cli.main import run; run()' explain ring --workers 8 --beats 0"
+    command = f"{sys.executable} {explain} {json_too} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""

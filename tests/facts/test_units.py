@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thalweg.errors import UnitError
+from thalweg.facts import Count, Duration, Rate, Size, about
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("25MB", 25_000_000), ("4MiB", 4 << 20), ("1.5KB", 1500), ("0B", 0), (" 7 GB ", 7 * 10**9)],
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert Size.parse(text) == Size(nbytes)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("200mbit", 2e8), ("200Mbit", 2e8), ("1gbit/s", 1e9), ("25MB/s", 2e8), ("2.5gbit", 2.5e9)],
+)
+def test_rates(text: str, bits: float) -> None:
+    assert Rate.parse(text).bits_per_second == bits
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("50ms", 0.05), ("2s", 2), ("100us", 1e-4), ("100µs", 1e-4), ("1min", 60)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration.parse(text).seconds == seconds
+
+
+def test_counts() -> None:
+    assert Count.parse("2.5M").value == 2_500_000
+
+
+def test_a_rate_knows_how_long_bytes_take() -> None:
+    assert Rate.parse("200mbit").seconds(25_000_000) == 1.0
+
+
+@pytest.mark.parametrize("kind", [Size, Rate, Duration, Count])
+@pytest.mark.parametrize("text", ["", "fast", "-1MB", "1.2.3s", "MB", "5 furlongs", "1e", "nan"])
+def test_nonsense_is_refused(kind: type[Size], text: str) -> None:
+    with pytest.raises(UnitError, match=r" is not .*; write it like "):
+        kind.parse(text)
+
+
+@pytest.mark.parametrize("text", ["200mbps", "200Mbps", "25Mb/s", "25mb/s"])
+def test_units_that_some_read_as_bits_and_some_as_bytes_are_refused(text: str) -> None:
+    with pytest.raises(UnitError, match=r"is not a rate; write it like 200mbit"):
+        Rate.parse(text)
+
+
+@pytest.mark.parametrize("kind", [Size, Count])
+def test_halves_of_bytes_are_refused(kind: type[Size]) -> None:
+    with pytest.raises(UnitError, match="whole"):
+        kind.parse("0.3B" if kind is Size else "0.3")
+
+
+def test_no_rate_is_refused() -> None:
+    with pytest.raises(UnitError, match=r"a rate of '0mbit' moves nothing; give one above 0"):
+        Rate.parse("0mbit")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(Size, "4096KB"), (Rate, "0.2gbit"), (Duration, "1000us"), (Count, "2500k")]
+)
+def test_a_quantity_prints_as_it_was_written(kind: type[Size], text: str) -> None:
+    assert str(kind.parse(text)) == text
+
+
+@given(st.integers(0, 10**15))
+def test_what_is_printed_is_read_again(number: int) -> None:
+    assert Size.parse(str(Size(number))) == Size(number)
+    assert Count.parse(str(Count(number))) == Count(number)
+    assert Duration.parse(str(Duration(number / 1000))) == Duration(number / 1000)
+    if number:
+        assert Rate.parse(str(Rate(float(number)))) == Rate(float(number))
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"),
+    [
+        (Size(25_000_000), "25MB"),
+        (Size(4 << 20), "4MiB"),
+        (Rate(2e8), "200mbit"),
+        (Duration(5e-5), "50us"),
+    ],
+)
+def test_the_shortest_spelling_is_chosen(quantity: Size, text: str) -> None:
+    assert str(quantity) == text
+
+
+def test_measured_figures_are_rounded() -> None:
+    assert about(12_345_678, "B") == "12.3 MB"
+    assert about(999_999, "B") == "1 MB"
+    assert about(0, "B") == "0 B"

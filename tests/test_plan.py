@@ -1,0 +1,193 @@
+"""The text form of plans: what is written is what is printed, and mistakes are explained."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.errors import PlanError, UnsoundPlan
+from thalweg.plan import Cadence, Call, PlanText, What
+
+EXAMPLES = [
+    "ring",
+    "hierarchical+powersgd(rank=4)",
+    "codedreduce(fanout=4, stragglers=1)+fp16",
+    "dssync+int8",
+    "local_sgd(every=8)",
+    "ring+fp16 @ bucket=4MB, transport=zeromq",
+    "ring+fp16 @ bucket=4096KB",
+    "auto(allow=exact)",
+    "hierarchical(form=leader)+topk(ratio=0.001, exact=true)",
+]
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_parsing_then_printing_gives_the_same_text(text: str) -> None:
+    assert str(parse_plan(text)) == text
+
+
+def test_white_space_is_not_kept() -> None:
+    assert str(parse_plan(" tree( fanout =4 )+fp16@bucket=4MB,transport=c10d ")) == (
+        "tree(fanout=4)+fp16 @ bucket=4MB, transport=c10d"
+    )
+    assert str(parse_plan("ring()")) == "ring"
+
+
+WORD = st.from_regex(r"[a-z0-9_.]{1,8}", fullmatch=True)
+CALLS = st.builds(
+    Call,
+    WORD,
+    st.lists(st.tuples(WORD, WORD), max_size=3, unique_by=lambda pair: pair[0]).map(tuple),
+)
+TEXTS = st.builds(
+    PlanText,
+    preset=CALLS,
+    compressor=st.none() | CALLS,
+    settings=st.lists(st.tuples(WORD, WORD), max_size=2, unique_by=lambda pair: pair[0]).map(tuple),
+)
+
+
+@given(TEXTS)
+def test_any_text_form_is_read_as_it_is_printed(text: PlanText) -> None:
+    assert PlanText.parse(str(text)) == text
+
+
+@given(st.text(max_size=30))
+def test_any_text_at_all_is_read_or_explained(text: str) -> None:
+    with suppress(PlanError):  # any other error fails
+        parse_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "can't read the plan '' at character 1: a plan is missing; write it like"),
+        ("ring+", "can't read the plan 'ring+' at character 6: a compressor is missing; write"),
+        ("ring(", "can't read the plan 'ring(' at character 6: an argument is missing; write"),
+        (
+            "tree(fanout=2",
+            "can't read the plan 'tree(fanout=2' at character 14: the bracket after t",
+        ),
+        ("tree(4)", "can't read the plan 'tree(4)' at character 7: an argument '4' has no value"),
+        ("tree(fanout=2, fanout=3)", "can't read the plan"),
+        (
+            "ring; rm",
+            "can't read the plan 'ring; rm' at character 5: ';' has no meaning here; write",
+        ),
+        (
+            "ring ring",
+            "can't read the plan 'ring ring' at character 6: 'ring' is not expected; wri",
+        ),
+        ("ring+fp16+int8", "can't read the plan 'ring+fp16+int8' at character 10: '+' is not exp"),
+        ("rnig", "there is no plan 'rnig'; there are asp, auto"),
+        ("ring+fp32", "there is no compressor 'fp32'; there are acpsgd"),
+        ("ring(fanout=2)", "ring has no argument 'fanout'; it takes none"),
+        ("tree(fanuot=2)", "tree has no argument 'fanuot'; it takes fanout (did you mean fanout?)"),
+        ("tree(fanout=two)", "fanout of tree: 'two' is not a whole number; write it so"),
+        ("tree(fanout=0)", "fanout of tree: 0 is too small; give at least 1"),
+        ("ring+topk(ratio=2)", "ratio of topk: 2 is too large; give at most 1"),
+        ("ring+topk(exact=perhaps)", "exact of topk: 'perhaps' is not true or false; write it so"),
+        (
+            "hierarchical(form=flat)",
+            "form of hierarchical: flat is not a choice; use parallel or l",
+        ),
+        ("ring @ bucket=4", "bucket of @: '4' is not a size; write it like 25MB (units: B, KB"),
+        ("ring @ speed=4", "@ has no argument 'speed'; it takes bucket and transport"),
+    ],
+)
+def test_mistakes_are_explained(text: str, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_near_miss_is_guessed() -> None:
+    with pytest.raises(PlanError, match=r"did you mean ring\?"):
+        parse_plan("rnig")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "remedy"),
+    [
+        (
+            "codedreduce+int8",
+            "not the weighted sum of int8",
+            "use bf16, fp16, randomblock or randomk",
+        ),
+        (
+            "gc+powersgd",
+            "not the weighted sum of powersgd",
+            "use bf16, fp16, randomblock or randomk",
+        ),
+        ("gc+randomk(feedback=true)", "would keep different residuals", "leave feedback out"),
+        ("dssync+topk", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd or"),
+        ("local_sgd+sign", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd"),
+        ("asp+powersgd", "asp has no common step", "use bf16, fp16, randomblock or randomk"),
+        ("lgc(k=3)+topk", "can't be told from what came late", "use bf16, fp16, randomblock or"),
+        ("ddp @ transport=zeromq", "the backend's own collective", "leave transport out"),
+        ("auto+fp16", "auto chooses the compressor itself", "write auto(allow=lossy)"),
+    ],
+)
+def test_unsound_combinations_say_why(text: str, reason: str, remedy: str) -> None:
+    with pytest.raises(UnsoundPlan) as caught:
+        parse_plan(text)
+    assert reason in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+def test_every_compressor_with_every_exact_topology_is_sound() -> None:
+    catalog = default_catalog()
+    for name, topology in catalog.topologies.items():
+        for compressor in catalog.compressors:
+            if not topology.mixes:
+                parse_plan(f"{name}+{compressor}")
+
+
+def test_codes_combine_with_exactly_these() -> None:
+    sound = []
+    for compressor in default_catalog().compressors:
+        try:
+            parse_plan(f"codedreduce+{compressor}")
+            sound.append(compressor)
+        except UnsoundPlan:
+            pass
+    assert sorted(sound) == ["bf16", "fp16", "randomblock", "randomk"]
+
+
+def test_presets_are_points_among_the_five_choices() -> None:
+    coded = parse_plan("codedreduce(fanout=4, stragglers=2)")
+    assert str(coded.topology) == "tree(fanout=4)"
+    assert str(coded.redundancy) == "fractional(stragglers=2)"
+    assert parse_plan("umw").topology == parse_plan("star").topology
+    assert parse_plan("ddp").topology == parse_plan("native").topology
+    assert parse_plan("dssync").what is What.PARAMETERS
+    local = parse_plan("local_sgd(every=4, levels=rack, delay=1)")
+    assert local.cadence == Cadence(every=4, inside_every=1, delay=1)
+    assert parse_plan("asp(staleness=2)").cadence.staleness == 2
+
+
+def test_plans_are_equal_by_what_they_mean() -> None:
+    assert parse_plan("tree(fanout=2)") == parse_plan("tree")
+    assert parse_plan("ring @ bucket=4MB") == parse_plan("ring @ bucket=4000KB")
+    assert parse_plan("tree(fanout=3)") != parse_plan("tree")
+
+
+@pytest.mark.parametrize(
+    ("text", "promise"),
+    [
+        ("ring", "exact"),
+        ("gc", "exact"),
+        ("gc+fp16", "lossy"),
+        ("ring+fp16", "lossy"),
+        ("lgc(k=3)", "lossy"),
+        ("asp", "lossy"),
+        ("dssync", "eventual"),
+        ("local_sgd+fp16", "eventual"),
+    ],
+)
+def test_promises(text: str, promise: str) -> None:
+    assert default_catalog().guarantee(parse_plan(text)).promise.value == promise

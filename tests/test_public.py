@@ -1,0 +1,32 @@
+"""The public names exist, are sorted, and importing them needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = [
+    "thalweg",
+    "thalweg.codes",
+    "thalweg.compress",
+    "thalweg.facts",
+    "thalweg.report",
+    "thalweg.runtime",
+    "thalweg.schedules",
+    "thalweg.transports",
+]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_all_is_sorted_and_there(name: str) -> None:
+    package = importlib.import_module(name)
+    assert list(package.__all__) == sorted(package.__all__)
+    assert all(hasattr(package, public) for public in package.__all__)
+
+
+def test_the_pure_half_needs_no_torch() -> None:
+    program = "import sys, thalweg, thalweg.report; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

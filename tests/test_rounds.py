@@ -1,0 +1,158 @@
+"""From a plan and a step to rounds: a pure function, the same everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from thalweg import Cluster, Group, Size, Workload, check, compile_rounds, parse_plan
+from thalweg.errors import LayoutError, PlanError
+from thalweg.facts import Tensor
+from thalweg.rounds import Round, When
+from thalweg.schedules import timeline
+from thalweg.schedules.topologies import shuffle
+
+RACKS = Group.everybody(Cluster.regular([4, 4], nic="200mbit", uplink="50mbit"))
+MATRIX = Workload(
+    name="one", tensors=(Tensor(name="w", shape=(512, 256)), Tensor(name="b", shape=(512,)))
+)
+
+
+def rounds(
+    text: str, step: int = 0, group: Group = RACKS, workload: Workload = MATRIX
+) -> list[Round]:
+    compiled = compile_rounds(parse_plan(text), group, workload, step)
+    for round_ in compiled:
+        check(round_.schedule)
+    return list(compiled)
+
+
+def shape(compiled: list[Round]) -> list[tuple[str, str, int]]:
+    return [(r.payload.name, r.schedule.name, r.payload.nbytes) for r in compiled]
+
+
+def test_one_round_a_bucket() -> None:
+    workload = Workload.of_size(Size.parse("25MB"))
+    compiled = rounds("ring @ bucket=4MB", workload=workload)
+    assert [round_.bucket for round_ in compiled] == list(range(6))
+    assert sum(round_.payload.nbytes for round_ in compiled) == workload.nbytes
+    assert {round_.when for round_ in compiled} == {When.READY}
+
+
+def test_it_is_a_pure_function() -> None:
+    for text in ("hierarchical+powersgd", "dssync", "ring+int8"):
+        once, again = rounds(text, 3), rounds(text, 3)
+        assert shape(once) == shape(again)
+        for one, other in zip(once, again, strict=True):
+            ranks = one.schedule.ranks
+            assert all(list(one.schedule.moves(r)) == list(other.schedule.moves(r)) for r in ranks)
+
+
+def test_summable_payloads_go_through_the_topology() -> None:
+    assert shape(rounds("tree+fp16")) == [("fp16", "tree", 2 * (512 * 256 + 512))]
+    assert shape(rounds("hierarchical+powersgd(rank=4)")) == [
+        ("P", "hierarchical", 4 * 4 * 512),
+        ("Q", "hierarchical", 4 * 4 * 256),
+        ("exact", "hierarchical", 4 * 512),
+    ]
+
+
+def test_acpsgd_sends_one_factor_a_step() -> None:
+    assert [r.payload.name for r in rounds("ring+acpsgd", 0)] == ["P", "exact"]
+    assert [r.payload.name for r in rounds("ring+acpsgd", 1)] == ["Q", "exact"]
+
+
+def test_the_others_take_two_shots_or_gather() -> None:
+    large = [r.schedule.name for r in rounds("ring+int8") if r.codec]
+    assert large == ["all_to_all", "all_gather"]
+    pair = Group.everybody(Cluster.flat(2))  # half of two shots is as much as one gather
+    assert [r.schedule.name for r in rounds("ring+int8", group=pair) if r.codec] == ["all_gather"]
+    assert [r.schedule.name for r in rounds("ring+topk") if r.codec] == ["all_gather"]
+
+
+def test_two_shots_carry_what_they_should() -> None:
+    """2(N-1)/N of the payload, against N-1 for a gather."""
+    from thalweg.schedules import traffic
+
+    exchange, gather = (r.schedule for r in rounds("ring+sign") if r.codec)
+    payload = 512 * 256 // 8
+    for schedule in (exchange, gather):
+        assert set(traffic(schedule, RACKS.cluster).sent.values()) == {payload * 7 // 8}
+    [whole] = [r.schedule for r in rounds("ring+efsign") if r.codec]
+    assert set(traffic(whole, RACKS.cluster).sent.values()) == {(payload + 4) * 7}
+
+
+def test_averaged_parameters_are_gathered_so_that_the_mean_is_kept() -> None:
+    compiled = rounds("dssync+int8")
+    assert {r.schedule.name for r in compiled if r.codec} == {"all_gather"}
+    assert {r.when for r in compiled} == {When.AFTER}
+
+
+def test_cadence() -> None:
+    assert [bool(rounds("local_sgd(every=3)", step)) for step in range(6)] == [
+        False,
+        False,
+        True,
+    ] * 2
+    inside = rounds("local_sgd(every=2, levels=rack, delay=1)", 0)
+    assert [r.group.ranks for r in inside] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    everybody = rounds("local_sgd(every=2, levels=rack, delay=1)", 1)
+    assert [r.group.ranks for r in everybody] == [tuple(range(8))]
+    assert {r.delay for r in inside + everybody} == {1}
+
+
+def test_shuffled_groups_take_turns() -> None:
+    table = [[r.group.ranks for r in rounds("dssync", step)] for step in range(8)]
+    assert table[0] == [(0, 4), (1, 2, 3), (5, 6, 7)]
+    assert table[1] == [(1, 5), (0, 2, 3), (4, 6, 7)]
+    assert table[:4] == table[4:]
+
+
+@pytest.mark.parametrize(
+    "rack_sizes",
+    [[1], [2], [5], [2, 2], [2, 2, 2, 2], [1, 1, 1], [3, 2], [5, 3, 4], [1, 6], [4] * 4],
+)
+def test_shuffled_groups_divide_everybody_and_mix(rack_sizes: list[int]) -> None:
+    group = Group.everybody(Cluster.regular(rack_sizes, interleaved=True))
+    steps = [shuffle.groups(group, step) for step in range(shuffle.period(group))]
+    for groups in steps:
+        assert sorted(r for members in groups for r in members.ranks) == sorted(group.ranks)
+    meetings = [members.ranks for groups in steps for members in groups]
+    reached = {group.ranks[0]}
+    for _ in group.ranks:
+        reached |= {r for members in meetings if reached & set(members) for r in members}
+    assert reached == set(group.ranks)
+
+
+def test_gradient_coding_is_a_quorum() -> None:
+    [round_] = rounds("gc(stragglers=1)", workload=Workload.of_size(Size.parse("4KB")))
+    assert round_.schedule.quorums
+    assert timeline(round_.schedule).sequential_moves < 2 * 7
+
+
+def test_a_code_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(LayoutError, match="7 workers don't form teams of 2"):
+        rounds("gc", group=Group.everybody(Cluster.flat(7)))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("auto", "before it has chosen; name a plan"),
+        ("asp", "no common rounds"),
+        ("lgc(k=3)", "no rounds in this version; try gc"),
+        ("codedreduce", "no rounds in this version; try gc"),
+    ],
+)
+def test_plans_without_common_rounds_say_so(text: str, why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        rounds(text)
+
+
+def test_more_servers_than_workers() -> None:
+    with pytest.raises(LayoutError, match="ps has 9 servers but only 8 workers; give servers=8 or"):
+        rounds("ps(servers=9)")
+
+
+def test_a_master_that_is_not_there() -> None:
+    with pytest.raises(LayoutError, match="root 8 is not in the group"):
+        rounds("star(root=8)")
