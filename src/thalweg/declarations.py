@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from thalweg.errors import PlanError, UnitError
 from thalweg.facts import Count, Size
@@ -23,6 +27,24 @@ class Promise(Enum):
     EXACT = "exact"
     LOSSY = "lossy"
     EVENTUAL = "eventual"
+
+
+class Code(Protocol):
+    """A gradient code for the children of one parent: n blocks of data, of which child i sends the
+    sum weighted by row i, and a way to get the plain sum of all blocks from enough children.
+
+    `decode` returns each child's weight in that sum, or None while too few have arrived.
+    """
+
+    @property
+    def members(self) -> int: ...
+
+    @property
+    def stragglers(self) -> int: ...
+
+    def row(self, member: int) -> NDArray[np.float64]: ...
+
+    def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

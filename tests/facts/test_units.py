@@ -96,3 +96,5 @@ def test_measured_figures_are_rounded() -> None:
     assert about(12_345_678, "B") == "12.3 MB"
     assert about(999_999, "B") == "1 MB"
     assert about(0, "B") == "0 B"
+    assert about(0.000297, "s") == "297 us"
+    assert about(1.6, "s") == "1.6 s"

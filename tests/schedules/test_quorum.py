@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from tests.running import run
 from thalweg.catalog import default_catalog
 from thalweg.codes.fractional import FractionalRepetition
+from thalweg.declarations import Code
 from thalweg.errors import LayoutError, PeerLate, ScheduleError
 from thalweg.facts import Cluster
-from thalweg.schedules import Code, Group, Kind, Schedule, check
+from thalweg.schedules import Group, Kind, Schedule, check
 from thalweg.schedules.check import straggler_sets
 
 STAR = default_catalog().topologies["star"]

@@ -1,5 +1,5 @@
 """Gradient codes: the full sum from any quorum."""
 
-from thalweg.codes.code import CodeFamily, ParentCode
+from thalweg.codes.code import CodeFamily
 
-__all__ = ["CodeFamily", "ParentCode"]
+__all__ = ["CodeFamily"]

@@ -124,8 +124,8 @@ def _shortest(value: Decimal, units: Mapping[str, Decimal]) -> str:
 
 
 def about(value: float, unit: str) -> str:
-    """A measured figure to three digits, for tables: `about(12_345_678, "B")` is `12.3 MB`."""
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """A figure to three digits, for tables: `about(12_345_678, "B")` is `12.3 MB`."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "u")):
         if value >= factor * 0.9995:
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}"

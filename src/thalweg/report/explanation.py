@@ -12,14 +12,19 @@ from thalweg.plan import Plan
 from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import Arrow, Group, Traffic, check, timeline, together, traffic
 
+MOST_WORKERS_DRAWN = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Rounds of different groups that run at the same time, and their moves beat by beat."""
+    """Rounds of different groups that run at the same time, and their moves beat by beat.
+
+    Groups of more than `MOST_WORKERS_DRAWN` are checked and counted, but not put in time.
+    """
 
     rounds: tuple[Round, ...]
     beats: tuple[tuple[Arrow, ...], ...]
-    sequential_moves: int
+    sequential_moves: int | None
     traffic: Traffic
 
     @property
@@ -51,8 +56,9 @@ class Explanation:
         return together([scene.traffic for scene in self.scenes])
 
     @property
-    def sequential_moves(self) -> int:
-        return sum(scene.sequential_moves for scene in self.scenes)
+    def sequential_moves(self) -> int | None:
+        numbers = [scene.sequential_moves for scene in self.scenes]
+        return None if None in numbers else sum(number or 0 for number in numbers)
 
     @property
     def data_bytes(self) -> int:
@@ -105,7 +111,8 @@ def _simultaneous(payloads: Sequence[tuple[Round, ...]]) -> list[tuple[Round, ..
 def _scene(at_once: tuple[Round, ...], group: Group) -> Scene:
     for round_ in at_once:
         check(round_.schedule)
-    in_time = [timeline(round_.schedule) for round_ in at_once]
+    drawn = all(round_.group.size <= MOST_WORKERS_DRAWN for round_ in at_once)
+    in_time = [timeline(round_.schedule) for round_ in at_once] if drawn else []
     merged = [
         tuple(arrow for arrows in beat if arrows for arrow in arrows)
         for beat in zip_longest(*(of_group.beats for of_group in in_time))
@@ -114,7 +121,7 @@ def _scene(at_once: tuple[Round, ...], group: Group) -> Scene:
     return Scene(
         rounds=at_once,
         beats=tuple(merged),
-        sequential_moves=max(of_group.sequential_moves for of_group in in_time),
+        sequential_moves=max((of_group.sequential_moves for of_group in in_time), default=None),
         traffic=together(parts),
     )
 

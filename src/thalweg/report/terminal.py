@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thalweg.facts import about
-from thalweg.report.explanation import Explanation, Scene
+from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene
 from thalweg.schedules import Arrow, Kind, Message
 
 SIGNS = {Kind.ADD: "+", Kind.COPY: "=", Kind.QUORUM: "*"}
@@ -27,10 +27,11 @@ def render(explanation: Explanation, most_beats: int) -> Iterator[RenderableType
     if not explanation.scenes:
         yield Text(f"\nNothing travels at step {explanation.step}.")
         return
-    drawn = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
-    for scene in drawn:
-        yield _drawing(scene, most_beats)
-    if len(drawn) < len(explanation.scenes):
+    first = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
+    for scene in first:
+        if scene.sequential_moves is not None:
+            yield _drawing(scene, most_beats)
+    if len(first) < len(explanation.scenes):
         yield Text("\nThe other buckets likewise.")
     yield _rounds(explanation)
     yield _ranks(explanation)
@@ -77,9 +78,12 @@ def _drawing(scene: Scene, most_beats: int) -> RenderableType:
     title = Text(f"\n{scene.title}", style="bold")
     ranks = [rank for rack in scene.seats for rank in rack]
     shown = scene.beats[:most_beats] if most_beats else scene.beats
-    picture = _columns(scene, shown) if len(ranks) <= FEW else _lines(shown)
+    few = len(ranks) <= FEW
+    picture = _columns(scene, shown) if few else _lines(shown)
     notes = [
-        "Each cell: what the rank receives; +3<0 adds chunk 3 from rank 0, = copies, * decodes."
+        "What each rank receives: +3<0 adds chunk 3 from rank 0, = copies, * decodes."
+        if few
+        else "0>1:+3 is chunk 3 from rank 0 to rank 1, which adds it; = copies, * decodes."
     ]
     left = len(scene.beats) - len(shown)
     if left:
@@ -145,8 +149,8 @@ def _rounds(explanation: Explanation) -> RenderableType:
             + (f"  and {len(groups) - 4} more" if len(groups) > 4 else ""),
             about(first.payload.nbytes, "B"),
             str(len(first.schedule.sizes)),
-            str(scene.sequential_moves),
-            str(len(scene.beats)),
+            "?" if scene.sequential_moves is None else str(scene.sequential_moves),
+            "?" if scene.sequential_moves is None else str(len(scene.beats)),
         )
     return Block("", table)
 
@@ -182,40 +186,43 @@ def _ranks(explanation: Explanation) -> RenderableType:
 
 def _links(explanation: Explanation) -> RenderableType:
     traffic, rates = explanation.traffic, explanation.group.cluster.rates()
-    uplinks = sorted(link for link in traffic.links if link.kind == "uplink")
-    nics = sorted(
-        (link for link in traffic.links if link.kind == "nic"),
-        key=lambda link: (-traffic.links[link], link),
-    )
+    by_bytes = sorted(traffic.links, key=lambda link: -traffic.links[link])
+    uplinks = [link for link in by_bytes if link.kind == "uplink"]
+    nics = [link for link in by_bytes if link.kind == "nic"]
     table = Table(title="Bytes per link", title_justify="left", box=None)
     table.add_column("link")
     for heading in ("bytes", "of the data", "rate", "at least"):
         table.add_column(heading, justify="right")
-    for link in [*uplinks[:FEW], *nics[:2]]:
+    for link in [*sorted(uplinks[:FEW]), *nics[:2]]:
         nbytes, rate = traffic.links[link], rates.get(link)
         table.add_row(
             str(link),
             about(nbytes, "B"),
             f"{nbytes / explanation.data_bytes:.3g}x",
             str(rate) if rate else "no limit",
-            f"{rate.seconds(nbytes):.3g} s" if rate else "",
+            about(rate.seconds(nbytes), "s") if rate else "",
         )
-    if len(nics) > 2:
-        table.caption = f"The two busiest of {len(nics)} NIC directions."
+    left_out = [f"{len(nics)} NIC directions"] if len(nics) > 2 else []
+    left_out += [f"{len(uplinks)} uplink directions"] if len(uplinks) > FEW else []
+    if left_out:
+        table.caption = f"The busiest of {' and of '.join(left_out)}."
     return Block("", table)
 
 
 def _closing(explanation: Explanation) -> RenderableType:
     lines = ["", f"Checked: {explanation.scenes[0].rounds[0].schedule.after.text}."]
-    lines.append(
-        f"{explanation.sequential_moves} sequential moves: the longest way of a chunk, whose every "
-        "move waits for the one before.\n"
-        f"{sum(len(scene.beats) for scene in explanation.scenes)} beats: in each, everybody sends "
-        "at most one message and receives at most one."
-    )
+    if explanation.sequential_moves is None:
+        lines.append(f"Moves are drawn and counted for up to {MOST_WORKERS_DRAWN} workers.")
+    else:
+        lines.append(
+            f"{explanation.sequential_moves} sequential moves: the longest way of a chunk, whose "
+            "every move waits for the one before.\n"
+            f"{sum(len(scene.beats) for scene in explanation.scenes)} beats: in each, everybody "
+            "sends at most one message and receives at most one."
+        )
     slowest = explanation.slowest_link()
     if slowest is not None:
-        lines.append(f"At least {slowest[1]:.3g} s on these links: {slowest[0]}.")
+        lines.append(f"At least {about(slowest[1], 's')} on these links: {slowest[0]}.")
     return Text("\n".join(lines))
 
 

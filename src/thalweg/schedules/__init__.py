@@ -13,14 +13,13 @@ from thalweg.schedules.collectives import (
 )
 from thalweg.schedules.dataflow import Arrow, Message, Order, Timeline, order, timeline
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Code, Kind, Move, Program, Quorum
+from thalweg.schedules.moves import Kind, Move, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.traffic import Traffic, together, traffic
 
 __all__ = [
     "Arrow",
-    "Code",
     "Condition",
     "Content",
     "Group",

@@ -8,13 +8,12 @@ with it, and for nothing else, so different chunks are in flight at the same tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from thalweg.declarations import Code
 
 Span = tuple[int, int]
 
@@ -24,23 +23,6 @@ class Kind(Enum):
     ADD = "adds"  # receive and add
     COPY = "copies"  # receive and overwrite
     QUORUM = "decodes"  # receive from enough of these peers, and add what they decode to
-
-
-class Code(Protocol):
-    """A gradient code for the children of one parent: B's rows, and how to decode an arrival.
-
-    `decode` returns the weight of each child in the sum, or None while too few have arrived.
-    """
-
-    @property
-    def members(self) -> int: ...
-
-    @property
-    def stragglers(self) -> int: ...
-
-    def row(self, member: int) -> NDArray[np.float64]: ...
-
-    def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
