@@ -126,6 +126,7 @@ def test_a_near_miss_is_guessed() -> None:
         ("gc+randomk(feedback=true)", "would keep different residuals", "leave feedback out"),
         ("dssync+topk", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd or"),
         ("local_sgd+sign", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd"),
+        ("gossip+int8", "int8 can't be added", "use bf16 or fp16"),
         ("asp+powersgd", "asp has no common step", "use bf16, fp16, randomblock or randomk"),
         ("lgc(k=3)+topk", "can't be told from what came late", "use bf16, fp16, randomblock or"),
         ("ddp @ transport=zeromq", "the backend's own collective", "leave transport out"),

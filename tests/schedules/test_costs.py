@@ -11,9 +11,10 @@ from math import ceil, floor, log2
 
 import pytest
 
+from tests.running import mean_sets
 from tests.schedules.test_topologies import build
-from thalweg.facts import Cluster, Link
-from thalweg.schedules import Group, Traffic, timeline, traffic
+from thalweg.facts import Cluster, Link, parse_cluster
+from thalweg.schedules import Group, Traffic, order, timeline, traffic
 from thalweg.schedules.trees import binary, complement, over
 
 ITEM = 4
@@ -190,10 +191,42 @@ def test_hierarchical_with_uneven_racks(rack_sizes: list[int]) -> None:
         assert multiple == Fraction(2 * (members - 1), members) + between / members
 
 
+@pytest.mark.parametrize("workers", [2, 3, 8, 33])
+def test_gossip(workers: int) -> None:
+    """Both neighbours: 2 S (one if there is only one); one peer by turns: S."""
+    sent, received, _, _ = measured("gossip", Cluster.flat(workers), 100)
+    assert set(sent.values()) == set(received.values()) == {min(2, workers - 1)}
+    for step in range(7):
+        sent, _, _, _ = measured("gossip(graph=exponential)", Cluster.flat(workers), 100, step)
+        assert set(sent.values()) == {1}
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_exponential_gossip_reaches_the_mean_in_log2_steps(stages: int) -> None:
+    workers = 1 << stages
+    group = Group.everybody(Cluster.flat(workers))
+    held = {rank: Fraction(rank) for rank in range(workers)}
+    for step in range(stages):
+        schedule = build("gossip(graph=exponential)", group, 1, step=step)
+        sets = {rank: mean_sets(schedule, rank) for rank in group.ranks}
+        held = {rank: sum(held[o] for o in of) / len(of) for rank, of in sets.items()}
+    assert set(held.values()) == {Fraction(workers - 1, 2)}
+
+
+def test_no_slab_of_a_hierarchy_waits_for_another() -> None:
+    """So the racks, the uplinks and the racks again work at the same time."""
+    cluster = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit")
+    for form in ("hierarchical", "hierarchical(form=leader)"):
+        schedule = build(form, Group.everybody(cluster), 2_500_000)
+        slabs = len(schedule.sizes) // (8 if form == "hierarchical" else 2)
+        assert slabs > 10
+        for rank in schedule.ranks:
+            ready = sum(waits == 0 for waits in order(schedule.moves(rank)).waits)
+            assert ready >= slabs
+
+
 def test_two_ranks_of_one_host_use_no_link() -> None:
     text = '[[rack]]\nname = "a"\nhosts = [{ name = "x", ranks = [0, 1] }]\n'
-    from thalweg.facts import parse_cluster
-
     _, _, found, _ = measured("ring", parse_cluster(text), 100)
     assert found.links == {}
     assert found.sent == {0: 400, 1: 400}

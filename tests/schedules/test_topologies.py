@@ -25,11 +25,7 @@ VARIANTS = {
     "tree(fanout=1)": ("tree", {"fanout": "1"}),
     "tree(fanout=4)": ("tree", {"fanout": "4"}),
     "hierarchical(form=leader)": ("hierarchical", {"form": "leader"}),
-    **(
-        {"gossip(graph=exponential)": ("gossip", {"graph": "exponential"})}
-        if "gossip" in TOPOLOGIES
-        else {}
-    ),
+    "gossip(graph=exponential)": ("gossip", {"graph": "exponential"}),
 }
 WORDS = {
     "last": lambda group: str(group.ranks[-1]),

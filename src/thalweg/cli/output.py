@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rich.console import Console
 import thalweg
 from thalweg.errors import UsageError
 
+PIPE_WIDTH = 120
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="PATH", help="Write the rows as JSON; - for standard output."),
@@ -22,8 +24,9 @@ JsonOption = Annotated[
 
 
 def console(json_path: str | None = None) -> Console:
-    """Where tables go: nowhere if standard output is for JSON."""
-    return Console(quiet=json_path == "-", highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Where tables go: nowhere if standard output is for JSON. A pipe has room for wide ones."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(quiet=json_path == "-", highlight=False, width=width)
 
 
 @contextmanager

@@ -64,7 +64,9 @@ def _heading(explanation: Explanation) -> RenderableType:
 
 
 def _turns(explanation: Explanation) -> RenderableType:
-    table = Table(title="Who meets, over one period", title_justify="left", box=None)
+    table = Table(
+        title="Who meets, over one period", title_justify="left", caption_justify="left", box=None
+    )
     table.add_column("step", justify="right")
     table.add_column("groups")
     for step, groups in enumerate(islice(explanation.turns, FEW)):
@@ -131,7 +133,9 @@ def _span(message: Message) -> str:
 
 
 def _rounds(explanation: Explanation) -> RenderableType:
-    table = Table(title="Rounds of this step", title_justify="left", box=None)
+    table = Table(
+        title="Rounds of this step", title_justify="left", caption_justify="left", box=None
+    )
     table.add_column("bucket", justify="right")
     table.add_column("payload")
     table.add_column("schedule")
@@ -157,7 +161,7 @@ def _rounds(explanation: Explanation) -> RenderableType:
 
 def _ranks(explanation: Explanation) -> RenderableType:
     traffic, data = explanation.traffic, explanation.data_bytes
-    table = Table(title="Bytes per rank", title_justify="left", box=None)
+    table = Table(title="Bytes per rank", title_justify="left", caption_justify="left", box=None)
     for heading in ("rank", "host", "rack"):
         table.add_column(heading)
     for heading in ("sends", "of the data", "receives", "of the data", "messages"):
@@ -189,7 +193,7 @@ def _links(explanation: Explanation) -> RenderableType:
     by_bytes = sorted(traffic.links, key=lambda link: -traffic.links[link])
     uplinks = [link for link in by_bytes if link.kind == "uplink"]
     nics = [link for link in by_bytes if link.kind == "nic"]
-    table = Table(title="Bytes per link", title_justify="left", box=None)
+    table = Table(title="Bytes per link", title_justify="left", caption_justify="left", box=None)
     table.add_column("link")
     for heading in ("bytes", "of the data", "rate", "at least"):
         table.add_column(heading, justify="right")

@@ -1,0 +1,59 @@
+"""Every console block of the documentation is run, and prints what it says; Python blocks run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_explain import thalweg
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+
+
+def sessions() -> list[tuple[str, str, list[str], list[str]]]:
+    """Page, command, the lines that it must print in this order, and the page's TOML files."""
+    found = []
+    for page in PAGES:
+        files = blocks(page, "toml")
+        for block in blocks(page, "console"):
+            command, *printed = block.splitlines()
+            assert command.startswith("$ thalweg "), command
+            found.append((page.name, command.removeprefix("$ thalweg "), printed, files))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command", "printed", "files"), sessions())
+def test_console_blocks(
+    page: str, command: str, printed: list[str], files: list[str], tmp_path: Path
+) -> None:
+    for name, text in zip(("cluster.toml", "model.toml"), files, strict=False):
+        (tmp_path / name).write_text(text)
+    done = thalweg(*shlex.split(command), cwd=tmp_path)
+    actual = iter([*_plain(done.stdout), *_plain(done.stderr)])
+    for line in printed:
+        assert line.split() in actual, f"{page}: `{command}` doesn't print {line!r} (in this order)"
+
+
+def _plain(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path) -> None:
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), {"__name__": "docs"})
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
