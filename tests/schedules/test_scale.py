@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,6 +52,7 @@ def test_checking_holds_no_moves() -> None:
 
 @pytest.mark.slow
 def test_a_ring_of_1024_in_ten_seconds_and_a_gigabyte() -> None:
+    """Seconds of this process's own work, whatever else the machine is doing."""
     program = (
         "import resource\n"
         "from thalweg import Cluster, Group, check, parse_plan, compile_rounds, Workload, Size\n"
@@ -60,11 +60,12 @@ def test_a_ring_of_1024_in_ten_seconds_and_a_gigabyte() -> None:
         "workload = Workload.of_size(Size.parse('25MB'))\n"
         "[ring] = compile_rounds(parse_plan('ring'), group, workload, 0)\n"
         "check(ring.schedule)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime + used.ru_stime, used.ru_maxrss)\n"
     )
-    start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert time.monotonic() - start < 10
-    assert int(done.stdout) * 1024 < 1e9
+    seconds, kilobytes = map(float, done.stdout.split())
+    assert seconds < 10
+    assert kilobytes * 1024 < 1e9

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import combinations, islice
+from itertools import combinations
 from math import comb
 from random import Random
 
@@ -26,6 +26,7 @@ from thalweg.schedules.moves import Kind, Move, Quorum
 from thalweg.schedules.schedule import Content, Schedule
 
 PATTERNS = 500
+_Key = tuple[int, int, int, int]  # source, target, start, stop
 
 
 def check(schedule: Schedule) -> None:
@@ -61,6 +62,17 @@ def straggler_sets(schedule: Schedule) -> Iterator[frozenset[int]]:
         )
 
 
+class _Waiting:
+    """A move that can't be done yet: it waits for earlier moves of its chunks, or for a message."""
+
+    __slots__ = ("after", "frees", "move")
+
+    def __init__(self, move: Move) -> None:
+        self.move = move
+        self.after = 0  # how many earlier moves it waits for
+        self.frees: list[_Waiting] = []  # later moves that wait for it
+
+
 class _Execution:
     """One symbolic run; `silent` ranks answer no quorum."""
 
@@ -72,57 +84,92 @@ class _Execution:
         self.held: dict[int, list[Content | None]] = {
             rank: [holds(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
         }
-        self.messages: dict[tuple[int, int, int, int], list[list[Content | None]]] = {}
-        self.waiting: dict[int, list[Move]] = {rank: [] for rank in schedule.ranks}
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
+        self.messages: dict[_Key, list[list[Content | None]]] = {}
+        self.awaited: dict[_Key, list[_Waiting]] = {}
+        self.waiting: dict[int, dict[_Waiting, None]] = {rank: {} for rank in schedule.ranks}
+        self.blocked: dict[int, dict[int, _Waiting]] = {rank: {} for rank in schedule.ranks}
+        self.answered: deque[tuple[int, _Waiting]] = deque()
+        self.free = deque(schedule.ranks)  # ranks that wait for nothing
 
     def run(self) -> None:
-        active = deque(self.schedule.ranks)
-        queued = set(active)
         while True:
-            while active:
-                rank = active.popleft()
-                queued.discard(rank)
-                for peer in self._advance(rank):
-                    if peer not in queued:
-                        queued.add(peer)
-                        active.append(peer)
-            ahead = [rank for rank in self.schedule.ranks if self._look_ahead(rank)]
-            if not ahead:
+            while self.answered or self.free:
+                while self.answered:
+                    self._retry(*self.answered.popleft())
+                if self.free:
+                    self._go_on(self.free.popleft())
+            ahead = [self._look_ahead(rank) for rank in self.schedule.ranks]
+            if True not in ahead:
                 break
-            active.extend(ahead)
-            queued.update(ahead)
         self._nobody_waits()
         self._nothing_is_left_over()
         self._promise_is_kept()
 
-    def _advance(self, rank: int) -> set[int]:
-        """Do all that this rank can do now; return the peers who may go on because of it."""
-        woken: set[int] = set()
-        waiting = self.waiting[rank]
-        if waiting:
-            blocked: set[int] = set()
-            still: list[Move] = []
-            for move in waiting:
-                free = blocked.isdisjoint(range(move.start, move.stop))
-                if not (free and self._do(rank, move, woken)):
-                    blocked.update(range(move.start, move.stop))
-                    still.append(move)
-            waiting[:] = still
-        if not waiting:
+    def _go_on(self, rank: int) -> None:
+        """Do moves until one has to wait."""
+        if not self.waiting[rank]:
             for move in self.to_come[rank]:
-                if not self._do(rank, move, woken):
-                    waiting.append(move)
+                if not self._do(rank, move):
+                    self._park(rank, move)
                     break
-        return woken
 
     def _look_ahead(self, rank: int) -> bool:
-        """Take one more move of a rank that is stuck: another chunk may be able to go on."""
-        following = list(islice(self.to_come[rank], 1))
-        self.waiting[rank] += following
-        return bool(following)
+        """Take one more move of a rank that waits: another chunk may be able to go on."""
+        for move in self.to_come[rank]:
+            blocked = self.blocked[rank]
+            free = not any(chunk in blocked for chunk in range(move.start, move.stop))
+            if not (free and self._do(rank, move)):
+                self._park(rank, move)
+            return True
+        return False
 
-    def _do(self, rank: int, move: Move, woken: set[int]) -> bool:
+    def _park(self, rank: int, move: Move) -> None:
+        parked, blocked = _Waiting(move), self.blocked[rank]
+        span = range(move.start, move.stop)
+        before = list({id(blocked[c]): blocked[c] for c in span if c in blocked}.values())
+        parked.after = len(before)
+        for earlier in before:
+            earlier.frees.append(parked)
+        blocked.update(dict.fromkeys(span, parked))
+        self.waiting[rank][parked] = None
+        if not before:
+            self._await(rank, parked)
+
+    def _await(self, rank: int, parked: _Waiting) -> None:
+        for key in _keys(rank, parked.move):
+            self.awaited.setdefault(key, []).append(parked)
+
+    def _retry(self, rank: int, parked: _Waiting) -> None:
+        """A message has come for this move. Once it is done, so may be those that wait for it."""
+        if parked not in self.waiting[rank] or not self._do(rank, parked.move):
+            return
+        for key in _keys(rank, parked.move):
+            self.awaited[key].remove(parked)
+            if not self.awaited[key]:
+                del self.awaited[key]
+        self._done(rank, parked)
+
+    def _done(self, rank: int, parked: _Waiting) -> None:
+        done = [parked]
+        while done:
+            finished = done.pop()
+            del self.waiting[rank][finished]
+            blocked = self.blocked[rank]
+            for chunk in range(finished.move.start, finished.move.stop):
+                if blocked.get(chunk) is finished:
+                    del blocked[chunk]
+            for later in finished.frees:
+                later.after -= 1
+                if not later.after:
+                    if self._do(rank, later.move):
+                        done.append(later)
+                    else:
+                        self._await(rank, later)
+        if not self.waiting[rank]:
+            self.free.append(rank)
+
+    def _do(self, rank: int, move: Move) -> bool:
         """Whether the move could be done."""
         kind, peer, start, stop, quorum = move
         held = self.held[rank]
@@ -136,8 +183,10 @@ class _Execution:
             contents = held[start:stop]
             if contents[0] is None or (stop - start > 1 and _lacks(contents)):
                 raise self._wrong(rank, move, "sends what it doesn't hold")
-            self.messages.setdefault((rank, peer, start, stop), []).append(contents)
-            woken.add(peer)
+            key = (rank, peer, start, stop)
+            self.messages.setdefault(key, []).append(contents)
+            if key in self.awaited:
+                self.answered.append((peer, self.awaited[key][0]))
             return True
         key = (peer, rank, start, stop)
         queue = self.messages.get(key)
@@ -187,16 +236,15 @@ class _Execution:
         return True
 
     def _nobody_waits(self) -> None:
+        waiting = [(rank, parked.move) for rank, moves in self.waiting.items() for parked in moves]
         stuck = [
             (rank, move)
-            for rank, moves in self.waiting.items()
-            for move in moves
+            for rank, move in waiting
             if move.kind is not Kind.SEND and not (move.quorum and rank in self.silent)
         ]
         to_be_sent = {
             (rank, move.peer, move.start, move.stop)
-            for rank, moves in self.waiting.items()
-            for move in moves
+            for rank, move in waiting
             if move.kind is Kind.SEND
         }
         for rank, move in stuck:
@@ -242,6 +290,12 @@ class _Execution:
 
     def _with_silent(self) -> str:
         return f", with {sorted(self.silent)} late" if self.silent else ""
+
+
+def _keys(rank: int, move: Move) -> list[_Key]:
+    """The messages that this rank's move takes."""
+    peers = (move.peer,) if move.quorum is None else move.quorum.peers
+    return [(peer, rank, move.start, move.stop) for peer in peers if peer != rank]
 
 
 def _lacks(contents: list[Content | None]) -> bool:
