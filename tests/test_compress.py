@@ -66,6 +66,14 @@ def test_factors_that_save_nothing_are_not_made() -> None:
     assert exact.elements == REST + 256 * 64 + 64 * 147
 
 
+def test_what_would_not_save_bytes_is_not_compressed() -> None:
+    assert [p.name for p in payloads("topk(ratio=0.6)")] == ["exact"]
+    halves = [Tensor(name="h", shape=(64, 64), dtype="bfloat16")]
+    powersgd = default_catalog().compressors["powersgd"]
+    [exact] = powersgd.payloads(halves, 0, rank=31, feedback=None)
+    assert exact.exact
+
+
 def test_what_they_declare() -> None:
     parts = default_catalog().compressors
     quantisers = {"fp16", "bf16", "int8", "qsgd", "terngrad", "sign", "efsign"}

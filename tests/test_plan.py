@@ -90,6 +90,7 @@ def test_any_text_at_all_is_read_or_explained(text: str) -> None:
         ("tree(fanout=two)", "fanout of tree: 'two' is not a whole number; write it so"),
         ("tree(fanout=0)", "fanout of tree: 0 is too small; give at least 1"),
         ("ring+topk(ratio=2)", "ratio of topk: 2 is too large; give at most 1"),
+        ("ring+topk(ratio=nan)", "ratio of topk: 'nan' is not a number; write it so"),
         ("ring+topk(exact=perhaps)", "exact of topk: 'perhaps' is not true or false; write it so"),
         (
             "hierarchical(form=flat)",

@@ -1,4 +1,4 @@
-"""The public names exist, are sorted, and importing them needs no torch."""
+"""The public names exist, and importing them needs no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_all_is_sorted_and_there(name: str) -> None:
+def test_all_public_names_are_there(name: str) -> None:
     package = importlib.import_module(name)
-    assert list(package.__all__) == sorted(package.__all__)
+    assert len(set(package.__all__)) == len(package.__all__) > 0
     assert all(hasattr(package, public) for public in package.__all__)
 
 

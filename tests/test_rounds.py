@@ -8,7 +8,7 @@ from thalweg import Cluster, Group, Size, Workload, check, compile_rounds, parse
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Tensor
 from thalweg.rounds import Round, When
-from thalweg.schedules import timeline
+from thalweg.schedules import timeline, traffic
 from thalweg.schedules.topologies import shuffle
 
 RACKS = Group.everybody(Cluster.regular([4, 4], nic="200mbit", uplink="50mbit"))
@@ -69,10 +69,21 @@ def test_the_others_take_two_shots_or_gather() -> None:
     assert [r.schedule.name for r in rounds("ring+topk") if r.codec] == ["all_gather"]
 
 
+def test_two_shots_are_not_taken_where_the_uplinks_would_choke() -> None:
+    """An exchange sends G (N-G)/N payloads through an uplink, a gathering ring N-1 of them."""
+    lone = Cluster.regular([1] * 4, nic="10gbit", uplink="10mbit")
+    names = [r.schedule.name for r in rounds("ring+int8", group=Group.everybody(lone)) if r.codec]
+    assert names == ["all_to_all", "all_gather"]
+
+
+def test_buckets_of_one_size_share_their_schedule() -> None:
+    compiled = rounds("ring @ bucket=4MB", workload=Workload.of_size(Size.parse("250MB")))
+    assert len({id(r.schedule) for r in compiled}) <= 2
+    assert len(compiled) > 50
+
+
 def test_two_shots_carry_what_they_should() -> None:
     """2(N-1)/N of the payload, against N-1 for a gather."""
-    from thalweg.schedules import traffic
-
     exchange, gather = (r.schedule for r in rounds("ring+sign") if r.codec)
     payload = 512 * 256 // 8
     for schedule in (exchange, gather):
@@ -105,6 +116,12 @@ def test_shuffled_groups_take_turns() -> None:
     assert table[0] == [(0, 4), (1, 2, 3), (5, 6, 7)]
     assert table[1] == [(1, 5), (0, 2, 3), (4, 6, 7)]
     assert table[:4] == table[4:]
+
+
+def test_a_long_period_costs_nothing() -> None:
+    group = Group.everybody(Cluster.regular([7, 11, 13, 17]))
+    assert shuffle.period(group) == 7 * 11 * 13 * 17
+    assert len(shuffle.groups(group, 12345)) == 5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ in it is enough. A `Catalog` is a value; `with_topology` and its like return a l
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -54,9 +55,11 @@ class Catalog:
     presets: dict[str, Preset]
 
     def with_topology(self, topology: Topology) -> Catalog:
-        presets = {**self.presets, topology.name: _preset_of(topology)}
-        topologies = {**self.topologies, topology.name: topology}
-        return replace(self, topologies=topologies, presets=presets)
+        return replace(
+            self,
+            topologies=_by_name([*self.topologies.values(), topology]),
+            presets=_by_name([*self.presets.values(), _preset_of(topology)]),
+        )
 
     def plan(self, text: str) -> Plan:
         """The plan that this text stands for; PlanError if it can't be read, names what isn't
@@ -78,12 +81,14 @@ class Catalog:
     def guarantee(self, plan: Plan) -> Guarantee:
         lossy = plan.precision is not None
         promise = Promise.LOSSY if lossy else Promise.EXACT
+        often = f"every {plan.cadence.every} steps" if plan.cadence.every > 1 else "every step"
         if plan.what is What.PARAMETERS:
+            topology = self.topologies[plan.topology.name]
             return Guarantee(
                 Promise.EVENTUAL,
-                "replicas differ, their mean is kept",
-                "only its group waits for it",
-                "its group goes on; the table of groups is rebuilt",
+                "replicas differ, their mean is kept" + (" up to rounding" if lossy else ""),
+                "only its group waits for it" if topology.mixes else f"all wait for it, {often}",
+                "its group goes on without it" if topology.mixes else "survivors regroup",
             )
         if plan.cadence.staleness is not None:
             return Guarantee(
@@ -97,8 +102,8 @@ class Catalog:
             return Guarantee(
                 promise,
                 f"the sum over all samples from any quorum, {stragglers} late per parent",
-                "nobody waits for it",
-                "nobody waits for it; it may come back",
+                "nobody waits for it, unless it is the root",
+                "nobody waits for it, unless it is the root; it may come back",
             )
         if plan.redundancy is not None:
             return Guarantee(
@@ -179,12 +184,12 @@ class Catalog:
 def default_catalog() -> Catalog:
     """All that comes with Thalweg."""
     topologies = _declared(thalweg.schedules.topologies, "TOPOLOGY")
-    presets = [_preset_of(topology) for topology in topologies.values()]
+    presets = [*map(_preset_of, topologies.values()), *PRESETS]
     return Catalog(
         topologies=topologies,
         codes=_declared(thalweg.codes, "CODE"),
         compressors=_declared(thalweg.compress, "COMPRESSOR"),
-        presets={preset.name: preset for preset in (*presets, *PRESETS)},
+        presets=_by_name(presets),
     )
 
 
@@ -197,8 +202,15 @@ def _declared(package: ModuleType, constant: str) -> dict[str, Any]:
         import_module(f"{package.__name__}.{found.name}")
         for found in pkgutil.iter_modules(package.__path__)
     )
-    parts = [getattr(module, constant) for module in modules if hasattr(module, constant)]
-    return {part.name: part for part in parts}
+    return _by_name([getattr(module, constant) for module in modules if hasattr(module, constant)])
+
+
+def _by_name(parts: Sequence[Any]) -> dict[str, Any]:
+    named = {part.name: part for part in parts}
+    for name, times in Counter(part.name for part in parts).items():
+        if times > 1:
+            raise PlanError(f"{times} parts are called {name!r}", "rename all but one")
+    return named
 
 
 def _preset_of(topology: Topology) -> Preset:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -76,7 +77,10 @@ class Parameter:
                 return {"true": True, "false": False}[text.lower()]
             if issubclass(self.kind, Size | Count):
                 return self.kind.parse(text)
-            return self.kind(text)
+            value = self.kind(text)
+            if isinstance(value, float) and not isfinite(value):
+                raise ValueError
+            return value
         except UnitError as error:
             raise PlanError(error.problem, error.remedy) from None
         except (ValueError, KeyError):

@@ -65,13 +65,14 @@ class _Compiler:
         self.promise = catalog.guarantee(plan).promise
         self.topology = _schedulable(plan, catalog)
         self.compressor = catalog.compressors[plan.precision.name] if plan.precision else None
+        self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
 
     def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
         groups = self._groups(group)
         for bucket in workload.buckets(self.plan.settings.bucket) if groups else ():
             for payload in self._payloads(bucket):
                 for members in groups:
-                    for schedule in self._schedules(members, payload):
+                    for schedule in self._schedules_once(members, payload):
                         yield self._round(bucket, members, payload, schedule)
 
     def _groups(self, group: Group) -> tuple[Group, ...]:
@@ -89,18 +90,23 @@ class _Compiler:
         arguments = self.plan.precision.arguments
         return self.compressor.payloads(bucket.tensors, self.step, **arguments)
 
+    def _schedules_once(self, group: Group, payload: Payload) -> list[Schedule]:
+        """Buckets of one size share their schedules."""
+        key = group.ranks, payload
+        if key not in self.built:
+            self.built[key] = self._schedules(group, payload)
+        return self.built[key]
+
     def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
         if payload.exact or self.compressor is None or self._adds(self.compressor):
             return [self._topology_schedule(group, payload)]
-        gathered = all_gather(group, payload.elements * group.size, payload.itemsize)
-        if self.compressor.elementwise and self.plan.what is What.GRADIENTS:
-            shots = [
+        shards = self.compressor.elementwise and self.plan.what is What.GRADIENTS
+        if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
+            return [
                 all_to_all(group, payload.elements, payload.itemsize),
                 all_gather(group, payload.elements, payload.itemsize),
             ]
-            if _seconds(group, payload, shots=True) < _seconds(group, payload, shots=False):
-                return shots
-        return [gathered]
+        return [all_gather(group, payload.elements * group.size, payload.itemsize)]
 
     def _adds(self, compressor: Compressor) -> bool:
         """Whether payloads are added on the way. Averaged parameters are gathered instead, unless
@@ -133,13 +139,23 @@ class _Compiler:
         )
 
 
-def _seconds(group: Group, payload: Payload, *, shots: bool) -> float:
-    """Latency and transfer of two shots (an exchange and a gather of 1/N each), or of gathering
-    everybody's whole payload."""
+def _two_shot_seconds(group: Group, payload: Payload) -> float:
+    """An exchange of shards, in which a rack's members each send to all other racks, and a ring
+    that gathers the shards; each NIC carries (N-1)/N of the payload in both."""
+    others, size = group.size - 1, group.size
+    nic = 2 * others / size * payload.nbytes / group.slowest_nic()
+    uplinks = [
+        (len(rack) * (size - len(rack)) + others) / size * payload.nbytes / rate
+        for rack, rate in group.uplinks()
+    ]
+    return max([nic, *uplinks]) + 2 * others * group.longest_seconds()
+
+
+def _gather_seconds(group: Group, payload: Payload) -> float:
+    """A ring that gathers everybody's whole payload: N-1 of them on every NIC and uplink."""
     others = group.size - 1
-    nbytes = payload.nbytes * others * (2 / group.size if shots else 1)
-    messages = others * (2 if shots else 1)
-    return messages * group.longest_seconds() + nbytes / group.slowest_bytes_per_second()
+    transfer = others * payload.nbytes / group.slowest_bytes_per_second()
+    return transfer + others * group.longest_seconds()
 
 
 def _schedulable(plan: Plan, catalog: Catalog) -> Topology:

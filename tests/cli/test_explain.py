@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_every_kind_of_plan(plan: str, tmp_path: Path) -> None:
     assert ET.parse(tmp_path / "d.svg").getroot().tag.endswith("svg")
     document = json.loads((tmp_path / "d.json").read_text())
     assert document["command"] == "explain"
-    assert document["settings"]["plan"] == plan
+    assert document["settings"]["sync"] == plan
 
 
 def test_json_on_standard_output_is_alone_there() -> None:
@@ -112,11 +113,18 @@ CONTRADICTION = (
         (["ring", "--lab", "2by4"], "'2by4' is not a layout of racks; write it like 2x4"),
         (["ring", "--lab", "2x2", "--rank-order", "odd"], "no rank order 'odd'; give rack or"),
         (["ring", "--workers", "4", "--bytes", "lots"], "'lots' is not a size; write it like 25MB"),
-        (["ring", "--workers", "4", "--nic", "1gbit"], "--nic and --uplink describe a --lab; give"),
+        (["ring", "--workers", "4", "--nic", "1gbit"], "--rank-order describe a --lab; give"),
         (["ring", "--workers", "0"], "Invalid value for '--workers'"),
         (["ring", "--workers", "four"], "Invalid value for '--workers'"),
-        (["ring"], "where? none given; give one of --workers, --cluster and --lab"),
-        (["ring", "--workers", "2", "--lab", "2x2"], "where? --workers and --lab given; give one"),
+        (["ring"], "nothing says where the workers are; give one of --workers, --cluster and"),
+        (["ring", "--workers", "2", "--lab", "2x2"], "--workers and --lab at once says where"),
+        (["ring", "--workers", "4", "--bytes", ""], "'' is not a size; write it like 25MB"),
+        (["ring", "--lab", "2x2", "--nic", ""], "'' is not a rate; write it like"),
+        (["ring", "--workers", "4", "--rank-order", "rack"], "--rank-order describe a --lab; give"),
+        (["ring", "--workers", "4", "--svg", "-"], "--svg needs a file, not standard output; give"),
+        (["ring", "--workers", "300", "--svg", "x"], "300 workers are too many for a draw"),
+        (["ring", "--lab", "1000000x1000000"], "workers are too many; give at most"),
+        (["gc", "--workers", "1"], "1 workers don't form teams of 2 (stragglers=1); use more"),
         (["ring", "--cluster", "none.toml"], "can't read none.toml: No such file or directory"),
         (["ring", "--cluster", "bad.toml"], "bad.toml: rank 0 is on x and on y; give every rank"),
         (["ring", "--workers", "4", "--frobnicate"], "No such option"),
@@ -132,7 +140,6 @@ def test_mistakes_are_one_line_and_exit_code_2(
     (tmp_path / "bad.toml").write_text(CONTRADICTION)
     done = thalweg("explain", *arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stdout == ""
     [line] = done.stderr.splitlines()
     assert line.startswith("thalweg: ")
     assert message in line
@@ -153,18 +160,94 @@ def test_a_traceback_only_for_those_who_ask() -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize("plan", ["asp", "lgc(k=3)", "codedreduce", "auto"])
+def test_plans_without_rounds_show_their_choices_and_say_why(plan: str) -> None:
+    done = thalweg("explain", plan, "--workers", "20")
+    assert done.returncode == 2
+    assert "choices         topology" in done.stdout
+    assert "promise" in done.stdout
+    assert "rounds" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_step_at_which_nothing_travels() -> None:
+    usual = thalweg("explain", "local_sgd(every=4)", "--workers", "4", "--bytes", "1KB")
+    assert "step 3)" in usual.stdout
+    done = thalweg("explain", "local_sgd(every=4)", "--workers", "4", "--step", "0")
+    assert done.returncode == 0
+    assert "Nothing travels at step 0; try --step 3." in done.stdout
+
+
+def test_a_compressor_that_costs_more_than_it_saves_is_seen() -> None:
+    place = ["--lab", "2x16", "--nic", "1gbit", "--uplink", "50mbit", "--json", "-"]
+    settings = json.loads(thalweg("explain", "hierarchical+int8", *place).stdout)["settings"]
+    assert settings["slowest_link_seconds"] > 2 * settings["uncompressed_seconds"]
+
+
+def test_an_empty_model(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text('name = "m"\ntensors = [{ name = "w", shape = [0, 5] }]\n')
+    done = thalweg("explain", "ring", "--workers", "3", "--model", "m.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk() -> None:
+    command = (
+        f"{sys.executable} -c 'from thalweg.cli.main import run; run()' explain ring --workers 3"
+    )
+    for arguments in ("", "--json -"):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {arguments} > /dev/full"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("thalweg: can't write the output: No space left on device; ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_standard_output_at_all() -> None:
+    command = (
+        f"{sys.executable} -c 'from thalweg.cli.main import run; run()' explain ring --workers 3"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{command} >&-"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c() -> None:
+    command = [sys.executable, "-c", "from thalweg.cli.main import run; run()"]
+    process = subprocess.Popen(
+        [*command, "explain", "ring", "--workers", "1024"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it has begun
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "thalweg: interrupted; nothing was left running\n"
+
+
 def test_version_and_help() -> None:
     import thalweg as package
 
     assert thalweg("--version").stdout == f"thalweg {package.__version__}\n"
     assert "explain" in thalweg("--help").stdout
-    assert thalweg("nonsense").returncode == 2
-    assert thalweg().returncode in (0, 2)
+    assert thalweg().stdout == thalweg("--help").stdout
+    nonsense = thalweg("nonsense")
+    assert nonsense.returncode == 2
+    assert nonsense.stderr == "thalweg: No such command 'nonsense'; see `thalweg --help`\n"
 
 
 @pytest.mark.parametrize("json_too", ["", "--json -"])
 def test_a_reader_that_goes_away_is_not_told_about_it(json_too: str) -> None:
     explain = "-c 'from thalweg.cli.main import run; run()' explain ring --workers 8 --beats 0"
     command = f"{sys.executable} {explain} {json_too} | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

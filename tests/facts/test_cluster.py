@@ -85,6 +85,12 @@ def test_interleaved_ranks_go_round_the_racks() -> None:
     assert [rack.ranks for rack in cluster.racks] == [(0, 2, 3), (1,)]
 
 
+def test_what_nobody_said_is_assumed_and_listed() -> None:
+    assert parse_cluster(EXAMPLE).assumed == ("1gbit NICs",)
+    assert Cluster.flat(3).assumed == ("1gbit NICs", "100us latency")
+    assert Cluster.regular([2], nic="1gbit", latency=Duration(0)).assumed == ()
+
+
 RACK = '[[rack]]\nname = "a"\n'
 
 
@@ -94,6 +100,9 @@ RACK = '[[rack]]\nname = "a"\n'
         ("", "no [[rack]] in the file; add one"),
         ("rack = 3", "no [[rack]] in the file; add one"),
         ("[[rack]", "not TOML"),
+        ("x = " + "9" * 5000, "not TOML"),
+        ("x = " + "[" * 5000, "not TOML"),
+        (RACK + "hosts = 999999999", "999999999 hosts are too many; give at most"),
         ("[[rack]]\nhosts = 2", "rack 0 has no usable name (None); write name"),
         (RACK, "rack 'a' has no hosts; add one"),
         (RACK + "hosts = 0", "rack 'a' has no hosts; add one"),
@@ -140,6 +149,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ClusterError, match="binary is not text"):
         read_cluster(tmp_path / "binary")
+
+
+def test_more_workers_than_anybody_has() -> None:
+    with pytest.raises(ClusterError, match="workers are too many; give at most"):
+        Cluster.regular(rack_sizes("1000000x1000000"))
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("2x4", [4, 4]), ("5+3+4", [5, 3, 4]), ("7", [7])])

@@ -10,7 +10,14 @@ from thalweg.facts import Count, Duration, Rate, Size, about
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("25MB", 25_000_000), ("4MiB", 4 << 20), ("1.5KB", 1500), ("0B", 0), (" 7 GB ", 7 * 10**9)],
+    [
+        ("25MB", 25_000_000),
+        ("4MiB", 4 << 20),
+        ("1.5KB", 1500),
+        ("1.5kB", 1500),
+        ("0B", 0),
+        (" 7 GB ", 7 * 10**9),
+    ],
 )
 def test_sizes(text: str, nbytes: int) -> None:
     assert Size.parse(text) == Size(nbytes)
@@ -52,6 +59,20 @@ def test_units_that_some_read_as_bits_and_some_as_bytes_are_refused(text: str) -
         Rate.parse(text)
 
 
+@pytest.mark.parametrize("text", ["1e30", "1e99999999", "9" * 400])
+@pytest.mark.parametrize(
+    ("kind", "unit"), [(Size, "B"), (Rate, "gbit"), (Duration, "s"), (Count, "")]
+)
+def test_what_is_beyond_reason_is_refused(kind: type[Size], unit: str, text: str) -> None:
+    with pytest.raises(UnitError, match="is too large; write it like"):
+        kind.parse(text + unit)
+
+
+def test_a_rate_of_less_than_a_bit_is_refused() -> None:
+    with pytest.raises(UnitError, match="moves nothing"):
+        Rate.parse("1e-400gbit")
+
+
 @pytest.mark.parametrize("kind", [Size, Count])
 def test_halves_of_bytes_are_refused(kind: type[Size]) -> None:
     with pytest.raises(UnitError, match="whole"):
@@ -59,7 +80,7 @@ def test_halves_of_bytes_are_refused(kind: type[Size]) -> None:
 
 
 def test_no_rate_is_refused() -> None:
-    with pytest.raises(UnitError, match=r"a rate of '0mbit' moves nothing; give one above 0"):
+    with pytest.raises(UnitError, match=r"a rate of '0mbit' moves nothing; give at least 1bit"):
         Rate.parse("0mbit")
 
 
@@ -98,3 +119,5 @@ def test_measured_figures_are_rounded() -> None:
     assert about(0, "B") == "0 B"
     assert about(0.000297, "s") == "297 us"
     assert about(1.6, "s") == "1.6 s"
+    assert about(7200, "s") == "7200 s"
+    assert about(6.4e-8, "s") == "64 ns"

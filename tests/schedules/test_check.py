@@ -160,7 +160,7 @@ def test_the_error_says_who_and_what() -> None:
     moves = lists_of(schedule)
     assert moves[5][0] == Move(Kind.SEND, 2, 0, 1)
     with pytest.raises(
-        ScheduleError, match=r"tree: rank 2 waits for what never comes \(add 0 from 5\); .*explain"
+        ScheduleError, match=r"tree: rank 2 waits for what never comes \(add 0 from 5\); .*wrong"
     ):
         check(tampered(schedule, 5, 0, []))
 

@@ -12,10 +12,12 @@ from math import ceil, floor, log2
 import pytest
 
 from tests.running import mean_sets
-from tests.schedules.test_topologies import build
+from tests.schedules.test_topologies import VARIANTS, build
 from thalweg.facts import Cluster, Link, parse_cluster
 from thalweg.schedules import Group, Traffic, order, timeline, traffic
-from thalweg.schedules.trees import binary, complement, over
+from thalweg.schedules.topologies import shuffle
+from thalweg.schedules.topologies.ring import ring
+from thalweg.schedules.trees import binary, complement, heap, over
 
 ITEM = 4
 
@@ -49,6 +51,16 @@ def test_ring(variant: str, workers: int) -> None:
     assert moves == 2 * (workers - 1)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rack_sizes", [[1], [2], [7], [16], [3, 3, 3], [5, 3, 4], [2] * 6])
+def test_a_chunk_alone_takes_as_many_beats_as_it_has_sequential_moves(
+    variant: str, rack_sizes: list[int]
+) -> None:
+    schedule = build(variant, Group.everybody(Cluster.regular(rack_sizes)), 1)
+    drawn = timeline(schedule)
+    assert drawn.sequential_moves == len(drawn.beats)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_ring_crosses_each_uplink_once_whatever_the_rank_numbers(interleaved: bool) -> None:
     cluster = Cluster.regular([4, 4, 4], interleaved=interleaved)
@@ -69,6 +81,23 @@ def test_star(workers: int) -> None:
     assert sent[0] == received[0] == workers - 1
     assert all(sent[rank] == received[rank] == 1 for rank in range(1, workers))
     assert moves == 2 * (workers - 1)
+
+
+def out_of_racks(found: Traffic, elements: int) -> dict[str, Fraction]:
+    return {
+        link.owner: Fraction(n, elements * ITEM)
+        for link, n in found.links.items()
+        if (link.kind, link.direction) == ("uplink", "out")
+    }
+
+
+@pytest.mark.parametrize(("racks", "members"), [(2, 4), (3, 2), (4, 3)])
+def test_star_through_uplinks(racks: int, members: int) -> None:
+    """G S out of a rack, (N-G) S out of the master's."""
+    _, _, found, _ = measured("star", Cluster.regular([members] * racks), 600)
+    out = out_of_racks(found, 600)
+    assert out.pop("rack0") == (racks - 1) * members
+    assert set(out.values()) == {members}
 
 
 @pytest.mark.parametrize(("racks", "members"), [(1, 6), (2, 4), (4, 4), (3, 5)])
@@ -107,6 +136,37 @@ def test_tree_enters_each_rack_once() -> None:
         if link.direction == "out" and link.kind == "uplink"
     }
     assert out == {"rack0": 2 * 4000, "rack1": 4000, "rack2": 4000}
+
+
+LAYOUTS = [(1, 2), (1, 9), (1, 31), (2, 4), (3, 3), (4, 4), (7, 7), (3, 12), (12, 3)]
+
+
+@pytest.mark.parametrize(("racks", "members"), LAYOUTS)
+@pytest.mark.parametrize("fanout", [1, 4])
+def test_tree_over_racks(racks: int, members: int, fanout: int) -> None:
+    """At most (1 + k) S sent, (1 + 2k) S by a rack's root; 2k moves for each level."""
+    cluster = Cluster.regular([members] * racks)
+    sent, _, found, moves = measured(f"tree(fanout={fanout})", cluster, 1000)
+    roots = {rack.ranks[0] for rack in cluster.racks}
+    assert all(n <= 1 + (2 if rank in roots else 1) * fanout for rank, n in sent.items())
+    assert set(out_of_racks(found, 1000).values()) <= set(range(1, 2 + fanout))
+    shape = heap(fanout)
+    levels = sum(over(tuple(range(n)), shape).depth for n in (racks, members))
+    assert moves <= 2 * fanout * levels
+
+
+@pytest.mark.parametrize(("racks", "members"), LAYOUTS)
+def test_double_tree_over_racks(racks: int, members: int) -> None:
+    """At most 4 moves for each level; S/2 up an uplink and S/2 for each rack below, per tree."""
+    _, _, found, moves = measured("double_tree", Cluster.regular([members] * racks), 2000)
+    levels = sum(
+        max(over(tuple(range(n)), shape).depth for shape in (binary, complement))
+        for n in (racks, members)
+    )
+    assert moves <= 4 * levels
+    halves = {n * 2 for n in out_of_racks(found, 2000).values()}
+    assert all(n.denominator == 1 for n in halves)
+    assert sum(out_of_racks(found, 2000).values()) == 2 * (racks - 1)
 
 
 @pytest.mark.parametrize("workers", range(2, 34))
@@ -176,6 +236,7 @@ def test_hierarchical(form: str, racks: int, members: int) -> None:
     else:
         leader, chain, end = between + 1, Fraction(2), Fraction(1)
         assert set(sent.values()) <= {leader, chain, end}
+        assert {sent[rack.ranks[0]] for rack in cluster.racks} == {leader}
 
 
 @pytest.mark.parametrize("rack_sizes", [[5, 3, 4], [1, 7], [2, 2, 3], [6, 4]])
@@ -194,11 +255,37 @@ def test_hierarchical_with_uneven_racks(rack_sizes: list[int]) -> None:
 @pytest.mark.parametrize("workers", [2, 3, 8, 33])
 def test_gossip(workers: int) -> None:
     """Both neighbours: 2 S (one if there is only one); one peer by turns: S."""
-    sent, received, _, _ = measured("gossip", Cluster.flat(workers), 100)
+    sent, received, _, moves = measured("gossip", Cluster.flat(workers), 100)
     assert set(sent.values()) == set(received.values()) == {min(2, workers - 1)}
+    assert moves == min(2, workers - 1)
     for step in range(7):
-        sent, _, _, _ = measured("gossip(graph=exponential)", Cluster.flat(workers), 100, step)
+        sent, _, _, moves = measured("gossip(graph=exponential)", Cluster.flat(workers), 100, step)
         assert set(sent.values()) == {1}
+        assert moves == 1
+
+
+def test_gossip_through_uplinks() -> None:
+    """A ring crosses it once each way; a peer at a distance may be in another rack for all G."""
+    cluster = Cluster.regular([4] * 4, interleaved=True)
+    _, _, found, _ = measured("gossip", cluster, 100)
+    assert uplinks(found, 100) == {2}
+    for step, flows in enumerate([1, 2, 4, 4]):
+        _, _, found, _ = measured("gossip(graph=exponential)", cluster, 100, step)
+        assert uplinks(found, 100) == {flows}
+
+
+@pytest.mark.parametrize(("racks", "members"), [(2, 4), (4, 3), (3, 5)])
+def test_shuffle_through_uplinks(racks: int, members: int) -> None:
+    """A ring of one representative of each rack: 2(C-1)/C S."""
+    cluster = Cluster.regular([members] * racks, interleaved=True)
+    for step in range(members):
+        for group in shuffle.groups(Group.everybody(cluster), step):
+            found = traffic(ring(group, 120 * racks * members, ITEM, step), cluster)
+            if len(group.racks) > 1:
+                expected = {Fraction(2 * (racks - 1), racks)}
+                assert uplinks(found, 120 * racks * members) == expected
+            else:
+                assert uplinks(found, 120 * racks * members) == set()
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

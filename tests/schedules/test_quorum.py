@@ -111,7 +111,7 @@ def test_a_quorum_that_is_not_gathered_is_refused() -> None:
 
 def test_teams_must_come_out_even() -> None:
     with pytest.raises(
-        LayoutError, match=r"7 workers don't form teams of 2 .*; with 7 workers use"
+        LayoutError, match=r"7 workers don't form teams of 2 .*; use stragglers=6, or"
     ):
         FractionalRepetition(7, 1)
 

@@ -56,10 +56,12 @@ def command(
     terminal.print(_table(rows))
     terminal.print(
         "\nEvery plan was checked move by move, then run on real threads: all ranks got the same "
-        f"sum.\nThe bound is the busiest link's bytes at its full rate. Drawings: {out}/*.svg\n"
+        "sum.\nThe bound is the slowest link's bytes at its full rate, without latency.\n"
+        f"Drawings: {out}/*.svg\n"
         "Try: thalweg explain hierarchical --lab 2x4 --nic 200mbit --uplink 50mbit"
     )
-    write_json(json_path, "demo", {"nic": "200mbit", "uplink": "50mbit", "bytes": "10MB"}, rows)
+    settings = {"nic": "200mbit", "uplink": "50mbit", "bytes": workload.nbytes}
+    write_json(json_path, "demo", settings, rows)
 
 
 def _row(explanation: Explanation) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from thalweg.cli.place import (
 )
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, read_workload
-from thalweg.report import Explanation, draw, explain, render
+from thalweg.report import (
+    MOST_WORKERS_DRAWN,
+    Explanation,
+    draw,
+    explain,
+    first_step,
+    heading,
+    render,
+)
 from thalweg.schedules import Group
 
 DATA = "25MB"
@@ -33,14 +41,18 @@ def command(
     lab: LabOption = None,
     nic: NicOption = None,
     uplink: UplinkOption = None,
-    rank_order: OrderOption = "rack",
+    rank_order: OrderOption = None,
     nbytes: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help=f"Of the model; {DATA} if absent.")
+        str | None,
+        typer.Option("--bytes", metavar="SIZE", help=f"Size of the model; {DATA} if absent."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="FILE", help="A workload file instead.")
+        Path | None, typer.Option("--model", metavar="FILE", help="A workload file (TOML) instead.")
     ] = None,
-    step: Annotated[int, typer.Option(min=0, help="Of training; some plans take turns.")] = 0,
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Training step; the first at which anything travels if absent."),
+    ] = None,
     most_beats: Annotated[
         int, typer.Option("--beats", min=0, help="How many to draw in the terminal; 0: all.")
     ] = 16,
@@ -52,33 +64,50 @@ def command(
     """Draw who sends what to whom under a plan, with its promise and its cost.
 
     Nothing is run: the schedule that would run is built, checked and drawn.
+    `thalweg plans` lists what there is.
     """
     catalog = default_catalog()
     settled = catalog.plan(plan)
     group = Group.everybody(cluster_at(workers, cluster, lab, nic, uplink, rank_order))
+    if svg is not None:
+        _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)
+    at = first_step(settled) if step is None else step
     terminal = console(json_path)
+    terminal.print(heading(settled, catalog.guarantee(settled), group, workload, at))
     with working(f"Checking {plan} for {group.size} workers"):
-        explanation = explain(settled, group, workload, step, catalog)
+        explanation = explain(settled, group, workload, at, catalog)
     for piece in render(explanation, most_beats):
         terminal.print(piece)
-    if svg is not None:
+    if svg is not None and explanation.scenes:
         write_file(svg, draw(explanation))
         terminal.print(f"Drawn into {svg}.")
     write_json(json_path, "explain", _settings(explanation), _rows(explanation))
 
 
+def _can_be_drawn(svg: Path, group: Group) -> None:
+    if str(svg) == "-":
+        raise UsageError("--svg needs a file, not standard output", "give it a path")
+    if group.size > MOST_WORKERS_DRAWN:
+        raise UsageError(
+            f"{group.size} workers are too many for a drawing",
+            f"draw up to {MOST_WORKERS_DRAWN}, or leave out --svg",
+        )
+
+
 def _workload(nbytes: str | None, model: Path | None) -> Workload:
     if nbytes is not None and model is not None:
         raise UsageError("--bytes and --model are both given", "give one")
-    return read_workload(model) if model else Workload.of_size(Size.parse(nbytes or DATA))
+    if model is not None:
+        return read_workload(model)
+    return Workload.of_size(Size.parse(DATA if nbytes is None else nbytes))
 
 
 def _settings(explanation: Explanation) -> dict[str, Any]:
     plan, guarantee = explanation.plan, explanation.guarantee
     slowest = explanation.slowest_link()
     return {
-        "plan": str(plan),
+        "sync": str(plan),
         "workers": explanation.group.size,
         "racks": [list(rack) for rack in explanation.group.racks],
         "bytes": explanation.data_bytes,
@@ -94,12 +123,15 @@ def _settings(explanation: Explanation) -> dict[str, Any]:
         "result": guarantee.result,
         "late": guarantee.late,
         "dead": guarantee.dead,
+        "period": explanation.period,
         "turns": [[list(ranks) for ranks in groups] for groups in explanation.turns],
         "sequential_moves": explanation.sequential_moves,
         "sent": explanation.traffic.sent,
         "received": explanation.traffic.received,
         "links": {str(link): n for link, n in sorted(explanation.traffic.links.items())},
-        "seconds_at_least": slowest[1] if slowest else None,
+        "slowest_link": str(slowest[0]) if slowest else None,
+        "slowest_link_seconds": slowest[1] if slowest else None,
+        "uncompressed_seconds": explanation.uncompressed_seconds,
     }
 
 

@@ -9,21 +9,22 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import demo, explain
+from thalweg.cli import demo, explain, plans
 from thalweg.errors import ThalwegError
 
+INTERRUPTED = 130
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """The parser's base of all wrong usage, which typer doesn't export by name."""
 
 app = typer.Typer(
     name="thalweg",
     help="Distributed training as fast as the network at hand allows.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("explain")(explain.command)
+app.command("plans")(plans.command)
 app.command("demo")(demo.command)
 
 
@@ -33,23 +34,32 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def run() -> None:
     """Entry point: 0 fine, 1 a check or a run failed, 2 bad usage or it can't run here."""
+    if sys.stdout is None:  # closed by who started us
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     arguments = sys.argv[1:]
     debug = _take_debug(arguments)
+    code = 0
     try:
         result = app(arguments, prog_name="thalweg", standalone_mode=False)
         code = result if isinstance(result, int) else 0
+        sys.stdout.flush()
     except ThalwegError as error:
         code = error.exit_code
         _say(str(error), debug)
@@ -57,12 +67,21 @@ def run() -> None:
         code = 2
         _say(f"{_message(error)}; see {_help_of(error)}", debug)
     except (typer.Abort, KeyboardInterrupt):
-        code = 130
-        _say("interrupted; nothing was left running", debug=False)
-    except BrokenPipeError:  # the reader of a pipe has gone: nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough
+        _drop_output()
+    except OSError as error:
         code = 1
+        _say(f"can't write the output: {error.strerror}; make room or write elsewhere", debug)
+        _drop_output()
+    if code == INTERRUPTED:
+        print("thalweg: interrupted; nothing was left running", file=sys.stderr)
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Nothing more can be written, not even what is still in the buffer."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_debug(arguments: list[str]) -> bool:

@@ -26,7 +26,13 @@ JsonOption = Annotated[
 def console(json_path: str | None = None) -> Console:
     """Where tables go: nowhere if standard output is for JSON. A pipe has room for wide ones."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(quiet=json_path == "-", highlight=False, width=width)
+    return _Console(quiet=json_path == "-", highlight=False, width=width)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader has seen enough; `run` ends quietly."""
+        raise BrokenPipeError
 
 
 @contextmanager

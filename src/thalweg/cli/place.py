@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, rack_sizes, read_cluster
-from thalweg.facts.cluster import ASSUMED_NIC
+from thalweg.facts import Cluster, Rate, rack_sizes, read_cluster
 
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="So many workers in one rack.")
@@ -27,7 +26,8 @@ UplinkOption = Annotated[
     str | None, typer.Option("--uplink", metavar="RATE", help="With --lab: of every rack.")
 ]
 OrderOption = Annotated[
-    str, typer.Option("--rank-order", metavar="rack|interleaved", help="With --lab: of the ranks.")
+    str | None,
+    typer.Option("--rank-order", metavar="rack|interleaved", help="With --lab: of the ranks."),
 ]
 
 
@@ -37,26 +37,29 @@ def cluster_at(
     lab: str | None,
     nic: str | None,
     uplink: str | None,
-    rank_order: str,
+    rank_order: str | None,
 ) -> Cluster:
     given = [name for name, value in _named(workers, cluster, lab) if value is not None]
     if len(given) != 1:
-        said = " and ".join(given) or "none"
-        raise UsageError(f"where? {said} given", "give one of --workers, --cluster and --lab")
-    if lab is None and (nic or uplink):
-        raise UsageError("--nic and --uplink describe a --lab", "give --lab, or a cluster file")
-    if rank_order not in ("rack", "interleaved"):
+        said = " and ".join(given) + " at once" if given else "nothing"
+        raise UsageError(
+            f"{said} says where the workers are", "give one of --workers, --cluster and --lab"
+        )
+    if rank_order not in (None, "rack", "interleaved"):
         raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
+    if lab is None and (nic, uplink, rank_order) != (None, None, None):
+        raise UsageError(
+            "--nic, --uplink and --rank-order describe a --lab", "give --lab, or a cluster file"
+        )
     if cluster is not None:
         return read_cluster(cluster)
     if workers is not None:
         return Cluster.flat(workers)
     return Cluster.regular(
         rack_sizes(lab or ""),
-        nic=nic or ASSUMED_NIC,
-        uplink=uplink,
+        nic=None if nic is None else Rate.parse(nic),
+        uplink=None if uplink is None else Rate.parse(uplink),
         interleaved=rank_order == "interleaved",
-        assumed=nic is None,
     )
 
 

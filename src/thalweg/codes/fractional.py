@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.codes.code import CodeFamily
+from thalweg.declarations import listed
 from thalweg.errors import LayoutError
 
 
@@ -27,9 +28,10 @@ class FractionalRepetition:
         team = self.stragglers + 1
         if self.members % team:
             fitting = [s for s in range(1, self.members) if self.members % (s + 1) == 0]
+            use = f"stragglers={listed(map(str, fitting), 'or')}, or another number of workers"
             raise LayoutError(
                 f"{self.members} workers don't form teams of {team} (stragglers={self.stragglers})",
-                f"with {self.members} workers use stragglers from {fitting or 'nothing: add one'}",
+                f"use {use}" if fitting else "use more workers",
             )
 
     def row(self, member: int) -> NDArray[np.float64]:

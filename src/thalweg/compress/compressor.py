@@ -52,13 +52,8 @@ class Compressor:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-def worth_it(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Tensors to compress, and those that stay as they are: vectors and small ones."""
-    large = [t for t in tensors if len(t.shape) > 1 and t.elements >= SMALL]
-    return large, [t for t in tensors if t not in large]
-
-
 def uncompressed(tensors: Sequence[Tensor]) -> list[Payload]:
+    """Tensors of one bucket, and so of one dtype, as they are."""
     elements = sum(t.elements for t in tensors)
     return [Payload("exact", elements, tensors[0].itemsize, exact=True)] if elements else []
 
@@ -71,10 +66,19 @@ def kept(tensor: Tensor, ratio: float) -> int:
 def packed(
     name: str, tensors: Sequence[Tensor], size: Callable[[Tensor], int], itemsize: int = 1
 ) -> list[Payload]:
-    """One payload for all tensors that are worth it, `size` items for each."""
-    large, rest = worth_it(tensors)
-    items = sum(map(size, large))
+    """One payload for all tensors for which it saves bytes, `size` items for each."""
+    items, rest = 0, []
+    for tensor in tensors:
+        if _large(tensor) and size(tensor) * itemsize < tensor.nbytes:
+            items += size(tensor)
+        else:
+            rest.append(tensor)
     return [*([Payload(name, items, itemsize)] if items else []), *uncompressed(rest)]
+
+
+def _large(tensor: Tensor) -> bool:
+    """Vectors and small tensors stay as they are."""
+    return len(tensor.shape) > 1 and tensor.elements >= SMALL
 
 
 def as_matrix(tensor: Tensor) -> tuple[int, int]:
@@ -83,13 +87,13 @@ def as_matrix(tensor: Tensor) -> tuple[int, int]:
 
 
 def low_rank(tensors: Sequence[Tensor], rank: int) -> tuple[int, int, list[Tensor]]:
-    """Elements of all left and of all right factors, and the tensors whose factors save nothing."""
-    large, rest = worth_it(tensors)
-    left = right = 0
-    for tensor in large:
-        rows, columns = as_matrix(tensor)
+    """Elements of all left and of all right factors, which are float32, and the tensors whose
+    factors would save nothing."""
+    left, right, rest = 0, 0, []
+    for tensor in tensors:
+        rows, columns = as_matrix(tensor) if _large(tensor) else (0, 0)
         r = min(rank, rows, columns)
-        if r * (rows + columns) < tensor.elements:
+        if r and 4 * r * (rows + columns) < tensor.nbytes:
             left, right = left + r * rows, right + r * columns
         else:
             rest.append(tensor)

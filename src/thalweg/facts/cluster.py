@@ -18,6 +18,7 @@ from thalweg.facts.units import Duration, Rate
 T = TypeVar("T")
 ASSUMED_NIC = Rate.parse("1gbit")
 ASSUMED_LATENCY = Duration.parse("100us")
+MOST_WORKERS = 200_000
 
 
 class Link(NamedTuple):
@@ -84,12 +85,12 @@ class Rack:
 class Cluster:
     """Racks of hosts; `latency` is one small message's way between two hosts of a rack.
 
-    `assumed` says that nobody measured or declared the rates.
+    `assumed` lists what nobody measured or declared.
     """
 
     racks: tuple[Rack, ...]
     latency: Duration = ASSUMED_LATENCY
-    assumed: bool = False
+    assumed: tuple[str, ...] = field(default=(), compare=False)
     _places: dict[int, tuple[Rack, Host]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,24 +102,27 @@ class Cluster:
 
     @classmethod
     def flat(cls, workers: int) -> Self:
-        """One host a worker, all in one rack, rates assumed."""
-        return cls.regular([workers], assumed=True)
+        """One host a worker, all in one rack, rates and latency assumed."""
+        return cls.regular([workers])
 
     @classmethod
     def regular(
         cls,
         rack_sizes: Sequence[int],
         *,
-        nic: Rate | str = ASSUMED_NIC,
+        nic: Rate | str | None = None,
         uplink: Rate | str | None = None,
-        latency: Duration = ASSUMED_LATENCY,
+        latency: Duration | None = None,
         interleaved: bool = False,
-        assumed: bool = False,
     ) -> Self:
         """Racks of so many hosts, all alike. Interleaved ranks go round the racks, 0 to the
         first, 1 to the second, as a scheduler that spreads a job would number them."""
         if not rack_sizes or min(rack_sizes) < 1:
             raise ClusterError("a cluster needs at least one worker in every rack", "give more")
+        if sum(rack_sizes) > MOST_WORKERS:
+            raise ClusterError(
+                f"{sum(rack_sizes)} workers are too many", f"give at most {MOST_WORKERS}"
+            )
         seats = [(slot, rack) for rack, size in enumerate(rack_sizes) for slot in range(size)]
         ranks = {
             seat: rank
@@ -135,15 +139,15 @@ class Cluster:
                         Host(
                             name=f"host{ranks[slot, rack]}",
                             ranks=(ranks[slot, rack],),
-                            nic=Duplex.both(nic),
+                            nic=Duplex.both(nic or ASSUMED_NIC),
                         )
                         for slot in range(size)
                     ),
                 )
                 for rack, size in enumerate(rack_sizes)
             ),
-            latency=latency,
-            assumed=assumed,
+            latency=latency or ASSUMED_LATENCY,
+            assumed=assumptions(nic=nic is None, latency=latency is None),
         )
 
     @property
@@ -226,11 +230,18 @@ def _repeated(names: Iterable[T]) -> list[T]:
     return [name for name, times in Counter(names).items() if times > 1]
 
 
+def assumptions(*, nic: bool, latency: bool) -> tuple[str, ...]:
+    """What had to be assumed, in words."""
+    words = ((nic, f"{ASSUMED_NIC} NICs"), (latency, f"{ASSUMED_LATENCY} latency"))
+    return tuple(text for assumed, text in words if assumed)
+
+
 def rack_sizes(text: str) -> list[int]:
     """`2x4` is two racks of four, `5+3+4` three uneven ones."""
     racks, cross, hosts = text.strip().partition("x")
     try:
-        sizes = [int(hosts)] * int(racks) if cross else [int(part) for part in text.split("+")]
+        number = min(int(racks), MOST_WORKERS + 1) if cross else 0
+        sizes = [int(hosts)] * number if cross else [int(part) for part in text.split("+")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:

@@ -26,11 +26,13 @@ from thalweg.errors import ClusterError
 from thalweg.facts.cluster import (
     ASSUMED_LATENCY,
     ASSUMED_NIC,
+    MOST_WORKERS,
     Cluster,
     Duplex,
     Host,
     Lateness,
     Rack,
+    assumptions,
 )
 from thalweg.facts.tables import Table, load_toml, read_toml
 from thalweg.facts.units import Duration
@@ -51,6 +53,9 @@ def parse_cluster(text: str) -> Cluster:
     return Cluster(
         racks=tuple(_rack(rack, numbers) for rack in tables),
         latency=table.duration("latency", ASSUMED_LATENCY),
+        assumed=assumptions(
+            nic=not all(_says_its_nics(rack) for rack in tables), latency="latency" not in table
+        ),
     )
 
 
@@ -76,6 +81,8 @@ def format_cluster(cluster: Cluster) -> str:
 def _hosts(rack: Table) -> list[Any]:
     hosts = rack.data.get("hosts", [])
     if type(hosts) is int:
+        if hosts > MOST_WORKERS:
+            raise ClusterError(f"{hosts} hosts are too many", f"give at most {MOST_WORKERS}")
         return [f"{rack.data.get('name')}-{index}" for index in range(hosts)]
     if not isinstance(hosts, list):
         raise ClusterError(
@@ -91,6 +98,10 @@ def _numbers_its_ranks(racks: list[Table]) -> bool:
     if any(numbered) and not all(numbered):
         raise ClusterError("some hosts name their ranks and some don't", "do it for all or none")
     return any(numbered)
+
+
+def _says_its_nics(rack: Table) -> bool:
+    return "nic" in rack or all(isinstance(h, dict) and "nic" in h for h in _hosts(rack))
 
 
 def _rack(table: Table, numbers: count[int] | None) -> Rack:

@@ -86,5 +86,7 @@ def read_toml(path: Path, parse: Callable[[str], T], error: type[UsageError]) ->
 def load_toml(text: str, where: str, error: type[UsageError]) -> Table:
     try:
         return Table(tomllib.loads(text), where, error)
-    except tomllib.TOMLDecodeError as reason:
+    except RecursionError:
+        raise error("not TOML: brackets within brackets without end", "mend it") from None
+    except ValueError as reason:  # a TOMLDecodeError, or a number of thousands of digits
         raise error(f"not TOML: {reason}", "mend that line") from None

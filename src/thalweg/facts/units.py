@@ -20,6 +20,7 @@ _NUMBER = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(?P<unit>
 
 _BYTES = {
     **{f"{prefix}B": Decimal(1000) ** power for power, prefix in enumerate(["", *"KMGT"])},
+    "kB": Decimal(1000),
     **{f"{prefix}iB": Decimal(1024) ** power for power, prefix in enumerate("KMGT", start=1)},
 }
 _BITS = {f"{prefix}bit": Decimal(1000) ** power for power, prefix in enumerate(["", *"kmgt"])}
@@ -32,6 +33,7 @@ _SECONDS = {
     "min": Decimal(60),
     "h": Decimal(3600),
 }
+_LARGEST = Decimal(10) ** 18  # beyond any network, model or patience
 _COUNTS = {"": Decimal(1), "k": Decimal(1000), "M": Decimal(1000) ** 2, "G": Decimal(1000) ** 3}
 
 
@@ -58,8 +60,8 @@ class Rate:
     def parse(cls, text: str) -> Self:
         bits = re.sub(r"bit(/s)?\s*$", "bit", text.lower())
         value = _number(bits if "bit" in bits else text, _RATES, "a rate", "200mbit", text)
-        if value <= 0:
-            raise UnitError(f"a rate of {text.strip()!r} moves nothing", "give one above 0")
+        if value < 1:
+            raise UnitError(f"a rate of {text.strip()!r} moves nothing", "give at least 1bit")
         return cls(float(value), text.strip())
 
     def seconds(self, nbytes: float) -> float:
@@ -107,7 +109,10 @@ def _number(
         known = ", ".join(unit for unit in units if unit)
         shown = (written or text).strip()
         raise UnitError(f"{shown!r} is not {what}", f"write it like {example} (units: {known})")
-    return Decimal(match["number"]) * units[unit]
+    number = Decimal(match["number"])
+    if number.adjusted() > _LARGEST.adjusted() or number * units[unit] > _LARGEST:
+        raise UnitError(f"{(written or text).strip()!r} is too large", f"write it like {example}")
+    return number * units[unit]
 
 
 def _whole(value: Decimal, text: str, rule: str, example: str) -> int:
@@ -118,14 +123,18 @@ def _whole(value: Decimal, text: str, rule: str, example: str) -> int:
 
 def _shortest(value: Decimal, units: Mapping[str, Decimal]) -> str:
     """The spelling with the fewest characters that means exactly this value."""
-    spellings = (f"{(value / factor).normalize():f}{unit}" for unit, factor in units.items())
-    exact = [text for text in spellings if _number(text, units, "", "") == value]
-    return min(exact or [f"{value:f}{next(iter(units))}"], key=len)
+    numbers = [((value / factor).normalize(), unit) for unit, factor in units.items()]
+    exact = [f"{number:f}{unit}" for number, unit in numbers if number * units[unit] == value]
+    return min(exact, key=len)
 
 
 def about(value: float, unit: str) -> str:
     """A figure to three digits, for tables: `about(12_345_678, "B")` is `12.3 MB`."""
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "u")):
+    prefixes: tuple[tuple[float, str], ...] = ((1, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
+    if unit != "s":  # nobody says kiloseconds
+        prefixes = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
+    for factor, prefix in prefixes:
         if value >= factor * 0.9995:
-            return f"{value / factor:.3g} {prefix}{unit}"
+            digits = ".0f" if value >= 1000 * factor else ".3g"
+            return f"{value / factor:{digits}} {prefix}{unit}"
     return f"{value:.3g} {unit}"

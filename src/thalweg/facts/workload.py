@@ -43,6 +43,10 @@ class Tensor:
     def itemsize(self) -> int:
         return ITEM_BYTES[self.dtype]
 
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.itemsize
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
@@ -106,7 +110,7 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.elements * tensor.itemsize for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def buckets(self, limit: Size) -> tuple[Bucket, ...]:
         if limit.nbytes < 1:
@@ -117,7 +121,7 @@ class Workload:
         for tensor in reversed(self.tensors):
             filling = waiting.setdefault(tensor.dtype, [])
             filling.append(tensor)
-            if sum(t.elements * t.itemsize for t in filling) >= limit.nbytes:
+            if sum(t.nbytes for t in filling) >= limit.nbytes:
                 buckets.append(_bucket(len(buckets), waiting.pop(tensor.dtype), ready))
         for filling in waiting.values():
             buckets.append(_bucket(len(buckets), filling, ready))

@@ -1,7 +1,16 @@
 """What Thalweg shows: explanations, drawings."""
 
-from thalweg.report.explanation import Explanation, Scene, explain
+from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, explain, first_step
 from thalweg.report.svg import draw
-from thalweg.report.terminal import render
+from thalweg.report.terminal import heading, render
 
-__all__ = ["Explanation", "Scene", "draw", "explain", "render"]
+__all__ = [
+    "MOST_WORKERS_DRAWN",
+    "Explanation",
+    "Scene",
+    "draw",
+    "explain",
+    "first_step",
+    "heading",
+    "render",
+]

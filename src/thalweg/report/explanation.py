@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 
 from thalweg.catalog import Catalog, Guarantee
 from thalweg.facts import Link, Workload
 from thalweg.plan import Plan
 from thalweg.rounds import Round, compile_rounds
-from thalweg.schedules import Arrow, Group, Traffic, check, timeline, together, traffic
+from thalweg.schedules import (
+    Arrow,
+    Group,
+    Schedule,
+    Timeline,
+    Traffic,
+    check,
+    timeline,
+    together,
+    traffic,
+)
 
 MOST_WORKERS_DRAWN = 256
+MOST_TURNS_LISTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +59,14 @@ class Explanation:
     workload: Workload
     step: int
     scenes: tuple[Scene, ...]
-    turns: tuple[tuple[tuple[int, ...], ...], ...]  # who meets at each step of a period, if varying
+    period: int  # steps after which the groups repeat
+    turns: tuple[tuple[tuple[int, ...], ...], ...]  # who meets at the first of them, if it varies
+    uncompressed_seconds: float | None  # of the same plan without its compressor
 
     @property
     def traffic(self) -> Traffic:
         """Of all rounds together."""
-        return together([scene.traffic for scene in self.scenes])
+        return together(scene.traffic for scene in self.scenes)
 
     @property
     def sequential_moves(self) -> int | None:
@@ -66,30 +79,42 @@ class Explanation:
 
     def slowest_link(self) -> tuple[Link, float] | None:
         """The link that takes longest for its bytes, and how long at its full rate."""
-        rates = self.group.cluster.rates()
-        seconds = {
-            link: rates[link].seconds(nbytes)
-            for link, nbytes in self.traffic.links.items()
-            if link in rates
-        }
-        return max(seconds.items(), key=lambda entry: entry[1], default=None)
+        return _slowest_link(self.traffic, self.group)
 
 
 def explain(
     plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
 ) -> Explanation:
     """Raises ScheduleError if a schedule doesn't keep its promise."""
+    topology = catalog.topologies.get(plan.topology.name)
     compiled = compile_rounds(plan, group, workload, step, catalog)
     payloads = [tuple(rounds_) for _, rounds_ in groupby(compiled, key=_payload)]
+    director = _Director(group)
+    scenes = tuple(director.scene(at_once) for at_once in _simultaneous(payloads))
+    takes_turns = topology is not None and topology.groups is not None
+    period = topology.period(group) if topology is not None else 1
     return Explanation(
         plan=plan,
         guarantee=catalog.guarantee(plan),
         group=group,
         workload=workload,
         step=step,
-        scenes=tuple(_scene(at_once, group) for at_once in _simultaneous(payloads)),
-        turns=_turns(plan, group, catalog),
+        scenes=scenes,
+        period=period,
+        turns=_turns(plan, group, catalog, min(period, MOST_TURNS_LISTED)) if takes_turns else (),
+        uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
     )
+
+
+def among(group: Group) -> str:
+    """How many, in words."""
+    workers = "1 worker" if group.size == 1 else f"{group.size} workers"
+    return f"{workers} in {len(group.racks)} racks" if len(group.racks) > 1 else workers
+
+
+def first_step(plan: Plan) -> int:
+    """The first step at which something travels."""
+    return 0 if plan.cadence.inside_every is not None else plan.cadence.every - 1
 
 
 def _payload(round_: Round) -> tuple[int, str]:
@@ -108,27 +133,61 @@ def _simultaneous(payloads: Sequence[tuple[Round, ...]]) -> list[tuple[Round, ..
     return scenes
 
 
-def _scene(at_once: tuple[Round, ...], group: Group) -> Scene:
-    for round_ in at_once:
-        check(round_.schedule)
-    drawn = all(round_.group.size <= MOST_WORKERS_DRAWN for round_ in at_once)
-    in_time = [timeline(round_.schedule) for round_ in at_once] if drawn else []
-    merged = [
-        tuple(arrow for arrows in beat if arrows for arrow in arrows)
-        for beat in zip_longest(*(of_group.beats for of_group in in_time))
-    ]
-    parts = [traffic(round_.schedule, group.cluster) for round_ in at_once]
-    return Scene(
-        rounds=at_once,
-        beats=tuple(merged),
-        sequential_moves=max((of_group.sequential_moves for of_group in in_time), default=None),
-        traffic=together(parts),
-    )
+class _Director:
+    """Makes scenes; looks at a schedule that several buckets share only once."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.seen: dict[int, tuple[Schedule, Timeline | None, Traffic]] = {}
+
+    def scene(self, at_once: tuple[Round, ...]) -> Scene:
+        looked = [self._look_at(round_.schedule) for round_ in at_once]
+        lines = [line for _, line, _ in looked if line is not None]
+        merged = zip_longest(*(line.beats for line in lines))
+        return Scene(
+            rounds=at_once,
+            beats=tuple(
+                tuple(arrow for arrows in beat if arrows for arrow in arrows) for beat in merged
+            ),
+            sequential_moves=max((line.sequential_moves for line in lines), default=None),
+            traffic=together(found for _, _, found in looked),
+        )
+
+    def _look_at(self, schedule: Schedule) -> tuple[Schedule, Timeline | None, Traffic]:
+        if id(schedule) not in self.seen:
+            check(schedule)
+            drawn = len(schedule.ranks) <= MOST_WORKERS_DRAWN
+            self.seen[id(schedule)] = (
+                schedule,
+                timeline(schedule) if drawn else None,
+                traffic(schedule, self.group.cluster),
+            )
+        return self.seen[id(schedule)]
 
 
-def _turns(plan: Plan, group: Group, catalog: Catalog) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    topology = catalog.topologies[plan.topology.name]
-    if topology.groups is None:
-        return ()
-    steps = range(topology.period(group))
-    return tuple(tuple(g.ranks for g in topology.groups(group, step)) for step in steps)
+def _turns(
+    plan: Plan, group: Group, catalog: Catalog, steps: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    divide = catalog.topologies[plan.topology.name].groups
+    assert divide is not None
+    return tuple(tuple(g.ranks for g in divide(group, step)) for step in range(steps))
+
+
+def _uncompressed(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+) -> float | None:
+    """What the busiest link would take if nothing were compressed; None if nothing is."""
+    if plan.precision is None:
+        return None
+    plain = compile_rounds(replace(plan, precision=None), group, workload, step, catalog)
+    found = {id(r.schedule): traffic(r.schedule, group.cluster) for r in plain}
+    slowest = _slowest_link(together(found[id(r.schedule)] for r in plain), group)
+    return slowest[1] if slowest else None
+
+
+def _slowest_link(found: Traffic, group: Group) -> tuple[Link, float] | None:
+    rates = group.cluster.rates()
+    seconds = {
+        link: rates[link].seconds(nbytes) for link, nbytes in found.links.items() if link in rates
+    }
+    return max(seconds.items(), key=lambda entry: entry[1], default=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from xml.etree import ElementTree as ET
 
-from thalweg.report.explanation import Explanation, Scene
+from thalweg.report.explanation import Explanation, Scene, among
 from thalweg.schedules import Arrow, Kind
 
 LEFT, TOP, LINE, GAP = 130, 64, 26, 18
@@ -59,8 +59,7 @@ def draw(explanation: Explanation) -> str:
     size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
     ET.SubElement(root, "style").text = STYLE
-    racks = f" in {len(explanation.group.racks)} racks" if len(explanation.group.racks) > 1 else ""
-    title = f"{explanation.plan}: {explanation.group.size} workers{racks}, step {explanation.step}"
+    title = f"{explanation.plan}: {among(explanation.group)}, step {explanation.step}"
     _text(root, 16, 26, title, "title")
     promise = explanation.guarantee
     _text(root, 16, 46, f"{promise.promise.value}: {promise.result}", "faint")

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from rich.console import Group as Block
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thalweg.facts import about
-from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene
-from thalweg.schedules import Arrow, Kind, Message
+from thalweg.catalog import Guarantee
+from thalweg.facts import Workload, about
+from thalweg.plan import Plan
+from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, among, first_step
+from thalweg.schedules import Arrow, Group, Kind, Message
 
 SIGNS = {Kind.ADD: "+", Kind.COPY: "=", Kind.QUORUM: "*"}
 STYLES = {Kind.ADD: "blue", Kind.COPY: "green", Kind.QUORUM: "yellow"}
+MOST_ROUNDS = 40  # rows of their table
 FEW = 16  # ranks that still get a column or a row of their own
 
 
 def render(explanation: Explanation, most_beats: int) -> Iterator[RenderableType]:
-    """Piece by piece, top to bottom; at most so many beats of each drawing."""
-    yield _heading(explanation)
+    """What follows the heading, top to bottom; at most so many beats of each drawing."""
     if explanation.turns:
         yield _turns(explanation)
     if not explanation.scenes:
-        yield Text(f"\nNothing travels at step {explanation.step}.")
+        usual = first_step(explanation.plan)
+        yield Text(f"\nNothing travels at step {explanation.step}; try --step {usual}.")
         return
     first = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
     for scene in first:
@@ -39,13 +41,13 @@ def render(explanation: Explanation, most_beats: int) -> Iterator[RenderableType
     yield _closing(explanation)
 
 
-def _heading(explanation: Explanation) -> RenderableType:
-    plan, guarantee, group = explanation.plan, explanation.guarantee, explanation.group
+def heading(
+    plan: Plan, guarantee: Guarantee, group: Group, workload: Workload, step: int
+) -> RenderableType:
+    """The five choices that a plan stands for, and what it promises."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
-    racks = f" in {len(group.racks)} racks" if len(group.racks) > 1 else ""
-    size = about(explanation.data_bytes, "B")
-    grid.add_row("plan", f"{plan}   ({group.size} workers{racks}, {size}, step {explanation.step})")
+    grid.add_row("plan", f"{plan}   ({among(group)}, {about(workload.nbytes, 'B')}, step {step})")
     choices = [
         f"topology {plan.topology}",
         f"averages {plan.what.value}",
@@ -58,21 +60,24 @@ def _heading(explanation: Explanation) -> RenderableType:
     grid.add_row("if one is late", guarantee.late)
     grid.add_row("if one is dead", guarantee.dead)
     if group.cluster.assumed:
-        assumed = f"{group.cluster.hosts[0].nic.out} NICs, {group.cluster.latency} latency"
+        assumed = " and ".join(group.cluster.assumed)
         grid.add_row("assumed", f"{assumed} (say yours with --cluster)")
     return grid
 
 
 def _turns(explanation: Explanation) -> RenderableType:
     table = Table(
-        title="Who meets, over one period", title_justify="left", caption_justify="left", box=None
+        title="Who meets, over one period",
+        title_justify="left",
+        caption_justify="left",
+        box=None,
     )
     table.add_column("step", justify="right")
     table.add_column("groups")
-    for step, groups in enumerate(islice(explanation.turns, FEW)):
+    for step, groups in enumerate(explanation.turns):
         table.add_row(str(step), "  ".join("{" + _listed(ranks) + "}" for ranks in groups))
-    if len(explanation.turns) > FEW:
-        table.add_row("...", f"{len(explanation.turns)} steps in all")
+    if len(explanation.turns) < explanation.period:
+        table.caption = f"The first of {explanation.period} steps."
     return Block("", table)
 
 
@@ -142,7 +147,9 @@ def _rounds(explanation: Explanation) -> RenderableType:
     table.add_column("groups")
     for heading in ("bytes", "chunks", "sequential moves", "beats"):
         table.add_column(heading, justify="right")
-    for scene in explanation.scenes:
+    if len(explanation.scenes) > MOST_ROUNDS:
+        table.caption = f"The first {MOST_ROUNDS} of {len(explanation.scenes)}."
+    for scene in explanation.scenes[:MOST_ROUNDS]:
         first = scene.rounds[0]
         groups = [round_.group.order for round_ in scene.rounds]
         table.add_row(
@@ -160,7 +167,7 @@ def _rounds(explanation: Explanation) -> RenderableType:
 
 
 def _ranks(explanation: Explanation) -> RenderableType:
-    traffic, data = explanation.traffic, explanation.data_bytes
+    traffic, data = explanation.traffic, max(explanation.data_bytes, 1)
     table = Table(title="Bytes per rank", title_justify="left", caption_justify="left", box=None)
     for heading in ("rank", "host", "rack"):
         table.add_column(heading)
@@ -202,7 +209,7 @@ def _links(explanation: Explanation) -> RenderableType:
         table.add_row(
             str(link),
             about(nbytes, "B"),
-            f"{nbytes / explanation.data_bytes:.3g}x",
+            f"{nbytes / max(explanation.data_bytes, 1):.3g}x",
             str(rate) if rate else "no limit",
             about(rate.seconds(nbytes), "s") if rate else "",
         )
@@ -214,7 +221,8 @@ def _links(explanation: Explanation) -> RenderableType:
 
 
 def _closing(explanation: Explanation) -> RenderableType:
-    lines = ["", f"Checked: {explanation.scenes[0].rounds[0].schedule.after.text}."]
+    promises = dict.fromkeys(s.rounds[0].schedule.after.text for s in explanation.scenes)
+    lines = ["", f"Checked: {', then '.join(promises)}."]
     if explanation.sequential_moves is None:
         lines.append(f"Moves are drawn and counted for up to {MOST_WORKERS_DRAWN} workers.")
     else:
@@ -226,7 +234,12 @@ def _closing(explanation: Explanation) -> RenderableType:
         )
     slowest = explanation.slowest_link()
     if slowest is not None:
-        lines.append(f"At least {about(slowest[1], 's')} on these links: {slowest[0]}.")
+        plain = explanation.uncompressed_seconds
+        compared = f"; uncompressed {about(plain, 's')}" if plain is not None else ""
+        lines.append(
+            f"The slowest link, {slowest[0]}, needs {about(slowest[1], 's')} for its bytes alone"
+            f"{compared}."
+        )
     return Text("\n".join(lines))
 
 

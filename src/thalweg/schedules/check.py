@@ -26,6 +26,7 @@ from thalweg.schedules.moves import Kind, Move, Quorum
 from thalweg.schedules.schedule import Content, Schedule
 
 PATTERNS = 500
+REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
 
 
@@ -279,13 +280,13 @@ class _Execution:
                         f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
                         f"rank {rank} ends as {_described(held[chunk])} instead of "
                         f"{_described(wanted)}" + self._with_silent(),
-                        "the topology's program is wrong: draw it with `thalweg explain`",
+                        REMEDY,
                     )
 
     def _wrong(self, rank: int, move: Move, why: str) -> ScheduleError:
         return ScheduleError(
             f"{self.schedule.name}: rank {rank} {why} ({move})" + self._with_silent(),
-            "the topology's program is wrong: draw it with `thalweg explain`",
+            REMEDY,
         )
 
     def _with_silent(self) -> str:

@@ -85,9 +85,9 @@ def timeline(schedule: Schedule) -> Timeline:
 class _Hand:
     """One rank on its way through its moves.
 
-    The moves of a chunk are numbered along its way: a send is one more than what its rank did with
-    the chunk before; a receive is at least its message's number, and one more than the receive
-    before it.
+    The moves of a chunk are numbered along its way, as beats in which it would be alone: a send is
+    one later than what its rank did with the chunk before; a message is received when it is sent,
+    or in the next beat that no earlier receive of the list takes for that chunk.
     """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
@@ -97,7 +97,7 @@ class _Hand:
         self.purposes = self._purposes()
         self.arrived: dict[Message, deque[int]] = {}  # the move numbers of what has come
         self.last_move = [0] * len(schedule.sizes)
-        self.last_receive = [0] * len(schedule.sizes)
+        self.receiving: set[tuple[int, int]] = set()  # (chunk, number): taken
         self.longest = 0
         self.sends: list[int] = []
         self.receives: dict[Message, deque[int]] = {}  # what each awaited message is for
@@ -117,7 +117,7 @@ class _Hand:
                 put_off.append(index)
                 continue
             number = 1 + max(self.last_move[move.start : move.stop])
-            self._number(self.last_move, move, number)
+            self._number(move, number)
             sent = Message(self.rank, move.peer, move.start, move.stop), number
             self._done(index)
         for index in put_off:
@@ -151,11 +151,9 @@ class _Hand:
             return
         for answer in self._answers(move):
             self.receives[answer].popleft()
-        numbers = [self.arrived[answer].popleft() for answer in answers]
-        before = max(self.last_receive[move.start : move.stop])
-        number = max(*numbers, before + len(numbers))
-        self._number(self.last_receive, move, number)
-        self._number(self.last_move, move, number)
+        sent = sorted(self.arrived[answer].popleft() for answer in answers)
+        numbers = [self._receiving_beat(move, number) for number in sent]
+        self._number(move, max(*numbers, *self.last_move[move.start : move.stop]))
         self._done(index)
 
     def _decodes(self, quorum: Quorum, answers: list[Message]) -> bool:
@@ -167,8 +165,15 @@ class _Hand:
         peers = (move.peer,) if move.quorum is None else move.quorum.peers
         return [Message(p, self.rank, move.start, move.stop) for p in peers if p != self.rank]
 
-    def _number(self, numbers: list[int], move: Move, number: int) -> None:
-        numbers[move.start : move.stop] = [number] * (move.stop - move.start)
+    def _receiving_beat(self, move: Move, number: int) -> int:
+        chunks = range(move.start, move.stop)
+        while any((chunk, number) in self.receiving for chunk in chunks):
+            number += 1
+        self.receiving.update((chunk, number) for chunk in chunks)
+        return number
+
+    def _number(self, move: Move, number: int) -> None:
+        self.last_move[move.start : move.stop] = [number] * (move.stop - move.start)
         self.longest = max(self.longest, number)
 
     def _done(self, index: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thalweg.errors import LayoutError
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, Duplex
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,22 @@ class Group:
 
     def best_connected(self) -> int:
         """The member with the fastest NIC, the first of equals: where a master belongs."""
+        return max(self.order, key=lambda rank: _slower(self.cluster.host(rank).nic))
 
-        def slower_way(rank: int) -> float:
-            nic = self.cluster.host(rank).nic
-            return min(nic.out.bits_per_second, nic.into.bits_per_second)
+    def slowest_nic(self) -> float:
+        """Bytes per second of the slowest direction of the members' NICs."""
+        nics = [self.cluster.host(rank).nic for rank in self.ranks]
+        return min(_slower(nic) for nic in nics)
 
-        return max(self.order, key=slower_way)
+    def uplinks(self) -> list[tuple[tuple[int, ...], float]]:
+        """The racks that have a limited uplink to cross, and its bytes per second."""
+        if len(self.racks) == 1:
+            return []
+        limited = [(rack, self.cluster.rack(rack[0]).uplink) for rack in self.racks]
+        return [(rack, _slower(uplink)) for rack, uplink in limited if uplink is not None]
 
     def slowest_bytes_per_second(self) -> float:
-        """Of the NICs of the members, and of their uplinks where there is more than one rack."""
-        rates = [self.cluster.host(rank).nic for rank in self.ranks]
-        if len(self.racks) > 1:
-            uplinks = (self.cluster.rack(rack[0]).uplink for rack in self.racks)
-            rates += [uplink for uplink in uplinks if uplink is not None]
-        slowest = min(min(duplex.out, duplex.into) for duplex in rates)
-        return slowest.bits_per_second / 8
+        return min([self.slowest_nic(), *(rate for _, rate in self.uplinks())])
 
     def longest_seconds(self) -> float:
         """Latency of the longest way between two members."""
@@ -76,3 +77,8 @@ class Group:
         extra = sorted(self.cluster.rack(leader).latency.seconds for leader in leaders)
         across = sum(extra[-2:]) if len(leaders) > 1 else 0.0
         return self.cluster.latency.seconds + across
+
+
+def _slower(duplex: Duplex) -> float:
+    """Bytes per second of its slower direction."""
+    return min(duplex.out, duplex.into).bits_per_second / 8

@@ -8,9 +8,9 @@ connected. Where it isn't (all racks of two), every second step is left to whole
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import lcm
 
-from thalweg.errors import LayoutError
 from thalweg.schedules.group import Group
 from thalweg.schedules.topologies.ring import ring
 from thalweg.schedules.topology import Topology
@@ -20,26 +20,23 @@ Groups = list[tuple[int, ...]]
 
 def groups(group: Group, step: int) -> tuple[Group, ...]:
     """Who meets at this step: a partition of the members."""
-    table = _table(group)
-    return tuple(group.subgroup(members) for members in table[step % len(table)])
+    if not _mixes(group):
+        step, whole_racks = divmod(step, 2)
+        if whole_racks:
+            return tuple(group.subgroup(rack) for rack in group.racks)
+    return tuple(group.subgroup(members) for members in _representatives(group, step))
 
 
 def period(group: Group) -> int:
-    return len(_table(group))
-
-
-def _table(group: Group) -> list[Groups]:
-    """The groups of every step of one period, the first of two patterns that mixes."""
     turns = lcm(*(len(rack) for rack in group.racks))
-    base = [_representatives(group, turn) for turn in range(turns)]
-    whole = [tuple(rack) for rack in group.racks]
-    for table in (base, [meeting for step in base for meeting in (step, whole)]):
-        if connected(group.ranks, [members for meeting in table for members in meeting]):
-            return table
-    raise LayoutError(
-        f"no table of groups mixes {group.size} members in {len(group.racks)} racks",
-        "use hierarchical or ring",
-    )
+    return turns if _mixes(group) else 2 * turns
+
+
+def _mixes(group: Group) -> bool:
+    """Whether representatives alone connect everybody over one period. With whole racks in between
+    they always do: a rack is connected by itself, and its representatives connect it to all."""
+    turns = lcm(*(len(rack) for rack in group.racks))
+    return connected(group.ranks, (_representatives(group, turn) for turn in range(turns)))
 
 
 def _representatives(group: Group, turn: int) -> Groups:
@@ -48,19 +45,26 @@ def _representatives(group: Group, turn: int) -> Groups:
     return [tuple(chosen), *(members for members in staying if members)]
 
 
-def connected(ranks: tuple[int, ...], meetings: Groups) -> bool:
-    """Whether what one rank knows gets to all others through these groups."""
+def connected(ranks: tuple[int, ...], steps: Iterable[Groups]) -> bool:
+    """Whether what one rank knows gets to all others through the groups of these steps; looks at
+    no more steps than it takes."""
     root = {rank: rank for rank in ranks}
+    apart = len(ranks)
 
     def find(rank: int) -> int:
         while root[rank] != rank:
             root[rank] = rank = root[root[rank]]
         return rank
 
-    for members in meetings:
-        for member in members:
-            root[find(member)] = find(members[0])
-    return len({find(rank) for rank in ranks}) == 1
+    for meeting in steps:
+        for members in meeting:
+            for member in members:
+                one, other = find(member), find(members[0])
+                root[one] = other
+                apart -= one != other
+        if apart == 1:
+            return True
+    return apart == 1
 
 
 TOPOLOGY = Topology(
