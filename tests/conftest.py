@@ -1,4 +1,4 @@
-"""What several tests need: clusters drawn at random, and schedules run for real on threads."""
+"""How hypothesis runs here: no deadline for an example, since machines are noisy."""
 
 from __future__ import annotations
 

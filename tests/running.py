@@ -14,16 +14,16 @@ TIMEOUT = 20.0
 
 
 def run(
-    schedule: Schedule, inputs: dict[int, Array], silent: Collection[int] = ()
+    schedule: Schedule, inputs: dict[int, Array], cut: Collection[tuple[int, int]] = ()
 ) -> dict[int, Array]:
-    """What each rank's vector becomes."""
+    """What each rank's vector becomes; messages of cut pairs are lost."""
 
     def work(transport: Transport) -> Array:
         vector = inputs[transport.rank].copy()
         execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=TIMEOUT)
         return vector
 
-    return run_threads(schedule.ranks, work, silent)
+    return run_threads(schedule.ranks, work, cut)
 
 
 def whole_numbers(schedule: Schedule, seed: int = 0) -> dict[int, Array]:

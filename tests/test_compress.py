@@ -83,3 +83,5 @@ def test_what_they_declare() -> None:
     assert summable == {"fp16", "bf16", "randomk", "randomblock", "powersgd", "acpsgd"}
     linear = {name for name, part in parts.items() if part.linear}
     assert linear == {"fp16", "bf16", "randomk", "randomblock"}
+    in_step = {name for name, part in parts.items() if part.in_step}
+    assert in_step == {"randomk", "randomblock", "powersgd", "acpsgd"}

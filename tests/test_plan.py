@@ -96,6 +96,7 @@ def test_any_text_at_all_is_read_or_explained(text: str) -> None:
             "hierarchical(form=flat)",
             "form of hierarchical: flat is not a choice; use parallel or l",
         ),
+        ("gc(code=reed)", "there is no code 'reed'; there are fractional"),
         ("ring @ bucket=4", "bucket of @: '4' is not a size; write it like 25MB (units: B, KB"),
         ("ring @ speed=4", "@ has no argument 'speed'; it takes bucket and transport"),
     ],
@@ -128,8 +129,9 @@ def test_a_near_miss_is_guessed() -> None:
         ("dssync+topk", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd or"),
         ("local_sgd+sign", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd"),
         ("gossip+int8", "int8 can't be added", "use bf16 or fp16"),
-        ("asp+powersgd", "asp has no common step", "use bf16, fp16, randomblock or randomk"),
-        ("lgc(k=3)+topk", "can't be told from what came late", "use bf16, fp16, randomblock or"),
+        ("asp+powersgd", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16, int8"),
+        ("asp+randomk", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16, int8"),
+        ("lgc(k=3)+acpsgd", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16"),
         ("ddp @ transport=zeromq", "the backend's own collective", "leave transport out"),
         ("auto+fp16", "auto chooses the compressor itself", "write auto(allow=lossy)"),
     ],
@@ -168,8 +170,13 @@ def test_presets_are_points_among_the_five_choices() -> None:
     assert parse_plan("ddp").topology == parse_plan("native").topology
     assert parse_plan("dssync").what is What.PARAMETERS
     local = parse_plan("local_sgd(every=4, levels=rack, delay=1)")
-    assert local.cadence == Cadence(every=4, inside_every=1, delay=1)
+    assert local.cadence == Cadence(every=4, inside=True, delay=1)
     assert parse_plan("asp(staleness=2)").cadence.staleness == 2
+
+
+def test_a_plan_can_be_a_key() -> None:
+    plans = {parse_plan(text): text for text in EXAMPLES}
+    assert plans[parse_plan("local_sgd(every=8)")] == "local_sgd(every=8)"
 
 
 def test_plans_are_equal_by_what_they_mean() -> None:
@@ -188,6 +195,8 @@ def test_plans_are_equal_by_what_they_mean() -> None:
         ("lgc(k=3)", "lossy"),
         ("asp", "lossy"),
         ("dssync", "eventual"),
+        ("auto", "exact"),
+        ("auto(allow=eventual)", "eventual"),
         ("local_sgd+fp16", "eventual"),
     ],
 )

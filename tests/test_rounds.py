@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from thalweg import Cluster, Group, Size, Workload, check, compile_rounds, parse_plan
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Tensor
+from thalweg.plan import Cadence
 from thalweg.rounds import Round, When
 from thalweg.schedules import timeline, traffic
 from thalweg.schedules.topologies import shuffle
@@ -92,10 +95,30 @@ def test_two_shots_carry_what_they_should() -> None:
     assert set(traffic(whole, RACKS.cluster).sent.values()) == {(payload + 4) * 7}
 
 
-def test_averaged_parameters_are_gathered_so_that_the_mean_is_kept() -> None:
+def test_averaged_parameters_are_added_or_gathered_so_that_the_mean_is_kept() -> None:
     compiled = rounds("dssync+int8")
     assert {r.schedule.name for r in compiled if r.codec} == {"all_gather"}
     assert {r.when for r in compiled} == {When.AFTER}
+    assert {r.schedule.name for r in rounds("local_sgd(every=1)+fp16")} == {"ring"}
+
+
+def test_rounds_are_numbered_and_groups_share_numbers() -> None:
+    assert [(r.number, r.stage) for r in rounds("ring+int8")] == [(0, 0), (1, 1), (2, 0)]
+    shuffled = rounds("dssync+int8")
+    assert [r.number for r in shuffled] == [0, 0, 0, 1, 1, 1]
+    labels = {(r.number, rank) for r in shuffled for rank in r.group.ranks}
+    assert len(labels) == sum(r.group.size for r in shuffled)
+
+
+def test_turns_are_taken_by_those_who_meet() -> None:
+    """Meeting every fourth step, groups still rotate by one at each meeting."""
+    plan = replace(parse_plan("dssync"), cadence=Cadence(every=4))
+    pairs = Group.everybody(Cluster.regular([2, 2]))
+    table = [
+        [r.group.ranks for r in compile_rounds(plan, pairs, MATRIX, step)]
+        for step in range(3, 20, 4)
+    ]
+    assert table[:4] == [[(0, 2), (1,), (3,)], [(0, 1), (2, 3)], [(1, 3), (0,), (2,)], table[1]]
 
 
 def test_cadence() -> None:
@@ -142,7 +165,7 @@ def test_shuffled_groups_divide_everybody_and_mix(rack_sizes: list[int]) -> None
 
 def test_gradient_coding_is_a_quorum() -> None:
     [round_] = rounds("gc(stragglers=1)", workload=Workload.of_size(Size.parse("4KB")))
-    assert round_.schedule.quorums
+    assert any(move.quorum for move in round_.schedule.moves(0))
     assert timeline(round_.schedule).sequential_moves < 2 * 7
 
 

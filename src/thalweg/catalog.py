@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import thalweg.codes
@@ -27,6 +27,7 @@ from thalweg.plan import Call, Choice, Plan, PlanText, Settings, What
 from thalweg.presets import PRESETS, Preset
 from thalweg.schedules import Topology
 
+COMPENSATE = "compensate"  # redundancy without a code: what was late is made up for
 SETTINGS = {
     "bucket": Parameter(
         kind=Size, default=Settings().bucket, help="gradients that travel together"
@@ -74,11 +75,15 @@ class Catalog:
             settings=Settings(**{name: value for name, value in settings.items() if value}),  # type: ignore[arg-type]
             **preset.choose(values),
         )
+        self._refuse_unknown_code(plan)
         for reason, remedy in self._objections(plan):
             raise UnsoundPlan(f"{plan} is unsound: {reason}", remedy)
         return plan
 
     def guarantee(self, plan: Plan) -> Guarantee:
+        if plan.topology.name == "auto":
+            allowed = Promise(plan.topology.arguments["allow"])
+            return Guarantee(allowed, "at least this, by the plan it chooses", "as that", "as that")
         lossy = plan.precision is not None
         promise = Promise.LOSSY if lossy else Promise.EXACT
         often = f"every {plan.cadence.every} steps" if plan.cadence.every > 1 else "every step"
@@ -124,7 +129,12 @@ class Catalog:
             return None
         compressor = _found(call, self.compressors, "compressor")
         values = settle(compressor.name, call.arguments, compressor.parameters)
-        return Choice(compressor.name, MappingProxyType(values))
+        return Choice.of(compressor.name, values)
+
+    def _refuse_unknown_code(self, plan: Plan) -> None:
+        known = plan.redundancy is None or plan.redundancy.name in {*self.codes, COMPENSATE}
+        if plan.redundancy is not None and not known:
+            _found(Call(plan.redundancy.name), self.codes, "code")
 
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """Why the choices don't go together, each with what to do."""
@@ -148,15 +158,12 @@ class Catalog:
                 "workers that stand in for one another would keep different residuals",
                 "with a code leave feedback out",
             )
-        if plan.redundancy is not None and not coded and not compressor.linear:
+        in_step = plan.cadence.staleness is None and (plan.redundancy is None or coded)
+        if compressor.in_step and not in_step:
             yield (
-                f"what is left out of {compressor.name} can't be told from what came late",
-                f"with lgc use {listed(self._names(linear=True), 'or')}",
-            )
-        if plan.cadence.staleness is not None and not compressor.linear:
-            yield (
-                f"{compressor.name} needs all ranks at the same step, and asp has no common step",
-                f"with asp use {listed(self._names(linear=True), 'or')}",
+                f"{compressor.name} needs all ranks at the same step, and this plan takes what is "
+                "late too",
+                f"use {listed(self._names(in_step=False), 'or')}",
             )
         if plan.what is What.PARAMETERS and compressor.biased:
             yield (
@@ -220,7 +227,7 @@ def _preset_of(topology: Topology) -> Preset:
         summary=topology.summary,
         parameters=topology.parameters,
         choose=lambda values: {
-            "topology": Choice(topology.name, MappingProxyType(values)),
+            "topology": Choice.of(topology.name, values),
             "what": what,
         },
     )

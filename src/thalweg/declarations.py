@@ -50,7 +50,8 @@ class Code(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One argument in a plan's text. A default of None means that Thalweg chooses."""
+    """One argument in a plan's text. A default of None means that Thalweg chooses; a word without
+    choices is looked up by who uses it."""
 
     kind: type[int] | type[float] | type[bool] | type[str] | type[Size] | type[Count]
     default: Value
@@ -62,7 +63,7 @@ class Parameter:
     def read(self, text: str) -> Value:
         """The value that was written; PlanError if it isn't one."""
         value = self._parse(text)
-        if isinstance(value, str) and value not in self.choices:
+        if isinstance(value, str) and self.choices and value not in self.choices:
             raise PlanError(f"{text} is not a choice", f"use {listed(self.choices, 'or')}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and value < self.least:

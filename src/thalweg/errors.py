@@ -67,7 +67,14 @@ class TransportError(ThalwegError):
 
 
 class PeerLate(TransportError):
-    pass
+    def __init__(self, *, rank: int, peers: tuple[int, ...], round_number: int) -> None:
+        super().__init__(
+            f"rank {rank} waited in round {round_number} for {list(peers)}, and nothing came",
+            "look at those ranks, or allow more time",
+        )
+        self.rank = rank
+        self.peers = peers
+        self.round_number = round_number
 
 
 class TransportClosed(TransportError):

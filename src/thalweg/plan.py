@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 from typing import NoReturn, Self
 
 from thalweg.declarations import Value
@@ -21,7 +20,7 @@ from thalweg.errors import PlanError
 from thalweg.facts import Size
 
 EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
-_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[-+@(),=]))\s*")
+_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[+@(),=]))\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Cadence:
     """How often everybody meets, and how fresh the result is."""
 
     every: int = 1  # steps
-    inside_every: int | None = None  # racks among themselves, in the steps between
+    inside: bool = False  # racks meet among themselves at the steps between
     delay: int = 0  # steps until the result is applied
     staleness: int | None = None  # asynchronous: how old a result may be; None: in step
 
@@ -77,7 +76,7 @@ class Cadence:
         if self.staleness is not None:
             return f"asynchronous, at most {self.staleness} steps stale"
         text = "every step" if self.every == 1 else f"every {self.every} steps"
-        if self.inside_every is not None:
+        if self.inside:
             text += ", inside the racks in between"
         return text + (f", applied {self.delay} late" if self.delay else "")
 
@@ -87,11 +86,19 @@ class Choice:
     """A part of the catalog with the values of all its parameters."""
 
     name: str
-    arguments: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+    values: tuple[tuple[str, Value], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Value]) -> Self:
+        return cls(name, tuple(arguments.items()))
+
+    @property
+    def arguments(self) -> dict[str, Value]:
+        return dict(self.values)
 
     def __str__(self) -> str:
-        given = {name: value for name, value in self.arguments.items() if value is not None}
-        return str(Call(self.name, tuple((name, _text(value)) for name, value in given.items())))
+        given = tuple((name, _text(value)) for name, value in self.values if value is not None)
+        return str(Call(self.name, given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from thalweg.declarations import Parameter, Value
 from thalweg.plan import Cadence, Choice, What
 
 STRAGGLERS = Parameter(kind=int, default=1, least=1, help="how many children may be late")
-CODE = Parameter(kind=str, default="fractional", choices=("fractional",), help="the gradient code")
+CODE = Parameter(kind=str, default="fractional", help="which gradient code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class Preset:
 def _local_sgd(values: dict[str, Value]) -> dict[str, Any]:
     by_rack = values["levels"] == "rack"
     return {
-        "topology": Choice("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
+        "topology": Choice.of("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
         "what": What.PARAMETERS,
         "cadence": Cadence(
             every=_whole(values["every"]),
-            inside_every=1 if by_rack else None,
+            inside=by_rack,
             delay=_whole(values["delay"]),
         ),
     }
@@ -53,15 +53,15 @@ PRESETS = (
     Preset(
         name="umw",
         summary="uncoded master and workers: a star",
-        choose=lambda values: {"topology": Choice("star", {"root": None})},
+        choose=lambda values: {"topology": Choice.of("star", {"root": None})},
     ),
     Preset(
         name="gc",
         summary="gradient coding: a master that waits for all but a few workers",
         parameters={"stragglers": STRAGGLERS, "code": CODE},
         choose=lambda values: {
-            "topology": Choice("star", {"root": None}),
-            "redundancy": Choice(str(values["code"]), {"stragglers": values["stragglers"]}),
+            "topology": Choice.of("star", {"root": None}),
+            "redundancy": Choice.of(str(values["code"]), {"stragglers": values["stragglers"]}),
         },
     ),
     Preset(
@@ -73,8 +73,8 @@ PRESETS = (
             "code": CODE,
         },
         choose=lambda values: {
-            "topology": Choice("tree", {"fanout": values["fanout"]}),
-            "redundancy": Choice(str(values["code"]), {"stragglers": values["stragglers"]}),
+            "topology": Choice.of("tree", {"fanout": values["fanout"]}),
+            "redundancy": Choice.of(str(values["code"]), {"stragglers": values["stragglers"]}),
         },
     ),
     Preset(
@@ -82,8 +82,8 @@ PRESETS = (
         summary="the fastest k workers now, the others' share one step late",
         parameters={"k": Parameter(kind=int, default=None, least=1, help="how many to wait for")},
         choose=lambda values: {
-            "topology": Choice("star", {"root": None}),
-            "redundancy": Choice("compensate", {"k": values["k"]}),
+            "topology": Choice.of("star", {"root": None}),
+            "redundancy": Choice.of("compensate", {"k": values["k"]}),
         },
     ),
     Preset(
@@ -93,7 +93,7 @@ PRESETS = (
             "staleness": Parameter(kind=int, default=4, least=0, help="steps a worker may lag")
         },
         choose=lambda values: {
-            "topology": Choice("star", {"root": None}),
+            "topology": Choice.of("star", {"root": None}),
             "cadence": Cadence(staleness=_whole(values["staleness"])),
         },
     ),
@@ -128,6 +128,6 @@ PRESETS = (
                 help="the weakest promise that is acceptable",
             )
         },
-        choose=lambda values: {"topology": Choice("auto", {"allow": values["allow"]})},
+        choose=lambda values: {"topology": Choice.of("auto", {"allow": values["allow"]})},
     ),
 )

@@ -3,8 +3,8 @@
 Gradient plans have a round for each payload of each bucket, when the bucket is ready; parameter
 plans after the optimizer step. A payload that can be added goes through the topology's own
 schedule. One that can't is exchanged in two shots (each rank decodes and adds one shard, then all
-gather the shards) or gathered whole, whichever costs less here; averaging parameters always
-gathers, so that what was rounded off is known and the mean is kept.
+gather the shards) or gathered whole, whichever costs less here. Averaging parameters never takes
+two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from thalweg.catalog import Catalog, default_catalog
-from thalweg.compress import Compressor, Payload
+from thalweg.compress import Payload
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Workload
@@ -29,9 +30,12 @@ class When(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One exchange among one group."""
+    """One exchange among one group. Rounds of different groups may share a number: they run at the
+    same time. A payload that takes two shots has two stages."""
 
     step: int
+    number: int  # in this step
+    stage: int  # of its payload
     when: When
     delay: int  # steps until the result is applied
     bucket: int
@@ -61,6 +65,7 @@ class _Compiler:
     def __init__(self, plan: Plan, step: int, catalog: Catalog) -> None:
         self.plan = plan
         self.step = step
+        self.meeting = step // plan.cadence.every  # turns are taken by those who meet
         self.catalog = catalog
         self.promise = catalog.guarantee(plan).promise
         self.topology = _schedulable(plan, catalog)
@@ -69,18 +74,23 @@ class _Compiler:
 
     def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
         groups = self._groups(group)
+        first = 0
         for bucket in workload.buckets(self.plan.settings.bucket) if groups else ():
             for payload in self._payloads(bucket):
+                stages = 0
                 for members in groups:
-                    for schedule in self._schedules_once(members, payload):
-                        yield self._round(bucket, members, payload, schedule)
+                    schedules = self._schedules_once(members, payload)
+                    stages = max(stages, len(schedules))
+                    for stage, schedule in enumerate(schedules):
+                        yield self._round(first + stage, stage, bucket, members, payload, schedule)
+                first += stages
 
     def _groups(self, group: Group) -> tuple[Group, ...]:
         cadence = self.plan.cadence
         if (self.step + 1) % cadence.every == 0:
             divide = self.topology.groups
-            return (group,) if divide is None else divide(group, self.step)
-        if cadence.inside_every is not None and (self.step + 1) % cadence.inside_every == 0:
+            return (group,) if divide is None else divide(group, self.meeting)
+        if cadence.inside:
             return tuple(group.subgroup(rack) for rack in group.racks)
         return ()
 
@@ -98,7 +108,7 @@ class _Compiler:
         return self.built[key]
 
     def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
-        if payload.exact or self.compressor is None or self._adds(self.compressor):
+        if payload.exact or self.compressor is None or self.compressor.summable:
             return [self._topology_schedule(group, payload)]
         shards = self.compressor.elementwise and self.plan.what is What.GRADIENTS
         if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
@@ -108,25 +118,30 @@ class _Compiler:
             ]
         return [all_gather(group, payload.elements * group.size, payload.itemsize)]
 
-    def _adds(self, compressor: Compressor) -> bool:
-        """Whether payloads are added on the way. Averaged parameters are gathered instead, unless
-        the topology itself is what mixes them."""
-        mixing = self.topology.mixes and self.topology.groups is None
-        return compressor.summable and (self.plan.what is What.GRADIENTS or mixing)
-
     def _topology_schedule(self, group: Group, payload: Payload) -> Schedule:
         size = payload.elements, payload.itemsize
         arguments = self.plan.topology.arguments
         if self.plan.redundancy is not None and self.topology.coded is not None:
-            family = self.catalog.codes[self.plan.redundancy.name]
-            code = family.make(group.size, self.plan.redundancy.arguments["stragglers"])  # type: ignore[arg-type]
-            return self.topology.coded(group, *size, self.step, **arguments, code=code)
-        return self.topology.build(group, *size, self.step, **arguments)
+            make = self.catalog.codes[self.plan.redundancy.name].make
+            stragglers = self.plan.redundancy.arguments["stragglers"]
+            make_code = partial(make, stragglers=stragglers)
+            return self.topology.coded(group, *size, self.meeting, **arguments, make_code=make_code)
+        return self.topology.build(group, *size, self.meeting, **arguments)
 
-    def _round(self, bucket: Bucket, group: Group, payload: Payload, schedule: Schedule) -> Round:
+    def _round(
+        self,
+        number: int,
+        stage: int,
+        bucket: Bucket,
+        group: Group,
+        payload: Payload,
+        schedule: Schedule,
+    ) -> Round:
         gradients = self.plan.what is What.GRADIENTS
         return Round(
             step=self.step,
+            number=number,
+            stage=stage,
             when=When.READY if gradients else When.AFTER,
             delay=self.plan.cadence.delay,
             bucket=bucket.index,

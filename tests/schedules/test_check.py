@@ -24,6 +24,7 @@ def small_schedules() -> Iterator[Schedule]:
         group = Group.everybody(Cluster.regular(rack_sizes, interleaved=True))
         for variant in VARIANTS:
             yield build(variant, group, 24, step=1)
+            yield build(variant, group, group.size - 1, step=1)  # some chunks are empty
         yield all_gather(group, 24, 4)
         yield all_to_all(group, 24, 4)
 

@@ -58,8 +58,11 @@ def test_other_labels_and_other_senders_are_left_where_they_are() -> None:
 def test_a_deadline_passes() -> None:
     receiver = MemoryNetwork([0, 1]).transport(0)
     start = monotonic()
-    with pytest.raises(PeerLate, match=r"rank 0 waited in round \[0\] for \[1\], .*; look at"):
+    with pytest.raises(
+        PeerLate, match=r"rank 0 waited in round 0 for \[1\], .*; look at"
+    ) as caught:
         receiver.receive(1, LABEL, start + 0.05)
+    assert (caught.value.rank, caught.value.peers) == (0, (1,))
     assert 0.05 <= monotonic() - start < 2
 
 
@@ -72,8 +75,10 @@ def test_closing_wakes_who_waits() -> None:
         network.transport(0).send(1, LABEL, np.array([1]))
 
 
-def test_a_silent_rank_is_not_heard() -> None:
-    network = MemoryNetwork([0, 1], silent=[1])
+def test_a_cut_pair_loses_messages_one_way() -> None:
+    network = MemoryNetwork([0, 1], cut=[(1, 0)])
     network.transport(1).send(0, LABEL, np.array([1]))
+    network.transport(0).send(1, LABEL, np.array([2]))
     with pytest.raises(PeerLate):
         network.transport(0).receive(1, LABEL, monotonic() + 0.05)
+    assert network.transport(1).receive(0, LABEL, soon())[0] == 2

@@ -13,4 +13,4 @@ from thalweg.declarations import Code
 class CodeFamily:
     name: str
     summary: str
-    make: Callable[[int, int], Code]  # (members, stragglers)
+    make: Callable[..., Code]  # (members, stragglers=)

@@ -33,5 +33,6 @@ COMPRESSOR = Compressor(
     payloads=payloads,
     summable=True,
     biased=True,
+    in_step=True,
     parameters={"rank": RANK, "feedback": FEEDBACK},
 )

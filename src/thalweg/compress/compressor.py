@@ -4,6 +4,8 @@
 - *linear*: the payload of a weighted sum is the weighted sum of the payloads, so codes carry it.
 - *biased*: what it leaves out must be kept and added next time (error feedback), or training
   drifts.
+- *in step*: all ranks must encode the same step alike (a seed or factors that they share), so it
+  can't mix with what comes late.
 - *elementwise*: a shard of the vector can be decoded by itself, so two-shot exchange serves it.
 
 `payloads(tensors, step, **arguments)` says what travels, for the tensors that it compresses, in
@@ -48,6 +50,7 @@ class Compressor:
     summable: bool
     linear: bool = False
     biased: bool = False
+    in_step: bool = False
     elementwise: bool = False
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 

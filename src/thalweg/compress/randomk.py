@@ -31,5 +31,6 @@ COMPRESSOR = Compressor(
     summable=True,
     linear=True,
     biased=True,
+    in_step=True,
     parameters={"ratio": RATIO, "feedback": FEEDBACK},
 )

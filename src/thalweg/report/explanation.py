@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 from thalweg.catalog import Catalog, Guarantee
 from thalweg.facts import Link, Workload
@@ -88,9 +87,11 @@ def explain(
     """Raises ScheduleError if a schedule doesn't keep its promise."""
     topology = catalog.topologies.get(plan.topology.name)
     compiled = compile_rounds(plan, group, workload, step, catalog)
-    payloads = [tuple(rounds_) for _, rounds_ in groupby(compiled, key=_payload)]
+    at_once: dict[int, list[Round]] = {}
+    for round_ in compiled:
+        at_once.setdefault(round_.number, []).append(round_)
     director = _Director(group)
-    scenes = tuple(director.scene(at_once) for at_once in _simultaneous(payloads))
+    scenes = tuple(director.scene(tuple(rounds)) for rounds in at_once.values())
     takes_turns = topology is not None and topology.groups is not None
     period = topology.period(group) if topology is not None else 1
     return Explanation(
@@ -114,23 +115,7 @@ def among(group: Group) -> str:
 
 def first_step(plan: Plan) -> int:
     """The first step at which something travels."""
-    return 0 if plan.cadence.inside_every is not None else plan.cadence.every - 1
-
-
-def _payload(round_: Round) -> tuple[int, str]:
-    return round_.bucket, round_.payload.name
-
-
-def _simultaneous(payloads: Sequence[tuple[Round, ...]]) -> list[tuple[Round, ...]]:
-    """The n-th rounds of all groups together: a group's own rounds follow one another."""
-    scenes = []
-    for of_payload in payloads:
-        queues: dict[tuple[int, ...], list[Round]] = {}
-        for round_ in of_payload:
-            queues.setdefault(round_.group.ranks, []).append(round_)
-        for at_once in zip_longest(*queues.values()):
-            scenes.append(tuple(round_ for round_ in at_once if round_ is not None))
-    return scenes
+    return 0 if plan.cadence.inside else plan.cadence.every - 1
 
 
 class _Director:

@@ -13,11 +13,14 @@ T = TypeVar("T")
 
 
 def run_threads(
-    ranks: Collection[int], work: Callable[[Transport], T], silent: Collection[int] = ()
+    ranks: Collection[int],
+    work: Callable[[Transport], T],
+    cut: Collection[tuple[int, int]] = (),
 ) -> dict[int, T]:
-    """What `work` returned on every rank. If one fails, the others stop waiting and its error is
-    raised."""
-    network = MemoryNetwork(ranks, silent)
+    """What `work` returned on every rank; messages of `cut` pairs (from, to) are lost.
+
+    If one rank fails, the others stop waiting and its error is raised."""
+    network = MemoryNetwork(ranks, cut)
 
     def guarded(rank: int) -> T:
         try:

@@ -1,6 +1,6 @@
 """Who sends what to whom: moves, schedules, and the check that they keep their promise."""
 
-from thalweg.schedules.check import check
+from thalweg.schedules.check import check, check_code
 from thalweg.schedules.collectives import (
     all_gather,
     all_reduce,
@@ -38,6 +38,7 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "check",
+    "check_code",
     "gather",
     "order",
     "reduce",

@@ -3,9 +3,12 @@
 Every rank's chunk is represented by what it is the sum of. Sends and receives are matched as the
 transports match them (sender, receiver, span, in order); a receive that nothing answers, a message
 that nobody takes, a contribution counted twice or lost, or a wait in a circle is refused with the
-rank, the move and the reason. A schedule with quorums is checked once for every promised set of
-stragglers, whose answers never come; where there are more such sets than `PATTERNS`, for that many
-drawn from a fixed seed.
+rank, the move and the reason.
+
+A quorum may go on without some of its answers, in any order of arrival. It is right for all of them
+if its code is (`check_code`) and the answers of all members are what the code says: A = B X for the
+rows B of the code and some X. Any weights w with w B = 1 then give w A = 1 X, whoever was late. So
+the check waits for all answers, and sees to that.
 
 A rank is asked for its next move only when nobody can go on with the moves already known, so a
 program that is made lazily is never held in memory.
@@ -14,53 +17,66 @@ program that is made lazily is never held in memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb
 from random import Random
 
 import numpy as np
 
+from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
-from thalweg.schedules.moves import Kind, Move, Quorum
+from thalweg.schedules.moves import Kind, Move
 from thalweg.schedules.schedule import Content, Schedule
 
-PATTERNS = 500
+PATTERNS = 5000  # arrivals of a code that are tried; drawn from a fixed seed if there are more
 REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
 
 
 def check(schedule: Schedule) -> None:
     """Raise ScheduleError unless the schedule keeps its promise."""
-    for silent in straggler_sets(schedule):
-        _Execution(schedule, silent).run()
+    _Execution(schedule).run()
 
 
-def straggler_sets(schedule: Schedule) -> Iterator[frozenset[int]]:
-    """Who may be late at once: nobody, or up to s answers of every quorum."""
-    if not schedule.quorums:
-        yield frozenset()
-        return
-    quorums = [
-        (rank, move.quorum)
-        for rank in schedule.ranks
-        for move in schedule.moves(rank)
-        if move.quorum is not None
-    ]
-    distinct = list(dict.fromkeys((rank, q.peers, q.code.stragglers) for rank, q in quorums))
-    choices = [
-        ([peer for peer in peers if peer != rank], stragglers)
-        for rank, peers, stragglers in distinct
-    ]
-    if len(choices) == 1 and comb(len(choices[0][0]), choices[0][1]) <= PATTERNS:
-        peers, stragglers = choices[0]
-        yield from map(frozenset, combinations(peers, stragglers))
-        return
-    draw = Random(0)
-    for _ in range(PATTERNS):
-        yield frozenset(
-            late for peers, most in choices for late in draw.sample(peers, min(most, len(peers)))
+def check_code(code: Code) -> None:
+    """Raise ScheduleError unless every arrival that the code decodes gives the sum of all blocks,
+    and it decodes whenever no more than its stragglers are missing."""
+    members, most = range(code.members), code.stragglers
+    if not 0 <= most < code.members:
+        raise ScheduleError(
+            f"a code for {code.members} can't do without {most}", "allow fewer stragglers"
         )
+    rows = np.array([code.row(member) for member in members])
+    for arrived in _arrivals(code):
+        weights = code.decode(arrived)
+        missing = sorted(set(members) - arrived)
+        if weights is None:
+            if len(missing) <= most:
+                raise ScheduleError(
+                    f"the code promises to do without {most}, and waits for {missing}",
+                    "the code is wrong",
+                )
+            continue
+        total = sum((w * rows[m] for m, w in weights.items()), start=np.zeros(rows.shape[1]))
+        if not weights.keys() <= arrived or not _same(total, np.ones(rows.shape[1])):
+            raise ScheduleError(
+                f"the code decodes a wrong sum without {missing}", "the code is wrong"
+            )
+
+
+def _arrivals(code: Code) -> list[frozenset[int]]:
+    """All sets of members, or the largest promised ones and a sample of all, the same each time."""
+    members = range(code.members)
+    if 2**code.members <= PATTERNS:
+        every = chain.from_iterable(combinations(members, n) for n in range(code.members + 1))
+        return [frozenset(arrived) for arrived in every]
+    draw = Random(0)
+    if comb(code.members, code.stragglers) <= PATTERNS:
+        late = [set(some) for some in combinations(members, code.stragglers)]
+    else:
+        late = [set(draw.sample(members, code.stragglers)) for _ in range(PATTERNS)]
+    drawn = [set(draw.sample(members, draw.randint(0, code.members))) for _ in range(PATTERNS)]
+    return [frozenset(members) - absent for absent in (*late, *drawn)]
 
 
 class _Waiting:
@@ -75,11 +91,10 @@ class _Waiting:
 
 
 class _Execution:
-    """One symbolic run; `silent` ranks answer no quorum."""
+    """One symbolic run."""
 
-    def __init__(self, schedule: Schedule, silent: frozenset[int]) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.silent = silent
         self.chunks = range(len(schedule.sizes))
         holds = schedule.before.holds
         self.held: dict[int, list[Content | None]] = {
@@ -88,8 +103,10 @@ class _Execution:
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
         self.messages: dict[_Key, list[list[Content | None]]] = {}
         self.awaited: dict[_Key, list[_Waiting]] = {}
+        self.answers: set[_Key] = set()  # to quorums: some may come late, when nobody waits
+        self.codes: set[int] = set()  # seen and right
         self.waiting: dict[int, dict[_Waiting, None]] = {rank: {} for rank in schedule.ranks}
-        self.blocked: dict[int, dict[int, _Waiting]] = {rank: {} for rank in schedule.ranks}
+        self.blocked: dict[int, dict[int, list[_Waiting]]] = {rank: {} for rank in schedule.ranks}
         self.answered: deque[tuple[int, _Waiting]] = deque()
         self.free = deque(schedule.ranks)  # ranks that wait for nothing
 
@@ -126,13 +143,18 @@ class _Execution:
         return False
 
     def _park(self, rank: int, move: Move) -> None:
+        """Behind the moves that it waits for: a send for what changes its chunks, the others also
+        for the sends."""
         parked, blocked = _Waiting(move), self.blocked[rank]
-        span = range(move.start, move.stop)
-        before = list({id(blocked[c]): blocked[c] for c in span if c in blocked}.values())
+        sends = move.kind is Kind.SEND
+        before: dict[_Waiting, None] = {}
+        for chunk in range(move.start, move.stop):
+            ahead = blocked.setdefault(chunk, [])
+            before |= dict.fromkeys(ahead[:1] if sends else ahead)
+            blocked[chunk] = [*ahead, parked] if sends else [parked]
         parked.after = len(before)
         for earlier in before:
             earlier.frees.append(parked)
-        blocked.update(dict.fromkeys(span, parked))
         self.waiting[rank][parked] = None
         if not before:
             self._await(rank, parked)
@@ -158,8 +180,10 @@ class _Execution:
             del self.waiting[rank][finished]
             blocked = self.blocked[rank]
             for chunk in range(finished.move.start, finished.move.stop):
-                if blocked.get(chunk) is finished:
-                    del blocked[chunk]
+                if finished in blocked.get(chunk, ()):
+                    blocked[chunk].remove(finished)
+                    if not blocked[chunk]:
+                        del blocked[chunk]
             for later in finished.frees:
                 later.after -= 1
                 if not later.after:
@@ -176,8 +200,8 @@ class _Execution:
         held = self.held[rank]
         if not 0 <= start < stop <= len(held):
             raise self._wrong(rank, move, "names chunks that aren't there")
-        if quorum is not None:
-            return self._decode(rank, move, quorum)
+        if quorum is not None or kind is Kind.QUORUM:
+            return self._decode(rank, move)
         if peer == rank or peer not in self.held:
             raise self._wrong(rank, move, "names a peer outside the group")
         if kind is Kind.SEND:
@@ -190,12 +214,11 @@ class _Execution:
                 self.answered.append((peer, self.awaited[key][0]))
             return True
         key = (peer, rank, start, stop)
-        queue = self.messages.get(key)
-        if queue is None:
+        if key in self.answers:
+            raise self._wrong(rank, move, "may be given a late answer to its quorum")
+        if key not in self.messages:
             return False
-        arrived = queue.pop(0)
-        if not queue:
-            del self.messages[key]
+        arrived = self._receive(key)
         if kind is Kind.COPY:
             held[start:stop] = arrived
         else:
@@ -213,59 +236,64 @@ class _Execution:
             raise self._wrong(rank, move, "adds to what it doesn't hold")
         return left + right
 
-    def _decode(self, rank: int, move: Move, quorum: Quorum) -> bool:
-        key = rank, move.start, move.stop
-        answers = {
-            member: self.messages[peer, *key][0]
-            for member, peer in enumerate(quorum.peers)
-            if (peer, *key) in self.messages and peer not in self.silent
-        }
+    def _receive(self, key: _Key) -> list[Content | None]:
+        queue = self.messages[key]
+        arrived = queue.pop(0)
+        if not queue:
+            del self.messages[key]
+        return arrived
+
+    def _decode(self, rank: int, move: Move) -> bool:
+        quorum, keys = move.quorum, _keys(rank, move)
+        if quorum is None or move.peer != rank or len(quorum.peers) != quorum.code.members:
+            raise self._wrong(rank, move, "names another quorum than its code is for")
+        if not self.answers.isdisjoint(keys):
+            raise self._wrong(rank, move, "may be given a late answer to its earlier quorum")
+        if not all(key in self.messages for key in keys):
+            return False
+        self._check_once(quorum.code)
+        self.answers.update(keys)
         held = self.held[rank][move.start : move.stop]
         if _lacks(held):
             raise self._wrong(rank, move, "decodes into what it doesn't hold")
-        member_itself = rank in quorum.peers
-        if member_itself:
-            answers[quorum.peers.index(rank)] = held
-        weights = quorum.code.decode(frozenset(answers))
-        if weights is None:
-            return False
+        answers = {key[0]: self._receive(key) for key in keys} | {rank: held}
+        rows = np.array([quorum.code.row(member) for member in range(quorum.code.members)])
         for offset, mine in enumerate(held):
-            total = np.zeros_like(mine) if member_itself else np.array(mine)
-            for member, weight in weights.items():
-                total = total + weight * np.asarray(answers[member][offset])
-            self.held[rank][move.start + offset] = total
+            contents = np.array([answers[peer][offset] for peer in quorum.peers], dtype=float)
+            blocks, *_ = np.linalg.lstsq(rows, contents, rcond=None)
+            if not _same(rows @ blocks, contents):
+                raise self._wrong(rank, move, "gets answers that aren't what its code says")
+            total = blocks.sum(axis=0)
+            self.held[rank][move.start + offset] = (
+                total if rank in quorum.peers else total + np.asarray(mine)
+            )
         return True
+
+    def _check_once(self, code: Code) -> None:
+        if id(code) not in self.codes:
+            check_code(code)
+            self.codes.add(id(code))
 
     def _nobody_waits(self) -> None:
         waiting = [(rank, parked.move) for rank, moves in self.waiting.items() for parked in moves]
-        stuck = [
-            (rank, move)
-            for rank, move in waiting
-            if move.kind is not Kind.SEND and not (move.quorum and rank in self.silent)
-        ]
         to_be_sent = {
             (rank, move.peer, move.start, move.stop)
             for rank, move in waiting
             if move.kind is Kind.SEND
         }
-        for rank, move in stuck:
-            if (move.peer, rank, move.start, move.stop) not in to_be_sent:
-                raise self._wrong(rank, move, "waits for what never comes")
-        for rank, move in stuck:
-            raise self._wrong(rank, move, "waits in a circle")
+        for why, in_a_circle in (
+            ("waits for what never comes", False),
+            ("waits in a circle", True),
+        ):
+            for rank, move in waiting:
+                missing = [key for key in _keys(rank, move) if key not in self.messages]
+                if move.kind is not Kind.SEND and to_be_sent.issuperset(missing) is in_a_circle:
+                    raise self._wrong(rank, move, why)
 
     def _nothing_is_left_over(self) -> None:
-        optional = {
-            (peer, rank)
-            for rank in (self.schedule.ranks if self.schedule.quorums else ())
-            for move in self.schedule.moves(rank)
-            if move.quorum is not None
-            for peer in move.quorum.peers
-        }
         for source, target, start, stop in self.messages:
-            if (source, target) not in optional:
-                move = Move(Kind.SEND, target, start, stop)
-                raise self._wrong(source, move, "sends what nobody takes")
+            move = Move(Kind.SEND, target, start, stop)
+            raise self._wrong(source, move, "sends what nobody takes")
 
     def _promise_is_kept(self) -> None:
         promised = self.schedule.after.holds
@@ -279,18 +307,15 @@ class _Execution:
                     raise ScheduleError(
                         f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
                         f"rank {rank} ends as {_described(held[chunk])} instead of "
-                        f"{_described(wanted)}" + self._with_silent(),
+                        f"{_described(wanted)}",
                         REMEDY,
                     )
 
     def _wrong(self, rank: int, move: Move, why: str) -> ScheduleError:
         return ScheduleError(
-            f"{self.schedule.name}: rank {rank} {why} ({move})" + self._with_silent(),
+            f"{self.schedule.name}: rank {rank} {why} ({move})",
             REMEDY,
         )
-
-    def _with_silent(self) -> str:
-        return f", with {sorted(self.silent)} late" if self.silent else ""
 
 
 def _keys(rank: int, move: Move) -> list[_Key]:
@@ -306,7 +331,9 @@ def _lacks(contents: list[Content | None]) -> bool:
 def _same(held: Content | None, wanted: Content) -> bool:
     if isinstance(wanted, int):
         return isinstance(held, int) and held == wanted
-    return held is not None and not isinstance(held, int) and np.allclose(held, wanted, atol=1e-9)
+    if held is None or isinstance(held, int):
+        return False
+    return bool(np.allclose(held, wanted, rtol=0, atol=1e-9))
 
 
 def _described(content: Content | None) -> str:

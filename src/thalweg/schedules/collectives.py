@@ -116,25 +116,24 @@ def all_gather(group: Group, elements: int, itemsize: int) -> Schedule:
 
 
 def all_to_all(group: Group, elements: int, itemsize: int) -> Schedule:
-    """Chunk numbers run over (from, to); a rank stores those from it and those for it."""
-    order = group.order
-    sizes = tuple(split(elements, group.size)) * group.size
-    pair = [(source, target) for source in order for target in order]
+    """Chunk i N + j is for the j-th rank from the i-th; a rank stores those from and for it."""
+    order, size = group.order, group.size
+    position = {rank: p for p, rank in enumerate(order)}
     return Schedule(
         name="all_to_all",
         ranks=group.ranks,
-        sizes=sizes,
+        sizes=tuple(split(elements, size)) * size,
         itemsize=itemsize,
-        program=programs.exchange(
-            order, {ends: [(chunk, chunk + 1)] for chunk, ends in enumerate(pair)}
-        ),
+        program=programs.exchange(order),
         before=Condition(
             "everybody holds a block for everybody",
-            lambda rank, chunk: 1 << rank if pair[chunk][0] == rank else None,
+            lambda rank, chunk: 1 << rank if chunk // size == position[rank] else None,
         ),
         after=Condition(
             "everybody holds everybody's block for it",
-            lambda rank, chunk: 1 << pair[chunk][0] if pair[chunk][1] == rank else None,
+            lambda rank, chunk: (
+                1 << order[chunk // size] if chunk % size == position[rank] else None
+            ),
         ),
     )
 

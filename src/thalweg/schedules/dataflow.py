@@ -1,5 +1,8 @@
 """Which move waits for which: the order of a rank's list, chunk by chunk.
 
+A send waits for the earlier moves that change its chunks; what changes a chunk waits also for the
+earlier sends of it. Sends don't wait for one another.
+
 Every reader of a schedule that goes through time (the drawing, the simulator, the run) follows
 this order, so that what is drawn and priced is what is run.
 """
@@ -25,15 +28,22 @@ class Order:
 
 def order(moves: Iterable[Move]) -> Order:
     listed = tuple(moves)
-    latest: dict[int, int] = {}  # chunk -> the last move that touched it
+    changed: dict[int, int] = {}  # chunk -> the last move that changed it
+    sent: dict[int, list[int]] = {}  # chunk -> its sends since then
     waits, frees = [], [list[int]() for _ in listed]
     for index, move in enumerate(listed):
-        span = range(move.start, move.stop)
-        before = {latest[chunk] for chunk in span if chunk in latest}
+        before: set[int] = set()
+        for chunk in range(move.start, move.stop):
+            if chunk in changed:
+                before.add(changed[chunk])
+            if move.kind is Kind.SEND:
+                sent.setdefault(chunk, []).append(index)
+            else:
+                before.update(sent.pop(chunk, ()))
+                changed[chunk] = index
         waits.append(len(before))
         for earlier in before:
             frees[earlier].append(index)
-        latest.update(dict.fromkeys(span, index))
     return Order(listed, tuple(waits), tuple(map(tuple, frees)))
 
 

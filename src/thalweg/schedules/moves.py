@@ -3,7 +3,8 @@
 A *chunk* is a named piece of the data, the same name on every rank; a *span* is a run of
 consecutive chunks, `start` up to but not including `stop`, that travels as one message. The list
 of a rank's moves is ordered chunk by chunk: a move waits for the earlier moves that share a chunk
-with it, and for nothing else, so different chunks are in flight at the same time.
+with it (a send only for those that change it), and for nothing else, so different chunks are in
+flight at the same time.
 """
 
 from __future__ import annotations

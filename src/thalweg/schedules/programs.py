@@ -134,18 +134,17 @@ def direct_gather(order: Sequence[int], parts: Sequence[Part]) -> Program:
     return _direct(order, parts, Kind.COPY)
 
 
-def exchange(order: Sequence[int], blocks: Mapping[tuple[int, int], Part]) -> Program:
-    """Everybody sends everybody else the block (from, to) that is for it, each in its own place."""
+def exchange(order: Sequence[int]) -> Program:
+    """Everybody sends everybody else the chunk that is for it: i N + j from i-th to j-th."""
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
 
     def program(rank: int) -> Iterator[Move]:
         p = position[rank]
         for distance in range(1, size):
-            ahead, behind = order[(p + distance) % size], order[(p - distance) % size]
-            for start, stop in blocks[rank, ahead]:
-                yield Move(Kind.SEND, ahead, start, stop)
-            for start, stop in blocks[behind, rank]:
-                yield Move(Kind.COPY, behind, start, stop)
+            ahead, behind = (p + distance) % size, (p - distance) % size
+            outgoing, incoming = p * size + ahead, behind * size + p
+            yield Move(Kind.SEND, order[ahead], outgoing, outgoing + 1)
+            yield Move(Kind.COPY, order[behind], incoming, incoming + 1)
 
     return program
 

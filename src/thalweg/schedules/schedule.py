@@ -37,7 +37,6 @@ class Schedule:
     program: Program
     before: Condition
     after: Condition
-    quorums: bool = False  # some moves go on without their slowest peers
     offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +54,17 @@ class Schedule:
             raise LayoutError(f"rank {rank} is not in {self.name}", f"it has {self.ranks}")
         if 0 not in self.sizes:
             return self.program(rank)
-        return (move for move in self.program(rank) if self.span_elements(move))
+        return (move for move in self.program(rank) if not self._empty(move))
+
+    def divisor(self, rank: int) -> int:
+        """How many contributions this rank's result is the sum of, to make it a mean. Under a
+        gradient code the samples' weights see to that, and it is one."""
+        promised = self.after.holds(rank, 0)
+        return promised.bit_count() if isinstance(promised, int) else 1
+
+    def _empty(self, move: Move) -> bool:
+        chunks = self.sizes[max(move.start, 0) : move.stop]
+        return bool(chunks) and not any(chunks)
 
     def span_elements(self, move: Move) -> int:
         return self.offsets[move.stop] - self.offsets[move.start]

@@ -1,7 +1,8 @@
 """What a topology declares: a file in `topologies/` holds a `TOPOLOGY`, and nothing else changes.
 
 `build(group, elements, itemsize, step, **arguments)` is a pure function to a schedule; most ignore
-the step. `coded` builds the form that goes on without stragglers, for topologies that have one.
+the step. `coded` builds the form that goes on without stragglers, for topologies that have one; it
+also gets `make_code`, from a number of children to their code.
 `groups(group, step)` divides the members for topologies that let them meet by turns; the schedule
 is then built for each group.
 """

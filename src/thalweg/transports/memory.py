@@ -12,11 +12,11 @@ from thalweg.transports.transport import Address, Array, Label
 
 
 class MemoryNetwork:
-    """The inboxes of all ranks. A silent rank's messages are lost on the way."""
+    """The inboxes of all ranks; messages from the first to the second of a `cut` pair are lost."""
 
-    def __init__(self, ranks: Collection[int], silent: Collection[int] = ()) -> None:
+    def __init__(self, ranks: Collection[int], cut: Collection[tuple[int, int]] = ()) -> None:
         self.inboxes = {rank: _Inbox() for rank in ranks}
-        self.silent = frozenset(silent)
+        self.cut = frozenset(cut)
 
     def transport(self, rank: int) -> MemoryTransport:
         return MemoryTransport(self, rank)
@@ -35,7 +35,7 @@ class MemoryTransport:
     def send(self, peer: int, label: Label, array: Array) -> None:
         if self._inbox.closed:
             raise TransportClosed(f"rank {self._rank} sends after close()", "send before it")
-        if self._rank not in self._network.silent:
+        if (self._rank, peer) not in self._network.cut:
             self._network.inboxes[peer].put(Address(self._rank, label), array.copy())
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
@@ -44,11 +44,10 @@ class MemoryTransport:
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         found = self._inbox.take(wanted, deadline)
         if found is None:
-            peers = sorted({address.peer for address in wanted})
-            rounds = sorted({address.label.round for address in wanted})
             raise PeerLate(
-                f"rank {self._rank} waited in round {rounds} for {peers}, and nothing came",
-                "look at those ranks, or allow more time",
+                rank=self._rank,
+                peers=tuple(sorted({address.peer for address in wanted})),
+                round_number=min(address.label.round for address in wanted),
             )
         return found
 

@@ -1,8 +1,9 @@
 """Recursive vector halving and distance doubling, then back (Rabenseifner; Thakur et al., 2005).
 
 At step t a rank exchanges half of what it still cares for with the rank at distance 2^t: S/2 with
-its neighbour, S/4 two further, ...; so most bytes stay near, and a rack's uplink carries no more
-than in a hierarchy. 2 log2 N sequential moves, 2(N-1)/N of the data.
+its neighbour, S/4 two further, ...; so most bytes stay near. If the number and the size of the
+racks are powers of two, an uplink carries no more than in a hierarchy. 2 log2 N sequential moves,
+2(N-1)/N of the data.
 
 For N that is not a power of two, p' = 2^floor(log2 N) take part; each of the N - p' others first
 gives all it has to its neighbour, and gets the result from it in the end, as in MPICH:

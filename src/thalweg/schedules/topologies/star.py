@@ -9,7 +9,7 @@ any N-s workers, each of which sends a weighted sum over s+1 blocks of the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -34,8 +34,14 @@ def star(group: Group, elements: int, itemsize: int, step: int, root: int | None
 
 
 def coded_star(
-    group: Group, elements: int, itemsize: int, step: int, root: int | None, code: Code
+    group: Group,
+    elements: int,
+    itemsize: int,
+    step: int,
+    root: int | None,
+    make_code: Callable[[int], Code],
 ) -> Schedule:
+    code = make_code(group.size)
     tree = _tree(group, root)
     sizes = split(elements, pieces(group, elements * itemsize, hops=2))
     spans = singles(0, len(sizes))
@@ -59,7 +65,6 @@ def coded_star(
             lambda rank, _: code.row(member[rank]),
         ),
         after=Condition("everybody holds the sum of all blocks", lambda _rank, _chunk: everything),
-        quorums=True,
     )
 
 
