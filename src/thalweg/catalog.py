@@ -68,11 +68,11 @@ class Catalog:
         written = PlanText.parse(text)
         preset = _found(written.preset, self.presets, "plan")
         values = settle(preset.name, written.preset.arguments, preset.parameters)
-        settings = settle("@", written.settings, SETTINGS)
+        settings: dict[str, Any] = settle("@", written.settings, SETTINGS)
         plan = Plan(
             text=written,
             precision=self._precision(written.compressor),
-            settings=Settings(**{name: value for name, value in settings.items() if value}),  # type: ignore[arg-type]
+            settings=Settings(**settings),
             **preset.choose(values),
         )
         self._refuse_unknown_code(plan)

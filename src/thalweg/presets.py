@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg.declarations import Parameter, Value
+from thalweg.declarations import Parameter
 from thalweg.plan import Cadence, Choice, What
 
 STRAGGLERS = Parameter(kind=int, default=1, least=1, help="how many children may be late")
@@ -22,26 +22,21 @@ class Preset:
 
     name: str
     summary: str
-    choose: Callable[[dict[str, Value]], dict[str, Any]]
+    choose: Callable[[dict[str, Any]], dict[str, Any]]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-def _local_sgd(values: dict[str, Value]) -> dict[str, Any]:
+def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
     by_rack = values["levels"] == "rack"
     return {
         "topology": Choice.of("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
         "what": What.PARAMETERS,
         "cadence": Cadence(
-            every=_whole(values["every"]),
+            every=values["every"],
             inside=by_rack,
-            delay=_whole(values["delay"]),
+            delay=values["delay"],
         ),
     }
-
-
-def _whole(value: Value) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 PRESETS = (
@@ -61,7 +56,7 @@ PRESETS = (
         parameters={"stragglers": STRAGGLERS, "code": CODE},
         choose=lambda values: {
             "topology": Choice.of("star", {"root": None}),
-            "redundancy": Choice.of(str(values["code"]), {"stragglers": values["stragglers"]}),
+            "redundancy": Choice.of(values["code"], {"stragglers": values["stragglers"]}),
         },
     ),
     Preset(
@@ -74,7 +69,7 @@ PRESETS = (
         },
         choose=lambda values: {
             "topology": Choice.of("tree", {"fanout": values["fanout"]}),
-            "redundancy": Choice.of(str(values["code"]), {"stragglers": values["stragglers"]}),
+            "redundancy": Choice.of(values["code"], {"stragglers": values["stragglers"]}),
         },
     ),
     Preset(
@@ -94,7 +89,7 @@ PRESETS = (
         },
         choose=lambda values: {
             "topology": Choice.of("star", {"root": None}),
-            "cadence": Cadence(staleness=_whole(values["staleness"])),
+            "cadence": Cadence(staleness=values["staleness"]),
         },
     ),
     Preset(

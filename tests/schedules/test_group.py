@@ -6,7 +6,7 @@ import pytest
 
 from tests.schedules.test_topologies import build
 from thalweg.errors import ClusterError, LayoutError
-from thalweg.facts import Cluster, parse_cluster
+from thalweg.facts import Cluster, Duration, parse_cluster
 from thalweg.schedules import Group, order
 
 MIXED = parse_cluster("""
@@ -76,6 +76,24 @@ def test_a_ring_cuts_its_parts_in_two_where_the_wire_is_the_bottleneck() -> None
     assert pieces[4] == 4
     assert pieces[10**5] == 8  # a part of 100 KB takes 0.8 ms
     assert pieces[10**7] == 8
+
+
+def slabs(form: str, rack_sizes: list[int], latency: str) -> int:
+    cluster = Cluster.regular(
+        rack_sizes, nic="1gbit", uplink="100mbit", latency=Duration.parse(latency)
+    )
+    schedule = build(form, Group.everybody(cluster), 250_000)
+    racks, members = len(rack_sizes), rack_sizes[0]
+    return len(schedule.sizes) // (racks if "leader" in form else racks * members)
+
+
+def test_hierarchies_are_cut_into_slabs_by_their_phases() -> None:
+    """1 MB at 100mbit takes 80 ms: sqrt(2 * 80 / 0.3) slabs of three phases of three messages."""
+    assert slabs("hierarchical", [4, 4], "100us") == 23
+    assert slabs("hierarchical", [4, 4], "1ms") == 7
+    assert slabs("hierarchical", [4], "100us") == 1  # a rack alone has nothing to overlap
+    assert slabs("hierarchical(form=leader)", [4, 4], "100us") == 48  # sqrt(6 * 80 / 0.2)
+    assert slabs("hierarchical(form=leader)", [4], "100us") == 21  # sqrt(6 * 8 / 0.1) at 1gbit
 
 
 def test_sends_do_not_wait_for_sends() -> None:

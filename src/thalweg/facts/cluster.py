@@ -179,12 +179,12 @@ class Cluster:
 
     def rates(self) -> dict[Link, Rate]:
         """Every link that has a rate."""
-        ends = [("nic", host.name, host.nic) for host in self.hosts]
-        ends += [("uplink", rack.name, rack.uplink) for rack in self.racks if rack.uplink]
         rates: dict[Link, Rate] = {}
-        for kind, owner, duplex in ends:
-            rates[Link(kind, owner, "out")] = duplex.out  # type: ignore[arg-type]
-            rates[Link(kind, owner, "in")] = duplex.into  # type: ignore[arg-type]
+        for host in self.hosts:
+            rates |= _ways("nic", host.name, host.nic)
+        for rack in self.racks:
+            if rack.uplink is not None:
+                rates |= _ways("uplink", rack.name, rack.uplink)
         return rates
 
     def seconds_between(self, source: int, target: int) -> float:
@@ -224,6 +224,10 @@ class Cluster:
                 f"nobody has rank {missing[0] if missing else 0}, though there are {len(ranks)}",
                 "number the ranks 0, 1, 2, ... without a gap",
             )
+
+
+def _ways(kind: Literal["nic", "uplink"], owner: str, duplex: Duplex) -> dict[Link, Rate]:
+    return {Link(kind, owner, "out"): duplex.out, Link(kind, owner, "in"): duplex.into}
 
 
 def _repeated(names: Iterable[T]) -> list[T]:

@@ -85,15 +85,15 @@ def explain(
     plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
 ) -> Explanation:
     """Raises ScheduleError if a schedule doesn't keep its promise."""
-    topology = catalog.topologies.get(plan.topology.name)
     compiled = compile_rounds(plan, group, workload, step, catalog)
     at_once: dict[int, list[Round]] = {}
     for round_ in compiled:
         at_once.setdefault(round_.number, []).append(round_)
     director = _Director(group)
     scenes = tuple(director.scene(tuple(rounds)) for rounds in at_once.values())
-    takes_turns = topology is not None and topology.groups is not None
-    period = topology.period(group) if topology is not None else 1
+    topology = catalog.topologies[plan.topology.name]
+    divide, period = topology.groups, topology.period(group)
+    listed = range(min(period, MOST_TURNS_LISTED)) if divide is not None else ()
     return Explanation(
         plan=plan,
         guarantee=catalog.guarantee(plan),
@@ -102,7 +102,7 @@ def explain(
         step=step,
         scenes=scenes,
         period=period,
-        turns=_turns(plan, group, catalog, min(period, MOST_TURNS_LISTED)) if takes_turns else (),
+        turns=tuple(tuple(g.ranks for g in divide(group, turn)) for turn in listed if divide),
         uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
     )
 
@@ -148,14 +148,6 @@ class _Director:
                 traffic(schedule, self.group.cluster),
             )
         return self.seen[id(schedule)]
-
-
-def _turns(
-    plan: Plan, group: Group, catalog: Catalog, steps: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    divide = catalog.topologies[plan.topology.name].groups
-    assert divide is not None
-    return tuple(tuple(g.ranks for g in divide(group, step)) for step in range(steps))
 
 
 def _uncompressed(

@@ -86,7 +86,7 @@ class _Execution:
             return
         target = self.view(move.start, move.stop)
         if move.kind is Kind.ADD:
-            target += array  # type: ignore[misc]
+            target += array
         else:
             target[:] = array
         self._done(index)
@@ -99,12 +99,12 @@ class _Execution:
         weights = quorum.code.decode(frozenset(answers))
         if weights is None:
             return
-        terms = [answers[member] * weight for member, weight in sorted(weights.items())]  # type: ignore[operator]
+        terms = [answers[member] * weight for member, weight in sorted(weights.items())]
         total = sum(terms[1:], start=terms[0])
         if self.transport.rank in quorum.peers:
             target[:] = total
         else:
-            target += total  # type: ignore[misc]
+            target += total
         del self.answers[index]
         for peer in quorum.peers:
             self.awaited.pop(Address(peer, self._label(move)), None)

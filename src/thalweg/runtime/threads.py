@@ -32,8 +32,8 @@ def run_threads(
 
     with ThreadPoolExecutor(len(ranks), thread_name_prefix="rank") as pool:
         futures = {rank: pool.submit(guarded, rank) for rank in ranks}
-        failed = [f.exception() for f in futures.values() if f.exception() is not None]
+        failed = [e for f in futures.values() if (e := f.exception()) is not None]
     first_cause = [e for e in failed if not isinstance(e, TransportClosed)] or failed
     if first_cause:
-        raise first_cause[0]  # type: ignore[misc]
+        raise first_cause[0]
     return {rank: future.result() for rank, future in futures.items()}

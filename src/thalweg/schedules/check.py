@@ -214,11 +214,11 @@ class _Execution:
                 self.answered.append((peer, self.awaited[key][0]))
             return True
         key = (peer, rank, start, stop)
-        if key in self.answers:
+        if self.answers and key in self.answers:
             raise self._wrong(rank, move, "may be given a late answer to its quorum")
-        if key not in self.messages:
-            return False
         arrived = self._receive(key)
+        if arrived is None:
+            return False
         if kind is Kind.COPY:
             held[start:stop] = arrived
         else:
@@ -236,12 +236,13 @@ class _Execution:
             raise self._wrong(rank, move, "adds to what it doesn't hold")
         return left + right
 
-    def _receive(self, key: _Key) -> list[Content | None]:
-        queue = self.messages[key]
-        arrived = queue.pop(0)
-        if not queue:
-            del self.messages[key]
-        return arrived
+    def _receive(self, key: _Key) -> list[Content | None] | None:
+        queue = self.messages.pop(key, None)
+        if queue is None:
+            return None
+        if len(queue) > 1:
+            self.messages[key] = queue[1:]
+        return queue[0]
 
     def _decode(self, rank: int, move: Move) -> bool:
         quorum, keys = move.quorum, _keys(rank, move)
@@ -256,7 +257,7 @@ class _Execution:
         held = self.held[rank][move.start : move.stop]
         if _lacks(held):
             raise self._wrong(rank, move, "decodes into what it doesn't hold")
-        answers = {key[0]: self._receive(key) for key in keys} | {rank: held}
+        answers = {key[0]: self._receive(key) or [] for key in keys} | {rank: held}
         rows = np.array([quorum.code.row(member) for member in range(quorum.code.members)])
         for offset, mine in enumerate(held):
             contents = np.array([answers[peer][offset] for peer in quorum.peers], dtype=float)

@@ -8,12 +8,11 @@ Deadlines are moments of `time.monotonic()`; nothing waits without one.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 class Label(NamedTuple):
