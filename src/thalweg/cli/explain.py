@@ -77,7 +77,7 @@ def command(
     terminal.print(heading(settled, catalog.guarantee(settled), group, workload, at))
     with working(f"Checking {plan} for {group.size} workers"):
         explanation = explain(settled, group, workload, at, catalog)
-    for piece in render(explanation, most_beats):
+    for piece in render(explanation, most_beats, terminal.width):
         terminal.print(piece)
     if svg is not None and explanation.scenes:
         write_file(svg, draw(explanation))

@@ -11,23 +11,34 @@ from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Rate, rack_sizes, read_cluster
 
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="So many workers in one rack.")
+    int | None, typer.Option("--workers", min=1, help="So many workers, one a host, in one rack.")
 ]
 ClusterOption = Annotated[
-    Path | None, typer.Option("--cluster", metavar="FILE", help="A cluster file (TOML).")
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="A cluster file (TOML); see docs/describe-your-cluster.md.",
+    ),
 ]
 LabOption = Annotated[
-    str | None, typer.Option("--lab", metavar="RxH", help="Racks of hosts: 2x4, or 5+3+4.")
+    str | None,
+    typer.Option("--lab", metavar="RxH", help="Two racks of four hosts: 2x4; uneven ones: 5+3+4."),
 ]
 NicOption = Annotated[
-    str | None, typer.Option("--nic", metavar="RATE", help="With --lab: of every host.")
+    str | None,
+    typer.Option("--nic", metavar="RATE", help="With --lab: of every NIC, like 200mbit."),
 ]
 UplinkOption = Annotated[
-    str | None, typer.Option("--uplink", metavar="RATE", help="With --lab: of every rack.")
+    str | None, typer.Option("--uplink", metavar="RATE", help="With --lab: of every rack's uplink.")
 ]
 OrderOption = Annotated[
     str | None,
-    typer.Option("--rank-order", metavar="rack|interleaved", help="With --lab: of the ranks."),
+    typer.Option(
+        "--rank-order",
+        metavar="rack|interleaved",
+        help="With --lab: rank numbers rack by rack, or round the racks.",
+    ),
 ]
 
 

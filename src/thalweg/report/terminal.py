@@ -18,10 +18,11 @@ from thalweg.schedules import Arrow, Group, Kind, Message
 SIGNS = {Kind.ADD: "+", Kind.COPY: "=", Kind.QUORUM: "*"}
 STYLES = {Kind.ADD: "blue", Kind.COPY: "green", Kind.QUORUM: "yellow"}
 MOST_ROUNDS = 40  # rows of their table
+BEAT_WIDTH, CELL_WIDTH = 6, 9
 FEW = 16  # ranks that still get a column or a row of their own
 
 
-def render(explanation: Explanation, most_beats: int) -> Iterator[RenderableType]:
+def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[RenderableType]:
     """What follows the heading, top to bottom; at most so many beats of each drawing."""
     if explanation.turns:
         yield _turns(explanation)
@@ -32,7 +33,7 @@ def render(explanation: Explanation, most_beats: int) -> Iterator[RenderableType
     first = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
     for scene in first:
         if scene.sequential_moves is not None:
-            yield _drawing(scene, most_beats)
+            yield _drawing(scene, most_beats, width)
     if len(first) < len(explanation.scenes):
         yield Text("\nThe other buckets likewise.")
     yield _rounds(explanation)
@@ -81,11 +82,11 @@ def _turns(explanation: Explanation) -> RenderableType:
     return Block("", table)
 
 
-def _drawing(scene: Scene, most_beats: int) -> RenderableType:
+def _drawing(scene: Scene, most_beats: int, width: int) -> RenderableType:
     title = Text(f"\n{scene.title}", style="bold")
     ranks = [rank for rack in scene.seats for rank in rack]
     shown = scene.beats[:most_beats] if most_beats else scene.beats
-    few = len(ranks) <= FEW
+    few = len(ranks) <= FEW and BEAT_WIDTH + CELL_WIDTH * len(ranks) <= width
     picture = _columns(scene, shown) if few else _lines(shown)
     notes = [
         "What each rank receives: +3<0 adds chunk 3 from rank 0, = copies, * decodes."
