@@ -176,9 +176,10 @@ def test_a_second_receive_could_be_given_a_late_answer() -> None:
 
 def test_a_quorum_is_for_as_many_as_its_code() -> None:
     schedule = coded(4, FractionalRepetition(4, 1), elements=1)
-    quorum = Quorum((0, 1), FractionalRepetition(4, 1))
-    with pytest.raises(ScheduleError, match="names another quorum than its code is for"):
-        check(tampered(schedule, 0, 0, [Move(Kind.QUORUM, 0, 0, 1, quorum)]))
+    for peers in ((0, 1), (0, 1, 2, 2)):
+        quorum = Quorum(peers, FractionalRepetition(4, 1))
+        with pytest.raises(ScheduleError, match="names another quorum than its code is for"):
+            check(tampered(schedule, 0, 0, [Move(Kind.QUORUM, 0, 0, 1, quorum)]))
 
 
 def test_layers_of_quorums() -> None:

@@ -17,18 +17,15 @@ program that is made lazily is never held in memory.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, combinations
-from math import comb
-from random import Random
 
 import numpy as np
 
 from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
+from thalweg.schedules.check_code import check_code
 from thalweg.schedules.moves import Kind, Move
-from thalweg.schedules.schedule import Content, Schedule
+from thalweg.schedules.schedule import Content, Schedule, same_content
 
-PATTERNS = 5000  # arrivals of a code that are tried; drawn from a fixed seed if there are more
 REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
 
@@ -36,47 +33,6 @@ _Key = tuple[int, int, int, int]  # source, target, start, stop
 def check(schedule: Schedule) -> None:
     """Raise ScheduleError unless the schedule keeps its promise."""
     _Execution(schedule).run()
-
-
-def check_code(code: Code) -> None:
-    """Raise ScheduleError unless every arrival that the code decodes gives the sum of all blocks,
-    and it decodes whenever no more than its stragglers are missing."""
-    members, most = range(code.members), code.stragglers
-    if not 0 <= most < code.members:
-        raise ScheduleError(
-            f"a code for {code.members} can't do without {most}", "allow fewer stragglers"
-        )
-    rows = np.array([code.row(member) for member in members])
-    for arrived in _arrivals(code):
-        weights = code.decode(arrived)
-        missing = sorted(set(members) - arrived)
-        if weights is None:
-            if len(missing) <= most:
-                raise ScheduleError(
-                    f"the code promises to do without {most}, and waits for {missing}",
-                    "the code is wrong",
-                )
-            continue
-        total = sum((w * rows[m] for m, w in weights.items()), start=np.zeros(rows.shape[1]))
-        if not weights.keys() <= arrived or not _same(total, np.ones(rows.shape[1])):
-            raise ScheduleError(
-                f"the code decodes a wrong sum without {missing}", "the code is wrong"
-            )
-
-
-def _arrivals(code: Code) -> list[frozenset[int]]:
-    """All sets of members, or the largest promised ones and a sample of all, the same each time."""
-    members = range(code.members)
-    if 2**code.members <= PATTERNS:
-        every = chain.from_iterable(combinations(members, n) for n in range(code.members + 1))
-        return [frozenset(arrived) for arrived in every]
-    draw = Random(0)
-    if comb(code.members, code.stragglers) <= PATTERNS:
-        late = [set(some) for some in combinations(members, code.stragglers)]
-    else:
-        late = [set(draw.sample(members, code.stragglers)) for _ in range(PATTERNS)]
-    drawn = [set(draw.sample(members, draw.randint(0, code.members))) for _ in range(PATTERNS)]
-    return [frozenset(members) - absent for absent in (*late, *drawn)]
 
 
 class _Waiting:
@@ -246,7 +202,7 @@ class _Execution:
 
     def _decode(self, rank: int, move: Move) -> bool:
         quorum, keys = move.quorum, _keys(rank, move)
-        if quorum is None or move.peer != rank or len(quorum.peers) != quorum.code.members:
+        if quorum is None or move.peer != rank or len(set(quorum.peers)) != quorum.code.members:
             raise self._wrong(rank, move, "names another quorum than its code is for")
         if not self.answers.isdisjoint(keys):
             raise self._wrong(rank, move, "may be given a late answer to its earlier quorum")
@@ -262,7 +218,7 @@ class _Execution:
         for offset, mine in enumerate(held):
             contents = np.array([answers[peer][offset] for peer in quorum.peers], dtype=float)
             blocks, *_ = np.linalg.lstsq(rows, contents, rcond=None)
-            if not _same(rows @ blocks, contents):
+            if not same_content(rows @ blocks, contents):
                 raise self._wrong(rank, move, "gets answers that aren't what its code says")
             total = blocks.sum(axis=0)
             self.held[rank][move.start + offset] = (
@@ -304,7 +260,7 @@ class _Execution:
                 wanted = promised(rank, chunk)
                 if wanted is None or not sizes[chunk]:
                     continue
-                if not _same(held[chunk], wanted):
+                if not same_content(held[chunk], wanted):
                     raise ScheduleError(
                         f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
                         f"rank {rank} ends as {_described(held[chunk])} instead of "
@@ -327,14 +283,6 @@ def _keys(rank: int, move: Move) -> list[_Key]:
 
 def _lacks(contents: list[Content | None]) -> bool:
     return any(content is None for content in contents)
-
-
-def _same(held: Content | None, wanted: Content) -> bool:
-    if isinstance(wanted, int):
-        return isinstance(held, int) and held == wanted
-    if held is None or isinstance(held, int):
-        return False
-    return bool(np.allclose(held, wanted, rtol=0, atol=1e-9))
 
 
 def _described(content: Content | None) -> str:

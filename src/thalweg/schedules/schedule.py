@@ -71,3 +71,11 @@ class Schedule:
 
     def span_bytes(self, move: Move) -> int:
         return self.span_elements(move) * self.itemsize
+
+
+def same_content(held: Content | None, wanted: Content) -> bool:
+    if isinstance(wanted, int):
+        return isinstance(held, int) and held == wanted
+    if held is None or isinstance(held, int):
+        return False
+    return bool(np.allclose(held, wanted, rtol=0, atol=1e-9))
