@@ -28,6 +28,7 @@ from thalweg.schedules.schedule import Content, Schedule, same_content
 
 REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
+_SEND, _COPY, _QUORUM = Kind.SEND, Kind.COPY, Kind.QUORUM  # looked up millions of times
 
 
 def check(schedule: Schedule) -> None:
@@ -57,7 +58,8 @@ class _Execution:
             rank: [holds(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
         }
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
-        self.messages: dict[_Key, list[list[Content | None]]] = {}
+        self.messages: dict[_Key, list[Content | None]] = {}  # the oldest of each key
+        self.later_messages: dict[_Key, deque[list[Content | None]]] = {}
         self.awaited: dict[_Key, list[_Waiting]] = {}
         self.answers: set[_Key] = set()  # to quorums: some may come late, when nobody waits
         self.codes: set[int] = set()  # seen and right
@@ -156,27 +158,34 @@ class _Execution:
         held = self.held[rank]
         if not 0 <= start < stop <= len(held):
             raise self._wrong(rank, move, "names chunks that aren't there")
-        if quorum is not None or kind is Kind.QUORUM:
-            return self._decode(rank, move)
-        if peer == rank or peer not in self.held:
+        if peer not in self.held or (peer == rank and kind is not _QUORUM):
             raise self._wrong(rank, move, "names a peer outside the group")
-        if kind is Kind.SEND:
+        if kind is _SEND:
             contents = held[start:stop]
             if contents[0] is None or (stop - start > 1 and _lacks(contents)):
                 raise self._wrong(rank, move, "sends what it doesn't hold")
             key = (rank, peer, start, stop)
-            self.messages.setdefault(key, []).append(contents)
-            if key in self.awaited:
+            if key in self.messages:
+                self.later_messages.setdefault(key, deque()).append(contents)
+            else:
+                self.messages[key] = contents
+            if self.awaited and key in self.awaited:
                 self.answered.append((peer, self.awaited[key][0]))
             return True
+        if quorum is not None or kind is _QUORUM:
+            return self._decode(rank, move)
         key = (peer, rank, start, stop)
         if self.answers and key in self.answers:
             raise self._wrong(rank, move, "may be given a late answer to its quorum")
-        arrived = self._receive(key)
+        arrived = self.messages.pop(key, None)
         if arrived is None:
             return False
-        if kind is Kind.COPY:
+        if self.later_messages:
+            self._bring_up_next(key)
+        if kind is _COPY:
             held[start:stop] = arrived
+        elif stop - start == 1:
+            held[start] = self._sum(rank, move, held[start], arrived[0])
         else:
             for chunk, content in enumerate(arrived, start):
                 held[chunk] = self._sum(rank, move, held[chunk], content)
@@ -192,13 +201,12 @@ class _Execution:
             raise self._wrong(rank, move, "adds to what it doesn't hold")
         return left + right
 
-    def _receive(self, key: _Key) -> list[Content | None] | None:
-        queue = self.messages.pop(key, None)
-        if queue is None:
-            return None
-        if len(queue) > 1:
-            self.messages[key] = queue[1:]
-        return queue[0]
+    def _bring_up_next(self, key: _Key) -> None:
+        """The oldest message of this key has been taken."""
+        if key in self.later_messages:
+            self.messages[key] = self.later_messages[key].popleft()
+            if not self.later_messages[key]:
+                del self.later_messages[key]
 
     def _decode(self, rank: int, move: Move) -> bool:
         quorum, keys = move.quorum, _keys(rank, move)
@@ -213,7 +221,9 @@ class _Execution:
         held = self.held[rank][move.start : move.stop]
         if _lacks(held):
             raise self._wrong(rank, move, "decodes into what it doesn't hold")
-        answers = {key[0]: self._receive(key) or [] for key in keys} | {rank: held}
+        answers = {key[0]: self.messages.pop(key) for key in keys} | {rank: held}
+        for key in keys:
+            self._bring_up_next(key)
         rows = np.array([quorum.code.row(member) for member in range(quorum.code.members)])
         for offset, mine in enumerate(held):
             contents = np.array([answers[peer][offset] for peer in quorum.peers], dtype=float)

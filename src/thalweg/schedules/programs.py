@@ -108,6 +108,10 @@ def ring_gather(order: Sequence[int], parts: Sequence[Part]) -> Program:
 
 def _ring(order: Sequence[int], parts: Sequence[Part], first: int, kind: Kind) -> Program:
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
+    make, send = (
+        tuple.__new__,
+        Kind.SEND,
+    )  # a large ring has millions of moves; this is twice as fast
 
     def program(rank: int) -> Iterator[Move]:
         p = position.get(rank)
@@ -116,9 +120,9 @@ def _ring(order: Sequence[int], parts: Sequence[Part], first: int, kind: Kind) -
         following, previous = order[(p + 1) % size], order[p - 1]
         for step in range(size - 1):
             for start, stop in parts[(p + first - step) % size]:
-                yield Move(Kind.SEND, following, start, stop)
+                yield make(Move, (send, following, start, stop, None))
             for start, stop in parts[(p + first - 1 - step) % size]:
-                yield Move(kind, previous, start, stop)
+                yield make(Move, (kind, previous, start, stop, None))
 
     return program
 
