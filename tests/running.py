@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 
@@ -29,8 +29,7 @@ def run(
 def whole_numbers(schedule: Schedule, seed: int = 0) -> dict[int, Array]:
     """A different vector for each rank, whose sums have no rounding."""
     rng = np.random.default_rng(seed)
-    draw: Callable[[], Array] = lambda: rng.integers(-99, 99, schedule.elements).astype(float)  # noqa: E731
-    return {rank: draw() for rank in schedule.ranks}
+    return {rank: rng.integers(-99, 99, schedule.elements).astype(float) for rank in schedule.ranks}
 
 
 def mean_sets(schedule: Schedule, rank: int) -> list[int]:

@@ -8,13 +8,12 @@ whole vector, block j of which is for the j-th rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 from thalweg.errors import LayoutError
 from thalweg.schedules import programs
 from thalweg.schedules.chunks import pieces, split
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Program, Span
+from thalweg.schedules.moves import Program
 from thalweg.schedules.programs import Part, singles
 from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.trees import heap, over_racks
@@ -171,11 +170,6 @@ def owners(group: Group, parts: Sequence[Part]) -> dict[int, int]:
         for start, stop in part
         for chunk in range(start, stop)
     }
-
-
-def runs(lengths: Sequence[int]) -> list[Span]:
-    """Consecutive spans of so many chunks each."""
-    return list(pairwise(accumulate(lengths, initial=0)))
 
 
 def everybody(group: Group) -> int:
