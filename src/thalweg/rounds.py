@@ -180,8 +180,7 @@ def _schedulable(plan: Plan, catalog: Catalog) -> Topology:
     topology = catalog.topologies[plan.topology.name]
     if plan.cadence.staleness is not None:
         raise PlanError(f"{plan} has no common rounds: everybody goes at its own pace", "try ps")
-    if plan.redundancy is not None and plan.redundancy.name not in catalog.codes:
-        raise PlanError(f"{plan} has no rounds in this version", "try gc(stragglers=1)")
-    if plan.redundancy is not None and topology.coded is None:
+    coded = plan.redundancy is not None and plan.redundancy.name in catalog.codes
+    if plan.redundancy is not None and not (coded and topology.coded):
         raise PlanError(f"{plan} has no rounds in this version", "try gc(stragglers=1)")
     return topology

@@ -12,7 +12,7 @@ def test_the_demo_checks_runs_and_draws_every_exact_plan(tmp_path: Path) -> None
     done = thalweg("demo", "--json", "rows.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert all(row["equal_on_all_ranks"] for row in rows)
+    assert all(row["right_on_all_ranks"] for row in rows)
     bound = {row["sync"]: row["bound_seconds"] for row in rows}
     once = 10e6 / 6.25e6  # seconds for all data through a 50mbit uplink
     assert bound["hierarchical"] == pytest.approx(once, rel=1e-3)

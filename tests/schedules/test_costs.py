@@ -215,9 +215,12 @@ def test_halving_doubling_of_other_numbers(workers: int) -> None:
     assert moves == 2 * floor(log2(workers)) + 2
 
 
-def test_halving_doubling_keeps_most_bytes_in_the_rack() -> None:
-    _, _, found, _ = measured("halving_doubling", Cluster.regular([4, 4], interleaved=True), 1600)
-    assert uplinks(found, 1600) == {Fraction(2 * 1, 2)}
+@pytest.mark.parametrize(("racks", "members"), [(2, 4), (4, 2), (4, 4), (8, 2), (2, 16)])
+def test_halving_doubling_keeps_most_bytes_in_the_rack(racks: int, members: int) -> None:
+    """2(C-1)/C S per uplink if both are powers of two."""
+    cluster = Cluster.regular([members] * racks, interleaved=True)
+    _, _, found, _ = measured("halving_doubling", cluster, 1600)
+    assert uplinks(found, 1600) == {Fraction(2 * (racks - 1), racks)}
 
 
 @pytest.mark.parametrize("form", ["hierarchical", "hierarchical(form=leader)"])

@@ -21,7 +21,8 @@ FILE = '''
 """A chain: the sum goes down the line and the result comes back."""
 
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
-from thalweg.schedules.programs import down, in_turn, singles, up
+from thalweg.schedules.chunks import singles
+from thalweg.schedules.programs import down, in_turn, up
 from thalweg.schedules.trees import heap, over
 
 

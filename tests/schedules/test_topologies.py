@@ -110,8 +110,8 @@ def test_the_same_on_every_rank_without_asking() -> None:
         assert all(list(first.moves(rank)) == list(again.moves(rank)) for rank in first.ranks)
 
 
-def test_the_result_does_not_depend_on_the_order_of_the_ranks_given() -> None:
-    """Sums have a fixed order, so floats come out the same bit for bit on every rank."""
+def test_floats_are_the_same_on_every_rank_and_in_every_run() -> None:
+    """Bit for bit: sums are taken in the order of the list, not of arrival."""
     group = Group.everybody(Cluster.regular([3, 4], uplink="50mbit"))
     rng = np.random.default_rng(1)
     for variant, (name, _) in VARIANTS.items():

@@ -110,7 +110,7 @@ def _settings(explanation: Explanation) -> dict[str, Any]:
         "sync": str(plan),
         "workers": explanation.group.size,
         "racks": [list(rack) for rack in explanation.group.racks],
-        "bytes": explanation.data_bytes,
+        "bytes": explanation.workload.nbytes,
         "step": explanation.step,
         "choices": {
             "topology": str(plan.topology),

@@ -72,10 +72,6 @@ class Explanation:
         numbers = [scene.sequential_moves for scene in self.scenes]
         return None if None in numbers else sum(number or 0 for number in numbers)
 
-    @property
-    def data_bytes(self) -> int:
-        return self.workload.nbytes
-
     def slowest_link(self) -> tuple[Link, float] | None:
         """The link that takes longest for its bytes, and how long at its full rate."""
         return _slowest_link(self.traffic, self.group)
@@ -157,7 +153,8 @@ def _uncompressed(
     if plan.precision is None:
         return None
     plain = compile_rounds(replace(plan, precision=None), group, workload, step, catalog)
-    found = {id(r.schedule): traffic(r.schedule, group.cluster) for r in plain}
+    shared = {id(r.schedule): r.schedule for r in plain}  # by buckets of one size
+    found = {key: traffic(schedule, group.cluster) for key, schedule in shared.items()}
     slowest = _slowest_link(together(found[id(r.schedule)] for r in plain), group)
     return slowest[1] if slowest else None
 

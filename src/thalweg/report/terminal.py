@@ -168,7 +168,7 @@ def _rounds(explanation: Explanation) -> RenderableType:
 
 
 def _ranks(explanation: Explanation) -> RenderableType:
-    traffic, data = explanation.traffic, max(explanation.data_bytes, 1)
+    traffic, data = explanation.traffic, max(explanation.workload.nbytes, 1)
     table = Table(title="Bytes per rank", title_justify="left", caption_justify="left", box=None)
     for heading in ("rank", "host", "rack"):
         table.add_column(heading)
@@ -210,7 +210,7 @@ def _links(explanation: Explanation) -> RenderableType:
         table.add_row(
             str(link),
             about(nbytes, "B"),
-            f"{nbytes / max(explanation.data_bytes, 1):.3g}x",
+            f"{nbytes / max(explanation.workload.nbytes, 1):.3g}x",
             str(rate) if rate else "no limit",
             about(rate.seconds(nbytes), "s") if rate else "",
         )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from time import monotonic
 
-from thalweg.schedules import Kind, Move, Quorum, Schedule, order
+from thalweg.schedules import Kind, Move, Progress, Quorum, Schedule, order
 from thalweg.transports import Address, Array, Label, Transport
 
 View = Callable[[int, int], Array]
@@ -46,9 +46,8 @@ class _Execution:
         self.round_number = round_number
         self.deadline = deadline
         self.order = order(schedule.moves(transport.rank))
-        self.waits = list(self.order.waits)
-        self.ready = [index for index, waits in enumerate(self.waits) if not waits]
-        heapify(self.ready)
+        self.progress = Progress(self.order)
+        self.ready = self.progress.ready  # a heap: the list's order is the priority
         self.awaited: dict[Address, deque[int]] = {}
         self.answers: dict[int, dict[int, Array]] = {}  # to a quorum, by member
 
@@ -117,7 +116,5 @@ class _Execution:
         return Label(self.round_number, move.start, move.stop)
 
     def _done(self, index: int) -> None:
-        for later in self.order.frees[index]:
-            self.waits[later] -= 1
-            if not self.waits[later]:
-                heappush(self.ready, later)
+        for later in self.progress.done(index):
+            heappush(self.ready, later)

@@ -12,7 +12,7 @@ from thalweg.schedules.collectives import (
     reduce_scatter,
     scatter,
 )
-from thalweg.schedules.dataflow import Arrow, Message, Order, Timeline, order, timeline
+from thalweg.schedules.dataflow import Arrow, Message, Order, Progress, Timeline, order, timeline
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Kind, Move, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
@@ -29,6 +29,7 @@ __all__ = [
     "Move",
     "Order",
     "Program",
+    "Progress",
     "Quorum",
     "Schedule",
     "Timeline",

@@ -101,8 +101,8 @@ class _Execution:
         return False
 
     def _park(self, rank: int, move: Move) -> None:
-        """Behind the moves that it waits for: a send for what changes its chunks, the others also
-        for the sends."""
+        """Behind the moves that it waits for, by the rule of `dataflow.order`, which needs the
+        whole list: a send for what changes its chunks, the others also for the sends."""
         parked, blocked = _Waiting(move), self.blocked[rank]
         sends = move.kind is Kind.SEND
         before: dict[_Waiting, None] = {}

@@ -8,9 +8,11 @@ takes (h - 1)/k of the time that it carries data, so pieces beyond 50 (h - 1) ga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 from thalweg.schedules.group import Group
+from thalweg.schedules.moves import Span
 
 ENOUGH = 50  # pieces for each hop to fill
 
@@ -19,6 +21,17 @@ def split(elements: int, parts: int) -> list[int]:
     """Near-equal sizes, the larger first; some are zero if there are fewer elements than parts."""
     size, larger = divmod(elements, parts)
     return [size + 1] * larger + [size] * (parts - larger)
+
+
+def singles(start: int, stop: int) -> list[Span]:
+    """Each of these chunks as a span of its own."""
+    return [(chunk, chunk + 1) for chunk in range(start, stop)]
+
+
+def in_pieces(parts: Sequence[int], count: int) -> tuple[list[int], list[list[Span]]]:
+    """Each part cut into so many chunks: the sizes of all, and the spans of each part."""
+    sizes = [size for part in parts for size in split(part, count)]
+    return sizes, [singles(i * count, (i + 1) * count) for i in range(len(parts))]
 
 
 def pieces(group: Group, nbytes: int, hops: int, messages: int = 1) -> int:

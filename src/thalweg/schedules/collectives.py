@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from thalweg.errors import LayoutError
 from thalweg.schedules import programs
-from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.chunks import in_pieces, pieces, singles, split
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Program
-from thalweg.schedules.programs import Part, singles
+from thalweg.schedules.moves import Program, Span
+from thalweg.schedules.programs import Part
 from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.trees import heap, over_racks
 
@@ -154,12 +154,11 @@ def all_reduce(
 
 def blocks(
     group: Group, elements: int, itemsize: int, hops: int
-) -> tuple[tuple[int, ...], list[Part]]:
+) -> tuple[tuple[int, ...], list[list[Span]]]:
     """One part of the vector for each member, cut into pieces: all sizes, and each one's spans."""
     per_member = split(elements, group.size)
-    count = pieces(group, per_member[0] * itemsize, hops)
-    sizes = tuple(size for part in per_member for size in split(part, count))
-    return sizes, [singles(i * count, (i + 1) * count) for i in range(group.size)]
+    sizes, spans = in_pieces(per_member, pieces(group, per_member[0] * itemsize, hops))
+    return tuple(sizes), spans
 
 
 def owners(group: Group, parts: Sequence[Part]) -> dict[int, int]:

@@ -47,6 +47,24 @@ def order(moves: Iterable[Move]) -> Order:
     return Order(listed, tuple(waits), tuple(map(tuple, frees)))
 
 
+class Progress:
+    """How far one rank is: `ready` are the moves that wait for nothing at the start."""
+
+    def __init__(self, order: Order) -> None:
+        self._frees = order.frees
+        self._waits = list(order.waits)
+        self.ready = [index for index, waits in enumerate(order.waits) if not waits]
+
+    def done(self, index: int) -> list[int]:
+        """The moves that may start now that this one is done."""
+        freed = []
+        for later in self._frees[index]:
+            self._waits[later] -= 1
+            if not self._waits[later]:
+                freed.append(later)
+        return freed
+
+
 class Message(NamedTuple):
     source: int
     target: int
@@ -103,7 +121,7 @@ class _Hand:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.rank = rank
         self.order = order(schedule.moves(rank))
-        self.waits = list(self.order.waits)
+        self.progress = Progress(self.order)
         self.purposes = self._purposes()
         self.arrived: dict[Message, deque[int]] = {}  # the move numbers of what has come
         self.last_move = [0] * len(schedule.sizes)
@@ -111,7 +129,7 @@ class _Hand:
         self.longest = 0
         self.sends: list[int] = []
         self.receives: dict[Message, deque[int]] = {}  # what each awaited message is for
-        self._start([index for index, waits in enumerate(self.waits) if not waits])
+        self._start(self.progress.ready)
 
     def next_chunk(self) -> int:
         return self.order.moves[self.sends[0]].start if self.sends else 0
@@ -129,7 +147,7 @@ class _Hand:
             number = 1 + max(self.last_move[move.start : move.stop])
             self._number(move, number)
             sent = Message(self.rank, move.peer, move.start, move.stop), number
-            self._done(index)
+            self._start(self.progress.done(index))
         for index in put_off:
             heappush(self.sends, index)
         return sent
@@ -164,7 +182,7 @@ class _Hand:
         sent = sorted(self.arrived[answer].popleft() for answer in answers)
         numbers = [self._receiving_beat(move, number) for number in sent]
         self._number(move, max(*numbers, *self.last_move[move.start : move.stop]))
-        self._done(index)
+        self._start(self.progress.done(index))
 
     def _decodes(self, quorum: Quorum, answers: list[Message]) -> bool:
         there = {answer.source for answer in answers} | {self.rank}
@@ -185,14 +203,6 @@ class _Hand:
     def _number(self, move: Move, number: int) -> None:
         self.last_move[move.start : move.stop] = [number] * (move.stop - move.start)
         self.longest = max(self.longest, number)
-
-    def _done(self, index: int) -> None:
-        freed = []
-        for later in self.order.frees[index]:
-            self.waits[later] -= 1
-            if not self.waits[later]:
-                freed.append(later)
-        self._start(freed)
 
     def _start(self, indices: list[int]) -> None:
         for index in indices:

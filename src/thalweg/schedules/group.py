@@ -17,6 +17,7 @@ class Group:
     ranks: tuple[int, ...]
     cluster: Cluster
     racks: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    order: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.ranks:
@@ -30,6 +31,7 @@ class Group:
             tuple(rank for rank in rack.ranks if rank in members) for rack in self.cluster.racks
         ]
         object.__setattr__(self, "racks", tuple(rack for rack in racks if rack))
+        object.__setattr__(self, "order", tuple(rank for rack in racks for rank in rack))
 
     @classmethod
     def everybody(cls, cluster: Cluster) -> Group:
@@ -38,10 +40,6 @@ class Group:
     @property
     def size(self) -> int:
         return len(self.ranks)
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        return tuple(rank for rack in self.racks for rank in rack)
 
     def racks_from(self, root: int) -> tuple[tuple[int, ...], ...]:
         """The racks with this member's first, and this member first in it."""

@@ -17,10 +17,6 @@ Part = Sequence[Span]
 """What one position of a ring owns, in the pieces in which it travels."""
 
 
-def singles(start: int, stop: int) -> list[Span]:
-    return [(chunk, chunk + 1) for chunk in range(start, stop)]
-
-
 def in_turn(*programs: Program) -> Program:
     return lambda rank: chain.from_iterable(program(rank) for program in programs)
 

@@ -9,10 +9,10 @@ are built over the racks, rooted at different members.
 
 from __future__ import annotations
 
-from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.chunks import in_pieces, pieces, split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
-from thalweg.schedules.programs import down, in_turn, side_by_side, singles, up
+from thalweg.schedules.programs import down, in_turn, side_by_side, up
 from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import binary, complement, over_racks
@@ -22,9 +22,7 @@ def double_tree(group: Group, elements: int, itemsize: int, step: int) -> Schedu
     trees = [over_racks(group.racks, binary), over_racks(group.racks, complement)]
     halves = split(elements, 2)
     hops = 2 * max(tree.depth for tree in trees)
-    count = pieces(group, halves[0] * itemsize, hops)
-    sizes = [size for half in halves for size in split(half, count)]
-    spans = [singles(0, count), singles(count, 2 * count)]
+    sizes, spans = in_pieces(halves, pieces(group, halves[0] * itemsize, hops))
     program = side_by_side(
         *(
             in_turn(up(tree, half), down(tree, half))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
-from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.chunks import in_pieces, pieces, split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
-from thalweg.schedules.programs import direct_gather, direct_reduce, in_turn, singles
+from thalweg.schedules.programs import direct_gather, direct_reduce, in_turn
 from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 
@@ -25,11 +25,10 @@ def ps(group: Group, elements: int, itemsize: int, step: int, servers: int | Non
             f"give servers={group.size} or fewer",
         )
     spread = [group.order[i * group.size // count] for i in range(count)]  # over the racks
-    order = (*spread, *(rank for rank in group.order if rank not in spread))
+    serving = set(spread)
+    order = (*spread, *(rank for rank in group.order if rank not in serving))
     shards = split(elements, count)
-    number = pieces(group, shards[0] * itemsize, hops=2)
-    sizes = [size for shard in shards for size in split(shard, number)]
-    spans = [singles(i * number, (i + 1) * number) for i in range(count)]
+    sizes, spans = in_pieces(shards, pieces(group, shards[0] * itemsize, hops=2))
     program = in_turn(direct_reduce(order, spans), direct_gather(order, spans))
     return all_reduce("ps", group, sizes, itemsize, program)
 

@@ -8,22 +8,30 @@ on the wire, the first is added and passed on.
 
 from __future__ import annotations
 
-from thalweg.schedules.chunks import split
+from collections.abc import Sequence
+
+from thalweg.schedules.chunks import in_pieces, split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
-from thalweg.schedules.programs import in_turn, ring_gather, ring_reduce, singles
+from thalweg.schedules.programs import in_turn, ring_gather, ring_reduce
 from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 
 
 def ring(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
-    parts = split(elements, group.size)
-    part_seconds = parts[0] * itemsize / group.slowest_bytes_per_second()
+    part_bytes = split(elements, group.size)[0] * itemsize
+    part_seconds = part_bytes / group.slowest_bytes_per_second()
     pieces = 2 if part_seconds > 2 * group.longest_seconds() else 1
-    sizes = [size for part in parts for size in split(part, pieces)]
-    spans = [singles(i * pieces, (i + 1) * pieces) for i in range(group.size)]
-    program = in_turn(ring_reduce(group.order, spans), ring_gather(group.order, spans))
-    return all_reduce("ring", group, sizes, itemsize, program)
+    return round_ring("ring", group, group.order, elements, itemsize, pieces)
+
+
+def round_ring(
+    name: str, group: Group, order: Sequence[int], elements: int, itemsize: int, pieces: int
+) -> Schedule:
+    """The all-reduce round a ring in this order, each rank's part in so many pieces."""
+    sizes, spans = in_pieces(split(elements, group.size), pieces)
+    program = in_turn(ring_reduce(order, spans), ring_gather(order, spans))
+    return all_reduce(name, group, sizes, itemsize, program)
 
 
 TOPOLOGY = Topology(

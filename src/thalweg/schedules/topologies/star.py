@@ -15,11 +15,11 @@ import numpy as np
 
 from thalweg.declarations import Code, Parameter
 from thalweg.errors import LayoutError
-from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.chunks import pieces, singles, split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Kind, Move, Quorum
-from thalweg.schedules.programs import down, in_turn, singles, up
+from thalweg.schedules.programs import down, in_turn, up
 from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import Tree, over

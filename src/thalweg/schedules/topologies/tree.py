@@ -8,10 +8,10 @@ carries a rack's sum up once, and down once for each rack below it.
 from __future__ import annotations
 
 from thalweg.declarations import Parameter
-from thalweg.schedules.chunks import pieces, split
+from thalweg.schedules.chunks import pieces, singles, split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
-from thalweg.schedules.programs import down, in_turn, singles, up
+from thalweg.schedules.programs import down, in_turn, up
 from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import heap, over_racks
