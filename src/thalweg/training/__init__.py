@@ -1,0 +1,1 @@
+"""attach(): an ordinary training script, synchronised under any plan."""

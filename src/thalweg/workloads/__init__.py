@@ -1,0 +1,1 @@
+"""Small real training jobs on data that ships with their packages."""
