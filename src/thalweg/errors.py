@@ -7,11 +7,18 @@
     │   │   └── UnsoundPlan   its parts exist, but don't combine
     │   ├── ClusterError      a cluster file that can't be read or contradicts itself
     │   ├── WorkloadError     the same for a workload
-    │   └── LayoutError       a topology or code that doesn't fit these workers
+    │   ├── LayoutError       a topology or code that doesn't fit these workers
+    │   └── LaunchError       how this process was started doesn't say who it is
     ├── ScheduleError         a schedule that doesn't do what it promises
-    └── TransportError        bytes that didn't come
-        ├── PeerLate          a peer's message wasn't there by the deadline
-        └── TransportClosed   sent or received after close
+    ├── TransportError        bytes that didn't come
+    │   ├── PeerLate          a peer's message wasn't there by the deadline
+    │   ├── PeerLost          a peer's connection is gone
+    │   └── TransportClosed   sent or received after close
+    └── RunError              a run that can't go on
+        ├── Mismatch          ranks hold different plans, models or optimizers
+        ├── WorkerFailed      a worker's process ended in an error
+        ├── PeerFailed        another rank gave up, and said why
+        └── CheckpointError   a checkpoint that can't be written or read
 
 Each says what happened and, after a semicolon, what to do about it.
 """
@@ -58,6 +65,10 @@ class LayoutError(UsageError):
     pass
 
 
+class LaunchError(UsageError):
+    pass
+
+
 class ScheduleError(ThalwegError):
     pass
 
@@ -77,5 +88,29 @@ class PeerLate(TransportError):
         self.round_number = round_number
 
 
+class PeerLost(TransportError):
+    pass
+
+
 class TransportClosed(TransportError):
+    pass
+
+
+class RunError(ThalwegError):
+    pass
+
+
+class Mismatch(RunError):
+    pass
+
+
+class WorkerFailed(RunError):
+    pass
+
+
+class PeerFailed(RunError):
+    pass
+
+
+class CheckpointError(RunError):
     pass
