@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from thalweg.runtime import execute, flat, run_threads
+from thalweg.runtime import Part, execute, flat, run_threads
 from thalweg.schedules import Schedule
 from thalweg.transports import Array, Transport
 
@@ -20,7 +20,9 @@ def run(
 
     def work(transport: Transport) -> Array:
         vector = inputs[transport.rank].copy()
-        execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=TIMEOUT)
+        execute(
+            Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=TIMEOUT
+        )
         return vector
 
     return run_threads(schedule.ranks, work, cut)

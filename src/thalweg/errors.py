@@ -25,6 +25,8 @@ Each says what happened and, after a semicolon, what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ThalwegError(Exception):
     """Base of all; `remedy` is the part of the message that says what to do."""
@@ -78,13 +80,15 @@ class TransportError(ThalwegError):
 
 
 class PeerLate(TransportError):
-    def __init__(self, *, rank: int, peers: tuple[int, ...], round_number: int) -> None:
+    def __init__(self, *, rank: int, peers: tuple[int, ...], step: int, round_number: int) -> None:
         super().__init__(
-            f"rank {rank} waited in round {round_number} for {list(peers)}, and nothing came",
-            "look at those ranks, or allow more time",
+            f"rank {rank} waited at step {step}, round {round_number}, for {ranks_text(peers)}, and "
+            "nothing came",
+            "look at what it does there, or allow more time with timeout=",
         )
         self.rank = rank
         self.peers = peers
+        self.step = step
         self.round_number = round_number
 
 
@@ -114,3 +118,8 @@ class PeerFailed(RunError):
 
 class CheckpointError(RunError):
     pass
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 4, 6`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

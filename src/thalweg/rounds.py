@@ -61,6 +61,14 @@ def compile_rounds(
     return tuple(_Compiler(plan, step, catalog or default_catalog()).rounds(group, workload))
 
 
+def cycle(plan: Plan, group: Group, catalog: Catalog | None = None) -> int:
+    """The number of steps after which the rounds repeat."""
+    catalog = catalog or default_catalog()
+    alternating = 2 if plan.precision is not None else 1  # acpsgd's factors take turns
+    topology = _schedulable(plan, catalog)
+    return plan.cadence.every * topology.period(group) * alternating
+
+
 class _Compiler:
     def __init__(self, plan: Plan, step: int, catalog: Catalog) -> None:
         self.plan = plan

@@ -8,7 +8,7 @@ import pytest
 from tests.schedules.test_topologies import build
 from thalweg.errors import PeerLate
 from thalweg.facts import Cluster
-from thalweg.runtime import execute, flat, run_threads
+from thalweg.runtime import Part, execute, flat, run_threads
 from thalweg.schedules import Group
 from thalweg.transports import Array, Transport
 
@@ -38,7 +38,9 @@ def test_a_rank_that_never_comes_is_named_by_the_deadline() -> None:
     def work(transport: Transport) -> None:
         if transport.rank != 2:
             vector = np.ones(100)
-            execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=0.3)
+            execute(
+                Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=0.3
+            )
 
     start = monotonic()
     with pytest.raises(PeerLate, match=r"waited in round 0 for"):
@@ -53,7 +55,7 @@ def test_an_error_on_one_rank_stops_the_others_at_once() -> None:
         if transport.rank == 2:
             raise ValueError("mine")
         vector = np.ones(100)
-        execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=60)
+        execute(Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=60)
 
     start = monotonic()
     with pytest.raises(ValueError, match="mine"):
@@ -67,7 +69,9 @@ def test_every_dtype_that_numpy_adds() -> None:
 
         def work(transport: Transport, dtype: type = dtype) -> Array:
             vector = np.full(100, transport.rank, dtype=dtype)
-            execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=10)
+            execute(
+                Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=10
+            )
             return vector
 
         for result in run_threads(GROUP.ranks, work).values():

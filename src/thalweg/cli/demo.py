@@ -16,7 +16,7 @@ from thalweg.declarations import listed
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload, about
 from thalweg.report import Explanation, draw, explain
-from thalweg.runtime import execute, flat, run_threads
+from thalweg.runtime import Part, execute, flat, run_threads
 from thalweg.schedules import Group, Schedule
 from thalweg.transports import Array, Transport
 
@@ -94,7 +94,9 @@ def _runs_right(schedule: Schedule) -> bool:
 
     def work(transport: Transport) -> Array:
         vector = inputs[transport.rank].copy()
-        execute(schedule, transport, flat(schedule, vector), round_number=0, timeout=TIMEOUT)
+        execute(
+            Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=TIMEOUT
+        )
         return vector
 
     results = run_threads(schedule.ranks, work)

@@ -2,108 +2,187 @@
 
 Moves start as soon as the earlier ones that share a chunk with them are done (`dataflow.order`),
 so chunks are in flight in both directions while others wait. Sums are taken in the order of the
-list, whatever the order of arrival: the result doesn't depend on timing.
+list, whatever the order of arrival: the result doesn't depend on timing. A chunk that was sent is
+not changed before its message has left.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import monotonic
 
-from thalweg.schedules import Kind, Move, Progress, Quorum, Schedule, order
-from thalweg.transports import Address, Array, Label, Transport
+from thalweg.errors import PeerLate, TransportError
+from thalweg.runtime.arithmetic import NUMPY, Arithmetic
+from thalweg.schedules import Kind, Move, Order, Progress, Quorum, Schedule, order
+from thalweg.transports import SENT, Address, Array, Label, Sending, Transport
 
 View = Callable[[int, int], Array]
 """From a span of chunks to the writable array that holds it on this rank."""
+LOOK_AROUND = 0.5  # seconds of waiting after which `while_waiting` is called
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A schedule from one rank's side: its moves, and which waits for which. Made once, run at
+    every step."""
+
+    schedule: Schedule
+    rank: int
+    order: Order
+
+    @classmethod
+    def of(cls, schedule: Schedule, rank: int) -> Part:
+        return cls(schedule, rank, order(schedule.moves(rank)))
 
 
 def flat(schedule: Schedule, vector: Array) -> View:
     """Chunks one after the other in one vector, as all all-reduces have them."""
+    if len(vector) != schedule.elements:
+        raise TransportError(
+            f"{schedule.name} is for {schedule.elements} elements, and there are {len(vector)}",
+            "build it for this tensor",
+        )
     offsets = schedule.offsets
     return lambda start, stop: vector[offsets[start] : offsets[stop]]
 
 
 def execute(
-    schedule: Schedule, transport: Transport, view: View, *, round_number: int, timeout: float
-) -> None:
-    """Do all moves of this rank, in place; PeerLate if they take longer than `timeout` seconds."""
-    _Execution(schedule, transport, view, round_number, monotonic() + timeout).run()
+    part: Part,
+    transport: Transport,
+    view: View,
+    *,
+    step: int = 0,
+    round_number: int = 0,
+    timeout: float,
+    arithmetic: Arithmetic = NUMPY,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> dict[int, float]:
+    """Do all moves of this rank, in place; PeerLate if they take longer than `timeout` seconds.
+
+    Returns when each peer's first message came, by the clock of `time.monotonic`.
+    `while_waiting` is called now and then, and may raise."""
+    deadline = monotonic() + timeout
+    run = _Execution(part, transport, view, step, round_number, deadline, arithmetic)
+    return run.to_the_end(while_waiting)
 
 
 class _Execution:
     def __init__(
         self,
-        schedule: Schedule,
+        part: Part,
         transport: Transport,
         view: View,
+        step: int,
         round_number: int,
         deadline: float,
+        arithmetic: Arithmetic,
     ) -> None:
         self.transport = transport
+        self.rank = part.rank
         self.view = view
+        self.step = step
         self.round_number = round_number
         self.deadline = deadline
-        self.order = order(schedule.moves(transport.rank))
+        self.arithmetic = arithmetic
+        self.order = part.order
         self.progress = Progress(self.order)
         self.ready = self.progress.ready  # a heap: the list's order is the priority
         self.awaited: dict[Address, deque[int]] = {}
         self.answers: dict[int, dict[int, Array]] = {}  # to a quorum, by member
+        self.leaving: dict[int, list[Sending]] = {}  # what must have left before a move writes
+        self.sendings: list[Sending] = []
+        self.came: dict[int, float] = {}
 
-    def run(self) -> None:
+    def to_the_end(self, while_waiting: Callable[[], None]) -> dict[int, float]:
         while self.ready or self.awaited:
             while self.ready:
                 self._start(heappop(self.ready))
             if self.awaited:
-                self._arrive(*self.transport.receive_any(self.awaited.keys(), self.deadline))
+                self._arrive(*self._next_message(while_waiting))
+        for sending in self.sendings:
+            sending.wait(self.deadline)
+        return self.came
+
+    def _next_message(self, while_waiting: Callable[[], None]) -> tuple[Address, Array]:
+        while True:
+            try:
+                soon = min(self.deadline, monotonic() + LOOK_AROUND)
+                return self.transport.receive_any(self.awaited.keys(), soon)
+            except PeerLate:
+                while_waiting()
+                if monotonic() >= self.deadline:
+                    raise
 
     def _start(self, index: int) -> None:
         move = self.order.moves[index]
         if move.kind is Kind.SEND:
-            array = self.view(move.start, move.stop)
-            self.transport.send(move.peer, self._label(move), array)
-            self._done(index)
+            self._send(index, move)
         elif move.quorum is None:
             self._await(move.peer, move, index)
         else:
             self.answers[index] = {}
             for peer in move.quorum.peers:
-                if peer != self.transport.rank:
+                if peer != self.rank:
                     self._await(peer, move, index)
             self._try_decode(index, move, move.quorum)
 
+    def _send(self, index: int, move: Move) -> None:
+        array = self.view(move.start, move.stop)
+        sending = self.transport.send(move.peer, self._label(move), array, self.deadline)
+        if sending is not SENT:
+            self.sendings.append(sending)
+            for later in self.order.frees[index]:
+                self.leaving.setdefault(later, []).append(sending)
+        self._done(index)
+
     def _arrive(self, address: Address, array: Array) -> None:
+        self.came.setdefault(address.peer, monotonic())
         queue = self.awaited[address]
         index = queue.popleft()
         if not queue:
             del self.awaited[address]
         move = self.order.moves[index]
+        target = self._target(index, move)
+        incoming = self._fitting(address, array, target)
         if move.quorum is not None:
-            self.answers[index][move.quorum.peers.index(address.peer)] = array
+            self.answers[index][move.quorum.peers.index(address.peer)] = incoming
             self._try_decode(index, move, move.quorum)
             return
-        target = self.view(move.start, move.stop)
         if move.kind is Kind.ADD:
-            target += array
+            self.arithmetic.add(target, incoming)
         else:
-            target[:] = array
+            target[:] = incoming
         self._done(index)
+
+    def _target(self, index: int, move: Move) -> Array:
+        """Where this move writes, once what was sent from there has left."""
+        for sending in self.leaving.pop(index, ()):
+            sending.wait(self.deadline)
+        return self.view(move.start, move.stop)
+
+    def _fitting(self, address: Address, array: Array, target: Array) -> Array:
+        if array.nbytes != target.nbytes:
+            raise TransportError(
+                f"rank {self.rank} expected {target.nbytes} bytes from rank {address.peer} at step "
+                f"{self.step}, round {self.round_number}, and got {array.nbytes}",
+                "give all ranks the same model and plan",
+            )
+        return array if array.dtype == target.dtype else array.view(target.dtype)
 
     def _try_decode(self, index: int, move: Move, quorum: Quorum) -> None:
         answers = self.answers[index]
-        target = self.view(move.start, move.stop)
-        if self.transport.rank in quorum.peers:
-            answers[quorum.peers.index(self.transport.rank)] = target
+        target = self._target(index, move)
+        member = self.rank in quorum.peers
+        if member:
+            answers[quorum.peers.index(self.rank)] = target
         weights = quorum.code.decode(frozenset(answers))
         if weights is None:
             return
-        terms = [answers[member] * weight for member, weight in sorted(weights.items())]
-        total = sum(terms[1:], start=terms[0])
-        if self.transport.rank in quorum.peers:
-            target[:] = total
-        else:
-            target += total
+        terms = [(weight, answers[member]) for member, weight in sorted(weights.items())]
+        self.arithmetic.weigh(target, terms, keep=not member)
         del self.answers[index]
         for peer in quorum.peers:
             self.awaited.pop(Address(peer, self._label(move)), None)
@@ -113,7 +192,7 @@ class _Execution:
         self.awaited.setdefault(Address(peer, self._label(move)), deque()).append(index)
 
     def _label(self, move: Move) -> Label:
-        return Label(self.round_number, move.start, move.stop)
+        return Label(self.step, self.round_number, move.start, move.stop)
 
     def _done(self, index: int) -> None:
         for later in self.progress.done(index):

@@ -1,6 +1,19 @@
 """Bytes between ranks."""
 
+from thalweg.transports.c10d import C10dTransport
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
-from thalweg.transports.transport import Address, Array, Label, Transport
+from thalweg.transports.transport import SENT, Address, Array, Label, Sending, Transport
+from thalweg.transports.zeromq import ZeroMqTransport
 
-__all__ = ["Address", "Array", "Label", "MemoryNetwork", "MemoryTransport", "Transport"]
+__all__ = [
+    "SENT",
+    "Address",
+    "Array",
+    "C10dTransport",
+    "Label",
+    "MemoryNetwork",
+    "MemoryTransport",
+    "Sending",
+    "Transport",
+    "ZeroMqTransport",
+]

@@ -1,7 +1,8 @@
 """Bytes between ranks: what every transport can do.
 
-A message is an array under a label: the round it belongs to, and its span of chunks. Messages with
-the same sender, receiver and label arrive in the order in which they were sent; others in any.
+A message is an array under a label: the step and round it belongs to, and its span of chunks.
+Messages with the same sender, receiver and label arrive in the order in which they were sent;
+others in any. What arrives has the bytes that were sent; the receiver knows their type.
 Deadlines are moments of `time.monotonic()`; nothing waits without one.
 """
 
@@ -16,7 +17,8 @@ Array = NDArray[Any]
 
 
 class Label(NamedTuple):
-    round: int
+    step: int
+    round: int  # in this step
     start: int
     stop: int
 
@@ -28,12 +30,20 @@ class Address(NamedTuple):
     label: Label
 
 
+class Sending(Protocol):
+    """A message that was handed over and may still be read from its array."""
+
+    def wait(self, deadline: float) -> None:
+        """Until the array may be changed; PeerLate if that takes longer than the deadline."""
+
+
 class Transport(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def send(self, peer: int, label: Label, array: Array) -> None:
-        """Hand the array over; it may be changed as soon as this returns. Doesn't wait."""
+    def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
+        """Hand the array over, which is left alone until the sending is waited for. Waits only
+        while the queue to this peer is full."""
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
         """The next message under this label; PeerLate if it isn't there by the deadline."""
@@ -41,5 +51,16 @@ class Transport(Protocol):
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         """The first of these messages to arrive; PeerLate if none is there by the deadline."""
 
+    def forget(self, step: int, round_number: int) -> None:
+        """Messages of earlier rounds are of no use any more, those that are here or to come."""
+
     def close(self) -> None:
-        """Give up what is on its way. Waiting calls raise TransportClosed."""
+        """Give up what is on its way in. Waiting calls raise TransportClosed."""
+
+
+class _Sent:
+    def wait(self, deadline: float) -> None:
+        """It was copied."""
+
+
+SENT: Sending = _Sent()

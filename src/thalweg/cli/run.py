@@ -1,0 +1,38 @@
+"""`thalweg run`: a script of one's own, as several workers on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thalweg.errors import UsageError
+from thalweg.runtime.supervisor import run_command
+
+
+def command(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND ...", help="A .py file or a program, and its arguments."),
+    ],
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many to start.")],
+) -> None:
+    """Run a script as several workers on this machine, with their output side by side.
+
+    thalweg run --workers 4 train.py --lr 0.1
+
+    A .py file runs in this Python. What torchrun sets is set for each worker: RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one fails, the others are ended.
+    """
+    run_command(workers, _with_interpreter(arguments))
+
+
+def _with_interpreter(arguments: list[str]) -> list[str]:
+    script = arguments[0]
+    if not script.endswith(".py"):
+        return arguments
+    if not Path(script).is_file():
+        raise UsageError(f"there is no file {script}", "name a .py file or a program")
+    return [sys.executable, *arguments]

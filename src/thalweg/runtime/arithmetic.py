@@ -1,0 +1,68 @@
+"""How values are added on their way: numpy's sums, or torch's for the two-byte floats.
+
+numpy has no bfloat16 and adds float16 one by one; torch does both well. Either way a sum is rounded
+to the values' own type at each addition, in the order of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from thalweg.transports import Array
+
+
+class Arithmetic(Protocol):
+    def add(self, target: Array, incoming: Array) -> None:
+        """target += incoming"""
+
+    def weigh(self, target: Array, terms: Sequence[tuple[float, Array]], *, keep: bool) -> None:
+        """target = (target if keep) + the sum of weight x array, in this order."""
+
+
+class NumpyArithmetic:
+    def add(self, target: Array, incoming: Array) -> None:
+        target += incoming
+
+    def weigh(self, target: Array, terms: Sequence[tuple[float, Array]], *, keep: bool) -> None:
+        (weight, array), *rest = terms
+        total = array * target.dtype.type(weight)
+        for weight, array in rest:
+            total += array if weight == 1 else array * target.dtype.type(weight)
+        if keep:
+            target += total
+        else:
+            target[:] = total
+
+
+class TorchArithmetic:
+    """Arrays hold the bits of `dtype`, whatever numpy takes them for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def add(self, target: Array, incoming: Array) -> None:
+        self._tensor(target).add_(self._tensor(incoming))
+
+    def weigh(self, target: Array, terms: Sequence[tuple[float, Array]], *, keep: bool) -> None:
+        own = self._tensor(target)
+        (weight, array), *rest = terms
+        total = self._tensor(array) * weight
+        for weight, array in rest:
+            total.add_(self._tensor(array), alpha=weight)
+        if keep:
+            own.add_(total)
+        else:
+            own.copy_(total)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).view(self._dtype)
+
+
+NUMPY = NumpyArithmetic()
+
+
+def arithmetic_of(dtype: torch.dtype) -> Arithmetic:
+    return TorchArithmetic(dtype) if dtype in (torch.bfloat16, torch.float16) else NUMPY

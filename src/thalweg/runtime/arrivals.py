@@ -1,0 +1,46 @@
+"""When each rank arrived at each bucket: lateness is this, never how long the exchange took.
+
+An all-reduce takes as long for the early as for the late, so its duration names nobody. What does
+is the moment at which a rank's own bucket was ready, and the moments at which the first message of
+each of its peers came. All by this rank's clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+
+KEPT = 10_000  # rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One round of one bucket, in seconds of `time.monotonic`."""
+
+    step: int
+    bucket: int
+    ready: float  # this rank's own part was there
+    started: float  # the communication thread took it up
+    ended: float
+    peers: dict[int, float]  # first message of each peer
+
+
+class Arrivals:
+    """The last rounds, newest last; written by one thread, read by any."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._rounds: deque[Arrival] = deque(maxlen=kept)
+        self._lock = Lock()
+
+    def add(self, arrival: Arrival) -> None:
+        with self._lock:
+            self._rounds.append(arrival)
+
+    def __iter__(self) -> Iterator[Arrival]:
+        with self._lock:
+            return iter(list(self._rounds))
+
+    def __len__(self) -> int:
+        return len(self._rounds)

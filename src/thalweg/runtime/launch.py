@@ -1,0 +1,263 @@
+"""Who is this process? The launchers say it in the environment, each with its own words.
+
+    launcher         rank                   size                       the store is at
+    torchrun         RANK                   WORLD_SIZE                 MASTER_ADDR:MASTER_PORT
+    mpirun           OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE       MASTER_ADDR, or this host
+    srun             SLURM_PROCID           SLURM_STEP_NUM_TASKS       the first host of the step
+    mpiexec (hydra)  PMI_RANK               PMI_SIZE                   MASTER_ADDR, or this host
+
+The first one that is there counts. mpirun stands before srun because it starts its daemons with
+srun, whose variables then count the daemons; so does hydra, which is why a PMI_RANK that
+contradicts SLURM_PROCID is believed. A shell of `sbatch` or `salloc` has SLURM variables too, but
+what runs in it is one process: only a numbered step (SLURM_STEP_ID) was started by srun.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+from thalweg.errors import LaunchError, TransportError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
+DEFAULT_PORT = 29500
+SLURM_PORTS = range(20_000, 30_000)
+SLURM_RESERVED_STEPS = 0xFFFFFFF0  # from here on: the steps of sbatch's and salloc's own shells
+RETRY = 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which worker this process is, and where all of them meet."""
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str | None  # of the c10d store; None if alone
+    port: int | None
+    hosted: bool  # the launcher hosts the store, and every worker is its client
+    launcher: str
+
+
+def find_seat(environment: Mapping[str, str]) -> Seat:
+    """This process's seat, as its launcher wrote it; alone if there was none."""
+    variables = {name: value for name, value in environment.items() if value}
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        return _torchrun(variables)
+    seat = _openmpi(variables) or _slurm(variables) or _hydra(variables)
+    if seat is not None:
+        _check_agreement(seat, variables)
+        return seat
+    for present, absent in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if present in variables:
+            raise LaunchError(
+                f"{present} is set, but {absent} is not", "set both or neither, or use torchrun"
+            )
+    return Seat(
+        rank=0, size=1, local_rank=0, address=None, port=None, hosted=False, launcher="alone"
+    )
+
+
+def open_store(seat: Seat, timeout: float) -> Store:
+    """The key-value store that all workers of this run share; `timeout` seconds for every wait.
+
+    Its keys are ours alone: torch's own process group may use the same server.
+    """
+    from torch._C._distributed_c10d import HashStore, PrefixStore
+
+    if seat.address is None or seat.port is None:
+        return HashStore()
+    return PrefixStore("thalweg", _connected(seat, seat.address, seat.port, timeout))
+
+
+def _torchrun(variables: Mapping[str, str]) -> Seat:
+    by_hand = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
+    return _seat(
+        variables,
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        launcher=variables.get(LAUNCHER_VARIABLE, by_hand),
+        address=None,
+        hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",  # as torch reads it
+    )
+
+
+def _openmpi(variables: Mapping[str, str]) -> Seat | None:
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+    return _mpi(variables, names, "OMPI_COMM_WORLD_LOCAL_SIZE", "openmpi")
+
+
+def _hydra(variables: Mapping[str, str]) -> Seat | None:
+    """Of MPICH and Intel MPI."""
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
+    return _mpi(variables, names, "MPI_LOCALNRANKS", "mpich")
+
+
+def _mpi(
+    variables: Mapping[str, str], names: tuple[str, str, str], local_size: str, launcher: str
+) -> Seat | None:
+    if names[0] not in variables or names[1] not in variables:
+        return None
+    on_one_host = variables.get(local_size) == variables[names[1]]
+    return _seat(variables, names, launcher=launcher, address="127.0.0.1" if on_one_host else None)
+
+
+def _slurm(variables: Mapping[str, str]) -> Seat | None:
+    size = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in variables), None)
+    if size is None or "SLURM_PROCID" not in variables or "SLURM_STEP_ID" not in variables:
+        return None
+    step = _whole(variables, "SLURM_STEP_ID")
+    if step >= SLURM_RESERVED_STEPS or _whole(variables, size) == 1:
+        return None
+    for ours, theirs in (("SLURM_PROCID", "PMI_RANK"), (size, "PMI_SIZE")):
+        if variables.get(theirs, variables[ours]) != variables[ours]:
+            return None
+    hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST")
+    port = DEFAULT_PORT
+    if "SLURM_JOB_ID" in variables:  # steps of a job may run side by side, like jobs
+        port = SLURM_PORTS[(_whole(variables, "SLURM_JOB_ID") + 101 * step) % len(SLURM_PORTS)]
+    return _seat(
+        variables,
+        ("SLURM_PROCID", size, "SLURM_LOCALID"),
+        launcher="slurm",
+        address=first_host(hosts) if hosts else None,
+        port=port,
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """Of a SLURM list such as `node01`, `node[03-05,7]` or `a,b[1-2]`."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+", nodelist)
+    if first is None:
+        raise LaunchError(f"can't read SLURM's node list {nodelist!r}", "set MASTER_ADDR")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+
+
+def _seat(
+    variables: Mapping[str, str],
+    names: tuple[str, str, str],
+    *,
+    launcher: str,
+    address: str | None,
+    port: int = DEFAULT_PORT,
+    hosted: bool = False,
+) -> Seat:
+    """Read rank, size and local rank by these names; `address` and `port` if MASTER_* are absent"""
+    rank, size = _whole(variables, names[0]), _whole(variables, names[1])
+    if size == 0 or rank >= size:
+        raise LaunchError(
+            f"{names[0]} is {rank}, but {names[1]} is {size}",
+            "ranks count from 0 to one below the size: start all workers with the same launcher",
+        )
+    local_rank = _whole(variables, names[2]) if names[2] in variables else 0
+    address = variables.get("MASTER_ADDR", address)
+    if "MASTER_PORT" in variables:
+        port = _whole(variables, "MASTER_PORT")
+        if not 0 < port < 2**16:
+            raise LaunchError(f"MASTER_PORT is {port}", "set it to a port from 1 to 65535")
+    if size > 1 and address is None:
+        raise LaunchError(
+            f"{names[1]} is {size}, but MASTER_ADDR is not set",
+            "set MASTER_ADDR to the host of rank 0, the same on all workers",
+        )
+    alone = size == 1
+    return Seat(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        address=None if alone else address,
+        port=None if alone else port,
+        hosted=hosted and not alone,
+        launcher=launcher,
+    )
+
+
+def _whole(variables: Mapping[str, str], name: str) -> int:
+    text = variables[name]
+    if not (text.isascii() and text.isdigit()):
+        raise LaunchError(
+            f"{name} is {text!r}, not a whole number", "unset it, or let a launcher set it"
+        )
+    return int(text)
+
+
+def _check_agreement(seat: Seat, variables: Mapping[str, str]) -> None:
+    """Scripts of SLURM and MPI jobs often export one of torch's variables themselves."""
+    for name, value in (("RANK", seat.rank), ("WORLD_SIZE", seat.size)):
+        if name in variables and _whole(variables, name) != value:
+            raise LaunchError(
+                f"{name} is {variables[name]}, but {seat.launcher} says {value}", f"unset {name}"
+            )
+
+
+def _connected(seat: Seat, address: str, port: int, timeout: float) -> Store:
+    """torch's client retries past its timeout, with stack traces, and waits for ever on a server
+    that isn't a store: look before, and don't wait longer than told."""
+    serves = seat.rank == 0 and not seat.hosted
+    deadline = monotonic() + timeout
+    if not serves:
+        _wait_for_listener(seat, address, port, deadline)
+    answer: SimpleQueue[Store | Exception] = SimpleQueue()
+    Thread(target=_connect, args=(answer, address, port, serves, timeout), daemon=True).start()
+    try:
+        store = answer.get(timeout=max(deadline - monotonic(), RETRY))
+    except Empty:
+        store = TimeoutError("what listens there doesn't answer as a store")
+    if not isinstance(store, Exception):
+        return store
+    if serves and "EADDRINUSE" in str(store):
+        raise LaunchError(
+            f"rank 0 can't host the store: port {port} is in use",
+            "set MASTER_PORT to a free one, the same on all workers",
+        ) from None
+    raise _unreachable(seat, address, port, store)
+
+
+def _connect(
+    answer: SimpleQueue[Store | Exception], address: str, port: int, serves: bool, timeout: float
+) -> None:
+    from torch._C._distributed_c10d import TCPStore
+
+    try:
+        store = TCPStore(
+            address,
+            port,
+            is_master=serves,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,  # torch's own process group may ask for the same port
+        )
+    except (RuntimeError, ValueError) as error:
+        answer.put(error)
+    else:
+        answer.put(store)
+
+
+def _wait_for_listener(seat: Seat, address: str, port: int, deadline: float) -> None:
+    while True:
+        patience = max(deadline - monotonic(), RETRY)
+        try:
+            socket.create_connection((address, port), timeout=patience).close()
+            return
+        except OSError as error:
+            if monotonic() + RETRY >= deadline:
+                raise _unreachable(seat, address, port, error) from None
+            sleep(RETRY)
+
+
+def _unreachable(seat: Seat, address: str, port: int, reason: Exception) -> TransportError:
+    cause = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
+    host = f"the launcher ({seat.launcher})" if seat.hosted else "rank 0"
+    return TransportError(
+        f"rank {seat.rank} can't reach the store at {address}:{port}: {cause}",
+        f"is {host} running? is the address reachable from here, and no firewall between?",
+    )

@@ -1,0 +1,349 @@
+"""A training run in a folder: written as a whole or not at all, and refused if it was damaged.
+
+    <directory>/step-00000020/      checkpoint.json  model.safetensors  optimizer.safetensors
+                                    state.safetensors  ranks.safetensors
+
+`checkpoint.json` holds what isn't a tensor, and the length and SHA-256 of every file, itself
+included. A folder is written and synced under a hidden name, `.step-00000020@host@pid`, and then
+renamed; it loses its visible name before its files are removed. So a folder with a visible name is
+complete whenever the writer is killed, and a hidden one is a leftover once its writer is gone.
+
+A step that is there already is replaced by way of `step-00000020.new`, which counts as newer: at
+each moment one of the two is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from thalweg.errors import CheckpointError
+from thalweg.training.packing import pack, unpack
+
+FORMAT = 1
+_KIND = "thalweg checkpoint"
+_INDEX = "checkpoint.json"
+_PARTS = ("model", "optimizer", "state", "ranks")
+_VISIBLE = re.compile(r"step-(\d{8,})(\.new)?")
+_HIDDEN = re.compile(r"\.step-\d{8,}(?:\.new)?@(?P<host>.+)@(?P<pid>\d+)")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OLDER = "resume from an older checkpoint, or start again without one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """All that a run needs to go on from `step` as if it had never stopped."""
+
+    step: int
+    plan: str
+    size: int
+    """Workers that wrote it."""
+    position: dict[str, int]
+    """In the data: {"epoch": 3, "batch": 17}."""
+    model: dict[str, Any]
+    """model.state_dict()"""
+    optimizer: Any
+    """optimizer.state_dict()"""
+    state: list[Any]
+    """The state_dict() of the state= objects."""
+    ranks: list[Any]
+    """What each rank alone has: random state, residuals."""
+
+
+def write(directory: Path, checkpoint: Checkpoint, *, version: str, keep: int = 2) -> Path:
+    """Add a checkpoint, written by this version of Thalweg, and keep the newest `keep`.
+
+    Whatever goes wrong is a CheckpointError, and what was there before is still there. One process
+    at a time may write to a directory."""
+    if keep < 1:
+        raise CheckpointError(f"keep={keep} keeps no checkpoint", "keep 1 or more")
+    packed = {part: pack(getattr(checkpoint, part), part) for part in _PARTS}
+    path = directory / f"step-{checkpoint.step:08d}"
+    with _explained(path):
+        if not directory.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            _sync(directory.parent)
+        _tidy(directory)
+        hidden = _hidden(path)
+        hidden.mkdir()
+        try:
+            _fill(hidden, checkpoint, packed, version)
+            _publish(hidden, path)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        _prune(directory, path, keep)
+    return path
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest complete checkpoint, None if there is no checkpoint; damaged ones are passed over.
+
+    Complete: its index is sound and its files have the right lengths; `read` looks at every byte.
+    CheckpointError if all are damaged, or the newest needs a newer Thalweg."""
+    first: CheckpointError | None = None
+    for path in _checkpoints(directory):
+        try:
+            _index(path)
+        except _NewerFormat:
+            raise
+        except CheckpointError as error:
+            first = first or error
+        else:
+            return path
+    if first is not None:
+        raise first
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint in this folder, every byte of it verified."""
+    index = _index(path)
+    parts: dict[str, Any] = {}
+    for part in _PARTS:
+        file = path / f"{part}.safetensors"
+        with _readable(path):
+            if _digest(file) != index["files"][file.name]["sha256"]:
+                raise _damaged(path, f"{file.name} isn't what was written")
+            # cloned: what load_file gives is a window into the file, which a later write removes
+            tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+            parts[part] = unpack(index["trees"][part], tensors)
+    return Checkpoint(
+        step=index["step"],
+        plan=index["plan"],
+        size=index["size"],
+        position=index["position"],
+        **parts,
+    )
+
+
+def _fill(
+    folder: Path,
+    checkpoint: Checkpoint,
+    packed: dict[str, tuple[Any, dict[str, Tensor]]],
+    version: str,
+) -> None:
+    mode = folder.stat().st_mode & 0o666
+    files = {}
+    for part, (_, tensors) in packed.items():
+        file = folder / f"{part}.safetensors"
+        save_file(tensors, file)
+        file.chmod(mode)  # save_file leaves it to its owner alone
+        _sync(file)
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+    content = {
+        "thalweg": version,
+        "step": checkpoint.step,
+        "plan": checkpoint.plan,
+        "size": checkpoint.size,
+        "position": checkpoint.position,
+        "model": {
+            name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+            for name, tensor in packed["model"][1].items()
+        },
+        "files": files,
+        "trees": {part: tree for part, (tree, _) in packed.items()},
+    }
+    seal = _seal(FORMAT, content)
+    index = {"kind": _KIND, "format": FORMAT, "sha256": seal, "content": content}
+    file = folder / _INDEX
+    file.write_text(json.dumps(index, indent=1), encoding="utf-8")
+    _sync(file)
+    _sync(folder)
+
+
+def _publish(hidden: Path, path: Path) -> None:
+    """Give a complete folder its visible name, replacing an older one of that step."""
+    if path.exists():
+        new = path.with_name(f"{path.name}.new")
+        if new.exists():  # and damaged, or _tidy had given it its name
+            _remove(new)
+        _rename(hidden, new)
+        _remove(path)
+        hidden = new
+    _rename(hidden, path)
+
+
+def _tidy(directory: Path) -> None:
+    """Remove what killed writers left behind, and end the replacements that they began."""
+    for entry in sorted(directory.iterdir()):
+        writer = _HIDDEN.fullmatch(entry.name)
+        if writer and writer["host"] == gethostname() and not _writes(int(writer["pid"])):
+            shutil.rmtree(entry, ignore_errors=True)
+        visible = _VISIBLE.fullmatch(entry.name)
+        if visible and visible[2] and _is_complete(entry):
+            path = entry.with_suffix("")
+            if path.exists():
+                _remove(path)
+            _rename(entry, path)
+
+
+def _prune(directory: Path, written: Path, keep: int) -> None:
+    """Remove older ones, but nothing that isn't a complete checkpoint of ours."""
+    with suppress(CheckpointError, OSError):  # it is tried again after the next one
+        others = [p for p in _checkpoints(directory) if p != written and _is_complete(p)]
+        for path in others[keep - 1 :]:
+            _remove(path)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """Newest first, damaged ones included."""
+    try:
+        names = [entry.name for entry in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"can't look for checkpoints in {directory}: {error.strerror}",
+            "name the directory that they were written to",
+        ) from None
+    found = [match for name in names if (match := _VISIBLE.fullmatch(name))]
+    found.sort(key=lambda match: (int(match[1]), match[2] is not None), reverse=True)
+    return [directory / match[0] for match in found]
+
+
+def _index(path: Path) -> dict[str, Any]:
+    """The content of checkpoint.json, if it is sound and the files have the lengths in it."""
+    with _readable(path):
+        try:
+            index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
+        except ValueError:
+            raise _damaged(path, f"{_INDEX} isn't JSON") from None
+        if not isinstance(index, dict) or index.get("kind") != _KIND:
+            raise CheckpointError(
+                f"{path} is no checkpoint of Thalweg: {_INDEX} doesn't say so",
+                "name a folder that Thalweg wrote",
+            )
+        if index["format"] > FORMAT:
+            raise _NewerFormat(
+                f"checkpoint {path} has format {index['format']}, and this Thalweg reads {FORMAT}",
+                "read it with the Thalweg that wrote it, or a newer one",
+            )
+        content: dict[str, Any] = index["content"]
+        if index["sha256"] != _seal(index["format"], content):
+            raise _damaged(path, f"{_INDEX} isn't what was written")
+        for name, file in content["files"].items():
+            length = (path / name).stat().st_size
+            if length != file["bytes"]:
+                raise _damaged(path, f"{name} has {length} bytes of {file['bytes']}")
+        return content
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        _index(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+class _NewerFormat(CheckpointError):
+    pass
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} is damaged: {what}", _OLDER)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        missing = Path(error.filename or path).name
+        if isinstance(error, FileNotFoundError):
+            raise _damaged(path, f"it has no {missing}") from None
+        raise CheckpointError(
+            f"can't read {missing} of checkpoint {path}: {error.strerror}",
+            "let this user read it, or name another",
+        ) from None
+    except (AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError):
+        raise _damaged(path, f"{_INDEX} lacks what it should hold") from None
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """OSErrors, also those that safetensors has only as text, in a sentence with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        code, reason = error.errno, error.strerror or str(error)
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))
+        code = int(found[1]) if found else None
+        reason = os.strerror(code) if code else " ".join(str(error).split())
+    else:
+        return
+    if code in _FULL:
+        remedy = "make room there, or keep fewer; earlier checkpoints are as they were"
+    elif code in (errno.ENOTDIR, errno.EEXIST):
+        remedy = "name a directory, not a file"
+    else:
+        remedy = (
+            "name a directory that this user can write to; earlier checkpoints are as they were"
+        )
+    raise CheckpointError(f"can't write checkpoint {path}: {reason}", remedy)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}@{gethostname()}@{os.getpid()}")
+
+
+def _writes(pid: int) -> bool:
+    """Whether another process with this number lives; ours isn't writing yet."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Its name first, so that it is never seen half there."""
+    hidden = _hidden(path)
+    _rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _rename(path: Path, target: Path) -> None:
+    path.rename(target)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """To the disk; some file systems have nothing to sync for a folder, and say so."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _seal(form: int, content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([form, content]).encode()).hexdigest()

@@ -1,0 +1,183 @@
+"""Gradient plans: averaged while backward runs, and in place when it returns.
+
+A bucket leaves as soon as backward has finished its last gradient and the buckets before it have
+left; all ranks therefore send in the same order. What travels is a scaled copy: a step that fails
+leaves the local gradients as they were. When backward ends, the averages of all buckets are
+written into the gradients together.
+
+Parameters that took no part keep no gradient, as without Thalweg, unless they took part on another
+rank: a flag for each travels at the end of the last bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from thalweg.errors import RunError
+from thalweg.facts import Size
+from thalweg.plan import Plan
+from thalweg.runtime import Engine, Task
+from thalweg.schedules import Group
+from thalweg.training.itinerary import Clock, Itinerary, Leg
+from thalweg.training.layout import FlatBucket, Layout, scaled_into
+
+FLAGS = "thalweg: who took part"  # not a name that a parameter can have
+
+
+class GradientAverager:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: Plan,
+        group: Group,
+        engine: Engine,
+        clock: Clock,
+    ) -> None:
+        self._parameters = parameters
+        self._engine = engine
+        self._clock = clock
+        self._layout = layout_of(parameters, plan.settings.bucket)
+        self._itinerary = Itinerary(plan, group, self._layout.workload, engine.rank)
+        self._itinerary.at(clock.step)  # what can't be done is said now
+        self._home = {name: b.index for b in self._layout.buckets for name in b.views}
+        self._on = True
+        self._backward: _Backward | None = None
+        self._hooks = [_hook(p, partial(self._ready, name)) for name, p in parameters.items()]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients add up here; they travel with the next backward outside."""
+        was, self._on = self._on, False
+        try:
+            yield
+        finally:
+            self._on = was
+
+    def after_step(self) -> None:
+        """Nothing is left to do once the optimizer has stepped."""
+
+    def settle(self) -> None:
+        """Nothing is on its way between two steps."""
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _ready(self, name: str, parameter: torch.Tensor) -> None:
+        if not self._on:
+            return
+        graph = torch._C._current_graph_task_id()
+        if self._backward is None or self._backward.graph != graph:  # the last one may have failed
+            self._backward = _Backward(self._layout, self._itinerary.at(self._clock.step), graph)
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        index = self._home[name]
+        if not self._backward.missing[index]:
+            self._backward = None
+            raise RunError(
+                f"the gradient of {name} was ready twice in one backward",
+                "call backward once for each loss, or wrap all but the last in run.no_sync()",
+            )
+        self._backward.missing[index].discard(name)
+        self._send_what_is_complete()
+
+    def _send_what_is_complete(self) -> None:
+        backward = self._backward
+        assert backward is not None
+        while (bucket := backward.next_complete()) is not None:
+            self._send(backward, bucket)
+
+    def _send(self, backward: _Backward, bucket: FlatBucket) -> None:
+        leg = backward.leg
+        if backward.first_round is None:
+            backward.first_round = self._clock.claim(leg.numbers)
+        for stop in leg.stops:
+            if stop.round.bucket == bucket.index:
+                self._fill(bucket, 1 / stop.divisor)
+                task = Task(
+                    part=stop.part,
+                    vector=bucket.vector,
+                    step=self._clock.step,
+                    round_number=backward.first_round + stop.round.number,
+                    bucket=bucket.index,
+                    arithmetic=bucket.arithmetic,
+                )
+                backward.sent.append(self._engine.submit(task))
+
+    @torch.no_grad()
+    def _fill(self, bucket: FlatBucket, factor: float) -> None:
+        for name, view in bucket.views.items():
+            if name == FLAGS:
+                took_part = [p.grad is not None for p in self._parameters.values()]
+                view.copy_(torch.tensor(took_part))
+            elif (gradient := self._parameters[name].grad) is None:
+                view.zero_()
+            elif gradient.is_sparse:
+                raise RunError(f"the gradient of {name} is sparse", "make it dense (sparse=False)")
+            else:
+                scaled_into(view, gradient, factor)
+
+    def _finish(self) -> None:
+        """At the end of backward: send what is left, wait, put the averages in place."""
+        backward, self._backward = self._backward, None
+        if backward is None:
+            return  # it has failed
+        for bucket in backward.left():
+            self._send(backward, bucket)
+        self._engine.wait(backward.sent)
+        self._commit()
+
+    @torch.no_grad()
+    def _commit(self) -> None:
+        flags = self._layout.buckets[self._home[FLAGS]].views[FLAGS]
+        took_part = dict(zip(self._parameters, (flags > 0).tolist(), strict=True))
+        for bucket in self._layout.buckets:
+            for name, view in bucket.views.items():
+                if name == FLAGS or not took_part[name]:
+                    continue
+                parameter = self._parameters[name]
+                if parameter.grad is None:
+                    parameter.grad = view.to(parameter.device, copy=True)
+                else:
+                    parameter.grad.copy_(view)
+
+
+class _Backward:
+    """How far one backward is."""
+
+    def __init__(self, layout: Layout, leg: Leg, graph: int) -> None:
+        self.leg = leg
+        self.graph = graph
+        self.missing = {b.index: set(b.views) for b in layout.buckets}
+        self.first_round: int | None = None
+        self.sent: list[Future[None]] = []
+        self._unsent = list(reversed(layout.buckets))
+
+    def next_complete(self) -> FlatBucket | None:
+        """The next bucket in line, if nothing is missing in it."""
+        if self._unsent and not self.missing[self._unsent[-1].index]:
+            return self._unsent.pop()
+        return None
+
+    def left(self) -> Iterator[FlatBucket]:
+        while self._unsent:
+            yield self._unsent.pop()
+
+
+def layout_of(parameters: Mapping[str, nn.Parameter], limit: Size) -> Layout:
+    """The parameters' buckets, with the flags first in the model and so last in backward."""
+    first = next(iter(parameters.values()))
+    flags = torch.empty(len(parameters), dtype=first.dtype)
+    tensors: dict[str, torch.Tensor] = {FLAGS: flags, **parameters}
+    return Layout.of(tensors, limit)
+
+
+def _hook(parameter: nn.Parameter, ready: Callable[[torch.Tensor], None]) -> Any:
+    register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
+    return register(ready)

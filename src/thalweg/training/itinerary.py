@@ -1,0 +1,76 @@
+"""The rounds of every step from this rank's side: compiled, checked before any byte moves, kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.catalog import default_catalog
+from thalweg.facts import Workload
+from thalweg.plan import Plan
+from thalweg.rounds import Round, compile_rounds, cycle
+from thalweg.runtime import Part
+from thalweg.schedules import Group, Schedule, check
+
+
+class Clock:
+    """Which step this is, and which numbers its rounds have. All ranks count alike."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+        self._next_round = 0
+
+    def claim(self, rounds: int) -> int:
+        """The number of the first of so many rounds."""
+        first = self._next_round
+        self._next_round += rounds
+        return first
+
+    def tick(self) -> None:
+        self.step += 1
+        self._next_round = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A round that this rank takes part in."""
+
+    round: Round
+    part: Part
+    divisor: int  # makes the sum a mean
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One step: the stops of this rank, and how many round numbers all ranks use up."""
+
+    stops: tuple[Stop, ...]
+    numbers: int
+
+
+class Itinerary:
+    def __init__(self, plan: Plan, group: Group, workload: Workload, rank: int) -> None:
+        self._plan = plan
+        self._group = group
+        self._workload = workload
+        self._rank = rank
+        self._cycle = cycle(plan, group, default_catalog())
+        self._legs: dict[int, Leg] = {}
+        self._parts: dict[int, tuple[Schedule, Part]] = {}  # by identity: buckets share schedules
+
+    def at(self, step: int) -> Leg:
+        place = step % self._cycle
+        if place not in self._legs:
+            self._legs[place] = self._compile(place)
+        return self._legs[place]
+
+    def _compile(self, step: int) -> Leg:
+        rounds = compile_rounds(self._plan, self._group, self._workload, step)
+        own = [r for r in rounds if self._rank in r.group.ranks]
+        stops = tuple(Stop(r, self._part(r.schedule), r.schedule.divisor(self._rank)) for r in own)
+        return Leg(stops, 1 + max((r.number for r in rounds), default=-1))
+
+    def _part(self, schedule: Schedule) -> Part:
+        if id(schedule) not in self._parts:
+            check(schedule)
+            self._parts[id(schedule)] = schedule, Part.of(schedule, self._rank)
+        return self._parts[id(schedule)][1]

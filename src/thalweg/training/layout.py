@@ -1,0 +1,83 @@
+"""A model's tensors as flat buckets, one buffer each, made once.
+
+Which tensor goes where follows from names, shapes and the bucket's size alone (`facts.Workload`),
+so it is the same on every rank and at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from thalweg.errors import WorkloadError
+from thalweg.facts import Bucket, Size, Tensor, Workload
+from thalweg.facts.workload import ITEM_BYTES
+from thalweg.runtime import Arithmetic, arithmetic_of
+from thalweg.transports import Array
+
+DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatBucket:
+    """One bucket's buffer: a view of it for each tensor, and the array that travels."""
+
+    index: int
+    views: Mapping[str, torch.Tensor]
+    vector: Array
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    workload: Workload
+    buckets: tuple[FlatBucket, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], limit: Size) -> Layout:
+        workload = Workload(name="model", tensors=tuple(_facts(tensors)))
+        buckets = tuple(_flat(bucket, tensors) for bucket in workload.buckets(limit))
+        return cls(workload=workload, buckets=buckets)
+
+
+def _facts(tensors: Mapping[str, torch.Tensor]) -> Iterable[Tensor]:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise WorkloadError(
+                f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}",
+                f"Thalweg averages {', '.join(DTYPES.values())}: freeze or convert it",
+            )
+        yield Tensor(name=name, shape=tuple(tensor.shape), dtype=DTYPES[tensor.dtype])
+
+
+def _flat(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> FlatBucket:
+    like = tensors[bucket.tensors[0].name]
+    buffer = torch.zeros(bucket.elements, dtype=like.dtype, pin_memory=like.is_cuda)
+    views, start = {}, 0
+    for tensor in bucket.tensors:
+        views[tensor.name] = buffer[start : start + tensor.elements].view(tensor.shape)
+        start += tensor.elements
+    return FlatBucket(
+        index=bucket.index,
+        views=views,
+        vector=as_array(buffer),
+        arithmetic=arithmetic_of(like.dtype),
+    )
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """The same memory for numpy, which knows no bfloat16: there, its bits."""
+    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    array: Array = bits.numpy()
+    return array
+
+
+def scaled_into(view: torch.Tensor, tensor: torch.Tensor, factor: float) -> None:
+    """view = factor x tensor; on the way from a GPU in two steps."""
+    if tensor.device == view.device:
+        torch.mul(tensor, factor, out=view)
+    else:
+        view.copy_(tensor)
+        view.mul_(factor)

@@ -1,0 +1,198 @@
+"""From a run to its checkpoint and back: rank 0 writes and reads, the others send and are told.
+
+No shared folder is needed. What is rank 0's in an exact plan is everybody's; what is each rank's
+own, the state of its random number generators, goes to rank 0 through the store.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import thalweg
+from thalweg.errors import CheckpointError, RunError
+from thalweg.runtime import Alarm, World
+from thalweg.training import checkpoint
+from thalweg.training.packing import pack, unpack
+from thalweg.training.sharing import Sharing
+
+if TYPE_CHECKING:
+    from thalweg.training.run import Stateful
+
+FINE = "fine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The next batch to take."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    step: int
+    position: Position
+
+
+def store(
+    directory: Path,
+    *,
+    world: World,
+    alarm: Alarm,
+    timeout: float,
+    number: int,
+    step: int,
+    plan: str,
+    position: Position,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Sequence[Stateful],
+    keep: int,
+) -> None:
+    """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails."""
+    own = f"save/{number}/{world.rank}"
+    world.store.set(own, json.dumps(_random_states()))
+    problem = FINE
+    if world.rank == 0:
+        keys = [f"save/{number}/{rank}" for rank in range(world.size)]
+        try:
+            checkpoint.write(
+                directory,
+                checkpoint.Checkpoint(
+                    step=step,
+                    plan=plan,
+                    size=world.size,
+                    position=asdict(position),
+                    model=model.state_dict(),
+                    optimizer=optimizer.state_dict(),
+                    state=[part.state_dict() for part in state],
+                    ranks=[json.loads(_wait(world, alarm, key, timeout)) for key in keys],
+                ),
+                version=thalweg.__version__,
+                keep=keep,
+            )
+        except CheckpointError as error:
+            problem = json.dumps([error.problem, error.remedy])
+        world.store.set(f"save/{number}", problem)
+    else:
+        problem = _wait(world, alarm, f"save/{number}", timeout).decode()
+    world.store.delete_key(own)
+    if problem != FINE:
+        raise CheckpointError(*json.loads(problem))
+
+
+def load(
+    directory: Path,
+    *,
+    world: World,
+    alarm: Alarm,
+    timeout: float,
+    sharing: Sharing,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Sequence[Stateful],
+) -> Loaded | None:
+    """Go back to the newest checkpoint; None if there is none."""
+    tensors: dict[str, torch.Tensor] = {}
+    if world.rank == 0:
+        told, tensors = _read(directory, model, len(state))
+        world.store.set("resume", json.dumps(told))
+    told = json.loads(_wait(world, alarm, "resume", timeout))
+    if "problem" in told:
+        raise CheckpointError(told["problem"], told["remedy"])
+    if "step" not in told:
+        return None
+    sharing.take_from(0, model.state_dict().values())
+    if world.rank != 0:
+        tensors = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, (shape, dtype) in told["tensors"].items()
+        }
+    sharing.take_from(0, (tensors[name] for name in told["tensors"]))
+    states = unpack(told["tree"], tensors)
+    optimizer.load_state_dict(states["optimizer"])
+    for part, saved in zip(state, states["state"], strict=True):
+        part.load_state_dict(saved)
+    if world.size == told["size"]:
+        _set_random_states(told["ranks"][world.rank])
+    return Loaded(step=told["step"], position=Position(**told["position"]))
+
+
+def _read(
+    directory: Path, model: nn.Module, objects: int
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """On rank 0: load the model; what to tell the others, and the tensors that they will need."""
+    try:
+        found = checkpoint.latest(directory)
+        if found is None:
+            return {}, {}
+        saved = checkpoint.read(found)
+        if len(saved.state) != objects:
+            raise CheckpointError(
+                f"{found} holds {len(saved.state)} state= objects, and {objects} are given",
+                "give attach() the same ones",
+            )
+        _load_model(model, saved.model, found)
+    except CheckpointError as error:
+        return {"problem": error.problem, "remedy": error.remedy}, {}
+    tree, tensors = pack({"optimizer": saved.optimizer, "state": saved.state}, "checkpoint")
+    told = {
+        "step": saved.step,
+        "size": saved.size,
+        "position": saved.position,
+        "ranks": saved.ranks,
+        "tree": tree,
+        "tensors": {
+            name: [list(t.shape), str(t.dtype).removeprefix("torch.")]
+            for name, t in tensors.items()
+        },
+    }
+    return told, tensors
+
+
+def _load_model(model: nn.Module, saved: dict[str, Any], found: Path) -> None:
+    try:
+        model.load_state_dict(saved)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{found} is of another model ({reason})", "resume with the model that wrote it"
+        ) from None
+
+
+def _wait(world: World, alarm: Alarm, key: str, timeout: float) -> bytes:
+    found = world.wait_for(key, timeout, alarm)
+    if found is None:
+        raise RunError(
+            f"rank {world.rank} waited {timeout:g} s for {key!r} in the store",
+            "call run.save on every rank, and allow more time with timeout= for slow disks",
+        )
+    return found
+
+
+def _random_states() -> dict[str, Any]:
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+        "python": [version, list(internal), gauss],
+    }
+
+
+def _set_random_states(saved: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(saved["torch"]), dtype=torch.uint8))
+    kind, keys, position, has_gauss, cached = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    version, internal, gauss = saved["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,299 @@
+"""A training run under a plan: what `attach()` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from thalweg.catalog import parse_plan
+from thalweg.errors import PlanError, RunError, UsageError
+from thalweg.plan import Plan, What
+from thalweg.runtime import Agreement, Alarm, Arrivals, Engine, World
+from thalweg.schedules import Group
+from thalweg.training.averager import Averager, averager_for, refuse_what_does_not_run_yet
+from thalweg.training.batches import Batches, Share
+from thalweg.training.itinerary import Clock
+from thalweg.training.resume import Position, load, store
+from thalweg.training.sharing import Sharing
+
+UNCHANGED = "changes of the plan keep its transport"
+
+
+class Stateful(Protocol):
+    """A scheduler, a scaler, or anything else that has to travel with the training."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class Run:
+    """Made by `attach()`."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        group: Group,
+        world: World,
+        engine: Engine,
+        alarm: Alarm,
+        data: Dataset[Any] | None,
+        batches: Batches | None,
+        loader: Mapping[str, Any],
+        state: Sequence[Stateful],
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._plan = plan
+        self._group = group
+        self._world = world
+        self._engine = engine
+        self._alarm = alarm
+        self._data = data
+        self._batches = batches
+        self._loader = dict(loader)
+        self._state = tuple(state)
+        self._clock = Clock()
+        self._sharing = Sharing(group, engine, self._clock)
+        self._agreement = Agreement(world.store, rank=world.rank, size=world.size)
+        self._averager: Averager | None = None
+        self._share: Share | None = None  # of the batch that is being computed
+        self._reached = Position()  # what the samples taken so far lead to
+        self._position = Position()  # what the last step of the optimizer has used
+        self._stopping = False
+        self._passed_safe_point = False
+        self._closed = False
+        self._saves = 0
+
+    # What the script reads
+
+    @property
+    def rank(self) -> int:
+        return self._world.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self._world.size
+
+    @property
+    def step(self) -> int:
+        """How many steps the optimizer has taken."""
+        return self._clock.step
+
+    @property
+    def sync(self) -> str:
+        """The plan that is run now."""
+        return str(self._plan)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all ranks have agreed to stop here."""
+        return self._stopping
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """When this rank and its peers arrived at each bucket of the last steps."""
+        return self._engine.arrivals
+
+    # Data
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """0, 1, ..., number - 1; a resumed run begins with the epoch it had reached."""
+        while self._reached.epoch < number and not self._stopping:
+            epoch = self._reached.epoch
+            yield epoch
+            if self._reached.epoch == epoch:  # its batches weren't asked for, or not to the end
+                self._reached = self._position = Position(epoch=epoch + 1)
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """This rank's share of each batch; between two of them is the safe point, where plans
+        change and runs stop."""
+        if self._batches is None or self._data is None:
+            raise UsageError("run.batches needs the data", "give data= and batch= to attach()")
+        first = self._reached.batch if epoch == self._reached.epoch else 0
+        shares = list(self._batches.shares(epoch, self.rank, first))
+        loader: DataLoader[Any] = DataLoader(
+            self._data,
+            batch_sampler=[share.samples for share in shares],
+            generator=torch.Generator(),  # not the script's
+            **self._loader,
+        )
+        for number, (share, batch) in enumerate(zip(shares, loader, strict=True), first):
+            self.safe_point()
+            if self._stopping:
+                return
+            self._share = share
+            self._reached = Position(epoch=epoch, batch=number + 1)
+            yield batch
+        self._share = None
+        self._reached = Position(epoch=epoch + 1)
+        if self._position == Position(epoch=epoch, batch=len(self._batches)):
+            self._position = self._reached
+
+    def mean(self, losses: torch.Tensor) -> torch.Tensor:
+        """The loss to call backward on, from one loss a sample: such that what the plan aggregates
+        is the mean over the whole batch of all ranks, whatever this rank's share of it is."""
+        if self._share is None:
+            return losses.mean()
+        if losses.shape != self._share.weights.shape:
+            raise UsageError(
+                f"run.mean got {list(losses.shape)} losses for {len(self._share.weights)} samples",
+                'give it one loss a sample (reduction="none")',
+            )
+        return torch.dot(losses, self._share.weights.to(losses))
+
+    # Synchronising
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For gradient accumulation: backward adds up here, and averages with the next backward
+        outside."""
+        with self._attached.no_sync():
+            yield
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, all replicas are equal: parameters (under plans that let them differ) and
+        statistics such as batch norm's are the mean over all ranks. Afterwards the parameters are
+        this rank's own again."""
+        self._attached.settle()
+        own = {}
+        if self._plan.what is What.PARAMETERS:
+            own = {name: p.detach().clone() for name, p in self._model.named_parameters()}
+            self._sharing.average(p.detach() for p in self._model.parameters())
+        self._sharing.average(b for b in self._model.buffers() if b.is_floating_point())
+        yield
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                if name in own:
+                    parameter.copy_(own[name])
+
+    def switch(self, sync: str) -> None:
+        """Propose another plan, on any rank: all ranks take it up at the same safe point."""
+        plan = parse_plan(sync)
+        refuse_what_does_not_run_yet(plan)
+        if plan.settings.transport != self._plan.settings.transport:
+            raise PlanError(f"{plan} has another transport than {self._plan}", UNCHANGED)
+        self._agreement.propose("sync", sync)
+
+    def stop(self) -> None:
+        """Propose to stop, on any rank: `run.batches` and `run.epochs` end at the same step on
+        all."""
+        self._agreement.propose("stop", True)
+
+    def safe_point(self) -> None:
+        """Take up what was agreed for this step. `run.batches` does so; with one's own loader the
+        model's forward does."""
+        if self._passed_safe_point:
+            return
+        self._passed_safe_point = True
+        for change in self._agreement.settle(self.step):
+            if change.name == "stop":
+                self._stopping = True
+            elif change.name == "sync":
+                self._take_up(parse_plan(str(change.value)))
+
+    # Checkpoints
+
+    def save(self, directory: str | Path, *, keep: int = 2) -> None:
+        """Write a checkpoint, which `attach(resume=directory)` goes on from; to be called on every
+        rank. The newest `keep` are kept."""
+        self._saves += 1
+        with self.consensus():
+            store(
+                Path(directory),
+                world=self._world,
+                alarm=self._alarm,
+                timeout=self._engine.timeout,
+                number=self._saves,
+                step=self.step,
+                plan=str(self._plan),
+                position=self._position,
+                model=_inner(self._model),
+                optimizer=self._optimizer,
+                state=self._state,
+                keep=keep,
+            )
+
+    def close(self) -> None:
+        """Wait for what is on its way, and let the others go."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.close()
+
+    # What attach() does
+
+    def start(self, resume: Path | None) -> None:
+        """Begin from a checkpoint if there is one, else from rank 0's model."""
+        loaded = None
+        if resume is not None:
+            loaded = load(
+                resume,
+                world=self._world,
+                alarm=self._alarm,
+                timeout=self._engine.timeout,
+                sharing=self._sharing,
+                model=_inner(self._model),
+                optimizer=self._optimizer,
+                state=self._state,
+            )
+        if loaded is None:
+            self._sharing.take_from(0, _tensors(self._model))
+        else:
+            self._clock.step = loaded.step
+            self._reached = self._position = loaded.position
+        self._averager = averager_for(
+            self._model, self._plan, self._group, self._engine, self._clock, self._world
+        )
+        self._optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self._model.register_forward_pre_hook(lambda *_: self._forward())
+
+    @property
+    def _attached(self) -> Averager:
+        if self._averager is None or self._closed:
+            raise RunError("the run is closed", "attach the model again")
+        return self._averager
+
+    def _stepped(self) -> None:
+        self._attached.after_step()
+        self._clock.tick()
+        self._position = self._reached
+        self._passed_safe_point = False
+
+    def _forward(self) -> None:
+        if self._model.training and torch.is_grad_enabled():
+            self.safe_point()
+
+    def _take_up(self, plan: Plan) -> None:
+        """Leaving a plan under which replicas differ makes them equal once more."""
+        self._attached.detach()
+        if self._plan.what is What.PARAMETERS and plan.what is not What.PARAMETERS:
+            slots = [v for s in self._optimizer.state.values() for v in s.values()]
+            tensors = [*_tensors(self._model), *(v for v in slots if isinstance(v, torch.Tensor))]
+            self._sharing.average(t for t in tensors if t.is_floating_point())
+        self._plan = plan
+        self._averager = averager_for(
+            self._model, plan, self._group, self._engine, self._clock, self._world
+        )
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*(p.detach() for p in model.parameters()), *model.buffers()]
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """Without DDP round it: checkpoints don't know it."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    assert isinstance(inner, nn.Module)
+    return inner

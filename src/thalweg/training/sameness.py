@@ -1,0 +1,87 @@
+"""All ranks must hold the same plan, model and optimizer: said before the first byte moves.
+
+Everybody publishes a description in the store and compares its own with rank 0's; everybody then
+learns who differs, and in what.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from thalweg.errors import Mismatch, PeerLost, ranks_text
+from thalweg.runtime import Alarm, World
+
+Description = dict[str, Any]
+SAME = "same"
+
+
+def description(
+    plan: str, model: nn.Module, optimizer: torch.optim.Optimizer, data: Mapping[str, Any]
+) -> Description:
+    """What has to be equal, in words and numbers that survive JSON."""
+    return {
+        "plan": plan,
+        "model": {
+            name: f"{list(p.shape)} {str(p.dtype).removeprefix('torch.')}"
+            + ("" if p.requires_grad else " frozen")
+            for name, p in model.named_parameters()
+        },
+        "optimizer": {
+            "class": type(optimizer).__name__,
+            **{
+                f"group {i}, {key}": repr(value)
+                for i, group in enumerate(optimizer.param_groups)
+                for key, value in group.items()
+                if isinstance(value, bool | int | float | str | tuple)
+            },
+        },
+        "data": {key: repr(value) for key, value in data.items()},
+    }
+
+
+def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
+    """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes."""
+    if world.rank == 0:
+        world.store.set("same/0", json.dumps(own))
+    reference = json.loads(_from(world, alarm, 0, "same/0", timeout))
+    different = next(differences(reference, json.loads(json.dumps(own))), "")
+    world.store.set(f"verdict/{world.rank}", different or SAME)
+    who: dict[str, list[int]] = {}
+    for rank in range(world.size):
+        verdict = _from(world, alarm, rank, f"verdict/{rank}", timeout).decode()
+        if verdict != SAME:
+            who.setdefault(verdict, []).append(rank)
+    if who:
+        told = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
+        raise Mismatch(
+            f"not all ranks hold the same as rank 0 ({told})",
+            "start all of them with the same script and arguments",
+        )
+
+
+def differences(reference: Description, own: Description) -> Iterator[str]:
+    """In what a rank differs from rank 0, first things first."""
+    if own["plan"] != reference["plan"]:
+        yield f"plan {own['plan']}, on rank 0 {reference['plan']}"
+    for part in ("model", "optimizer", "data"):
+        for name in {**reference[part], **own[part]}:
+            mine, there = own[part].get(name, "absent"), reference[part].get(name, "absent")
+            if mine != there:
+                yield f"{part}: {name} is {mine}, on rank 0 {there}"
+    if list(own["model"]) != list(reference["model"]):
+        yield "model: the parameters are in another order"
+
+
+def _from(world: World, alarm: Alarm, rank: int, key: str, timeout: float) -> bytes:
+    found = world.wait_for(key, timeout, alarm)
+    if found is None:
+        raise PeerLost(
+            f"rank {rank} hasn't come within {timeout:g} s",
+            "is it running, with the same number of workers? or allow more with timeout=",
+        )
+    return found

@@ -1,0 +1,79 @@
+"""Between steps: everybody takes one rank's tensors, or everybody's mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from thalweg.facts import Size
+from thalweg.runtime import Arithmetic, Engine, Part, Task, arithmetic_of
+from thalweg.schedules import Group, Schedule, broadcast, check
+from thalweg.schedules.topologies.ring import ring
+from thalweg.training.itinerary import Clock
+from thalweg.training.layout import as_array
+
+AT_ONCE = Size.parse("32MB")
+
+
+class Sharing:
+    def __init__(self, group: Group, engine: Engine, clock: Clock) -> None:
+        self._group = group
+        self._engine = engine
+        self._clock = clock
+
+    @torch.no_grad()
+    def take_from(self, root: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these tensors, of any type, with what `root` has in them."""
+        for together in _batches(tensors):
+            raw = [tensor.detach().cpu().contiguous().view(-1) for tensor in together]
+            buffer = torch.cat([part.view(torch.uint8) for part in raw])
+            schedule = broadcast(self._group, len(buffer), 1, root)
+            self._run(schedule, buffer)
+            start = 0
+            for tensor, part in zip(together, raw, strict=True):
+                nbytes = part.nbytes
+                taken = buffer[start : start + nbytes].clone().view(part.dtype)
+                tensor.copy_(taken.view(tensor.shape))
+                start += nbytes
+
+    @torch.no_grad()
+    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these floating-point tensors with their mean over all ranks."""
+        listed = list(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in listed):
+            for together in _batches(t for t in listed if t.dtype == dtype):
+                buffer = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in together])
+                schedule = ring(self._group, len(buffer), buffer.itemsize, 0)
+                buffer.mul_(1 / self._group.size)
+                self._run(schedule, buffer, arithmetic_of(dtype))
+                start = 0
+                for tensor in together:
+                    tensor.copy_(buffer[start : start + tensor.numel()].view(tensor.shape))
+                    start += tensor.numel()
+
+    def _run(
+        self, schedule: Schedule, buffer: torch.Tensor, arithmetic: Arithmetic | None = None
+    ) -> None:
+        check(schedule)
+        task = Task(
+            part=Part.of(schedule, self._engine.rank),
+            vector=as_array(buffer),
+            step=self._clock.step,
+            round_number=self._clock.claim(1),
+            arithmetic=arithmetic or arithmetic_of(torch.uint8),
+        )
+        self._engine.run([task])
+
+
+def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
+    """A few megabytes at a time."""
+    together: list[torch.Tensor] = []
+    for tensor in tensors:
+        if tensor.numel():
+            together.append(tensor)
+        if sum(t.nbytes for t in together) >= AT_ONCE.nbytes:
+            yield together
+            together = []
+    if together:
+        yield together

@@ -1,0 +1,71 @@
+"""Handwritten digits: 1,797 images of 8 x 8 pixels that come with scikit-learn, and an MLP.
+
+The layers are wide for so small a task, so that a gradient has a size worth sending: 2.3 MB. 60
+steps, five passes over the samples, are enough for an accuracy of more than 0.95.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thalweg.workloads.job import DATA_SEED, Job, JobKind, seeded
+from thalweg.workloads.judge import accuracy, cross_entropies
+
+HELD_OUT = 0.2
+WIDTH = 512
+
+
+def make(name: str) -> Job:
+    images, labels = _shuffled()
+    training = round(len(images) * (1 - HELD_OUT))
+    images = (images - images[:training].mean()) / images[:training].std()
+    return Job(
+        name=name,
+        model=seeded(_mlp),
+        data=TensorDataset(images[:training], labels[:training]),
+        losses=cross_entropies,
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        metric="accuracy",
+        evaluate=accuracy((images[training:], labels[training:])),
+        batch=128,
+    )
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(
+        _linear(64, WIDTH),
+        nn.ReLU(),
+        _linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        _linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        _linear(WIDTH, 10),
+    )
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """Activations keep their scale through the layers (He et al., ICCV 2015); with torch's own
+    start they shrink, and the first 30 steps go into growing them again."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _shuffled() -> tuple[torch.Tensor, torch.Tensor]:
+    datasets = import_module("sklearn.datasets")  # slow to import, so only when it is needed
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(DATA_SEED))
+    return torch.from_numpy(pixels).float()[order], torch.from_numpy(labels).long()[order]
+
+
+JOB = JobKind(
+    name="digits",
+    summary="handwritten digits, a multilayer perceptron of 0.56 M parameters",
+    make=make,
+)

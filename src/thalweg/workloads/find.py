@@ -1,0 +1,131 @@
+"""Jobs by name (`digits`, `synthetic(params=2.5M)`), and the user's own, from a Python file.
+
+Jobs that come with Thalweg are found by looking through this folder: a file with a `JOB` in it is
+enough. The user's file defines a function `job()` that returns a `Job`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+import thalweg.workloads
+from thalweg.declarations import listed, nearest, settle
+from thalweg.errors import PlanError, ThalwegError, WorkloadError
+from thalweg.plan import PlanText
+from thalweg.workloads.job import Job, JobKind
+
+EXAMPLE = "write it like digits or synthetic(params=2.5M), or name a Python file"
+_T = TypeVar("_T")
+
+
+def find_job(text: str) -> Job:
+    """The job of this name, or that of this Python file."""
+    written = text.strip()
+    return read_job(Path(written)) if written.endswith(".py") else parse_job(written)
+
+
+def all_jobs() -> dict[str, JobKind]:
+    """What comes with Thalweg, by name."""
+    modules = (
+        import_module(f"{thalweg.workloads.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(thalweg.workloads.__path__)
+    )
+    kinds: list[JobKind] = [module.JOB for module in modules if hasattr(module, "JOB")]
+    return {kind.name: kind for kind in kinds}
+
+
+def parse_job(text: str) -> Job:
+    """The job that this text stands for; WorkloadError if it can't be read or there is none."""
+    try:
+        written = PlanText.parse(text)
+    except PlanError:  # its words are about plans
+        raise WorkloadError(f"can't read the job {text!r}", EXAMPLE) from None
+    if written.compressor is not None or written.settings:
+        raise WorkloadError(
+            f"{str(written)!r} says how to train, and a job only what",
+            f"write {written.preset}, and the rest after a plan",
+        )
+    call, kinds = written.preset, all_jobs()
+    if call.name not in kinds:
+        raise WorkloadError(
+            f"there is no job {call.name!r}",
+            f"there are {listed(kinds)}, or name a Python file" + nearest(call.name, kinds),
+        )
+    kind = kinds[call.name]
+    try:
+        values = settle(kind.name, call.arguments, kind.parameters)
+    except PlanError as error:
+        raise WorkloadError(error.problem, error.remedy) from None
+    return kind.make(str(call), **values)
+
+
+def read_job(path: Path) -> Job:
+    """What `job()` of this Python file returns; WorkloadError if there is no such thing."""
+    if not path.is_file():
+        raise WorkloadError(f"there is no file {path}", "give a Python file that defines job()")
+    with _beside(path):
+        module = _watched(path, lambda: _imported(path))
+        make = getattr(module, "job", None)
+        if not callable(make):
+            raise WorkloadError(
+                f"{path} has no function job", "define job(), which returns a thalweg.workloads.Job"
+            )
+        job: object = _watched(path, make)
+    if not isinstance(job, Job):
+        raise WorkloadError(
+            f"job() in {path} returned {type(job).__name__}, not Job",
+            "return a thalweg.workloads.Job",
+        )
+    return job
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Modules next to the file can be imported, as when Python runs it."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _imported(path: Path) -> ModuleType:
+    module = ModuleType(f"thalweg_job_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _watched(path: Path, call: Callable[[], _T]) -> _T:
+    """What the user's code returns, or one line about what it raised and where."""
+    try:
+        return call()
+    except ThalwegError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise WorkloadError(
+            f"{_place(path, error)} raised {_one_line(error)}", "correct the file"
+        ) from error
+
+
+def _place(path: Path, error: BaseException) -> str:
+    """The file, with the last of its lines that was being run."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    return f"{path}, line {lines[-1]}," if lines else f"{path}"
+
+
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
