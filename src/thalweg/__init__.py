@@ -1,4 +1,10 @@
-"""Thalweg: distributed training as fast as the network at hand allows."""
+"""Thalweg: distributed training as fast as the network at hand allows.
+
+What trains needs torch, which takes a second to load: it is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from thalweg.catalog import parse_plan
 from thalweg.errors import ThalwegError
@@ -6,6 +12,9 @@ from thalweg.facts import Cluster, Rate, Size, Workload, read_cluster, read_work
 from thalweg.plan import Plan
 from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import Group, Schedule, check
+
+if TYPE_CHECKING:
+    from thalweg.training import Run, attach
 
 __version__ = "0.1.0"
 
@@ -15,14 +24,22 @@ __all__ = [
     "Plan",
     "Rate",
     "Round",
+    "Run",
     "Schedule",
     "Size",
     "ThalwegError",
     "Workload",
     "__version__",
+    "attach",
     "check",
     "compile_rounds",
     "parse_plan",
     "read_cluster",
     "read_workload",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Run", "attach"):
+        return getattr(import_module("thalweg.training"), name)
+    raise AttributeError(f"module 'thalweg' has no attribute {name!r}")

@@ -82,8 +82,8 @@ class TransportError(ThalwegError):
 class PeerLate(TransportError):
     def __init__(self, *, rank: int, peers: tuple[int, ...], step: int, round_number: int) -> None:
         super().__init__(
-            f"rank {rank} waited at step {step}, round {round_number}, for {ranks_text(peers)}, and "
-            "nothing came",
+            f"rank {rank} waited at step {step}, round {round_number}, for {ranks_text(peers)}, "
+            "and nothing came",
             "look at what it does there, or allow more time with timeout=",
         )
         self.rank = rank

@@ -327,6 +327,25 @@ def test_leftovers_go_once_their_writer_is_gone(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted([*stay, "step-00000020"])
 
 
+def test_a_replacement_that_was_cut_off_is_finished_unless_it_is_damaged(tmp_path: Path) -> None:
+    old, new = tmp_path / "step-00000020", tmp_path / "step-00000020.new"
+    save(tmp_path, 20, mark=0.5).rename(new)
+    save(tmp_path / "other", 20).rename(old)
+    assert_holds(latest(tmp_path), 20, mark=0.5)
+    shutil.copytree(new, tmp_path / "copy")
+    save(tmp_path, 24)
+    assert_holds(old, 20, mark=0.5)
+    assert not new.exists()
+
+    (tmp_path / "copy").rename(new)
+    (new / "model.safetensors").unlink()
+    save(tmp_path, 24)
+    assert_holds(old, 20, mark=0.5)
+    save(tmp_path, 20, mark=0.25)
+    assert_holds(old, 20, mark=0.25)
+    assert not new.exists()
+
+
 # Every moment of a write. Python announces each file operation to its audit hooks; a hook can't be
 # taken off again, so a process of its own counts the operations and has trouble at the n-th.
 

@@ -107,7 +107,7 @@ def test_there_are_four_and_each_says_what_it_is() -> None:
     ("text", "parameters", "batch"),
     [
         ("digits", 563_722, 128),
-        ("tinygpt", 627_840, 32),
+        ("tinygpt", 626_688, 32),
         ("logistic(features=5000, samples=10)", 10_002, 10),
         ("logistic(features=30, classes=10, samples=20)", 310, 20),
         ("synthetic", 2_500_000, 32),

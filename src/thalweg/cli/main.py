@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import demo, explain, plans
+from thalweg.cli import bench, demo, explain, plans, run_script, train, verify
 from thalweg.errors import ThalwegError
 
 INTERRUPTED = 130
@@ -26,6 +26,10 @@ app = typer.Typer(
 app.command("explain")(explain.command)
 app.command("plans")(plans.command)
 app.command("demo")(demo.command)
+app.command("train")(train.command)
+app.command("verify")(verify.command)
+app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

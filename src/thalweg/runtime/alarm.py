@@ -35,8 +35,6 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def delete_key(self, key: str, /) -> bool: ...
-    @property
-    def timeout(self) -> timedelta: ...
 
 
 _Calls = SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None]
@@ -60,7 +58,8 @@ class Line:
             raise self._broken
         answer: Future[T] = Future()
         self._calls.put((call, answer))
-        seconds = self._store.timeout.total_seconds()
+        timeout: timedelta = getattr(self._store, "timeout", timedelta(minutes=5))  # torch's own
+        seconds = timeout.total_seconds()
         try:
             return answer.result(seconds)
         except TimeoutError:

@@ -73,6 +73,16 @@ class World:
             pause = min(2 * pause, LONGEST_PAUSE)
         return bytes(self.store.get(key))
 
+    def part(self, timeout: float, alarm: Alarm) -> None:
+        """Wait until all ranks part, or one has failed, or is gone."""
+        deadline = monotonic() + timeout
+        with suppress(RuntimeError):  # the store may be gone already
+            self.store.add("parted", 1)
+            while self.store.add("parted", 0) < self.size and monotonic() < deadline:
+                if alarm.heard() is not None:
+                    return
+                sleep(LONGEST_PAUSE / 10)
+
     def join_process_group(self) -> None:
         """Torch's own, for what needs it and if the script hasn't done so."""
         if not dist.is_initialized():

@@ -22,6 +22,7 @@ from thalweg.training.itinerary import Clock
 from thalweg.training.resume import Position, load, store
 from thalweg.training.sharing import Sharing
 
+FAREWELL = 30.0  # seconds at most to wait for the others at the end
 UNCHANGED = "changes of the plan keep its transport"
 
 
@@ -226,10 +227,12 @@ class Run:
             )
 
     def close(self) -> None:
-        """Wait for what is on its way, and let the others go."""
+        """End this rank's part. Waits a moment for the others: what one has sent last, another
+        may still have to read."""
         if self._closed:
             return
         self._closed = True
+        self._world.part(FAREWELL, self._alarm)
         self._engine.close()
 
     # What attach() does

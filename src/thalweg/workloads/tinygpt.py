@@ -100,7 +100,8 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
+        # Without a bias: that of the keys has no gradient but rounding errors, which Adam blows up.
+        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

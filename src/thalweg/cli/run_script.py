@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from thalweg.errors import UsageError
-from thalweg.runtime.supervisor import run_command
 
 
 def command(
@@ -26,6 +25,8 @@ def command(
     A .py file runs in this Python. What torchrun sets is set for each worker: RANK, WORLD_SIZE,
     LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one fails, the others are ended.
     """
+    from thalweg.runtime.supervisor import run_command  # torch takes a second: not at import
+
     run_command(workers, _with_interpreter(arguments))
 
 

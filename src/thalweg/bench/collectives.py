@@ -1,0 +1,203 @@
+"""One synchronisation of so many bytes, under several plans and by torch's own all_reduce.
+
+The plans take turns, so that all see the same noise; a repetition takes as long as its slowest
+rank. Every result is compared with the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thalweg.catalog import parse_plan
+from thalweg.errors import ScheduleError
+from thalweg.facts import Cluster, Workload
+from thalweg.plan import Plan
+from thalweg.runtime import Alarm, Engine, Task, World
+from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.schedules import Group
+from thalweg.training.averager import is_native, refuse_what_does_not_run_yet
+from thalweg.training.itinerary import Itinerary
+from thalweg.training.layout import DTYPES, Layout
+
+TRANSPORTS = ("zeromq", "c10d")
+GLOO = "gloo"
+WARM_UP = 2  # repetitions that don't count
+TIMEOUT = 300.0  # seconds for one synchronisation
+
+Progress = Callable[[int, int], None]
+"""Called with how many synchronisations are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row: a plan on a transport."""
+
+    sync: str
+    transport: str
+
+
+def entries(syncs: Sequence[str]) -> list[Entry]:
+    """A row for each plan and each transport that it may use, and torch's own."""
+    rows = [Entry(GLOO, GLOO)]
+    for text in syncs:
+        plan = parse_plan(text)
+        refuse_what_does_not_run_yet(plan)
+        if is_native(plan):
+            rows.append(Entry(text, GLOO))
+        elif plan.settings.transport:
+            rows.append(Entry(text, plan.settings.transport))
+        else:
+            rows += [Entry(text, transport) for transport in TRANSPORTS]
+    return rows
+
+
+def bench_collectives(
+    workers: int, workload: Workload, syncs: Sequence[str], repeats: int, progress: Progress
+) -> list[dict[str, Any]]:
+    rows = entries(syncs)
+    total = len(rows) * (repeats + WARM_UP)
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        return _measure(rows, workload, repeats, lambda done: report({"done": done}))
+
+    def heard(rank: int, message: dict[str, Any]) -> None:
+        if rank == 0:
+            progress(message["done"], total)
+
+    limit = 60.0 + total * TIMEOUT
+    results = run_workers(workers, work, timeout=limit, on_message=heard)
+    return _rows(rows, [result["seconds"] for result in results])
+
+
+def _rows(entries: list[Entry], by_rank: list[list[list[float]]]) -> list[dict[str, Any]]:
+    rows = []
+    for index, entry in enumerate(entries):
+        seconds = [max(times) for times in zip(*(rank[index] for rank in by_rank), strict=True)]
+        rows.append(
+            {
+                "sync": entry.sync,
+                "transport": entry.transport,
+                "seconds": seconds,
+                "median": median(seconds),
+                "bound": None,  # links without a known rate have none
+                "fraction_of_bound": None,
+            }
+        )
+    torchs_own = rows[0]["median"]
+    return [{**row, "vs_gloo": torchs_own / row["median"]} for row in rows]
+
+
+def _measure(
+    entries: list[Entry], workload: Workload, repeats: int, done: Callable[[int], None]
+) -> dict[str, Any]:
+    """In a worker: seconds by entry and repetition."""
+    world = World.join(TIMEOUT)
+    world.join_process_group()
+    alarm = Alarm(world.store, world.rank)
+    engines = {
+        name: Engine(world.transport(name), alarm, TIMEOUT)
+        for name in TRANSPORTS
+        if any(entry.transport == name for entry in entries)
+    }
+    group = Group.everybody(Cluster.flat(world.size))
+    subjects = [_subject(entry, workload, group, engines) for entry in entries]
+    seconds: list[list[float]] = [[] for _ in entries]
+    for repeat in range(repeats + WARM_UP):
+        for index, subject in enumerate(subjects):
+            subject.fill()
+            dist.barrier()
+            start = perf_counter()
+            subject.run(repeat * len(subjects) + index, repeat)
+            elapsed = perf_counter() - start
+            subject.check(repeat)
+            if repeat >= WARM_UP:
+                seconds[index].append(elapsed)
+            done(repeat * len(subjects) + index + 1)
+    world.part(TIMEOUT, alarm)
+    for engine in engines.values():
+        engine.close()
+    return {"seconds": seconds}
+
+
+def _subject(
+    entry: Entry, workload: Workload, group: Group, engines: dict[str, Engine]
+) -> _Subject | _TorchsOwn:
+    if entry.transport == GLOO:
+        return _TorchsOwn(workload, group)
+    return _Subject(parse_plan(entry.sync), workload, group, engines[entry.transport])
+
+
+class _Subject:
+    """A plan on a transport."""
+
+    def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
+        self.plan = plan
+        self.rank = engine.rank
+        self.engine = engine
+        dtypes = {name: dtype for dtype, name in DTYPES.items()}
+        tensors = {
+            t.name: torch.empty(t.shape, dtype=dtypes[t.dtype], device="meta")
+            for t in workload.tensors
+        }
+        self.layout = Layout.of(tensors, plan.settings.bucket)
+        self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
+        self.size = group.size
+
+    def fill(self) -> None:
+        for bucket in self.layout.buckets:
+            for view in bucket.views.values():
+                view.fill_(self.rank + 1)
+
+    def run(self, number: int, step: int) -> None:
+        tasks = [
+            Task(
+                part=stop.part,
+                vector=self.layout.buckets[stop.round.bucket].vector,
+                step=number,
+                round_number=stop.round.number,
+                bucket=stop.round.bucket,
+                arithmetic=self.layout.buckets[stop.round.bucket].arithmetic,
+            )
+            for stop in self.itinerary.at(step).stops
+        ]
+        self.engine.run(tasks)
+
+    def check(self, step: int) -> None:
+        """Whole numbers: sums have no rounding."""
+        for stop in self.itinerary.at(step).stops:
+            promised = stop.part.schedule.after.holds(self.rank, 0)
+            if not isinstance(promised, int):
+                continue  # a code's weights: the samples see to the sum
+            members = [r for r in range(promised.bit_length()) if promised >> r & 1]
+            expected = sum(member + 1 for member in members)
+            for view in self.layout.buckets[stop.round.bucket].views.values():
+                if not bool((view == expected).all()):
+                    raise ScheduleError(
+                        f"{self.plan} gave rank {self.rank} a wrong sum", "please report this"
+                    )
+
+
+class _TorchsOwn:
+    """`torch.distributed.all_reduce` of all bytes at once."""
+
+    def __init__(self, workload: Workload, group: Group) -> None:
+        self.size = group.size
+        self.tensor = torch.empty(workload.nbytes // 4)
+        self.expected = self.size * (self.size + 1) / 2
+
+    def fill(self) -> None:
+        self.tensor.fill_(dist.get_rank() + 1)
+
+    def run(self, number: int, step: int) -> None:
+        dist.all_reduce(self.tensor)
+
+    def check(self, step: int) -> None:
+        if not bool((self.tensor == self.expected).all()):
+            raise ScheduleError("torch's all_reduce gave a wrong sum", "please report this")

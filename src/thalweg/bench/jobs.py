@@ -1,0 +1,113 @@
+"""A job trained by all workers of a run, and what they report put together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from thalweg.bench.training import Outcome, Recipe, train
+from thalweg.errors import RunError
+from thalweg.facts import Duration
+from thalweg.runtime import Alarm, World
+from thalweg.runtime.launch import find_seat
+from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.training import Run
+from thalweg.workloads import Job
+
+INTERRUPT_GRACE = 30.0  # seconds for a run to stop at a common step and save
+Result = dict[str, Any]
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def launched() -> bool:
+    """Whether this process was started as one worker of several."""
+    return find_seat(os.environ).launcher != "alone"
+
+
+def train_locally(
+    job: Job, sync: str, recipe: Recipe, workers: int, progress: Progress
+) -> list[Result]:
+    """By so many forks of this process; every worker's result."""
+
+    def work(rank: int, report: Report) -> Result:
+        outcome = train(job, sync, recipe, report if rank == 0 else _silent, _stop_on_interrupt)
+        return result_of(outcome)
+
+    def heard(rank: int, message: dict[str, Any]) -> None:
+        progress(message)
+
+    grace = INTERRUPT_GRACE if recipe.checkpoint else 5.0
+    return run_workers(workers, work, timeout=None, on_message=heard, grace=grace)
+
+
+def train_here(job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[Result] | None:
+    """As one worker of a launcher's; every worker's result on rank 0, None on the others."""
+    own = result_of(train(job, sync, recipe, progress, _stop_on_interrupt))
+    seconds = Duration.parse(recipe.timeout).seconds
+    world = World.join(seconds)
+    world.store.set(f"result/{world.rank}", json.dumps(own))
+    alarm = Alarm(world.store, world.rank)
+    results = None
+    if world.rank == 0:
+        results = [_result(world, alarm, rank, seconds) for rank in range(world.size)]
+    world.part(seconds, alarm)
+    return results
+
+
+def _result(world: World, alarm: Alarm, rank: int, seconds: float) -> Result:
+    found = world.wait_for(f"result/{rank}", seconds, alarm)
+    if found is None:
+        raise RunError(f"rank {rank} hasn't told its result", "look at its output")
+    result: Result = json.loads(found)
+    return result
+
+
+def result_of(outcome: Outcome) -> Result:
+    return {
+        "first_step": outcome.first_step,
+        "losses": outcome.losses,
+        "seconds": outcome.seconds,
+        "metric": outcome.metric,
+        "fingerprint": outcome.fingerprint,
+        "peak_bytes": outcome.peak_nbytes,
+        "stopped": outcome.stopped,
+    }
+
+
+def step_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Per step: the mean of all ranks' losses and seconds."""
+    first = results[0]["first_step"]
+    losses = zip(*(result["losses"] for result in results), strict=True)
+    seconds = zip(*(result["seconds"] for result in results), strict=True)
+    return [
+        {"step": step, "loss": fmean(loss), "seconds": fmean(taken)}
+        for step, (loss, taken) in enumerate(zip(losses, seconds, strict=True), start=first + 1)
+    ]
+
+
+def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The run in a few figures; the first steps, which set things up, don't count for the time."""
+    warm = [row["seconds"] for row in rows[min(5, len(rows) // 2) :]]
+    return {
+        "final_loss": rows[-1]["loss"] if rows else None,
+        "metric": results[0]["metric"],
+        "seconds_per_step": fmean(warm) if warm else None,
+        "steps": results[0]["first_step"] + len(rows),
+        "identical": len({result["fingerprint"] for result in results}) == 1,
+        "fingerprint": results[0]["fingerprint"],
+        "peak_bytes": max(result["peak_bytes"] for result in results),
+        "stopped": results[0]["stopped"],
+    }
+
+
+def _silent(message: Mapping[str, Any]) -> None:
+    """Rank 0 speaks for all."""
+
+
+def _stop_on_interrupt(run: Run) -> None:
+    """Ctrl-C: stop at a step that all agree on, where a checkpoint can be written."""
+    signal.signal(signal.SIGINT, lambda *_: run.stop())

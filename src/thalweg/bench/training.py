@@ -1,0 +1,163 @@
+"""Train a job under a plan, in one worker: what `train`, `verify` and `demo` have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from thalweg.errors import UsageError
+from thalweg.training import Run, attach
+from thalweg.workloads import Job
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a job is trained, whatever the plan."""
+
+    steps: int
+    batch: int | None = None  # the job's own if None
+    accumulate: int = 1  # backwards a step
+    clip: float | None = None  # the largest norm of all gradients
+    frozen: bool = False  # the model's first tensor isn't trained
+    dtype: torch.dtype = torch.float32
+    checkpoint: Path | None = None
+    save_every: int | None = None  # steps; at the end only if None
+    timeout: str = "10min"
+    evaluate: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a worker has at the end. `losses` are of its own samples."""
+
+    model: nn.Module
+    first_step: int
+    losses: list[float]
+    seconds: list[float]
+    metric: float | None
+    stopped: bool
+    peak_nbytes: int
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
+
+
+def train(
+    job: Job,
+    sync: str,
+    recipe: Recipe,
+    progress: Progress = lambda _: None,
+    on_start: Callable[[Run], None] = lambda _: None,
+) -> Outcome:
+    """As a script would, with every option of `Recipe`; on all ranks of the run at once."""
+    model = job.model().to(recipe.dtype)
+    if recipe.frozen:
+        next(model.parameters()).requires_grad_(False)
+    optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
+    run = attach(
+        model,
+        optimizer,
+        sync=sync,
+        data=job.data,
+        batch=recipe.batch or job.batch,
+        resume=recipe.checkpoint,
+        timeout=recipe.timeout,
+    )
+    on_start(run)
+    first_step = run.step
+    if recipe.steps < first_step:
+        raise UsageError(
+            f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
+        )
+    losses, seconds = _steps(run, job, model, optimizer, recipe, progress)
+    metric = None
+    if recipe.checkpoint is not None:
+        run.save(recipe.checkpoint)
+    if recipe.evaluate:
+        with run.consensus():
+            metric = job.evaluate(model)
+    run.close()
+    return Outcome(
+        model=model,
+        first_step=first_step,
+        losses=losses,
+        seconds=seconds,
+        metric=metric,
+        stopped=run.stopping,
+        peak_nbytes=_peak_nbytes(),
+    )
+
+
+def _steps(
+    run: Run,
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe,
+    progress: Progress,
+) -> tuple[list[float], list[float]]:
+    losses: list[float] = []
+    seconds: list[float] = []
+    if run.step >= recipe.steps:
+        return losses, seconds
+    for epoch in run.epochs(sys.maxsize):
+        start = perf_counter()
+        for number, batch in enumerate(run.batches(epoch), start=1):
+            whole = number % recipe.accumulate == 0
+            loss = _backward(run, job, model, tuple(batch), recipe, whole)
+            if not whole:
+                continue
+            if recipe.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss)
+            seconds.append(perf_counter() - start)
+            progress({"step": run.step, "loss": loss, "seconds": seconds[-1]})
+            start = perf_counter()
+            if run.step >= recipe.steps:
+                return losses, seconds
+            if recipe.checkpoint and recipe.save_every and run.step % recipe.save_every == 0:
+                run.save(recipe.checkpoint)
+        optimizer.zero_grad()  # of a step that the epoch's end cut short
+    return losses, seconds
+
+
+def _backward(
+    run: Run, job: Job, model: nn.Module, batch: tuple[torch.Tensor, ...], recipe: Recipe, now: bool
+) -> float:
+    """One backward; the gradients travel if it is the step's last."""
+    inputs = tuple(t.to(recipe.dtype) if t.is_floating_point() else t for t in batch)
+    losses = job.losses(model, inputs).float()
+    loss = run.mean(losses) / recipe.accumulate
+    waiting: AbstractContextManager[None] = nullcontext() if now else run.no_sync()
+    with waiting:
+        torch.autograd.backward(loss)
+    return float(losses.detach().mean())
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Equal for two models if and only if all their values are, bit for bit."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _peak_nbytes() -> int:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,87 @@
+"""`thalweg bench`: what things cost, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.progress import progress_bar
+from thalweg.errors import UsageError
+from thalweg.facts import Size, Workload, about, read_workload
+
+app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
+
+
+@app.command("collectives")
+def collectives(
+    sync: Annotated[
+        list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
+    ],
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Local processes, no shaping of links.")
+    ],
+    nbytes: Annotated[
+        str | None, typer.Option("--bytes", metavar="SIZE", help="How much is synchronised.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A job or a workload file (TOML) instead of --bytes."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 15,
+    json_path: JsonOption = None,
+) -> None:
+    """Time one synchronisation under each plan, beside torch's own all_reduce (the row gloo).
+
+    The plans take turns, so that all see the same noise. A plan that names no transport is timed
+    on both.
+    """
+    from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
+
+    workload = _workload(nbytes, model)
+    with progress_bar("Synchronising") as bar:
+        rows = bench_collectives(workers, workload, sync, repeats, bar.show)
+    terminal = console(json_path)
+    terminal.print(_table(workers, workload, rows))
+    settings = {"workers": workers, "bytes": workload.nbytes, "repeats": repeats, "sync": sync}
+    write_json(json_path, "bench collectives", settings, rows)
+
+
+def _workload(nbytes: str | None, model: str | None) -> Workload:
+    if (nbytes is None) == (model is None):
+        raise UsageError("--bytes and --model both say how much", "give one of them")
+    if nbytes is not None:
+        return Workload.of_size(Size.parse(nbytes))
+    name = model or ""
+    return read_workload(Path(name)) if name.endswith(".toml") else _of_job(name)
+
+
+def _of_job(name: str) -> Workload:
+    from thalweg.workloads import describe, find_job
+
+    job = find_job(name)
+    return describe(job.name, job.model())
+
+
+def _table(workers: int, workload: Workload, rows: list[dict[str, Any]]) -> Table:
+    title = f"{about(workload.nbytes, 'B')} over {workers} local workers"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("plan")
+    table.add_column("transport")
+    for heading in ("median", "fastest", "slowest", "vs gloo"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["sync"],
+            row["transport"],
+            about(row["median"], "s"),
+            about(min(row["seconds"]), "s"),
+            about(max(row["seconds"]), "s"),
+            f"{row['vs_gloo']:.2f}x",
+        )
+    table.caption = "vs gloo: above 1 is faster than torch's all_reduce"
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,119 @@
+"""`thalweg train WORKLOAD`: one of the small jobs, or one's own, under a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thalweg.catalog import parse_plan
+from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.progress import Bar, progress_bar
+from thalweg.errors import UsageError
+from thalweg.facts import Duration, about
+
+if TYPE_CHECKING:
+    from thalweg.bench.training import Recipe
+    from thalweg.workloads import Job
+
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="digits, tinygpt, logistic, synthetic(params=2.5M), or a .py file with a job() in it.",
+    ),
+]
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="DURATION", help="How long a worker waits for the others.")
+]
+
+
+def command(
+    workload: JobArgument,
+    sync: Annotated[str, typer.Option(metavar="PLAN", help="How workers are synchronised.")] = (
+        "ring"
+    ),
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Local processes; not under torchrun or srun."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Up to which step.")] = 60,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples a step takes, over all workers.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Go on from the newest checkpoint in it, and save there."),
+    ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEPS", help="Save so often, not only at the end."),
+    ] = None,
+    timeout: TimeoutOption = "5min",
+    json_path: JsonOption = None,
+) -> None:
+    """Train a small job under a plan, on local workers or as one of torchrun's.
+
+    Ctrl-C stops all workers at the same step; with --checkpoint they save there.
+    """
+    from thalweg.bench.jobs import step_rows, summary  # torch takes a second: not at import
+    from thalweg.bench.training import Recipe
+    from thalweg.workloads import find_job
+
+    if save_every is not None and checkpoint is None:
+        raise UsageError("--save-every has nowhere to save", "give --checkpoint DIR")
+    Duration.parse(timeout)
+    parse_plan(sync)
+    job = find_job(workload)
+    recipe = Recipe(
+        steps=steps, batch=batch, checkpoint=checkpoint, save_every=save_every, timeout=timeout
+    )
+    with progress_bar(f"Training {job.name} under {sync}") as bar:
+        results = _train(job, sync, recipe, workers, bar)
+    if results is None:
+        return  # rank 0 tells
+    rows = step_rows(results)
+    result = summary(results, rows)
+    terminal = console(json_path)
+    settings = {
+        "workload": job.name,
+        "sync": sync,
+        "workers": len(results),
+        "batch": batch or job.batch,
+        "steps": steps,
+        "metric": job.metric,
+        "result": result,
+    }
+    terminal.print(_told(job, settings, result))
+    write_json(json_path, "train", settings, rows)
+
+
+def _train(
+    job: Job, sync: str, recipe: Recipe, workers: int | None, bar: Bar
+) -> list[dict[str, Any]] | None:
+    from thalweg.bench.jobs import launched, train_here, train_locally
+
+    def progress(message: Mapping[str, Any]) -> None:
+        bar.show(message["step"], recipe.steps, f"loss {message['loss']:.3f}")
+
+    if launched():
+        if workers is not None:
+            raise UsageError("the launcher has started the workers", "leave --workers out")
+        return train_here(job, sync, recipe, progress)
+    if workers is None:
+        raise UsageError("nothing says where the workers are", "give --workers N, or use torchrun")
+    return train_locally(job, sync, recipe, workers, progress)
+
+
+def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    workers = f"{settings['workers']} worker" + ("s" if settings["workers"] > 1 else "")
+    lines = [f"{job.name} under {settings['sync']} on {workers}: step {result['steps']}"]
+    if result["seconds_per_step"] is not None:
+        took = about(result["seconds_per_step"], "s")
+        lines.append(f"loss {result['final_loss']:.4f}, {took} a step")
+    lines.append(f"{job.metric} {result['metric']:.4f} on samples that were held out")
+    replicas = "equal, bit for bit" if result["identical"] else "different"
+    lines.append(f"replicas are {replicas}")
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""A picture of several trainings of one job: how fast each step was, and what it led to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One plan's course: the loss at every step, and the seconds that it took."""
+
+    sync: str
+    losses: Sequence[float]
+    seconds: Sequence[float]
+
+
+def draw_trainings(title: str, trainings: Sequence[Training]) -> str:
+    """SVG: loss over steps, and the median time of a step with its middle half."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasSVG(figure)
+    figure.suptitle(title)
+    course, times = figure.subplots(1, 2, width_ratios=(3, 2))
+    for training in trainings:
+        course.plot(range(1, len(training.losses) + 1), training.losses, label=training.sync, lw=1.2)
+    course.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
+    course.grid(alpha=0.3)
+    course.legend(fontsize="small")
+    for row, training in enumerate(trainings):
+        low, middle, high = _quartiles([1000 * seconds for seconds in training.seconds])
+        times.barh(row, middle, color=f"C{row}")
+        times.plot([low, high], [row, row], color="black", lw=1.2)
+    times.set_yticks(range(len(trainings)), [training.sync for training in trainings])
+    times.invert_yaxis()
+    times.set(xlabel="milliseconds a step (median, and the middle half)")
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[last // 4], ordered[last // 2], ordered[3 * last // 4]
