@@ -23,7 +23,8 @@ def test_rounds_do_not_mix() -> None:
         results = []
         for number in range(5):
             vector = np.full(100, float(transport.rank + 10 * number))
-            execute(schedule, transport, flat(schedule, vector), round_number=number, timeout=10)
+            part = Part.of(schedule, transport.rank)
+            execute(part, transport, flat(schedule, vector), round_number=number, timeout=10)
             results.append(vector)
         return results
 
@@ -43,7 +44,7 @@ def test_a_rank_that_never_comes_is_named_by_the_deadline() -> None:
             )
 
     start = monotonic()
-    with pytest.raises(PeerLate, match=r"waited in round 0 for"):
+    with pytest.raises(PeerLate, match=r"waited at step 0, round 0, for"):
         run_threads(GROUP.ranks, work)
     assert monotonic() - start < 5
 

@@ -32,7 +32,7 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="plain, accumulation, clipping, 'frozen layer' or 'bf16 parameters'; all if absent",
+            help="plain, accumulation, clipping, 'frozen layer', 'bf16 parameters'; or all",
         ),
     ] = None,
     timeout: Annotated[

@@ -3,12 +3,15 @@
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, explain, first_step
 from thalweg.report.svg import draw
 from thalweg.report.terminal import heading, render
+from thalweg.report.training import Training, draw_trainings
 
 __all__ = [
     "MOST_WORKERS_DRAWN",
     "Explanation",
     "Scene",
+    "Training",
     "draw",
+    "draw_trainings",
     "explain",
     "first_step",
     "heading",

@@ -26,7 +26,9 @@ def draw_trainings(title: str, trainings: Sequence[Training]) -> str:
     figure.suptitle(title)
     course, times = figure.subplots(1, 2, width_ratios=(3, 2))
     for training in trainings:
-        course.plot(range(1, len(training.losses) + 1), training.losses, label=training.sync, lw=1.2)
+        course.plot(
+            range(1, len(training.losses) + 1), training.losses, label=training.sync, lw=1.2
+        )
     course.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
     course.grid(alpha=0.3)
     course.legend(fontsize="small")

@@ -1,6 +1,6 @@
 """attach(): an ordinary training script, synchronised under any plan."""
 
-from thalweg.training.attach import attach
+from thalweg.training.attaching import attach
 from thalweg.training.run import Run, Stateful
 
 __all__ = ["Run", "Stateful", "attach"]

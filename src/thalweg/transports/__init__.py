@@ -1,7 +1,9 @@
 """Bytes between ranks."""
 
 from thalweg.transports.c10d import C10dTransport
+from thalweg.transports.faulty import Effect, Fault, FaultyTransport
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
+from thalweg.transports.recorded import Message, RecordedTransport
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending, Transport
 from thalweg.transports.zeromq import ZeroMqTransport
 
@@ -10,9 +12,14 @@ __all__ = [
     "Address",
     "Array",
     "C10dTransport",
+    "Effect",
+    "Fault",
+    "FaultyTransport",
     "Label",
     "MemoryNetwork",
     "MemoryTransport",
+    "Message",
+    "RecordedTransport",
     "Sending",
     "Transport",
     "ZeroMqTransport",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ from thalweg.training.averager import refuse_what_does_not_run_yet
 from thalweg.training.batches import Batches, Coding
 from thalweg.training.run import Run, Stateful
 from thalweg.training.sameness import agree, description
+from thalweg.transports import Transport
 
 
 def attach(
@@ -39,6 +40,7 @@ def attach(
     cluster: Cluster | str | Path | None = None,
     loader: Mapping[str, Any] | None = None,
     timeout: str = "10min",
+    wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
     """Synchronise this model's training with all other workers' under the plan `sync`.
 
@@ -51,6 +53,7 @@ def attach(
     cluster      what is known of the network (a `Cluster` or its file); by default all hosts alike
     loader       options for torch's DataLoader, such as num_workers
     timeout      how long to wait for the others before giving up
+    wrap         puts something round the transport: a recorder, or faults for tests
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
     optimizer or data differ between them.
@@ -73,6 +76,7 @@ def attach(
             group=Group.everybody(_cluster(cluster, world.size)),
             loader=loader or {},
             seconds=seconds,
+            wrap=wrap,
         )
     except ThalwegError as error:
         alarm.sound(error.problem)
@@ -95,6 +99,7 @@ def _attach(
     group: Group,
     loader: Mapping[str, Any],
     seconds: float,
+    wrap: Callable[[Transport], Transport],
 ) -> Run:
     refuse_what_does_not_run_yet(plan)
     batches = _batches(plan, group, world, data, batch, seed)
@@ -102,7 +107,8 @@ def _attach(
         str(plan), model, optimizer, {"batch": batch, "samples": batches and batches.samples}
     )
     agree(world, alarm, own, seconds)
-    engine = Engine(world.transport(plan.settings.transport or "zeromq"), alarm, seconds)
+    transport = wrap(world.transport(plan.settings.transport or "zeromq"))
+    engine = Engine(transport, alarm, seconds)
     run = Run(
         model=model,
         optimizer=optimizer,
