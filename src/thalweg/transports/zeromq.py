@@ -39,7 +39,7 @@ class ZeroMqTransport:
     def __init__(self, rank: int, store: Store, host: str = "127.0.0.1") -> None:
         self._rank = rank
         self._store = store
-        self._context = zmq.Context(io_threads=2)
+        self._context = zmq.Context(io_threads=1)
         self._inbound = self._context.socket(zmq.PULL)
         self._inbound.setsockopt(zmq.RCVHWM, QUEUE)
         self._inbound.setsockopt(zmq.IPV6, int(":" in host))
