@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+DEBUG_VARIABLE = "THALWEG_DEBUG"  # set: tracebacks instead of one line
+
 
 class ThalwegError(Exception):
     """Base of all; `remedy` is the part of the message that says what to do."""

@@ -15,7 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from thalweg.errors import PeerFailed, RunError
-from thalweg.runtime.alarm import Alarm, Line
+from thalweg.runtime.alarm import Alarm
+from thalweg.runtime.line import Line
 
 
 @pytest.fixture(params=["hash", "tcp", "prefix"])

@@ -10,7 +10,7 @@ import typer
 
 import thalweg
 from thalweg.cli import bench, demo, explain, plans, run_script, train, verify
-from thalweg.errors import ThalwegError
+from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
@@ -89,11 +89,12 @@ def _drop_output() -> None:
 
 
 def _take_debug(arguments: list[str]) -> bool:
-    """`--debug` serves anywhere before a `--`."""
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "--debug" not in ours:
+    """`--debug` serves anywhere before a `--`, or before the script that `thalweg run` runs."""
+    theirs = (i for i, word in enumerate(arguments) if word == "--" or word.endswith(".py"))
+    if "--debug" not in arguments[: next(theirs, len(arguments))]:
         return False
     arguments.remove("--debug")
+    os.environ[DEBUG_VARIABLE] = "1"  # for workers
     return True
 
 

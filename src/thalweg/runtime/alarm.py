@@ -2,86 +2,16 @@
 
 The alarm is one key of the store that all ranks can reach; the first to set it is the cause, what
 fails after it is a consequence and changes nothing.
-
-Torch bounds the time of a `get`, but neither of `check` nor of `compare_set`: on a store whose host
-is paused or cut off they never return. A `Line` makes such calls in a thread of its own, on a
-connection of its own (two threads on one connection wait for each other), and stops waiting after
-the timeout that the store has.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import Future
-from datetime import timedelta
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, Protocol, TypeVar
-from weakref import finalize
 
 from thalweg.errors import PeerFailed, RunError
+from thalweg.runtime.line import Line, Store
 
-T = TypeVar("T")
-
-
-class Store(Protocol):
-    """What is used of a `torch.distributed.Store`.
-
-    compare_set(key, "", value) sets an absent key; all forms return what the key holds then."""
-
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def delete_key(self, key: str, /) -> bool: ...
-
-
-_Calls = SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None]
 _KEY = "alarm"
-_REMEDY = "look whether the launcher still runs, and whether its host answers"
-
-
-class Line:
-    """One rank's line to the store: a call ends in an answer or in RunError, never in a hang."""
-
-    def __init__(self, store: Store, rank: int) -> None:
-        self.rank = rank
-        self._store = store
-        self._broken: RunError | None = None
-        self._calls: _Calls = SimpleQueue()
-        Thread(target=_serve, args=(store, self._calls), name="store", daemon=True).start()
-        finalize(self, self._calls.put, None)
-
-    def ask(self, call: Callable[[Store], T]) -> T:
-        if self._broken is not None:
-            raise self._broken
-        answer: Future[T] = Future()
-        self._calls.put((call, answer))
-        timeout: timedelta = getattr(self._store, "timeout", timedelta(minutes=5))  # torch's own
-        seconds = timeout.total_seconds()
-        try:
-            return answer.result(seconds)
-        except TimeoutError:
-            reason = f"no answer within {seconds:g} s"
-        except RuntimeError as error:  # torch's DistError is one
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self._broken = RunError(f"rank {self.rank} can't reach the store: {reason}", _REMEDY)
-        raise self._broken from None
-
-
-def _serve(store: Store, calls: _Calls) -> None:
-    """Answer until None comes; holds no Line, so that a Line nobody uses ends its thread."""
-    own: Store | None = None
-    while (call := calls.get()) is not None:
-        work, answer = call
-        try:
-            if own is None:
-                own = store.clone() if hasattr(store, "clone") else store
-            answer.set_result(work(own))
-        except BaseException as error:
-            answer.set_exception(error)
-        del call, work, answer
 
 
 class Alarm:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -23,16 +24,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from thalweg.errors import (
-    LaunchError,
-    PeerFailed,
-    PeerLate,
-    PeerLost,
-    ThalwegError,
-    TransportClosed,
-    UsageError,
-    WorkerFailed,
-)
+from thalweg.errors import DEBUG_VARIABLE, LaunchError, UsageError, WorkerFailed
 from thalweg.runtime.forked import (
     PIPE_NBYTES,
     Failure,
@@ -47,6 +39,7 @@ from thalweg.runtime.forked import (
     program,
 )
 from thalweg.runtime.launch import LAUNCHER_VARIABLE
+from thalweg.runtime.verdict import End, verdict
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -61,11 +54,6 @@ TICK = 0.05  # seconds between two looks at who has ended
 TERM_GRACE = 2.0  # seconds from SIGTERM to SIGKILL, at most
 LONGEST_LINE = 1 << 20  # bytes; what is longer is told in pieces
 LONGEST_PIPE = 1 << 20  # bytes that a pipe can hold
-CONSEQUENCES = {
-    *(kind.__name__ for kind in (PeerFailed, PeerLate, PeerLost, TransportClosed)),
-    *("DistBackendError", "DistNetworkError", "DistStoreError"),
-}
-"""Errors that a worker gets because of another."""
 
 
 def print_prefixed(rank: int, stream: str, line: str) -> None:
@@ -86,7 +74,7 @@ def run_workers(
     enter: Callable[[int], None] | None = None,
     address: str = "127.0.0.1",
     grace: float = 5.0,
-    debug: bool = False,
+    debug: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Run `work(rank, report)` in `size` forks of this process; every worker's result, by rank.
 
@@ -100,7 +88,8 @@ def run_workers(
         return work(rank, report)
 
     crew = _Crew(size=size, returns=True, on_message=on_message, on_line=on_line)
-    _supervise(crew, limited, enter, address, grace, timeout, debug)
+    wanted = DEBUG_VARIABLE in os.environ if debug is None else debug
+    _supervise(crew, limited, enter, address, grace, timeout, wanted)
     return [end.result or {} for end in sorted(crew.ends, key=lambda end: end.rank)]
 
 
@@ -153,7 +142,7 @@ def _supervise(
     if crew.signals:
         raise KeyboardInterrupt
     if crew.failures:
-        raise _verdict(crew.size, crew.failures) from None
+        raise verdict(crew.size, crew.failures) from None
     if overdue:
         raise WorkerFailed(
             f"ranks {overdue} weren't done after {timeout:g} s",
@@ -205,56 +194,6 @@ def _earlier(deadline: float | None, other: float) -> float:
     return other if deadline is None else min(deadline, other)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """How a worker ended: `code` as Python's subprocess has it, below 0 for a signal."""
-
-    rank: int
-    code: int
-    failure: Failure | None
-    result: dict[str, Any] | None
-
-    def is_consequence(self) -> bool:
-        if self.failure is None:
-            return False
-        return self.failure.kind in CONSEQUENCES or "gloo/transport" in self.failure.problem
-
-    def told(self) -> WorkerFailed:
-        who = f"rank {self.rank}"
-        if self.failure is not None:
-            return WorkerFailed(f"{who}: {self.failure.problem}", self.failure.remedy)
-        if self.code == -signal.SIGKILL:
-            return WorkerFailed(
-                f"{who} was killed by SIGKILL (out of memory?)",
-                "see the kernel's log, and give the workers less to hold or the machine more",
-            )
-        if self.code < 0:
-            return WorkerFailed(
-                f"{who} was killed by {_signal_name(-self.code)}", "its last lines may say why"
-            )
-        if self.code == 0:
-            return WorkerFailed(f"{who} ended without a result", "return from the work, don't exit")
-        return WorkerFailed(f"{who} ended with exit code {self.code}", "its last lines may say why")
-
-
-def _verdict(size: int, failures: Sequence[_End]) -> ThalwegError:
-    """The first failure that isn't due to another; one mistake of usage that all made is that."""
-    said = {end.failure for end in failures}
-    if len(failures) == size and len(said) == 1:
-        failure = said.pop()
-        if failure is not None and failure.exit_code == UsageError.exit_code:
-            return UsageError(failure.problem, failure.remedy)
-    causes = [end for end in failures if not end.is_consequence()]
-    return (causes or failures)[0].told()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 class _Worker:
     """What the supervisor holds of a living one."""
 
@@ -268,8 +207,13 @@ class _Worker:
         self._in_traceback = False
 
     def see_error(self, line: str) -> None:
-        """A program can't say how it failed: see the traceback on its stderr."""
-        if line.startswith("Traceback (most recent call last)"):
+        """A program can't say how it failed: see our line or the traceback on its stderr."""
+        if line.startswith("thalweg: "):
+            problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
+            self._seen = Failure(
+                kind="", problem=_without_rank(problem), remedy=remedy, exit_code=1
+            )
+        elif line.startswith("Traceback (most recent call last)"):
             self._in_traceback = True
         elif self._in_traceback and line and not line.startswith(" "):
             self._in_traceback = False
@@ -282,9 +226,9 @@ class _Worker:
                 exit_code=1,
             )
 
-    def end(self, code: int) -> _End:
+    def end(self, code: int) -> End:
         uncaught = self._seen if code == 1 else None  # other tracebacks were only shown
-        return _End(rank=self.rank, code=code, failure=self.said or uncaught, result=self.result)
+        return End(rank=self.rank, code=code, failure=self.said or uncaught, result=self.result)
 
     def send(self, number: int) -> None:
         """To its whole group, which is there once it leads a session."""
@@ -304,8 +248,8 @@ class _Crew:
     on_message: OnMessage
     on_line: OnLine
     living: dict[int, _Worker] = field(default_factory=dict)
-    ends: list[_End] = field(default_factory=list)
-    failures: list[_End] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    failures: list[End] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)
     broken: BaseException | None = None
     _ending: bool = False
@@ -464,3 +408,8 @@ class _Crew:
                 callback(*arguments)
             except BaseException as error:
                 self.broken = error
+
+
+def _without_rank(problem: str) -> str:
+    """Who it was is told anyway."""
+    return re.sub(r"^rank \d+: ", "", problem)

@@ -1,0 +1,75 @@
+"""Which of several failures is the cause: the first in time that isn't due to another."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import (
+    PeerFailed,
+    PeerLate,
+    PeerLost,
+    ThalwegError,
+    TransportClosed,
+    UsageError,
+    WorkerFailed,
+)
+from thalweg.runtime.forked import Failure
+
+CONSEQUENCES = {
+    *(kind.__name__ for kind in (PeerFailed, PeerLate, PeerLost, TransportClosed)),
+    *("DistBackendError", "DistNetworkError", "DistStoreError"),
+}
+"""Errors that a worker gets because of another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a worker ended: `code` as Python's subprocess has it, below 0 for a signal."""
+
+    rank: int
+    code: int
+    failure: Failure | None
+    result: dict[str, Any] | None
+
+    def is_consequence(self) -> bool:
+        if self.failure is None:
+            return False
+        return self.failure.kind in CONSEQUENCES or "gloo/transport" in self.failure.problem
+
+    def told(self) -> WorkerFailed:
+        who = f"rank {self.rank}"
+        if self.failure is not None:
+            return WorkerFailed(f"{who}: {self.failure.problem}", self.failure.remedy)
+        if self.code == -signal.SIGKILL:
+            return WorkerFailed(
+                f"{who} was killed by SIGKILL (out of memory?)",
+                "see the kernel's log, and give the workers less to hold or the machine more",
+            )
+        if self.code < 0:
+            return WorkerFailed(
+                f"{who} was killed by {_signal_name(-self.code)}", "its last lines may say why"
+            )
+        if self.code == 0:
+            return WorkerFailed(f"{who} ended without a result", "return from the work, don't exit")
+        return WorkerFailed(f"{who} ended with exit code {self.code}", "its last lines may say why")
+
+
+def verdict(size: int, failures: Sequence[End]) -> ThalwegError:
+    """The first failure that isn't due to another; one mistake of usage that all made is that."""
+    said = {end.failure for end in failures}
+    if len(failures) == size and len(said) == 1:
+        failure = said.pop()
+        if failure is not None and failure.exit_code == UsageError.exit_code:
+            return UsageError(failure.problem, failure.remedy)
+    causes = [end for end in failures if not end.is_consequence()]
+    return (causes or failures)[0].told()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
