@@ -16,7 +16,9 @@ PACKAGES = [
     "thalweg.report",
     "thalweg.runtime",
     "thalweg.schedules",
+    "thalweg.training",
     "thalweg.transports",
+    "thalweg.workloads",
 ]
 
 
@@ -28,5 +30,5 @@ def test_all_public_names_are_there(name: str) -> None:
 
 
 def test_the_pure_half_needs_no_torch() -> None:
-    program = "import sys, thalweg, thalweg.report; assert 'torch' not in sys.modules"
+    program = "import sys, thalweg.report, thalweg.cli.main; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from hashlib import sha256
+from itertools import product
 from time import monotonic
 
 import numpy as np
 import pytest
+import torch
 
-from tests.schedules.test_topologies import build
+from tests.running import mean_sets
+from tests.schedules.test_topologies import TOPOLOGIES, VARIANTS, build
+from tests.transports.ranks import REAL, run_ranks
 from thalweg.errors import PeerLate
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, execute, flat, run_threads
+from thalweg.runtime import Part, arithmetic_of, execute, flat, run_threads
 from thalweg.schedules import Group
 from thalweg.transports import Array, Transport
 
@@ -78,3 +83,73 @@ def test_every_dtype_that_numpy_adds() -> None:
         for result in run_threads(GROUP.ranks, work).values():
             assert result.dtype == dtype
             np.testing.assert_array_equal(result, np.full(100, 6, dtype=dtype))
+
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SIZES = (5, 40_000)
+
+
+def seeded(rank: int, step: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 * step + rank)
+
+
+def whole_numbers(rank: int, step: int, elements: int) -> torch.Tensor:
+    """So small that four of them add up without rounding in any type."""
+    return torch.randint(-60, 60, (elements,), generator=seeded(rank, step))
+
+
+def floats(rank: int, step: int, elements: int) -> torch.Tensor:
+    return torch.randn(elements, generator=seeded(rank, step))
+
+
+def is_gossip(variant: str) -> bool:
+    """Each rank adds its own neighbours in an order of its own."""
+    topology = TOPOLOGIES[VARIANTS[variant][0]]
+    return topology.mixes and not topology.groups
+
+
+def run_round(part: Part, transport: Transport, tensor: torch.Tensor, step: int) -> torch.Tensor:
+    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    execute(
+        part,
+        transport,
+        flat(part.schedule, bits.numpy()),
+        step=step,
+        timeout=20,
+        arithmetic=arithmetic_of(tensor.dtype),
+    )
+    transport.forget(step + 1, 0)
+    return tensor
+
+
+@pytest.mark.parametrize("kind", REAL)
+@pytest.mark.parametrize("racks", [[1, 2], [2, 2]])
+def test_every_topology_in_real_processes(kind: str, racks: list[int]) -> None:
+    """Whole numbers add up exactly, floats to the same bits on all ranks that hold their sum."""
+    group = Group.everybody(Cluster.regular(racks))
+
+    def work(transport: Transport) -> dict[str, str]:
+        digests = {}
+        step = 0
+        for variant, dtype, elements in product(VARIANTS, DTYPES, SIZES):
+            case = f"{variant} {dtype} {elements}"
+            schedule = build(variant, group, elements, dtype.itemsize)
+            part = Part.of(schedule, transport.rank)
+            members = mean_sets(schedule, transport.rank)
+            for _ in range(2):
+                own = whole_numbers(transport.rank, step, elements).to(dtype)
+                result = run_round(part, transport, own, step)
+                expected = sum(whole_numbers(member, step, elements) for member in members)
+                assert torch.equal(result, torch.as_tensor(expected).to(dtype)), case
+                own = floats(transport.rank, step, elements).to(dtype)
+                result = run_round(part, transport, own, step + 1)
+                bits = sha256(result.view(torch.uint8).numpy().tobytes()).hexdigest()
+                if not is_gossip(variant):
+                    digests[f"{case} {members} {step}"] = bits
+                step += 2
+        return digests
+
+    agreed: dict[str, str] = {}
+    for digests in run_ranks(kind, group.size, work):
+        for case, bits in digests.items():
+            assert agreed.setdefault(case, bits) == bits, case

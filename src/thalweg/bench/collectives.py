@@ -6,7 +6,7 @@ rank. Every result is compared with the right one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -21,9 +21,9 @@ from thalweg.facts import Cluster, Workload
 from thalweg.plan import Plan
 from thalweg.runtime import Alarm, Engine, Task, World
 from thalweg.runtime.supervisor import Report, run_workers
-from thalweg.schedules import Group
+from thalweg.schedules import Content, Group
 from thalweg.training.averager import is_native, refuse_what_does_not_run_yet
-from thalweg.training.itinerary import Itinerary
+from thalweg.training.itinerary import Itinerary, Stop
 from thalweg.training.layout import DTYPES, Layout
 
 TRANSPORTS = ("zeromq", "c10d")
@@ -111,7 +111,7 @@ def _measure(
     seconds: list[list[float]] = [[] for _ in entries]
     for repeat in range(repeats + WARM_UP):
         for index, subject in enumerate(subjects):
-            subject.fill()
+            subject.fill(repeat)
             dist.barrier()
             start = perf_counter()
             subject.run(repeat * len(subjects) + index, repeat)
@@ -150,10 +150,10 @@ class _Subject:
         self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
         self.size = group.size
 
-    def fill(self) -> None:
-        for bucket in self.layout.buckets:
-            for view in bucket.views.values():
-                view.fill_(self.rank + 1)
+    def fill(self, step: int) -> None:
+        for stop in self.itinerary.at(step).stops:
+            for view in self._views(stop):
+                view.fill_(_value(stop.part.schedule.before.holds(self.rank, 0)))
 
     def run(self, number: int, step: int) -> None:
         tasks = [
@@ -170,18 +170,25 @@ class _Subject:
         self.engine.run(tasks)
 
     def check(self, step: int) -> None:
-        """Whole numbers: sums have no rounding."""
         for stop in self.itinerary.at(step).stops:
-            promised = stop.part.schedule.after.holds(self.rank, 0)
-            if not isinstance(promised, int):
-                continue  # a code's weights: the samples see to the sum
-            members = [r for r in range(promised.bit_length()) if promised >> r & 1]
-            expected = sum(member + 1 for member in members)
-            for view in self.layout.buckets[stop.round.bucket].views.values():
-                if not bool((view == expected).all()):
-                    raise ScheduleError(
-                        f"{self.plan} gave rank {self.rank} a wrong sum", "please report this"
-                    )
+            expected = _value(stop.part.schedule.after.holds(self.rank, 0))
+            if not all(bool((view == expected).all()) for view in self._views(stop)):
+                raise ScheduleError(
+                    f"{self.plan} gave rank {self.rank} a wrong sum", "please report this"
+                )
+
+    def _views(self, stop: Stop) -> Iterable[torch.Tensor]:
+        return self.layout.buckets[stop.round.bucket].views.values()
+
+
+def _value(content: Content | None) -> float:
+    """A number for what a schedule says a rank holds: rank r contributes r + 1, and so does block
+    r of a code. Whole numbers, so that sums have no rounding."""
+    if content is None:
+        return 0.0
+    if isinstance(content, int):
+        return float(sum(r + 1 for r in range(content.bit_length()) if content >> r & 1))
+    return float(sum(weight * (block + 1) for block, weight in enumerate(content)))
 
 
 class _TorchsOwn:
@@ -192,7 +199,7 @@ class _TorchsOwn:
         self.tensor = torch.empty(workload.nbytes // 4)
         self.expected = self.size * (self.size + 1) / 2
 
-    def fill(self) -> None:
+    def fill(self, step: int) -> None:
         self.tensor.fill_(dist.get_rank() + 1)
 
     def run(self, number: int, step: int) -> None:

@@ -88,7 +88,7 @@ def train(
         run.save(recipe.checkpoint)
     if recipe.evaluate:
         with run.consensus():
-            metric = job.evaluate(model)
+            metric = job.evaluate(_in_float32(job, model))
     run.close()
     return Outcome(
         model=model,
@@ -134,6 +134,13 @@ def _steps(
                 run.save(recipe.checkpoint)
         optimizer.zero_grad()  # of a step that the epoch's end cut short
     return losses, seconds
+
+
+def _in_float32(job: Job, model: nn.Module) -> nn.Module:
+    """Held-out samples are; the model's values may be narrower."""
+    judged = job.model()
+    judged.load_state_dict(model.state_dict())
+    return judged
 
 
 def _backward(

@@ -1,8 +1,9 @@
 """One communication thread a process: it runs round after round, in the order they were handed in.
 
 The training thread hands a round in when its bucket is ready and goes on computing; it waits for
-the results where it needs them. The first error ends the engine: the alarm is sounded, so that
-other ranks stop waiting too, and every round that is left fails with that error.
+the results where it needs them. The first error ends the engine: the alarm is sounded and the
+transport closed, so that other ranks stop waiting too, and every round that is left fails with that
+error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from thalweg.errors import PeerFailed, ThalwegError, TransportError
+from thalweg.errors import PeerFailed, ThalwegError, TransportClosed, TransportError
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.runtime.arrivals import Arrival, Arrivals
@@ -54,6 +55,8 @@ class Engine:
         return self._transport.rank
 
     def submit(self, task: Task) -> Future[None]:
+        if self._closed:
+            raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
         future: Future[None] = Future()
         self._tasks.put((task, future, monotonic()))
         return future
@@ -83,18 +86,21 @@ class Engine:
         self._closed = True
         self._tasks.put(None)
         self._thread.join(self.timeout if self._broken is None else GRACE)
-        if not self._thread.is_alive():
-            self._transport.close()
+        self._transport.close()  # ends the thread if it still waits
+        self._thread.join(GRACE)
 
     def _work(self) -> None:
         while (item := self._tasks.get()) is not None:
             task, future, ready = item
-            if self._broken is None:
+            was_fine = self._broken is None
+            if was_fine:
                 self._broken = self._attempt(task, ready)
             if self._broken is None:
                 future.set_result(None)
             else:
                 future.set_exception(self._broken)
+                if was_fine:
+                    self._transport.close()  # nobody shall wait for what won't come
             del item, task, future
 
     def _attempt(self, task: Task, ready: float) -> BaseException | None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from thalweg.catalog import default_catalog, parse_plan
-from thalweg.errors import PlanError, ThalwegError, UsageError
+from thalweg.catalog import parse_plan
+from thalweg.errors import ThalwegError, UsageError
 from thalweg.facts import Cluster, Duration, read_cluster
 from thalweg.plan import Plan
-from thalweg.runtime import Alarm, Engine, World
+from thalweg.runtime import Engine, World
 from thalweg.schedules import Group
-from thalweg.training.averager import refuse_what_does_not_run_yet
-from thalweg.training.batches import Batches, Coding
+from thalweg.training.averager import refuse_what_cannot_run
+from thalweg.training.batches import Batches, coding_of
+from thalweg.training.ending import Ending, errors_in_one_line
+from thalweg.training.rollcall import RollCall
 from thalweg.training.run import Run, Stateful
 from thalweg.training.sameness import agree, description
 from thalweg.transports import Transport
@@ -58,9 +58,11 @@ def attach(
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
     optimizer or data differ between them.
     """
+    errors_in_one_line()
     seconds = Duration.parse(timeout).seconds
     world = World.join(seconds)
-    alarm = Alarm(world.store, world.rank)
+    alarm = RollCall(world)
+    ending = Ending(world, alarm)
     try:
         return _attach(
             model,
@@ -68,6 +70,7 @@ def attach(
             plan=parse_plan(sync),
             world=world,
             alarm=alarm,
+            ending=ending,
             data=data,
             batch=batch,
             state=state,
@@ -79,9 +82,10 @@ def attach(
             wrap=wrap,
         )
     except ThalwegError as error:
-        alarm.sound(error.problem)
-        _ErrorsInOneLine.install(world.rank, alarm)
+        ending.fail(error.problem)
         raise
+    finally:
+        errors_in_one_line()
 
 
 def _attach(
@@ -90,7 +94,8 @@ def _attach(
     *,
     plan: Plan,
     world: World,
-    alarm: Alarm,
+    alarm: RollCall,
+    ending: Ending,
     data: Dataset[Any] | None,
     batch: int | None,
     state: Sequence[Stateful],
@@ -101,31 +106,49 @@ def _attach(
     seconds: float,
     wrap: Callable[[Transport], Transport],
 ) -> Run:
-    refuse_what_does_not_run_yet(plan)
+    refuse_what_cannot_run(plan, group, has_data=data is not None)
+    _refuse_a_stranger(model, optimizer)
     batches = _batches(plan, group, world, data, batch, seed)
-    own = description(
-        str(plan), model, optimizer, {"batch": batch, "samples": batches and batches.samples}
-    )
-    agree(world, alarm, own, seconds)
-    transport = wrap(world.transport(plan.settings.transport or "zeromq"))
-    engine = Engine(transport, alarm, seconds)
-    run = Run(
-        model=model,
-        optimizer=optimizer,
-        plan=plan,
-        group=group,
-        world=world,
-        engine=engine,
-        alarm=alarm,
-        data=data,
-        batches=batches,
-        loader=loader,
-        state=state,
-    )
-    run.start(resume)
+    settings = {
+        "batch": batch,
+        "samples": batches and batches.samples,
+        "seed": seed,
+        "state objects": len(state),
+        "resume": "given" if resume else "absent",
+        "racks": group.racks,
+    }
+    agree(world, alarm, description(str(plan), model, optimizer, settings), seconds)
+    engine = Engine(wrap(world.transport(plan.settings.transport or "zeromq")), alarm, seconds)
+    try:
+        run = Run(
+            model=model,
+            optimizer=optimizer,
+            plan=plan,
+            group=group,
+            world=world,
+            engine=engine,
+            alarm=alarm,
+            ending=ending,
+            data=data,
+            batches=batches,
+            loader=loader,
+            state=state,
+        )
+        run.start(resume)
+    except BaseException:
+        engine.close()
+        raise
     atexit.register(_close, weakref.ref(run))
-    _ErrorsInOneLine.install(world.rank, alarm)
     return run
+
+
+def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    ours = {id(parameter) for parameter in model.parameters()}
+    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            "the optimizer has no parameter of the model",
+            "make the optimizer from model.parameters(), after the model is complete",
+        )
 
 
 def _batches(
@@ -133,24 +156,18 @@ def _batches(
 ) -> Batches | None:
     if (data is None) != (batch is None):
         raise UsageError("data= and batch= go together", "give attach() both or neither")
-    codes = default_catalog().codes
-    coded = plan.redundancy is not None and plan.redundancy.name in codes
     if data is None or batch is None:
-        if coded:
-            raise PlanError(
-                f"{plan} gives each worker several blocks of the data, which your loader can't",
-                "give data= and batch= to attach()",
-            )
         return None
-    coding = None
-    if coded and plan.redundancy is not None:
-        make = codes[plan.redundancy.name].make
-        code = make(group.size, stragglers=plan.redundancy.arguments["stragglers"])
-        coding = Coding(code=code, member=group.order.index(world.rank))
     length = getattr(data, "__len__", None)
     if length is None:
         raise UsageError("the data has no length", "use a map-style dataset, or your own loader")
-    return Batches(samples=length(), batch=batch, size=world.size, seed=seed, coding=coding)
+    return Batches(
+        samples=length(),
+        batch=batch,
+        size=world.size,
+        seed=seed,
+        coding=coding_of(plan, group, world.rank),
+    )
 
 
 def _cluster(cluster: Cluster | str | Path | None, size: int) -> Cluster:
@@ -170,27 +187,3 @@ def _close(run: weakref.ref[Run]) -> None:
     still_there = run()
     if still_there is not None:
         still_there.close()
-
-
-class _ErrorsInOneLine:
-    """What Thalweg raises on purpose says all there is to say; other errors keep their traceback,
-    and the other ranks are told."""
-
-    def __init__(self, rank: int, alarm: Alarm) -> None:
-        self._rank = rank
-        self._alarm = alarm
-        self._before = sys.excepthook
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, ThalwegError):
-            print(f"thalweg: rank {self._rank}: {error}", file=sys.stderr)
-        else:
-            self._alarm.sound(f"{kind.__name__}: {error}")
-            self._before(kind, error, traceback)
-
-    @classmethod
-    def install(cls, rank: int, alarm: Alarm) -> None:
-        if not isinstance(sys.excepthook, cls):
-            sys.excepthook = cls(rank, alarm)

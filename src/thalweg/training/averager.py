@@ -11,13 +11,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.catalog import default_catalog
 from thalweg.errors import PlanError
+from thalweg.facts import Size, Workload
 from thalweg.plan import Plan, What
+from thalweg.rounds import compile_rounds
 from thalweg.runtime import Engine, World
 from thalweg.schedules import Group
+from thalweg.training.batches import is_coded
 from thalweg.training.gradients import GradientAverager
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
 from thalweg.training.parameters import ParameterAverager
+
+ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
 class Averager(Protocol):
@@ -46,7 +51,7 @@ def averager_for(
                 "attach the model without DDP round it",
             )
         return DdpAdapter(model, plan, group, engine, clock, native=native)
-    if native:
+    if native and world.size > 1:  # alone there is nothing to average, nor perhaps a network
         world.join_process_group()
         return NativeAverager(model, plan)
     kind = ParameterAverager if plan.what is What.PARAMETERS else GradientAverager
@@ -69,4 +74,15 @@ def refuse_what_does_not_run_yet(plan: Plan) -> None:
         raise PlanError(
             f"{plan} compresses, which this version doesn't run",
             "leave +" + plan.precision.name + " out",
+        )
+
+
+def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
+    """Plans that this version doesn't run, or not here: said before anything moves."""
+    refuse_what_does_not_run_yet(plan)
+    compile_rounds(plan, group, ANY_WORKLOAD, 0)
+    if is_coded(plan) and not has_data:
+        raise PlanError(
+            f"{plan} gives each worker several blocks of the data, which your loader can't",
+            "give data= and batch= to attach()",
         )

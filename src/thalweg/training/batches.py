@@ -14,17 +14,21 @@ from dataclasses import dataclass
 
 import torch
 
+from thalweg.catalog import default_catalog
 from thalweg.declarations import Code
 from thalweg.errors import UsageError
+from thalweg.plan import Plan
+from thalweg.schedules import Group
 from thalweg.schedules.chunks import split
 
 PRIME = 1_000_003  # keeps (seed, epoch) pairs apart
+SEEDS = 2**63  # so many does torch know
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     samples: list[int]
-    weights: torch.Tensor  # one a sample, float32
+    weights: torch.Tensor  # one a sample, float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,19 @@ class Coding:
 
     code: Code
     member: int
+
+
+def is_coded(plan: Plan) -> bool:
+    return plan.redundancy is not None and plan.redundancy.name in default_catalog().codes
+
+
+def coding_of(plan: Plan, group: Group, rank: int) -> Coding | None:
+    """This rank's part in the plan's code; None if it has none."""
+    if plan.redundancy is None or not is_coded(plan):
+        return None
+    make = default_catalog().codes[plan.redundancy.name].make
+    code = make(group.size, stragglers=plan.redundancy.arguments["stragglers"])
+    return Coding(code=code, member=group.order.index(rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +81,32 @@ class Batches:
 
     def shares(self, epoch: int, rank: int, first: int = 0) -> Iterator[Share]:
         """This rank's shares of the epoch's batches, from the `first` on."""
-        generator = torch.Generator().manual_seed(self.seed * PRIME + epoch)
-        order = torch.randperm(self.samples, generator=generator).tolist()
+        order = torch.randperm(self.samples, generator=self.generator(epoch))
         for index in range(first, len(self)):
             last = index == len(self) - 1
             stop = self.samples if last else (index + 1) * self.batch
             yield self._share(order[index * self.batch : stop], rank)
 
-    def _share(self, batch: list[int], rank: int) -> Share:
+    def generator(self, *places: int) -> torch.Generator:
+        """Another for each epoch, or whatever else is to have random numbers of its own."""
+        seed = self.seed
+        for place in places:
+            seed = (seed * PRIME + place) % SEEDS
+        return torch.Generator().manual_seed(seed)
+
+    def _share(self, batch: torch.Tensor, rank: int) -> Share:
         if self.coding is None:
-            shares = _cut(batch, self.size)
-            return Share(shares[rank], torch.full((len(shares[rank]),), self.size / len(batch)))
+            own = _cut(batch, self.size)[rank].tolist()
+            weight = self.size / len(batch)
+            return Share(own, torch.full((len(own),), weight, dtype=torch.float64))
         row = self.coding.code.row(self.coding.member)
         blocks = [(w, block) for w, block in zip(row, _cut(batch, len(row)), strict=True) if w]
         weights = [weight / len(batch) for weight, block in blocks for _ in block]
-        return Share([s for _, block in blocks for s in block], torch.tensor(weights))
+        return Share(
+            torch.cat([block for _, block in blocks]).tolist(),
+            torch.tensor(weights, dtype=torch.float64),
+        )
 
 
-def _cut(batch: list[int], parts: int) -> list[list[int]]:
-    cut, start = [], 0
-    for length in split(len(batch), parts):
-        cut.append(batch[start : start + length])
-        start += length
-    return cut
+def _cut(batch: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
+    return torch.split(batch, split(len(batch), parts))

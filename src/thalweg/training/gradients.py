@@ -25,6 +25,7 @@ from thalweg.facts import Size
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, Task
 from thalweg.schedules import Group
+from thalweg.training.autograd import AtTheEnd
 from thalweg.training.itinerary import Clock, Itinerary, Leg
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
 
@@ -69,23 +70,34 @@ class GradientAverager:
     def detach(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._drop()
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
             return
-        graph = torch._C._current_graph_task_id()
-        if self._backward is None or self._backward.graph != graph:  # the last one may have failed
-            self._backward = _Backward(self._layout, self._itinerary.at(self._clock.step), graph)
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        if self._backward is None or not self._backward.end.is_to_come():
+            self._begin()
+        assert self._backward is not None
         index = self._home[name]
         if not self._backward.missing[index]:
-            self._backward = None
             raise RunError(
                 f"the gradient of {name} was ready twice in one backward",
-                "call backward once for each loss, or wrap all but the last in run.no_sync()",
+                "use a layer once in each checkpointed part, or checkpoint with "
+                "use_reentrant=False",
             )
         self._backward.missing[index].discard(name)
         self._send_what_is_complete()
+
+    def _begin(self) -> None:
+        self._drop()
+        leg = self._itinerary.at(self._clock.step)
+        self._backward = _Backward(self._layout, leg, AtTheEnd(self._finish))
+
+    def _drop(self) -> None:
+        """Forget a backward that failed, once the buckets that had left are free again."""
+        failed, self._backward = self._backward, None
+        if failed is not None:
+            self._engine.wait(failed.sent)
 
     def _send_what_is_complete(self) -> None:
         backward = self._backward
@@ -125,11 +137,11 @@ class GradientAverager:
 
     def _finish(self) -> None:
         """At the end of backward: send what is left, wait, put the averages in place."""
-        backward, self._backward = self._backward, None
-        if backward is None:
-            return  # it has failed
+        backward = self._backward
+        assert backward is not None
         for bucket in backward.left():
             self._send(backward, bucket)
+        self._backward = None
         self._engine.wait(backward.sent)
         self._commit()
 
@@ -149,11 +161,11 @@ class GradientAverager:
 
 
 class _Backward:
-    """How far one backward is."""
+    """How far one backward is, those inside it (of reentrant checkpoints) included."""
 
-    def __init__(self, layout: Layout, leg: Leg, graph: int) -> None:
+    def __init__(self, layout: Layout, leg: Leg, end: AtTheEnd) -> None:
         self.leg = leg
-        self.graph = graph
+        self.end = end
         self.missing = {b.index: set(b.views) for b in layout.buckets}
         self.first_round: int | None = None
         self.sent: list[Future[None]] = []

@@ -1,8 +1,8 @@
 """Torch's own path: DistributedDataParallel, either round a plain model or as it came.
 
-For a plain model it is put in place by torch's `replicate`, which runs DDP from the model's own
-forward, so that the script keeps its model. For a DDP object the plan's rounds run in its
-communication hook; with the plan `ddp` it is left as it is.
+For a plain model, DDP holds its parameters and is run from hooks of the model's own forward, as
+torch's `replicate` does, so that the script keeps its model. For a DDP object the plan's rounds run
+in its communication hook; with the plan `ddp` it is left as it is.
 """
 
 from __future__ import annotations
@@ -14,35 +14,44 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.errors import PlanError
 from thalweg.facts import Tensor, Workload
 from thalweg.plan import Plan, Settings
 from thalweg.runtime import Engine, Task, arithmetic_of
 from thalweg.schedules import Group
+from thalweg.training.autograd import AtTheEnd
+from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock, Itinerary
 from thalweg.training.layout import DTYPES, as_array, scaled_into
 
 
 class NativeAverager:
-    """DDP in place, round a plain model."""
+    """DDP in place, round a plain model, which keeps its class and its calls."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self._model: Any = model
         options: dict[str, Any] = {}
         if plan.settings.bucket != Settings().bucket:
             options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
-        replicate(model, **options)
+        parameters = nn.ParameterList(model.parameters())
+        self._ddp: Any = DistributedDataParallel(parameters, **options)
+        self._hooks = [
+            model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after)),
+        ]
+
+    def _before(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        DistributedDataParallel._active_ddp_module = self._ddp
+        return self._ddp._pre_forward(*args, **kwargs)
+
+    def _after(self, model: nn.Module, args: Any, output: Any) -> Any:
+        DistributedDataParallel._active_ddp_module = None
+        return self._ddp._post_forward(output)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._model.set_requires_gradient_sync(False)
-        try:
+        with self._ddp.no_sync():
             yield
-        finally:
-            self._model.set_requires_gradient_sync(True)
 
     def after_step(self) -> None:
         """DDP averages in backward."""
@@ -51,7 +60,10 @@ class NativeAverager:
         """Nothing is on its way between two steps."""
 
     def detach(self) -> None:
-        raise PlanError("torch's DDP can't be taken off a model again", "start with another plan")
+        """DDP's own hooks go with its reducer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._ddp = None
 
 
 class DdpAdapter:
@@ -74,6 +86,8 @@ class DdpAdapter:
         self._clock = clock
         self._itineraries: dict[tuple[torch.dtype, int], Itinerary] = {}
         self._buffers: dict[int, torch.Tensor] = {}
+        self._sent: list[Future[None]] = []
+        self._end: AtTheEnd | None = None
         if not native:
             # DDP looks the second parameter up by its name
             model.register_comm_hook(
@@ -92,21 +106,16 @@ class DdpAdapter:
         """Nothing is on its way between two steps."""
 
     def detach(self) -> None:
-        raise PlanError("a DDP object keeps its communication hook", "start with another plan")
+        """DDP keeps its communication hook."""
 
     def send(self, index: int, gradients: torch.Tensor) -> torch.futures.Future[Any]:
+        if self._end is None or not self._end.is_to_come():
+            self._finish()  # one that failed may have buckets on their way
+            self._end = AtTheEnd(self._finish)
         buffer = self._buffer(index, gradients)
         leg = self._itinerary(gradients).at(self._clock.step)
         first = self._clock.claim(leg.numbers)
         result: torch.futures.Future[Any] = torch.futures.Future()
-
-        def done(finished: Future[None]) -> None:
-            error = finished.exception()
-            if error is None:
-                result.set_result(buffer)
-            else:
-                result.set_exception(error if isinstance(error, Exception) else RuntimeError(error))
-
         for stop in leg.stops:
             scaled_into(buffer, gradients, 1 / stop.divisor)
             task = Task(
@@ -117,8 +126,15 @@ class DdpAdapter:
                 bucket=index,
                 arithmetic=arithmetic_of(buffer.dtype),
             )
-            self._engine.submit(task).add_done_callback(done)
+            sent = self._engine.submit(task)
+            sent.add_done_callback(lambda _: result.set_result(buffer))
+            self._sent.append(sent)
         return result
+
+    def _finish(self) -> None:
+        """Raise what went wrong, before DDP takes the results: it would put it in its own words."""
+        sent, self._sent = self._sent, []
+        self._engine.wait(sent)
 
     def _buffer(self, index: int, like: torch.Tensor) -> torch.Tensor:
         """Kept from step to step; DDP lays its buckets out anew once."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
+from thalweg.training.told import told
 
 if TYPE_CHECKING:
     from thalweg.training.run import Stateful
@@ -105,27 +107,34 @@ def load(
     """Go back to the newest checkpoint; None if there is none."""
     tensors: dict[str, torch.Tensor] = {}
     if world.rank == 0:
-        told, tensors = _read(directory, model, len(state))
-        world.store.set("resume", json.dumps(told))
-    told = json.loads(_wait(world, alarm, "resume", timeout))
-    if "problem" in told:
-        raise CheckpointError(told["problem"], told["remedy"])
-    if "step" not in told:
+        saying, tensors = _read(directory, model, len(state))
+        world.store.set("resume", json.dumps(saying))
+    saying = json.loads(_wait(world, alarm, "resume", timeout))
+    if "problem" in saying:
+        raise CheckpointError(saying["problem"], saying["remedy"])
+    if "step" not in saying:
         return None
-    sharing.take_from(0, model.state_dict().values())
+    sharing.take_from(0, [*(p.detach() for p in model.parameters()), *model.buffers()])
     if world.rank != 0:
         tensors = {
             name: torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, (shape, dtype) in told["tensors"].items()
+            for name, (shape, dtype) in saying["tensors"].items()
         }
-    sharing.take_from(0, (tensors[name] for name in told["tensors"]))
-    states = unpack(told["tree"], tensors)
-    optimizer.load_state_dict(states["optimizer"])
+    sharing.take_from(0, (tensors[name] for name in saying["tensors"]))
+    states = unpack(saying["tree"], tensors)
+    with _same_kind(saying["path"], type(model).__name__):
+        model.load_state_dict(states["model"], strict=False)
+    with _same_kind(saying["path"], type(optimizer).__name__):
+        optimizer.load_state_dict(states["optimizer"])
+        _refuse_another(optimizer)
+    if saying["step"]:
+        vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
     for part, saved in zip(state, states["state"], strict=True):
-        part.load_state_dict(saved)
-    if world.size == told["size"]:
-        _set_random_states(told["ranks"][world.rank])
-    return Loaded(step=told["step"], position=Position(**told["position"]))
+        with _same_kind(saying["path"], type(part).__name__):
+            part.load_state_dict(saved)
+    if world.size == saying["size"]:
+        _set_random_states(saying["ranks"][world.rank])
+    return Loaded(step=saying["step"], position=Position(**saying["position"]))
 
 
 def _read(
@@ -142,11 +151,15 @@ def _read(
                 f"{found} holds {len(saved.state)} state= objects, and {objects} are given",
                 "give attach() the same ones",
             )
-        _load_model(model, saved.model, found)
+        with _same_kind(str(found), type(model).__name__):
+            model.load_state_dict(saved.model)
     except CheckpointError as error:
         return {"problem": error.problem, "remedy": error.remedy}, {}
-    tree, tensors = pack({"optimizer": saved.optimizer, "state": saved.state}, "checkpoint")
-    told = {
+    extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
+    parts = {"model": extra, "optimizer": saved.optimizer, "state": saved.state}
+    tree, tensors = pack(parts, "checkpoint")
+    saying = {
+        "path": str(found),
         "step": saved.step,
         "size": saved.size,
         "position": saved.position,
@@ -157,21 +170,31 @@ def _read(
             for name, t in tensors.items()
         },
     }
-    return told, tensors
+    return saying, tensors
 
 
-def _load_model(model: nn.Module, saved: dict[str, Any], found: Path) -> None:
+@contextmanager
+def _same_kind(found: str, kind: str) -> Iterator[None]:
+    """What an object says to a state that isn't its own, in a sentence."""
     try:
-        model.load_state_dict(saved)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(
-            f"{found} is of another model ({reason})", "resume with the model that wrote it"
+            f"checkpoint {found} doesn't fit this {kind} ({reason})",
+            "resume with what wrote it, or name another",
         ) from None
 
 
+def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer takes any settings, and misses its own at its next step."""
+    for group in optimizer.param_groups:
+        for name in optimizer.defaults.keys() - group.keys():
+            raise ValueError(f"it has no {name}")
+
+
 def _wait(world: World, alarm: Alarm, key: str, timeout: float) -> bytes:
-    found = world.wait_for(key, timeout, alarm)
+    found = told(world, alarm, key, timeout)
     if found is None:
         raise RunError(
             f"rank {world.rank} waited {timeout:g} s for {key!r} in the store",

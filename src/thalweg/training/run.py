@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import tee
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,18 +14,23 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from thalweg.catalog import parse_plan
-from thalweg.errors import PlanError, RunError, UsageError
+from thalweg.errors import PlanError, RunError, ThalwegError, UsageError
 from thalweg.plan import Plan, What
 from thalweg.runtime import Agreement, Alarm, Arrivals, Engine, World
 from thalweg.schedules import Group
-from thalweg.training.averager import Averager, averager_for, refuse_what_does_not_run_yet
-from thalweg.training.batches import Batches, Share
+from thalweg.training.averager import (
+    Averager,
+    averager_for,
+    refuse_what_cannot_run,
+    trainable,
+)
+from thalweg.training.batches import Batches, Share, coding_of
+from thalweg.training.ending import Ending
+from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
 from thalweg.training.resume import Position, load, store
 from thalweg.training.sharing import Sharing
-
-FAREWELL = 30.0  # seconds at most to wait for the others at the end
-UNCHANGED = "changes of the plan keep its transport"
+from thalweg.training.slots import slots_of_all
 
 
 class Stateful(Protocol):
@@ -47,6 +54,7 @@ class Run:
         world: World,
         engine: Engine,
         alarm: Alarm,
+        ending: Ending,
         data: Dataset[Any] | None,
         batches: Batches | None,
         loader: Mapping[str, Any],
@@ -59,6 +67,7 @@ class Run:
         self._world = world
         self._engine = engine
         self._alarm = alarm
+        self._ending = ending
         self._data = data
         self._batches = batches
         self._loader = dict(loader)
@@ -73,7 +82,8 @@ class Run:
         self._stopping = False
         self._passed_safe_point = False
         self._closed = False
-        self._saves = 0
+        self._hooks: list[Any] = []
+        self._meetings = 0  # at the store: saves and transitions
 
     # What the script reads
 
@@ -113,7 +123,9 @@ class Run:
         while self._reached.epoch < number and not self._stopping:
             epoch = self._reached.epoch
             yield epoch
-            if self._reached.epoch == epoch:  # its batches weren't asked for, or not to the end
+            self._share = None
+            left_early = self._reached.epoch == epoch  # its batches weren't asked for, or not all
+            if left_early and not self._stopping:
                 self._reached = self._position = Position(epoch=epoch + 1)
 
     def batches(self, epoch: int) -> Iterator[Any]:
@@ -122,24 +134,31 @@ class Run:
         if self._batches is None or self._data is None:
             raise UsageError("run.batches needs the data", "give data= and batch= to attach()")
         first = self._reached.batch if epoch == self._reached.epoch else 0
-        shares = list(self._batches.shares(epoch, self.rank, first))
-        loader: DataLoader[Any] = DataLoader(
-            self._data,
-            batch_sampler=[share.samples for share in shares],
-            generator=torch.Generator(),  # not the script's
-            **self._loader,
-        )
-        for number, (share, batch) in enumerate(zip(shares, loader, strict=True), first):
+        cut: Batches | None = None
+        loaded: Iterator[tuple[Share, Any]] = iter(())
+        for number in range(first, len(self._batches)):
             self.safe_point()
             if self._stopping:
-                return
-            self._share = share
+                break
+            if cut is not self._batches:  # another plan may have other shares
+                cut, loaded = self._batches, self._load(self._batches, epoch, number)
+            self._share, batch = next(loaded)
             self._reached = Position(epoch=epoch, batch=number + 1)
             yield batch
+        else:
+            self._reached = self._position = Position(epoch=epoch + 1)
         self._share = None
-        self._reached = Position(epoch=epoch + 1)
-        if self._position == Position(epoch=epoch, batch=len(self._batches)):
-            self._position = self._reached
+
+    def _load(self, batches: Batches, epoch: int, first: int) -> Iterator[tuple[Share, Any]]:
+        assert self._data is not None
+        shares, ahead = tee(batches.shares(epoch, self.rank, first))
+        loader: DataLoader[Any] = DataLoader(
+            self._data,
+            batch_sampler=(share.samples for share in ahead),
+            generator=batches.generator(epoch, first, self.rank),  # not the script's
+            **self._loader,
+        )
+        return zip(shares, loader, strict=True)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, from one loss a sample: such that what the plan aggregates
@@ -151,7 +170,8 @@ class Run:
                 f"run.mean got {list(losses.shape)} losses for {len(self._share.weights)} samples",
                 'give it one loss a sample (reduction="none")',
             )
-        return torch.dot(losses, self._share.weights.to(losses))
+        exact = losses.to(torch.promote_types(losses.dtype, torch.float32))
+        return torch.dot(exact, self._share.weights.to(exact))
 
     # Synchronising
 
@@ -168,23 +188,32 @@ class Run:
         statistics such as batch norm's are the mean over all ranks. Afterwards the parameters are
         this rank's own again."""
         self._attached.settle()
-        own = {}
-        if self._plan.what is What.PARAMETERS:
-            own = {name: p.detach().clone() for name, p in self._model.named_parameters()}
-            self._sharing.average(p.detach() for p in self._model.parameters())
-        self._sharing.average(b for b in self._model.buffers() if b.is_floating_point())
-        yield
-        with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
-                if name in own:
-                    parameter.copy_(own[name])
+        parameters = trainable(self._model).values() if self._replicas_differ else ()
+        own = [parameter.detach().clone() for parameter in parameters]
+        try:
+            self._sharing.average(parameter.detach() for parameter in parameters)
+            self._sharing.average_what_differs(_statistics(self._model))
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, values in zip(parameters, own, strict=True):
+                    parameter.copy_(values)
+
+    @property
+    def _replicas_differ(self) -> bool:
+        return self._plan.what is What.PARAMETERS
 
     def switch(self, sync: str) -> None:
         """Propose another plan, on any rank: all ranks take it up at the same safe point."""
         plan = parse_plan(sync)
-        refuse_what_does_not_run_yet(plan)
+        refuse_what_cannot_run(plan, self._group, has_data=self._data is not None)
+        if isinstance(self._model, nn.parallel.DistributedDataParallel):
+            raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
         if plan.settings.transport != self._plan.settings.transport:
-            raise PlanError(f"{plan} has another transport than {self._plan}", UNCHANGED)
+            raise PlanError(
+                f"{plan} has another transport than {self._plan}",
+                "keep it, or start with the other",
+            )
         self._agreement.propose("sync", sync)
 
     def stop(self) -> None:
@@ -209,14 +238,14 @@ class Run:
     def save(self, directory: str | Path, *, keep: int = 2) -> None:
         """Write a checkpoint, which `attach(resume=directory)` goes on from; to be called on every
         rank. The newest `keep` are kept."""
-        self._saves += 1
+        self._meetings += 1
         with self.consensus():
             store(
                 Path(directory),
                 world=self._world,
                 alarm=self._alarm,
                 timeout=self._engine.timeout,
-                number=self._saves,
+                number=self._meetings,
                 step=self.step,
                 plan=str(self._plan),
                 position=self._position,
@@ -232,7 +261,12 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        self._world.part(FAREWELL, self._alarm)
+        for hook in self._hooks:
+            hook.remove()
+        if self._averager is not None and not self._ending.failed:
+            with suppress(ThalwegError):  # who has failed says so elsewhere
+                self._averager.detach()
+        self._ending.leave(self.step)
         self._engine.close()
 
     # What attach() does
@@ -259,8 +293,10 @@ class Run:
         self._averager = averager_for(
             self._model, self._plan, self._group, self._engine, self._clock, self._world
         )
-        self._optimizer.register_step_post_hook(lambda *_: self._stepped())
-        self._model.register_forward_pre_hook(lambda *_: self._forward())
+        self._hooks = [
+            self._optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
+            self._model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
+        ]
 
     @property
     def _attached(self) -> Averager:
@@ -281,11 +317,18 @@ class Run:
     def _take_up(self, plan: Plan) -> None:
         """Leaving a plan under which replicas differ makes them equal once more."""
         self._attached.detach()
-        if self._plan.what is What.PARAMETERS and plan.what is not What.PARAMETERS:
-            slots = [v for s in self._optimizer.state.values() for v in s.values()]
-            tensors = [*_tensors(self._model), *(v for v in slots if isinstance(v, torch.Tensor))]
-            self._sharing.average(t for t in tensors if t.is_floating_point())
+        if self._replicas_differ and plan.what is not What.PARAMETERS:
+            self._meetings += 1
+            slots = slots_of_all(
+                self._optimizer, self._world, self._alarm, self._meetings, self._engine.timeout
+            )
+            self._sharing.average(p.detach() for p in trainable(self._model).values())
+            self._sharing.average_what_differs([*_statistics(self._model), *slots])
         self._plan = plan
+        if self._batches is not None:
+            coding = coding_of(plan, self._group, self.rank)
+            if coding != self._batches.coding:
+                self._batches = replace(self._batches, coding=coding)
         self._averager = averager_for(
             self._model, plan, self._group, self._engine, self._clock, self._world
         )
@@ -293,6 +336,10 @@ class Run:
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
     return [*(p.detach() for p in model.parameters()), *model.buffers()]
+
+
+def _statistics(model: nn.Module) -> list[torch.Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
 def _inner(model: nn.Module) -> nn.Module:

@@ -15,33 +15,40 @@ from torch import nn
 
 from thalweg.errors import Mismatch, PeerLost, ranks_text
 from thalweg.runtime import Alarm, World
+from thalweg.training.told import told
 
 Description = dict[str, Any]
 SAME = "same"
 
 
 def description(
-    plan: str, model: nn.Module, optimizer: torch.optim.Optimizer, data: Mapping[str, Any]
+    plan: str, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
 ) -> Description:
     """What has to be equal, in words and numbers that survive JSON."""
     return {
         "plan": plan,
         "model": {
-            name: f"{list(p.shape)} {str(p.dtype).removeprefix('torch.')}"
-            + ("" if p.requires_grad else " frozen")
-            for name, p in model.named_parameters()
+            **{
+                name: _kind(p) + ("" if p.requires_grad else " frozen")
+                for name, p in model.named_parameters()
+            },
+            **{f"buffer {name}": _kind(b) for name, b in model.named_buffers()},
         },
         "optimizer": {
             "class": type(optimizer).__name__,
             **{
                 f"group {i}, {key}": repr(value)
                 for i, group in enumerate(optimizer.param_groups)
-                for key, value in group.items()
+                for key, value in (*group.items(), ("parameters", len(group["params"])))
                 if isinstance(value, bool | int | float | str | tuple)
             },
         },
-        "data": {key: repr(value) for key, value in data.items()},
+        "attach()": {key: repr(value) for key, value in settings.items()},
     }
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
@@ -57,9 +64,9 @@ def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
         if verdict != SAME:
             who.setdefault(verdict, []).append(rank)
     if who:
-        told = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
+        said = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
         raise Mismatch(
-            f"not all ranks hold the same as rank 0 ({told})",
+            f"not all ranks hold the same as rank 0 ({said})",
             "start all of them with the same script and arguments",
         )
 
@@ -68,7 +75,7 @@ def differences(reference: Description, own: Description) -> Iterator[str]:
     """In what a rank differs from rank 0, first things first."""
     if own["plan"] != reference["plan"]:
         yield f"plan {own['plan']}, on rank 0 {reference['plan']}"
-    for part in ("model", "optimizer", "data"):
+    for part in ("model", "optimizer", "attach()"):
         for name in {**reference[part], **own[part]}:
             mine, there = own[part].get(name, "absent"), reference[part].get(name, "absent")
             if mine != there:
@@ -78,7 +85,7 @@ def differences(reference: Description, own: Description) -> Iterator[str]:
 
 
 def _from(world: World, alarm: Alarm, rank: int, key: str, timeout: float) -> bytes:
-    found = world.wait_for(key, timeout, alarm)
+    found = told(world, alarm, key, timeout)
     if found is None:
         raise PeerLost(
             f"rank {rank} hasn't come within {timeout:g} s",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import torch
 
 from thalweg.facts import Size
-from thalweg.runtime import Arithmetic, Engine, Part, Task, arithmetic_of
+from thalweg.runtime import Engine, Part, Task, arithmetic_of
 from thalweg.schedules import Group, Schedule, broadcast, check
 from thalweg.schedules.topologies.ring import ring
 from thalweg.training.itinerary import Clock
@@ -46,24 +47,36 @@ class Sharing:
                 buffer = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in together])
                 schedule = ring(self._group, len(buffer), buffer.itemsize, 0)
                 buffer.mul_(1 / self._group.size)
-                self._run(schedule, buffer, arithmetic_of(dtype))
+                self._run(schedule, buffer)
                 start = 0
                 for tensor in together:
                     tensor.copy_(buffer[start : start + tensor.numel()].view(tensor.shape))
                     start += tensor.numel()
 
-    def _run(
-        self, schedule: Schedule, buffer: torch.Tensor, arithmetic: Arithmetic | None = None
-    ) -> None:
+    def average_what_differs(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The same, but what is equal on all ranks keeps its bits: a sum of N times x/N may not."""
+        listed = list(tensors)
+        digests = torch.tensor([_digest(tensor) for tensor in listed], dtype=torch.int64)
+        total = digests.clone()
+        self._run(ring(self._group, len(total), total.itemsize, 0), total)
+        equal = (total == digests * self._group.size).tolist()  # modulo 2^64
+        self.average(tensor for tensor, same in zip(listed, equal, strict=True) if not same)
+
+    def _run(self, schedule: Schedule, buffer: torch.Tensor) -> None:
         check(schedule)
         task = Task(
             part=Part.of(schedule, self._engine.rank),
             vector=as_array(buffer),
             step=self._clock.step,
             round_number=self._clock.claim(1),
-            arithmetic=arithmetic or arithmetic_of(torch.uint8),
+            arithmetic=arithmetic_of(buffer.dtype),
         )
         self._engine.run([task])
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return int.from_bytes(blake2b(values.data, digest_size=8).digest(), signed=True)
 
 
 def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:

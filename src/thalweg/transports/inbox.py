@@ -22,6 +22,10 @@ class Inbox:
         self._oldest = (0, 0)
         self._lost: dict[int, ThalwegError] = {}
 
+    def refuse_if_closed(self, doing: str) -> None:
+        if self.closed:
+            raise TransportClosed(f"rank {self.rank} {doing} after close()", "do so before it")
+
     def put(self, address: Address, array: Array) -> None:
         with self._changed:
             if not self.closed and address.label[:2] >= self._oldest:
@@ -62,8 +66,7 @@ class Inbox:
             self._changed.notify_all()
 
     def _take(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
-        if self.closed:
-            raise TransportClosed(f"rank {self.rank} receives after close()", "receive before it")
+        self.refuse_if_closed("receives")
         address = next((a for a in self._messages if a in wanted), None)
         if address is not None:
             queue = self._messages[address]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from thalweg.errors import TransportClosed
 from thalweg.transports.inbox import Inbox
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending
 
@@ -31,8 +30,7 @@ class MemoryTransport:
         return self._rank
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        if self._inbox.closed:
-            raise TransportClosed(f"rank {self._rank} sends after close()", "send before it")
+        self._inbox.refuse_if_closed("sends")
         if (self._rank, peer) not in self._network.cut:
             self._network.inboxes[peer].put(Address(self._rank, label), array.copy())
         return SENT

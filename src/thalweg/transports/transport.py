@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -56,6 +57,11 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give up what is on its way in. Waiting calls raise TransportClosed."""
+
+
+def in_bytes(array: Array) -> Array:
+    """Its bytes as a vector; a copy only if they don't lie in one piece or are read-only."""
+    return np.require(array, requirements=("C", "W")).reshape(-1).view(np.uint8)
 
 
 class _Sent:

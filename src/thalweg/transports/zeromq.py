@@ -2,9 +2,12 @@
 
 A message is two frames: a header (sender, label) and the bytes. Large ones are sent from where they
 are, without a copy: ZeroMQ's thread may read them after `send` has returned, until the sending is
-waited for. Connections come back by themselves when a peer was gone. Queues are bounded: where one
-is full, `send` waits, and takes in what arrives meanwhile, so that two ranks with full queues don't
-wait for each other.
+waited for. Queues are bounded: where one is full, `send` waits. Whatever waits takes in what
+arrives meanwhile, so that two ranks with full queues don't wait for each other.
+
+A connection that breaks comes back by itself, also to a peer that is back at another address; what
+was on its way is lost. A peer that is gone for longer than a short grace is lost: who waits for it
+or sends to it is told. Who waits for a peer that it never sent to connects to it, to see that.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import struct
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
+from threading import Lock
 from time import monotonic
 
 import numpy as np
@@ -21,16 +25,17 @@ import torch.distributed as dist
 import zmq
 from torch._C._distributed_c10d import Store
 
-from thalweg.errors import PeerLate, TransportClosed, TransportError
+from thalweg.errors import PeerLost, TransportError
+from thalweg.transports.connection import QUEUE, Connection
 from thalweg.transports.inbox import Inbox, late
-from thalweg.transports.transport import SENT, Address, Array, Label, Sending
+from thalweg.transports.transport import SENT, Address, Array, Label, Sending, in_bytes
 
 HEADER = struct.Struct("<4sHHIQIII")  # magic, version, zero, sender, step, round, start, stop
 MAGIC, VERSION = b"thlw", 1
 COPIED = 1 << 16  # bytes up to which a copy is cheaper than keeping track
-QUEUE = 256  # messages to or from one peer
 LARGE = 31 << 20  # bytes, just below what glibc ever keeps for itself
-LINGER = 2.0  # seconds for what was sent last to leave when the transport closes
+LOOK = 0.1  # seconds of waiting after which connections are looked at
+GRACE = 2.0  # seconds for a peer to come back
 
 
 class ZeroMqTransport:
@@ -38,7 +43,8 @@ class ZeroMqTransport:
 
     def __init__(self, rank: int, store: Store, host: str = "127.0.0.1") -> None:
         self._rank = rank
-        self._store = store
+        # Two threads on one connection to a store wait for each other.
+        self._store = store.clone() if hasattr(store, "clone") else store
         self._context = zmq.Context(io_threads=1)
         self._inbound = self._context.socket(zmq.PULL)
         self._inbound.setsockopt(zmq.RCVHWM, QUEUE)
@@ -49,9 +55,10 @@ class ZeroMqTransport:
             raise TransportError(
                 f"rank {rank} can't listen on {host}: {error}", "name another address"
             ) from None
-        store.set(f"zeromq/{rank}", f"tcp://{_bracketed(host)}:{port}")
-        self._outbound: dict[int, zmq.Socket[bytes]] = {}
+        store.set(_key(rank), f"tcp://{_bracketed(host)}:{port}")
+        self._outbound: dict[int, Connection] = {}
         self._inbox = Inbox(rank)
+        self._in_use = Lock()  # sockets belong to one thread at a time
         _keep_freed_memory()
 
     @property
@@ -59,34 +66,47 @@ class ZeroMqTransport:
         return self._rank
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        if self._inbox.closed:
-            raise TransportClosed(f"rank {self._rank} sends after close()", "send before it")
-        socket = self._outbound.get(peer) or self._connect(peer, label, deadline)
         header = HEADER.pack(MAGIC, VERSION, 0, self._rank, *label)
-        while True:
-            try:
-                socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
-                break
-            except zmq.Again:
-                self._wait_for_room(socket, peer, label, deadline)
-        if array.nbytes <= COPIED:
-            socket.send(array.data)
-            return SENT
-        tracker = socket.send(array.data, copy=False, track=True)
-        return _Tracked(tracker, self._rank, peer, label)
+        payload = in_bytes(array)
+        with self._in_use:
+            self._inbox.refuse_if_closed("sends")
+            socket = self._connection(peer, label, deadline).socket
+            self._look_after(peer)
+            while True:
+                try:
+                    socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+                    break
+                except zmq.Again:
+                    self._wait_for_room(socket, peer, label, deadline)
+            if payload.nbytes <= COPIED:
+                socket.send(payload.data)
+                return SENT
+            return _Tracked(self, socket.send(payload.data, copy=False, track=True), peer, label)
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
         return self.receive_any((Address(peer, label),), deadline)[1]
 
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
-        while True:
-            found = self._inbox.take_now(wanted)
-            if found is not None:
-                return found
-            if not self._take_in():
+        with self._in_use:
+            while True:
+                found = self._inbox.take_now(wanted)
+                if found is not None:
+                    return found
+                if self._take_in():
+                    continue
                 left = deadline - monotonic()
-                if left <= 0 or not self._inbound.poll(_milliseconds(left)):
+                if left <= 0:
                     raise late(self._rank, wanted)
+                if not self._inbound.poll(_milliseconds(min(left, LOOK))):
+                    for peer in {address.peer for address in wanted}:
+                        self._look_after(peer)
+
+    def keep_up(self, peer: int) -> None:
+        """What there is to do while a message to this peer leaves."""
+        with self._in_use:
+            self._inbox.refuse_if_closed("sends")
+            self._take_in()
+            self._look_after(peer)
 
     def forget(self, step: int, round_number: int) -> None:
         self._inbox.forget(step, round_number)
@@ -96,34 +116,59 @@ class ZeroMqTransport:
         if self._inbox.closed:
             return
         self._inbox.close()
-        self._inbound.close(linger=0)
-        for socket in self._outbound.values():
-            socket.close(linger=_milliseconds(LINGER))
-        self._context.term()
+        with self._in_use:
+            self._inbound.close(linger=0)
+            for connection in self._outbound.values():
+                connection.close()
+            self._context.term()
 
-    def _connect(self, peer: int, label: Label, deadline: float) -> zmq.Socket[bytes]:
-        key = f"zeromq/{peer}"
+    def _connection(self, peer: int, label: Label, deadline: float) -> Connection:
+        if peer not in self._outbound:
+            endpoint = self._endpoint(peer, deadline - monotonic())
+            if endpoint is None:
+                raise late(self._rank, (Address(peer, label),))
+            self._outbound[peer] = Connection(self._context, peer, endpoint)
+        return self._outbound[peer]
+
+    def _endpoint(self, peer: int, seconds: float = 0.0) -> str | None:
+        """Where the peer listens; None if that isn't known in time."""
         try:
-            self._store.wait([key], timedelta(seconds=max(0.001, deadline - monotonic())))
-            endpoint = self._store.get(key).decode()
+            self._store.wait([_key(peer)], timedelta(seconds=max(0.001, seconds)))
+            return self._store.get(_key(peer)).decode()
         except dist.DistError:
-            raise late(self._rank, (Address(peer, label),)) from None
-        socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.SNDHWM, QUEUE)
-        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        socket.connect(endpoint)
-        self._outbound[peer] = socket
-        return socket
+            return None
+
+    def _look_after(self, peer: int) -> None:
+        """See whether the peer is there, and look for it if not; PeerLost if it was gone long."""
+        connection = self._outbound.get(peer)
+        if connection is None:
+            endpoint = self._endpoint(peer)
+            if endpoint is not None:
+                self._outbound[peer] = Connection(self._context, peer, endpoint)
+            return
+        seconds = connection.seconds_down()
+        if not seconds:
+            return
+        endpoint = self._endpoint(peer)
+        moved = endpoint is not None and connection.move_to(endpoint)
+        if seconds > GRACE and not moved:
+            raise PeerLost(
+                f"rank {self._rank} lost its connection to rank {peer} {seconds:.1f} s ago",
+                f"look at what happened to rank {peer}",
+            )
 
     def _wait_for_room(
         self, socket: zmq.Socket[bytes], peer: int, label: Label, deadline: float
     ) -> None:
+        self._inbox.refuse_if_closed("sends")
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLOUT)
         poller.register(self._inbound, zmq.POLLIN)
         left = deadline - monotonic()
-        if left <= 0 or not poller.poll(_milliseconds(left)):
+        if left <= 0:
             raise late(self._rank, (Address(peer, label),))
+        if not poller.poll(_milliseconds(min(left, LOOK))):
+            self._look_after(peer)
         self._take_in()
 
     def _take_in(self) -> bool:
@@ -150,24 +195,26 @@ class ZeroMqTransport:
 class _Tracked:
     """Sent without a copy: ZeroMQ says when it is done with the array."""
 
-    def __init__(self, tracker: zmq.MessageTracker, rank: int, peer: int, label: Label) -> None:
+    def __init__(
+        self, transport: ZeroMqTransport, tracker: zmq.MessageTracker, peer: int, label: Label
+    ) -> None:
+        self._transport = transport
         self._tracker = tracker
-        self._rank = rank
-        self._peer = peer
-        self._label = label
+        self._address = Address(peer, label)
 
     def wait(self, deadline: float) -> None:
-        if self._tracker.done:
-            return
-        try:
-            self._tracker.wait(max(0.0, deadline - monotonic()))
-        except zmq.NotDone:
-            raise PeerLate(
-                rank=self._rank,
-                peers=(self._peer,),
-                step=self._label.step,
-                round_number=self._label.round,
-            ) from None
+        while not self._tracker.done:
+            left = deadline - monotonic()
+            if left <= 0:
+                raise late(self._transport.rank, (self._address,))
+            try:
+                self._tracker.wait(min(left, LOOK))
+            except zmq.NotDone:
+                self._transport.keep_up(self._address.peer)
+
+
+def _key(rank: int) -> str:
+    return f"zeromq/{rank}"
 
 
 def _keep_freed_memory() -> None:

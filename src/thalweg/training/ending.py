@@ -1,0 +1,83 @@
+"""How this rank's part of a run ends, and what the other ranks learn of it.
+
+At the end of the script everybody waits a moment for the others: what one has sent last, another
+may still have to read. Who fails tells the others why; who simply ends while the others go on,
+because its loader had fewer batches, is reported too, or they would wait until their timeout.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic, sleep
+from types import TracebackType
+from typing import ClassVar
+
+from thalweg.errors import ThalwegError
+from thalweg.runtime import Alarm, World
+
+FAREWELL = 30.0  # seconds at most to wait for the others at the end
+AFTER_FAILURE = 3.0  # the same, once they have been told to stop
+BEHIND = 0.5  # seconds that others end after the culprit, whom launchers then name as the cause
+
+
+class Ending:
+    """One run's, on this rank. Uncaught errors are told to the others from now on."""
+
+    def __init__(self, world: World, alarm: Alarm) -> None:
+        self.rank = world.rank
+        self._world = world
+        self._alarm = alarm
+        self._failed = False
+        self._left = False
+        _OneLine.watched[:] = [*(e for e in _OneLine.watched if not e.failed), self]
+
+    def fail(self, problem: str) -> None:
+        self._failed = True
+        self._alarm.sound(problem)
+
+    @property
+    def failed(self) -> bool:
+        return self._failed
+
+    def leave(self, step: int) -> None:
+        if self._left:
+            return
+        self._left = True
+        _OneLine.watched[:] = [e for e in _OneLine.watched if e is not self]
+        patience = AFTER_FAILURE if self._failed else FAREWELL
+        start = monotonic()
+        self._world.part(patience, self._alarm)
+        if monotonic() - start >= patience:
+            self._alarm.sound(f"its part of the run ended after step {step}")
+        elif self._failed and self._alarm.heard() is not None:
+            sleep(BEHIND)
+
+
+class _OneLine:
+    """Of uncaught errors: what Thalweg raises on purpose says all there is to say in one line;
+    others keep their traceback. The other ranks are told of both."""
+
+    watched: ClassVar[list[Ending]] = []
+
+    def __init__(self) -> None:
+        self._before = sys.excepthook
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        meant = isinstance(error, ThalwegError)
+        problem = error.problem if isinstance(error, ThalwegError) else f"{kind.__name__}: {error}"
+        who = ""
+        for ending in self.watched:
+            ending.fail(problem)
+            who = f"rank {ending.rank}: "
+        if meant:
+            print(f"thalweg: {who}{error}", file=sys.stderr)
+        else:
+            self._before(kind, error, traceback)
+
+
+def errors_in_one_line() -> None:
+    """From now on. Torch puts a hook of its own before ours when it joins a process group."""
+    if not isinstance(sys.excepthook, _OneLine):
+        sys.excepthook = _OneLine()

@@ -1,0 +1,30 @@
+"""A hook on a module that stays behind when the module is copied or pickled.
+
+`copy.deepcopy(model)` for a moving average and `torch.save(model)` take a module's hooks along;
+what Thalweg puts there belongs to this process and this model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Hook:
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return nothing, ()
+
+
+def nothing() -> Callable[..., None]:
+    """What a copy has in a hook's place."""
+    return _do_nothing
+
+
+def _do_nothing(*args: Any) -> None:
+    pass

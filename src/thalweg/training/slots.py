@@ -1,0 +1,61 @@
+"""The tensors that an optimizer keeps for each parameter, in an order that all ranks share.
+
+Replicas that went their own ways may not even have the same ones: a parameter that one rank never
+used has no momentum there. What a rank lacks is zero, as if it had been there from the start.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from thalweg.errors import RunError
+from thalweg.runtime import Alarm, World
+from thalweg.training.told import told
+
+Kinds = dict[str, tuple[list[int], str]]  # shape and type by place
+
+
+def slots_of_all(
+    optimizer: torch.optim.Optimizer, world: World, alarm: Alarm, number: int, timeout: float
+) -> list[torch.Tensor]:
+    """This rank's floating-point slots, those included that only other ranks had until now; for the
+    `number`-th meeting of all ranks."""
+    own = _slots(optimizer)
+    kinds: Kinds = {
+        place: (list(slot.shape), str(slot.dtype).removeprefix("torch."))
+        for place, slot in own.items()
+    }
+    world.store.set(f"slots/{number}/{world.rank}", json.dumps(kinds))
+    for rank in range(world.size):
+        found = told(world, alarm, f"slots/{number}/{rank}", timeout)
+        if found is None:
+            raise RunError(
+                f"rank {rank} hasn't come to the change of plan within {timeout:g} s",
+                "look at what it does there, or allow more time with timeout=",
+            )
+        kinds |= json.loads(found)
+    return [_slot(optimizer, place, *kinds[place]) for place in sorted(kinds)]
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{i}/{j}/{key}": value
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+
+
+def _slot(
+    optimizer: torch.optim.Optimizer, place: str, shape: list[int], dtype: str
+) -> torch.Tensor:
+    i, j, key = place.split("/", 2)
+    parameter = optimizer.param_groups[int(i)]["params"][int(j)]
+    state = optimizer.state[parameter]
+    if not isinstance(state.get(key), torch.Tensor):
+        state[key] = torch.zeros(shape, dtype=getattr(torch, dtype), device=parameter.device)
+    slot: torch.Tensor = state[key]
+    return slot

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shlex import split
+from statistics import median
+
+import pytest
+
+from tests.cli.test_explain import thalweg
+
+
+def test_rows_for_both_transports_and_always_gloo(tmp_path: Path) -> None:
+    done = thalweg(
+        *split("bench collectives --workers 3 --bytes 300KB --repeats 3 --json -"),
+        *("--sync", "ring", "--sync", "dssync @ transport=zeromq", "--sync", "ddp"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    rows = document["rows"]
+    assert [(row["sync"], row["transport"]) for row in rows] == [
+        ("gloo", "gloo"),
+        ("ring", "zeromq"),
+        ("ring", "c10d"),
+        ("dssync @ transport=zeromq", "zeromq"),
+        ("ddp", "gloo"),
+    ]
+    for row in rows:
+        assert len(row["seconds"]) == 3
+        assert row["median"] == median(row["seconds"])
+        assert row["vs_gloo"] == pytest.approx(rows[0]["median"] / row["median"])
+        assert (row["bound"], row["fraction_of_bound"]) == (None, None)
+    assert document["settings"]["bytes"] == 300_000
+
+
+def test_a_model_instead_of_bytes(tmp_path: Path) -> None:
+    done = thalweg(
+        *split("bench collectives --workers 2 --model digits --sync tree --repeats 1 --json -"),
+        cwd=tmp_path,
+    )
+    assert json.loads(done.stdout)["settings"]["bytes"] == 4 * 563_722
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--workers 2 --sync ring", "--bytes and --model both say how much"),
+        ("--workers 2 --sync ring --bytes 1MB --model digits", "both say how much"),
+        ("--workers 2 --sync ring+int8 --bytes 1MB", "ring+int8 compresses"),
+        ("--workers 2 --sync rinq --bytes 1MB", "there is no plan 'rinq'"),
+        ("--workers 0 --sync ring --bytes 1MB", "--workers"),
+        ("--workers 2 --bytes 1MB", "--sync"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: str, line: str, tmp_path: Path) -> None:
+    done = thalweg("bench", "collectives", *arguments.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1

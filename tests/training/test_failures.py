@@ -1,0 +1,239 @@
+"""Whole scripts in which one rank fails: every other says so in one line, and ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from tests.training import workers
+from thalweg.errors import UnitError, WorkerFailed
+from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.training import attach, ending
+
+assert workers  # which imports in advance what forks need
+CULPRIT = 2
+SIZE = 4
+SECONDS = 60.0  # for starting everything on a busy machine
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import nn
+import thalweg
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 1))
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), 0.001)
+run = thalweg.attach(model, optimizer, sync={sync!r}, timeout={timeout!r})
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    if run.rank == {culprit} and step == 9:
+        {misfortune}
+    optimizer.step()
+print("done")
+"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+RAISES = "raise ValueError('boom')"
+ENDS = "sys.exit(0)"
+WRONG = "run.mean(torch.zeros(3)), run.switch('rinf')"
+IN_DDP = (
+    "torch.distributed.init_process_group(); model = nn.parallel.DistributedDataParallel(model)"
+)
+
+
+Launch = Callable[[Path], "Ended"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of a script ended: what each rank said, the last line of all, the exit code."""
+
+    said: list[tuple[int, str]]
+    last: str
+    code: int
+
+    def of(self, rank: int) -> list[str]:
+        return [line for who, line in self.said if who == rank]
+
+
+def thalweg_run(script: Path) -> Ended:
+    launch = [sys.executable, "-m", "thalweg", "run", "--workers", str(SIZE), str(script)]
+    return _launched(launch, r"\[(\d)\] (.*)")
+
+
+def torchrun(script: Path) -> Ended:
+    options = ["--nproc-per-node", str(SIZE), "--standalone", "--tee", "3"]
+    launch = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    return _launched(launch, r"\[default(\d)\]:(.*)")
+
+
+def _launched(launch: list[str], line: str) -> Ended:
+    process = subprocess.run(
+        launch,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
+    )
+    lines = process.stdout.splitlines() + process.stderr.splitlines()
+    found = [match for text in lines if (match := re.match(line, text))]
+    said = [(int(match[1]), match[2]) for match in found]
+    return Ended(said, process.stderr.splitlines()[-1], process.returncode)
+
+
+def forked(script: Path) -> Ended:
+    """As `thalweg run` does it, without the time that four interpreters take to start."""
+    said: list[tuple[int, str]] = []
+
+    def hear(rank: int, stream: str, line: str) -> None:
+        if not line.startswith("[W"):  # torch's, which an interpreter of its own would not show
+            said.append((rank, line))
+
+    def work(rank: int, report: Report) -> None:
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit:
+            pass
+        except BaseException:
+            sys.excepthook(*_without_frames_above(script))
+            atexit._run_exitfuncs()
+            sys.exit(1)
+        atexit._run_exitfuncs()
+
+    with pytest.raises(WorkerFailed) as failure:
+        run_workers(
+            SIZE,
+            work,
+            timeout=SECONDS,
+            grace=2.5,
+            on_line=hear,
+        )
+    return Ended(said, str(failure.value), failure.value.exit_code)
+
+
+def _without_frames_above(script: Path) -> Any:
+    kind, error, traceback = sys.exc_info()
+    while traceback is not None and traceback.tb_frame.f_code.co_filename != str(script):
+        traceback = traceback.tb_next
+    return kind, error, traceback
+
+
+def ended(
+    folder: Path,
+    misfortune: str,
+    *,
+    sync: str = "ring",
+    timeout: str = "10min",
+    wrap: str = "",
+    launch: Launch = forked,
+) -> Ended:
+    script = folder / "script.py"
+    script.write_text(
+        SCRIPT.format(misfortune=misfortune, sync=sync, timeout=timeout, culprit=CULPRIT, wrap=wrap)
+    )
+    return launch(script)
+
+
+def assert_survivors_blame(run: Ended) -> None:
+    """In one line each, without a traceback."""
+    assert run.code == 1, run
+    for rank in set(range(SIZE)) - {CULPRIT}:
+        line = "\n".join(run.of(rank))
+        assert re.fullmatch(rf"thalweg: rank {rank}: .*", line), line
+        assert f"rank {CULPRIT}" in line, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sync", "launch"),
+    [("ring", thalweg_run), ("tree", forked), ("ring @ transport=c10d", forked)],
+)
+def test_killed(sync: str, launch: Launch, tmp_path: Path) -> None:
+    run = ended(tmp_path, KILLED, sync=sync, timeout="2s", launch=launch)
+    assert_survivors_blame(run)
+    assert f"rank {CULPRIT} was killed by SIGKILL" in run.last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sync", "launch"),
+    [
+        ("ring", thalweg_run),
+        ("halving_doubling", forked),
+        ("ring @ transport=c10d", forked),
+    ],
+)
+def test_stopped(sync: str, launch: Launch, tmp_path: Path) -> None:
+    """It neither answers nor ends; neighbours of its neighbours know who it is nevertheless."""
+    run = ended(tmp_path, STOPPED, sync=sync, timeout="1s", launch=launch)
+    assert_survivors_blame(run)
+    others = set(range(SIZE)) - {CULPRIT}
+    assert all(f"rank {CULPRIT} doesn't answer" in run.of(rank)[0] for rank in others)
+
+
+@pytest.mark.slow
+def test_raises_under_torchrun(tmp_path: Path) -> None:
+    run = ended(tmp_path, RAISES, launch=torchrun)
+    assert_survivors_blame(run)
+    assert run.of(CULPRIT)[-1] == "ValueError: boom"
+
+
+@pytest.mark.parametrize("sync", ["ring", "dssync", "ring @ transport=c10d"])
+def test_raises(sync: str, tmp_path: Path) -> None:
+    run = ended(tmp_path, RAISES, sync=sync)
+    assert_survivors_blame(run)
+    for rank in set(range(SIZE)) - {CULPRIT}:
+        assert f"rank {CULPRIT} gave up: ValueError: boom" in run.of(rank)[0]
+    own = [line.removeprefix(f"[rank{CULPRIT}]: ") for line in run.of(CULPRIT)]  # torch's habit
+    assert own[0] == "Traceback (most recent call last):"
+    assert own[-1] == "ValueError: boom"
+    assert f"rank {CULPRIT}" in run.last
+
+
+def test_a_mistake_of_usage(tmp_path: Path) -> None:
+    """One line on the rank that made it, too."""
+    run = ended(tmp_path, WRONG)
+    assert_survivors_blame(run)
+    (line,) = run.of(CULPRIT)
+    assert line.startswith(f"thalweg: rank {CULPRIT}: there is no plan 'rinf'; there are")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("misfortune", "timeout"), [(RAISES, "10min"), (STOPPED, "1s")])
+def test_in_a_ddp_object(misfortune: str, timeout: str, tmp_path: Path) -> None:
+    run = ended(tmp_path, misfortune, timeout=timeout, wrap=IN_DDP)
+    assert_survivors_blame(run)
+
+
+def test_ends_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loader with fewer batches would: they don't wait until their timeout."""
+    monkeypatch.setattr(ending, "FAREWELL", 1.0)
+    run = ended(tmp_path, ENDS)
+    assert_survivors_blame(run)
+    assert "its part of the run ended after step 9" in run.of(0)[0]
+    assert run.of(CULPRIT) == []
+
+
+def test_before_it_knows_its_rank(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(ending._OneLine, "watched", [])
+    ending.errors_in_one_line()
+    with pytest.raises(UnitError) as found:
+        attach(nn.Linear(1, 1), None, timeout="soon")
+    sys.excepthook(found.type, found.value, found.tb)
+    assert capfd.readouterr().err.startswith("thalweg: 'soon' is not a duration; ")

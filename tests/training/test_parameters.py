@@ -1,0 +1,215 @@
+"""Parameter plans: every replica goes its own way, and their mean is that of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.workers import TIMEOUT, apart, fingerprint, on_ranks, one_value, same_bits
+from thalweg.facts import Cluster
+from thalweg.training import Run, attach
+
+SIZE = 4
+MIXING = [
+    "local_sgd(every=1)",
+    "local_sgd(every=3)",
+    "local_sgd(every=2, delay=1)",
+    "local_sgd(every=1, delay=1)",
+    "dssync",
+    "gossip",
+    "gossip(graph=exponential)",
+]
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer.zero_grad()
+    model(torch.randn(4, 3, generator=generator, dtype=torch.float64)).square().mean().backward()
+    optimizer.step()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "rare"])
+def test_averaging_every_step_is_averaging_gradients(optimizer: str) -> None:
+    """For plain SGD: the mean of x - lr g is the mean of x, less lr times the mean of g."""
+
+    def trained(rank: int, sync: str) -> nn.Module:
+        model = small()
+        sgd = torch.optim.SGD(model.parameters(), 0.2, weight_decay=0.1 * (optimizer == "rare"))
+        run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
+        for number in range(5):
+            step(model, sgd, 10 * number + rank)
+        run.close()
+        return model
+
+    def work(rank: int) -> dict[str, Any]:
+        parameters = trained(rank, "local_sgd(every=1)")
+        return {
+            "apart": apart(parameters, trained(rank, "ring")),
+            "print": fingerprint(parameters),
+        }
+
+    results = on_ranks(3, work)
+    assert same_bits(results)
+    assert max(result["apart"] for result in results) < 1e-12
+
+
+@pytest.mark.parametrize("racks", [(4,), (2, 2)])
+@pytest.mark.parametrize("sync", MIXING)
+def test_the_mean_is_kept(sync: str, racks: tuple[int, ...]) -> None:
+    """Averaging adds nothing to the mean: it moves as the replicas' own steps move it."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = small()
+        sgd = torch.optim.SGD(model.parameters(), 0.2)
+        cluster = Cluster.regular(racks)
+        run = attach(model, sgd, sync=sync, cluster=cluster, timeout=TIMEOUT)
+        start = flat(model)
+        moved = torch.zeros_like(start)
+        for number in range(6):
+            before = flat(model)
+            step(model, sgd, 10 * number + rank)
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+            moved -= 0.2 * gradient
+            assert number or not torch.equal(flat(model), before)
+        run.close()  # what was on its way is applied
+        return {"end": flat(model).tolist(), "own way": (start + moved).tolist()}
+
+    results = on_ranks(SIZE, work)
+    ends = torch.tensor([result["end"] for result in results], dtype=torch.float64)
+    ways = torch.tensor([result["own way"] for result in results], dtype=torch.float64)
+    torch.testing.assert_close(ends.mean(0), ways.mean(0), rtol=0, atol=1e-14)
+    spread = float((ends - ends.mean(0)).abs().max())
+    assert spread < float((ways - ways.mean(0)).abs().max())
+
+
+def test_a_result_that_is_one_step_late_keeps_the_step_in_between() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Linear(1, 1, bias=False)
+        sgd = torch.optim.SGD(model.parameters(), 1.0)
+        run = attach(model, sgd, sync="local_sgd(every=1, delay=1)", timeout=TIMEOUT)
+        nn.init.zeros_(model.weight)
+        seen = []
+        for _ in range(3):
+            sgd.zero_grad()
+            (-model.weight * (rank + 1)).sum().backward()  # one to rank 0, two to rank 1
+            sgd.step()
+            seen.append(model.weight.item())
+        run.close()
+        return {"seen": [*seen, model.weight.item()]}
+
+    zero, one = (result["seen"] for result in on_ranks(2, work))
+    # After a step of 1 and 2 the mean is 1.5: +0.5 and -0.5, one step late.
+    assert zero == [1.0, 2.5, 4.0, 4.5]
+    assert one == [2.0, 3.5, 5.0, 4.5]
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.layer = nn.Linear(3, 2)
+        self.frozen = nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
+        self.register_buffer("table", torch.rand(50).bfloat16())  # the same on all ranks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.norm(x))
+        return out
+
+
+def differing(rank: int, sync: str) -> tuple[Normed, Run]:
+    """Replicas and statistics that differ."""
+    torch.manual_seed(0)
+    model = Normed()
+    sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.2)
+    run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        sgd.zero_grad()
+        model(torch.randn(8, 3, generator=generator) + rank).square().mean().backward()
+        sgd.step()
+    return model, run
+
+
+@pytest.mark.parametrize("sync", ["local_sgd(every=9)", "gossip", "ring", "ddp"])
+def test_consensus(sync: str) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model, run = differing(rank, sync)
+        before = fingerprint(model.layer)
+        weight = model.layer.weight.detach().reshape(-1).tolist()
+        mean = model.norm.running_mean.tolist()
+        table = model.table.clone()
+        with run.consensus():
+            inside = {
+                "inside": fingerprint(model),
+                "weight inside": model.layer.weight.detach().reshape(-1).tolist(),
+                "mean inside": model.norm.running_mean.tolist(),
+            }
+        after = fingerprint(model.layer)
+        kept = torch.equal(model.table, table) and model.norm.running_mean.tolist() != mean
+        run.close()
+        return inside | {
+            "print": before,
+            "restored": before == after,
+            "weight": weight,
+            "mean": mean,
+            "kept": kept,
+        }
+
+    results = on_ranks(3, work)
+    assert same_bits(results, "inside")
+    assert same_bits(results) == (sync in ("ring", "ddp"))
+    assert one_value(results, "restored") is True
+    assert one_value(results, "kept") is True
+    for name in ("weight", "mean"):
+        together = torch.tensor([result[name] for result in results])
+        inside = torch.tensor(results[0][f"{name} inside"])
+        torch.testing.assert_close(inside, together.mean(0))
+
+
+def test_consensus_ends_well_when_what_is_in_it_does_not() -> None:
+    class Oops(Exception):
+        pass
+
+    def evaluate(run: Run) -> None:
+        with run.consensus():
+            raise Oops
+
+    def work(rank: int) -> dict[str, Any]:
+        model, run = differing(rank, "local_sgd(every=9)")
+        before = fingerprint(model.layer)
+        with pytest.raises(Oops):
+            evaluate(run)
+        run.close()
+        return {"restored": fingerprint(model.layer) == before}
+
+    assert one_value(on_ranks(3, work), "restored") is True
+
+
+def test_the_bits_of_an_average() -> None:
+    """After every rank has met every other, replicas are equal bit for bit."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = small()
+        adam = torch.optim.AdamW(model.parameters(), 0.05)
+        run = attach(model, adam, sync="local_sgd(every=3)", timeout=TIMEOUT)
+        prints = []
+        for number in range(6):
+            step(model, adam, 10 * number + rank)
+            prints.append(fingerprint(model))
+        run.close()
+        return {"prints": prints}
+
+    prints = [result["prints"] for result in on_ranks(3, work)]
+    assert [len(set(at_step)) for at_step in zip(*prints, strict=True)] == [3, 3, 1, 3, 3, 1]

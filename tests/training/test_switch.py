@@ -1,0 +1,211 @@
+"""What is proposed on one rank happens on all, at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.training.workers import (
+    TIMEOUT,
+    fingerprint,
+    on_ranks,
+    one_value,
+    raised,
+    same_bits,
+    values,
+)
+from thalweg.training import Run, attach
+
+SIZE = 3
+DATA = TensorDataset(torch.randn(60, 4, generator=torch.Generator().manual_seed(1)))
+
+
+def trained(
+    rank: int,
+    sync: str,
+    act: Callable[[int, Run], None] = lambda rank, run: None,
+    *,
+    adam: bool = False,
+    epochs: int = 3,
+    batch: int = 6,
+) -> dict[str, Any]:
+    """Ten steps an epoch, `act` after each."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(6) if batch == 6 else nn.LayerNorm(6)
+    model = nn.Sequential(nn.Linear(4, 6), norm, nn.Tanh(), nn.Linear(6, 1))
+    make = torch.optim.Adam if adam else torch.optim.SGD
+    optimizer = make(model.parameters(), 0.01)
+    run = attach(model, optimizer, sync=sync, data=DATA, batch=batch, timeout=TIMEOUT)
+    plans, prints = [], []
+    for epoch in run.epochs(epochs):
+        for (x,) in run.batches(epoch):
+            plans.append(run.sync)
+            optimizer.zero_grad()
+            run.mean(model(x).square().sum(1)).backward()
+            optimizer.step()
+            prints.append(fingerprint(nn.ParameterList(model.parameters())))
+            act(rank, run)
+    stopped, steps = run.stopping, run.step
+    slots = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    run.close()
+    return {
+        "plans": plans,
+        "prints": prints,
+        "print": prints[-1],
+        "values": values(model),
+        "slots": [float(x) for slot in slots for x in slot.reshape(-1)],
+        "stopped": stopped,
+        "steps": steps,
+    }
+
+
+def proposes(who: int, at: int, sync: str) -> Callable[[int, Run], None]:
+    def act(rank: int, run: Run) -> None:
+        if rank == who and run.step == at:
+            run.switch(sync)
+
+    return act
+
+
+@pytest.mark.parametrize("other", ["tree", "ring @ bucket=100B", "ddp", "star(root=2)"])
+def test_from_one_exact_plan_to_another(other: str) -> None:
+    act = proposes(1, 5, other)
+    changed = on_ranks(SIZE, lambda rank: trained(rank, "ring", act))
+    plans = one_value(changed, "plans")
+    assert set(plans) == {"ring", other}
+    assert plans == sorted(plans, key=lambda plan: plan == other)
+    assert plans.index(other) in (8, 16, 24)  # safe points
+    assert one_value(changed, "prints")
+    unchanged = on_ranks(SIZE, lambda rank: trained(rank, "ring"))
+    assert changed[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
+
+
+def test_and_away_from_ddp() -> None:
+    results = on_ranks(SIZE, lambda rank: trained(rank, "ddp", proposes(2, 3, "ring")))
+    assert one_value(results, "plans")[-1] == "ring"
+    assert one_value(results, "prints")
+    unchanged = on_ranks(SIZE, lambda rank: trained(rank, "ddp"))
+    assert results[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
+
+
+@pytest.mark.parametrize("sync", ["local_sgd(every=50)", "local_sgd(every=2, delay=1)", "gossip"])
+def test_leaving_a_plan_of_differing_replicas_averages_once(sync: str) -> None:
+    """Parameters, statistics and what the optimizer keeps."""
+    act = proposes(0, 5, "ring")
+    results = on_ranks(SIZE, lambda rank: trained(rank, sync, act, adam=True))
+    plans = one_value(results, "plans")
+    switched = plans.index("ring")
+    for number, prints in enumerate(zip(*(r["prints"] for r in results), strict=True)):
+        if number >= switched:
+            assert len(set(prints)) == 1
+    assert len({r["prints"][switched - 1] for r in results}) == SIZE
+    assert one_value(results, "slots")
+
+
+def test_into_a_plan_of_differing_replicas() -> None:
+    results = on_ranks(SIZE, lambda rank: trained(rank, "ring", proposes(0, 5, "gossip")))
+    assert one_value(results, "plans")[-1] == "gossip"
+    assert not same_bits(results)
+
+
+def test_into_a_code_and_out_again() -> None:
+    """Shares and weights of the samples change with the plan, in mid-epoch."""
+
+    def act(rank: int, run: Run) -> None:
+        if rank == 0 and run.step in (1, 17):
+            run.switch("gc(stragglers=1)" if run.step == 1 else "ring")
+
+    changed = on_ranks(4, lambda rank: trained(rank, "ring", act, batch=7, epochs=5))
+    plans = one_value(changed, "plans")
+    assert plans[16] == "gc(stragglers=1)"
+    assert plans[-1] == "ring"
+    assert one_value(changed, "prints")
+    unchanged = on_ranks(4, lambda rank: trained(rank, "ring", batch=7, epochs=5))
+    assert changed[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
+
+
+def test_a_parameter_that_one_rank_never_used() -> None:
+    """Its momentum exists on one rank only; after the change it is everybody's mean."""
+
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
+        run = attach(model, sgd, sync="local_sgd(every=50)", timeout=TIMEOUT)
+        x = torch.ones(1, 2)
+        while run.step < 30:
+            run.safe_point()
+            if run.sync == "ring":
+                break
+            if rank == 1 and run.step == 2:
+                run.switch("ring")
+            sgd.zero_grad()
+            used = model[0](x) + model[1](x) if rank == 0 else model[0](x)
+            used.sum().backward()
+            sgd.step()
+        momenta = [sgd.state[p]["momentum_buffer"].tolist() for p in model.parameters()]
+        run.close()
+        return {"print": fingerprint(model), "momenta": momenta}
+
+    results = on_ranks(2, work)
+    assert same_bits(results)
+    first, second = one_value(results, "momenta")
+    assert second == [[x / 2 for x in row] for row in first]
+
+
+@pytest.mark.parametrize("who", range(SIZE))
+def test_stop(who: int) -> None:
+    def act(rank: int, run: Run) -> None:
+        if rank == who and run.step == 3:
+            run.stop()
+
+    results = on_ranks(SIZE, lambda rank: trained(rank, "ring", act))
+    assert one_value(results, "stopped") is True
+    assert one_value(results, "steps") in (8, 16, 24)
+    assert same_bits(results)
+
+
+@pytest.mark.parametrize(
+    ("sync", "said"),
+    [
+        ("rinf", "there is no plan 'rinf'"),
+        ("ring+fp16", "ring+fp16 compresses, which this version doesn't run"),
+        ("asp", "asp has no common rounds"),
+        ("star(root=7)", "root 7 is not in the group"),
+        ("ring @ transport=c10d", "ring @ transport=c10d has another transport than ring"),
+    ],
+)
+def test_what_cannot_be_proposed(sync: str, said: str) -> None:
+    """Refused where it is proposed; the run goes on."""
+
+    def work(rank: int) -> dict[str, Any]:
+        refusals: list[str] = []
+
+        def act(rank: int, run: Run) -> None:
+            if rank == 1 and run.step == 2:
+                refusals.append(raised(lambda: run.switch(sync))["text"])
+
+        return trained(rank, "ring", act, epochs=1) | {"refusals": refusals}
+
+    results = on_ranks(2, work)
+    assert results[1]["refusals"][0].startswith(said)
+    assert one_value(results, "plans") == ["ring"] * 10
+
+
+def test_a_code_without_data() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Linear(2, 1)
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        run = attach(model, sgd, sync="ring", timeout=TIMEOUT)
+        refused = raised(lambda: run.switch("gc(stragglers=1)"))
+        run.close()
+        return refused
+
+    results = on_ranks(2, work)
+    assert one_value(results, "kind") == "PlanError"
+    assert "give data= and batch= to attach()" in results[0]["text"]
