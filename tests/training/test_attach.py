@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import copy
 import io
 import os
@@ -69,6 +70,7 @@ def test_one_line_makes_a_plain_script_distributed() -> None:
             model(torch.randn(5, 4)).square().mean().backward()
             optimizer.step()
         end = fingerprint(nn.ParameterList(model.parameters()))
+        atexit._run_exitfuncs()  # as at the end of a script
         return {"before": before, "start": start, "end": end}
 
     results = on_ranks(3, work)
@@ -343,13 +345,13 @@ def test_a_rank_that_never_attaches(missing: int) -> None:
         if rank == missing:
             return {"kind": "", "text": ""}
         model, optimizer = line()
-        return raised(lambda: attach(model, optimizer, timeout="1s"))
+        return raised(lambda: attach(model, optimizer, timeout="3s"))
 
     results = on_ranks(3, work)
     others = [result for rank, result in enumerate(results) if rank != missing]
     assert {other["kind"] for other in others} <= {"PeerLost", "PeerFailed"}
     assert any(other["kind"] == "PeerLost" for other in others)
-    assert all(f"rank {missing} hasn't come within 1 s" in other["text"] for other in others)
+    assert all(f"rank {missing} hasn't come within 3 s" in other["text"] for other in others)
 
 
 @pytest.mark.parametrize("sync", NOT_YET)

@@ -183,7 +183,7 @@ def test_an_error_in_the_hook_is_raised_as_it_is() -> None:
             ddp,
             optimizer,
             sync="ring",
-            timeout="1s",
+            timeout="3s",
             wrap=lambda transport: FaultyTransport(transport, [fault]),
         )
         return raised(lambda: train(ddp, optimizer, rank))

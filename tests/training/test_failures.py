@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _launched(launch: list[str], line: str) -> Ended:
     return Ended(said, process.stderr.splitlines()[-1], process.returncode)
 
 
-def forked(script: Path) -> Ended:
+def forked(script: Path, grace: float = 2.5) -> Ended:
     """As `thalweg run` does it, without the time that four interpreters take to start."""
     said: list[tuple[int, str]] = []
 
@@ -118,10 +119,13 @@ def forked(script: Path) -> Ended:
             SIZE,
             work,
             timeout=SECONDS,
-            grace=2.5,
+            grace=grace,
             on_line=hear,
         )
     return Ended(said, str(failure.value), failure.value.exit_code)
+
+
+patiently = partial(forked, grace=10.0)
 
 
 def _without_frames_above(script: Path) -> Any:
@@ -159,7 +163,7 @@ def assert_survivors_blame(run: Ended) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "launch"),
-    [("ring", thalweg_run), ("tree", forked), ("ring @ transport=c10d", forked)],
+    [("ring", thalweg_run), ("tree", patiently), ("ring @ transport=c10d", patiently)],
 )
 def test_killed(sync: str, launch: Launch, tmp_path: Path) -> None:
     run = ended(tmp_path, KILLED, sync=sync, timeout="2s", launch=launch)
@@ -178,7 +182,7 @@ def test_killed(sync: str, launch: Launch, tmp_path: Path) -> None:
 )
 def test_stopped(sync: str, launch: Launch, tmp_path: Path) -> None:
     """It neither answers nor ends; neighbours of its neighbours know who it is nevertheless."""
-    run = ended(tmp_path, STOPPED, sync=sync, timeout="1s", launch=launch)
+    run = ended(tmp_path, STOPPED, sync=sync, timeout="2s", launch=launch)
     assert_survivors_blame(run)
     others = set(range(SIZE)) - {CULPRIT}
     assert all(f"rank {CULPRIT} doesn't answer" in run.of(rank)[0] for rank in others)
@@ -212,7 +216,7 @@ def test_a_mistake_of_usage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("misfortune", "timeout"), [(RAISES, "10min"), (STOPPED, "1s")])
+@pytest.mark.parametrize(("misfortune", "timeout"), [(RAISES, "10min"), (STOPPED, "2s")])
 def test_in_a_ddp_object(misfortune: str, timeout: str, tmp_path: Path) -> None:
     run = ended(tmp_path, misfortune, timeout=timeout, wrap=IN_DDP)
     assert_survivors_blame(run)

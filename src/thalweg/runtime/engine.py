@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
@@ -21,6 +21,7 @@ from thalweg.runtime.arrivals import Arrival, Arrivals
 from thalweg.runtime.execute import Part, execute, flat
 from thalweg.transports import Array, Transport
 
+IDLE = 0.05  # seconds without a round after which the transport may tidy up
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 
 
@@ -90,7 +91,7 @@ class Engine:
         self._thread.join(GRACE)
 
     def _work(self) -> None:
-        while (item := self._tasks.get()) is not None:
+        while (item := self._next_task()) is not None:
             task, future, ready = item
             was_fine = self._broken is None
             if was_fine:
@@ -102,6 +103,13 @@ class Engine:
                 if was_fine:
                     self._transport.close()  # nobody shall wait for what won't come
             del item, task, future
+
+    def _next_task(self) -> tuple[Task, Future[None], float] | None:
+        while True:
+            try:
+                return self._tasks.get(timeout=IDLE)
+            except Empty:
+                self._transport.idle()
 
     def _attempt(self, task: Task, ready: float) -> BaseException | None:
         """Run it; what went wrong."""

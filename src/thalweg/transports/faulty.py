@@ -69,6 +69,9 @@ class FaultyTransport:
     def forget(self, step: int, round_number: int) -> None:
         self._inner.forget(step, round_number)
 
+    def idle(self) -> None:
+        self._inner.idle()
+
     def close(self) -> None:
         self._inner.close()
 

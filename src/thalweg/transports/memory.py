@@ -44,5 +44,8 @@ class MemoryTransport:
     def forget(self, step: int, round_number: int) -> None:
         self._inbox.forget(step, round_number)
 
+    def idle(self) -> None:
+        """Senders put things into the inbox themselves."""
+
     def close(self) -> None:
         self._inbox.close()

@@ -55,6 +55,9 @@ class Transport(Protocol):
     def forget(self, step: int, round_number: int) -> None:
         """Messages of earlier rounds are of no use any more, those that are here or to come."""
 
+    def idle(self) -> None:
+        """Called now and then while nothing is sent or wanted: make room for what comes in."""
+
     def close(self) -> None:
         """Give up what is on its way in. Waiting calls raise TransportClosed."""
 
