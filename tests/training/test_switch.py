@@ -93,7 +93,7 @@ def test_and_away_from_ddp() -> None:
     assert results[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
 
 
-@pytest.mark.parametrize("sync", ["local_sgd(every=50)", "local_sgd(every=2, delay=1)", "gossip"])
+@pytest.mark.parametrize("sync", ["local_sgd(every=3)", "local_sgd(every=2, delay=1)", "gossip"])
 def test_leaving_a_plan_of_differing_replicas_averages_once(sync: str) -> None:
     """Parameters, statistics and what the optimizer keeps."""
     act = proposes(0, 5, "ring")
@@ -136,7 +136,7 @@ def test_a_parameter_that_one_rank_never_used() -> None:
         torch.manual_seed(0)
         model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
         sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-        run = attach(model, sgd, sync="local_sgd(every=50)", timeout=TIMEOUT)
+        run = attach(model, sgd, sync="local_sgd(every=3)", timeout=TIMEOUT)
         x = torch.ones(1, 2)
         while run.step < 30:
             run.safe_point()

@@ -19,7 +19,7 @@ from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Workload
 from thalweg.plan import Plan
-from thalweg.runtime import Alarm, Engine, Task, World
+from thalweg.runtime import Engine, Task, World
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Content, Group
 from thalweg.training.averager import is_native, refuse_what_does_not_run_yet
@@ -100,7 +100,7 @@ def _measure(
     """In a worker: seconds by entry and repetition."""
     world = World.join(TIMEOUT)
     world.join_process_group()
-    alarm = Alarm(world.store, world.rank)
+    alarm = world.alarm()
     engines = {
         name: Engine(world.transport(name), alarm, TIMEOUT)
         for name in TRANSPORTS

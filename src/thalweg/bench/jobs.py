@@ -50,7 +50,7 @@ def train_here(job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[
     seconds = Duration.parse(recipe.timeout).seconds
     world = World.join(seconds)
     world.store.set(f"result/{world.rank}", json.dumps(own))
-    alarm = Alarm(world.store, world.rank)
+    alarm = world.alarm()
     results = None
     if world.rank == 0:
         results = [_result(world, alarm, rank, seconds) for rank in range(world.size)]

@@ -7,38 +7,51 @@ fails after it is a consequence and changes nothing.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
-from thalweg.errors import PeerFailed, RunError
+from thalweg.errors import PeerFailed, PeerLate, RunError, ranks_text
 from thalweg.runtime.line import Line, Store
+from thalweg.runtime.rollcall import RollCall
 
 _KEY = "alarm"
 
 
 class Alarm:
-    """All ranks' alarm, seen from one."""
+    """All ranks' alarm, seen from one of `size`."""
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int = 1) -> None:
         self._line = Line(store, rank)
+        self._roll = RollCall(self._line, size)
+        self._found: PeerFailed | None = None  # by this rank's own roll call
 
     def sound(self, problem: str) -> None:
         """Tell the others why this rank gives up. Never raises: the store may be gone as well."""
         text = json.dumps({"rank": self._line.rank, "problem": " ".join(problem.split())})
-        try:
+        with suppress(RunError):
             self._line.ask(lambda store: store.compare_set(_KEY, "", text))
-        except RunError:
-            return
+
+    def sound_lateness(self, late: PeerLate) -> None:
+        """The same, because another rank didn't come: find out whose fault that is."""
+        problem = late.problem
+        with suppress(RunError):
+            if self.heard() is None and (absent := self._roll.absent()):
+                don_t = "doesn't" if len(absent) == 1 else "don't"
+                problem = f"{ranks_text(absent)} {don_t} answer: {problem}"
+                self._found = PeerFailed(problem, f"look at {ranks_text(absent)} and its output")
+        self.sound(problem)
 
     def heard(self) -> PeerFailed | None:
         """What another rank sounded, or that the store is gone; None while all is quiet."""
         try:
+            self._roll.answer()
             text = self._line.ask(lambda s: s.get(_KEY) if s.check([_KEY]) else None)
         except RunError as error:
             return PeerFailed(f"the store is gone ({error.problem})", error.remedy)
         if text is None:
-            return None
+            return self._found
         alarm = json.loads(text)
         if alarm["rank"] == self._line.rank:
-            return None
+            return self._found
         return PeerFailed(
             f"rank {alarm['rank']} gave up: {alarm['problem']}",
             f"look at the output of rank {alarm['rank']}",

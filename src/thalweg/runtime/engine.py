@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from thalweg.errors import PeerFailed, ThalwegError, TransportClosed, TransportError
+from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportClosed, TransportError
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.runtime.arrivals import Arrival, Arrivals
@@ -116,7 +116,9 @@ class Engine:
         try:
             self._run(task, ready)
         except ThalwegError as error:
-            if not isinstance(error, PeerFailed):
+            if isinstance(error, PeerLate):
+                self._alarm.sound_lateness(error)
+            elif not isinstance(error, PeerFailed):
                 self._alarm.sound(error.problem)
             heard = self._alarm.heard() if isinstance(error, TransportError) else None
             return heard or error  # the first cause, if another rank has told it

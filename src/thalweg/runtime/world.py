@@ -58,13 +58,19 @@ class World:
             return C10dTransport(dist.new_group(backend=_backend_for_cpu()))
         return ZeroMqTransport(self.rank, self.store, self.address)
 
+    def alarm(self) -> Alarm:
+        return Alarm(self.store, self.rank, self.size)
+
     def wait_for(self, key: str, timeout: float, alarm: Alarm) -> bytes | None:
-        """What another rank put into the store; None if it isn't there in time. Raises what the
-        alarm tells."""
+        """What another rank put into the store; None if it isn't there in time, PeerFailed if a
+        rank gives up before it is. Who gives up afterwards, because of what it says, isn't heard:
+        all are to read the same."""
         deadline = monotonic() + timeout
         pause = SHORTEST_PAUSE
         while not self.store.check([key]):
             heard = alarm.heard()
+            if self.store.check([key]):
+                break
             if heard is not None:
                 raise heard
             if monotonic() >= deadline:

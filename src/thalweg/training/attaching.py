@@ -16,12 +16,11 @@ from thalweg.catalog import parse_plan
 from thalweg.errors import ThalwegError, UsageError
 from thalweg.facts import Cluster, Duration, read_cluster
 from thalweg.plan import Plan
-from thalweg.runtime import Engine, World
+from thalweg.runtime import Alarm, Engine, World
 from thalweg.schedules import Group
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.training.batches import Batches, coding_of
 from thalweg.training.ending import Ending, errors_in_one_line
-from thalweg.training.rollcall import RollCall
 from thalweg.training.run import Run, Stateful
 from thalweg.training.sameness import agree, description
 from thalweg.transports import Transport
@@ -61,7 +60,7 @@ def attach(
     errors_in_one_line()
     seconds = Duration.parse(timeout).seconds
     world = World.join(seconds)
-    alarm = RollCall(world)
+    alarm = world.alarm()
     ending = Ending(world, alarm)
     try:
         return _attach(
@@ -94,7 +93,7 @@ def _attach(
     *,
     plan: Plan,
     world: World,
-    alarm: RollCall,
+    alarm: Alarm,
     ending: Ending,
     data: Dataset[Any] | None,
     batch: int | None,

@@ -24,7 +24,6 @@ from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
-from thalweg.training.told import told
 
 if TYPE_CHECKING:
     from thalweg.training.run import Stateful
@@ -194,7 +193,7 @@ def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _wait(world: World, alarm: Alarm, key: str, timeout: float) -> bytes:
-    found = told(world, alarm, key, timeout)
+    found = world.wait_for(key, timeout, alarm)
     if found is None:
         raise RunError(
             f"rank {world.rank} waited {timeout:g} s for {key!r} in the store",

@@ -15,7 +15,6 @@ from torch import nn
 
 from thalweg.errors import Mismatch, PeerLost, ranks_text
 from thalweg.runtime import Alarm, World
-from thalweg.training.told import told
 
 Description = dict[str, Any]
 SAME = "same"
@@ -85,7 +84,7 @@ def differences(reference: Description, own: Description) -> Iterator[str]:
 
 
 def _from(world: World, alarm: Alarm, rank: int, key: str, timeout: float) -> bytes:
-    found = told(world, alarm, key, timeout)
+    found = world.wait_for(key, timeout, alarm)
     if found is None:
         raise PeerLost(
             f"rank {rank} hasn't come within {timeout:g} s",

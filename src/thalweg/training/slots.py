@@ -12,7 +12,6 @@ import torch
 
 from thalweg.errors import RunError
 from thalweg.runtime import Alarm, World
-from thalweg.training.told import told
 
 Kinds = dict[str, tuple[list[int], str]]  # shape and type by place
 
@@ -29,7 +28,7 @@ def slots_of_all(
     }
     world.store.set(f"slots/{number}/{world.rank}", json.dumps(kinds))
     for rank in range(world.size):
-        found = told(world, alarm, f"slots/{number}/{rank}", timeout)
+        found = world.wait_for(f"slots/{number}/{rank}", timeout, alarm)
         if found is None:
             raise RunError(
                 f"rank {rank} hasn't come to the change of plan within {timeout:g} s",
