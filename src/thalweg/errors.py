@@ -30,6 +30,9 @@ from collections.abc import Sequence
 DEBUG_VARIABLE = "THALWEG_DEBUG"  # set: tracebacks instead of one line
 
 
+BETWEEN_STEPS = 1 << 24  # the number of the first round that belongs to no step
+
+
 class ThalwegError(Exception):
     """Base of all; `remedy` is the part of the message that says what to do."""
 
@@ -84,8 +87,8 @@ class TransportError(ThalwegError):
 class PeerLate(TransportError):
     def __init__(self, *, rank: int, peers: tuple[int, ...], step: int, round_number: int) -> None:
         super().__init__(
-            f"rank {rank} waited at step {step}, round {round_number}, for {ranks_text(peers)}, "
-            "and nothing came",
+            f"rank {rank} waited {_when(step, round_number)} for {ranks_text(peers)}, and nothing "
+            "came",
             "look at what it does there, or allow more time with timeout=",
         )
         self.rank = rank
@@ -125,3 +128,8 @@ class CheckpointError(RunError):
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 1, 4, 6`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _when(step: int, round_number: int) -> str:
+    between = round_number >= BETWEEN_STEPS
+    return f"before step {step}" if between else f"at step {step}, round {round_number},"

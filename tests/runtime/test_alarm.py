@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from thalweg.errors import PeerFailed, RunError
 from thalweg.runtime.alarm import Alarm
-from thalweg.runtime.line import Line
+from thalweg.transports.line import Line
 
 
 @pytest.fixture(params=["hash", "tcp", "prefix"])

@@ -13,7 +13,7 @@ from tests.clusters import groups
 from tests.running import TIMEOUT, run
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster
-from thalweg.runtime import execute, run_threads
+from thalweg.runtime import Part, execute, run_threads
 from thalweg.schedules import (
     Group,
     Schedule,
@@ -118,7 +118,7 @@ def test_all_to_all(group: Group, elements: int) -> None:
             low, high = bounds[me]
             return incoming[source * elements :][: high - low]
 
-        execute(schedule, transport, view, round_number=0, timeout=TIMEOUT)
+        execute(Part.of(schedule, transport.rank), transport, view, timeout=TIMEOUT)
         return incoming
 
     results = run_threads(group.ranks, work)

@@ -66,7 +66,7 @@ def test_one_too_many_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = coded(6, FractionalRepetition(6, 1))
     messages = {rank: np.ones(schedule.elements) for rank in range(6)}
     monkeypatch.setattr(running, "TIMEOUT", 0.3)
-    with pytest.raises(PeerLate, match=r"waited in round 0 for"):
+    with pytest.raises(PeerLate, match=r"waited at step 0, round 0, for"):
         run(schedule, messages, cut=[(2, 0), (3, 0)])
 
 

@@ -381,7 +381,7 @@ def _alone_of(size: int, work: Callable[[], Any]) -> None:
 def test_an_optimizer_of_another_model() -> None:
     model, _ = line()
     _, optimizer = line()
-    with pytest.raises(UsageError, match="the optimizer has no parameter of the model"):
+    with pytest.raises(UsageError, match="the optimizer has parameters that are not the model's"):
         attach(model, optimizer)
 
 

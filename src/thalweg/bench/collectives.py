@@ -148,14 +148,18 @@ class _Subject:
         }
         self.layout = Layout.of(tensors, plan.settings.bucket)
         self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
-        self.size = group.size
 
-    def fill(self, step: int) -> None:
-        for stop in self.itinerary.at(step).stops:
+    def step(self, repeat: int) -> int:
+        """The repeat-th step at which all meet."""
+        every = self.plan.cadence.every
+        return repeat * every + every - 1
+
+    def fill(self, repeat: int) -> None:
+        for stop in self.itinerary.at(self.step(repeat)).stops:
             for view in self._views(stop):
                 view.fill_(_value(stop.part.schedule.before.holds(self.rank, 0)))
 
-    def run(self, number: int, step: int) -> None:
+    def run(self, number: int, repeat: int) -> None:
         tasks = [
             Task(
                 part=stop.part,
@@ -165,12 +169,12 @@ class _Subject:
                 bucket=stop.round.bucket,
                 arithmetic=self.layout.buckets[stop.round.bucket].arithmetic,
             )
-            for stop in self.itinerary.at(step).stops
+            for stop in self.itinerary.at(self.step(repeat)).stops
         ]
         self.engine.run(tasks)
 
-    def check(self, step: int) -> None:
-        for stop in self.itinerary.at(step).stops:
+    def check(self, repeat: int) -> None:
+        for stop in self.itinerary.at(self.step(repeat)).stops:
             expected = _value(stop.part.schedule.after.holds(self.rank, 0))
             if not all(bool((view == expected).all()) for view in self._views(stop)):
                 raise ScheduleError(
@@ -199,12 +203,12 @@ class _TorchsOwn:
         self.tensor = torch.empty(workload.nbytes // 4)
         self.expected = self.size * (self.size + 1) / 2
 
-    def fill(self, step: int) -> None:
+    def fill(self, repeat: int) -> None:
         self.tensor.fill_(dist.get_rank() + 1)
 
-    def run(self, number: int, step: int) -> None:
+    def run(self, number: int, repeat: int) -> None:
         dist.all_reduce(self.tensor)
 
-    def check(self, step: int) -> None:
+    def check(self, repeat: int) -> None:
         if not bool((self.tensor == self.expected).all()):
             raise ScheduleError("torch's all_reduce gave a wrong sum", "please report this")

@@ -49,7 +49,7 @@ def train_here(job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[
     own = result_of(train(job, sync, recipe, progress, _stop_on_interrupt))
     seconds = Duration.parse(recipe.timeout).seconds
     world = World.join(seconds)
-    world.store.set(f"result/{world.rank}", json.dumps(own))
+    world.put(f"result/{world.rank}", json.dumps(own))
     alarm = world.alarm()
     results = None
     if world.rank == 0:

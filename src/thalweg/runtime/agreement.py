@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from secrets import token_hex
 
-from thalweg.runtime.line import Line, Store
+from thalweg.transports.line import Line, Store
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 

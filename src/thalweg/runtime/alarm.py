@@ -10,8 +10,8 @@ import json
 from contextlib import suppress
 
 from thalweg.errors import PeerFailed, PeerLate, RunError, ranks_text
-from thalweg.runtime.line import Line, Store
 from thalweg.runtime.rollcall import RollCall
+from thalweg.transports.line import Line, Store
 
 _KEY = "alarm"
 

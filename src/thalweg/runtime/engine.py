@@ -35,6 +35,7 @@ class Task:
     round_number: int
     bucket: int = 0
     arithmetic: Arithmetic = NUMPY
+    between_steps: bool = False  # beside the rounds of a step, with numbers of its own
 
 
 class Engine:
@@ -76,10 +77,6 @@ class Engine:
 
     def run(self, tasks: list[Task]) -> None:
         self.wait([self.submit(task) for task in tasks])
-
-    def fail(self, problem: str) -> None:
-        """This rank gives up for a reason of its own: tell the others."""
-        self._alarm.sound(problem)
 
     def close(self) -> None:
         if self._closed:
@@ -139,7 +136,8 @@ class Engine:
             arithmetic=task.arithmetic,
             while_waiting=self._listen,
         )
-        self._transport.forget(task.step, task.round_number + 1)
+        if not task.between_steps:
+            self._transport.forget(task.step, task.round_number + 1)
         self.arrivals.add(
             Arrival(
                 step=task.step,

@@ -14,6 +14,7 @@ what runs in it is one process: only a numbered step (SLURM_STEP_ID) was started
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -77,7 +78,9 @@ def open_store(seat: Seat, timeout: float) -> Store:
 
     if seat.address is None or seat.port is None:
         return HashStore()
-    return PrefixStore("thalweg", _connected(seat, seat.address, seat.port, timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store
+    store = _connected(seat, seat.address, seat.port, timeout)
+    return PrefixStore(f"thalweg/{attempt}", store)
 
 
 def _torchrun(variables: Mapping[str, str]) -> Seat:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from time import monotonic, sleep
 
-from thalweg.runtime.line import Line
+from thalweg.transports.line import Line
 
 LONGEST_ABSENCE = 1.5  # seconds: who waits looks around more often than that
 PAUSE = 0.05

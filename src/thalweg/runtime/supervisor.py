@@ -81,7 +81,7 @@ def run_workers(
     `enter(rank)` runs first in each. The store listens at `address`, on a free port. Times are
     in seconds.
     """
-    import torch  # once, for all forks
+    import torch._dynamo  # once, for all forks; optimizers load it
 
     def limited(rank: int, report: Report) -> Any:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
@@ -208,6 +208,7 @@ class _Worker:
 
     def see_error(self, line: str) -> None:
         """A program can't say how it failed: see our line or the traceback on its stderr."""
+        line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's, once there is a process group
         if line.startswith("thalweg: "):
             problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
             self._seen = Failure(

@@ -14,10 +14,11 @@ import psutil
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from thalweg.errors import LaunchError
+from thalweg.errors import LaunchError, RunError
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.launch import find_seat, open_store
 from thalweg.transports import C10dTransport, MemoryNetwork, Transport, ZeroMqTransport
+from thalweg.transports.line import Line
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
 INTERFACE_VARIABLES = ("THALWEG_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -30,7 +31,9 @@ class World:
     rank: int
     size: int
     store: Store
+    line: Line  # to the same store, and never hangs
     address: str
+    timeout: float  # seconds
 
     @classmethod
     def join(cls, timeout: float) -> World:
@@ -48,14 +51,22 @@ class World:
         number = store.add(f"runs/{rank}", 1)
         mine = PrefixStore(f"run/{number}", store)
         mine.set_timeout(timedelta(seconds=timeout))
-        return cls(rank=rank, size=size, store=mine, address=own_address(meeting, os.environ))
+        return cls(
+            rank=rank,
+            size=size,
+            store=mine,
+            line=Line(mine, rank),
+            address=own_address(meeting, os.environ),
+            timeout=timeout,
+        )
 
     def transport(self, name: str) -> Transport:
         if self.size == 1:
             return MemoryNetwork([self.rank]).transport(self.rank)
         if name == "c10d":
             self.join_process_group()
-            return C10dTransport(dist.new_group(backend=_backend_for_cpu()))
+            patience = timedelta(seconds=self.timeout)
+            return C10dTransport(dist.new_group(timeout=patience, backend=_backend_for_cpu()))
         return ZeroMqTransport(self.rank, self.store, self.address)
 
     def alarm(self) -> Alarm:
@@ -67,9 +78,9 @@ class World:
         all are to read the same."""
         deadline = monotonic() + timeout
         pause = SHORTEST_PAUSE
-        while not self.store.check([key]):
+        while not self._has(key):
             heard = alarm.heard()
-            if self.store.check([key]):
+            if self._has(key):
                 break
             if heard is not None:
                 raise heard
@@ -77,17 +88,29 @@ class World:
                 return None
             sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return bytes(self.store.get(key))
+        return self.line.ask(lambda store: store.get(key))
 
-    def part(self, timeout: float, alarm: Alarm) -> None:
-        """Wait until all ranks part, or one has failed, or is gone."""
+    def put(self, key: str, value: str) -> None:
+        self.line.ask(lambda store: store.set(key, value))
+
+    def remove(self, key: str) -> None:
+        self.line.ask(lambda store: store.delete_key(key))
+
+    def part(self, timeout: float, alarm: Alarm) -> bool:
+        """Wait until all ranks part; False if that takes too long. Also ends if one has failed, or
+        the store is gone."""
         deadline = monotonic() + timeout
-        with suppress(RuntimeError):  # the store may be gone already
-            self.store.add("parted", 1)
-            while self.store.add("parted", 0) < self.size and monotonic() < deadline:
-                if alarm.heard() is not None:
-                    return
+        with suppress(RunError):
+            parted = self.line.ask(lambda store: store.add("parted", 1))
+            while parted < self.size and alarm.heard() is None:
+                if monotonic() >= deadline:
+                    return False
                 sleep(LONGEST_PAUSE / 10)
+                parted = self.line.ask(lambda store: store.add("parted", 0))
+        return True
+
+    def _has(self, key: str) -> bool:
+        return self.line.ask(lambda store: store.check([key]))
 
     def join_process_group(self) -> None:
         """Torch's own, for what needs it and if the script hasn't done so."""
@@ -97,6 +120,7 @@ class World:
                 store=PrefixStore("c10d", self.store),
                 rank=self.rank,
                 world_size=self.size,
+                timeout=timedelta(seconds=self.timeout),
             )
 
 

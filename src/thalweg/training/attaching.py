@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    sync: str = "ring",
+    sync: str | Plan = "ring",
     data: Dataset[Any] | None = None,
     batch: int | None = None,
     state: Sequence[Stateful] = (),
@@ -38,7 +37,7 @@ def attach(
     seed: int = 0,
     cluster: Cluster | str | Path | None = None,
     loader: Mapping[str, Any] | None = None,
-    timeout: str = "10min",
+    timeout: str | float = "10min",
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
     """Synchronise this model's training with all other workers' under the plan `sync`.
@@ -51,14 +50,14 @@ def attach(
     seed         of the order of samples
     cluster      what is known of the network (a `Cluster` or its file); by default all hosts alike
     loader       options for torch's DataLoader, such as num_workers
-    timeout      how long to wait for the others before giving up
+    timeout      how long to wait for the others before giving up; a number is in seconds
     wrap         puts something round the transport: a recorder, or faults for tests
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
     optimizer or data differ between them.
     """
     errors_in_one_line()
-    seconds = Duration.parse(timeout).seconds
+    seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
     world = World.join(seconds)
     alarm = world.alarm()
     ending = Ending(world, alarm)
@@ -66,7 +65,7 @@ def attach(
         return _attach(
             model,
             optimizer,
-            plan=parse_plan(sync),
+            plan=sync if isinstance(sync, Plan) else parse_plan(sync),
             world=world,
             alarm=alarm,
             ending=ending,
@@ -137,16 +136,21 @@ def _attach(
     except BaseException:
         engine.close()
         raise
-    atexit.register(_close, weakref.ref(run))
+    atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
 
 
 def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    ours = {id(parameter) for parameter in model.parameters()}
-    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
-            "the optimizer has no parameter of the model",
-            "make the optimizer from model.parameters(), after the model is complete",
+            f"{type(optimizer).__name__} is not a torch optimizer", "give attach() one"
+        )
+    ours = {id(parameter) for parameter in model.parameters()}
+    if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            "the optimizer has parameters that are not the model's, which nobody would average",
+            "make it from model.parameters(), after the model is complete, or put the others into "
+            "the model",
         )
 
 
@@ -179,10 +183,3 @@ def _cluster(cluster: Cluster | str | Path | None, size: int) -> Cluster:
             "start as many as it has, or describe those that were started",
         )
     return known
-
-
-def _close(run: weakref.ref[Run]) -> None:
-    """At the end of the script: others may still be reading what this rank sent last."""
-    still_there = run()
-    if still_there is not None:
-        still_there.close()

@@ -7,12 +7,13 @@ because its loader had fewer batches, is reported too, or they would wait until 
 
 from __future__ import annotations
 
+import os
 import sys
-from time import monotonic, sleep
+from time import sleep
 from types import TracebackType
 from typing import ClassVar
 
-from thalweg.errors import ThalwegError
+from thalweg.errors import DEBUG_VARIABLE, PeerLost, ThalwegError
 from thalweg.runtime import Alarm, World
 
 FAREWELL = 30.0  # seconds at most to wait for the others at the end
@@ -45,9 +46,7 @@ class Ending:
         self._left = True
         _OneLine.watched[:] = [e for e in _OneLine.watched if e is not self]
         patience = AFTER_FAILURE if self._failed else FAREWELL
-        start = monotonic()
-        self._world.part(patience, self._alarm)
-        if monotonic() - start >= patience:
+        if not self._world.part(patience, self._alarm):
             self._alarm.sound(f"its part of the run ended after step {step}")
         elif self._failed and self._alarm.heard() is not None:
             sleep(BEHIND)
@@ -65,14 +64,14 @@ class _OneLine:
     def __call__(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        meant = isinstance(error, ThalwegError)
-        problem = error.problem if isinstance(error, ThalwegError) else f"{kind.__name__}: {error}"
+        meant = _on_purpose(error)
+        problem = meant.problem if meant else f"{kind.__name__}: {error}"
         who = ""
         for ending in self.watched:
             ending.fail(problem)
             who = f"rank {ending.rank}: "
-        if meant:
-            print(f"thalweg: {who}{error}", file=sys.stderr)
+        if meant and DEBUG_VARIABLE not in os.environ:
+            print(f"thalweg: {who}{meant}", file=sys.stderr)
         else:
             self._before(kind, error, traceback)
 
@@ -81,3 +80,15 @@ def errors_in_one_line() -> None:
     """From now on. Torch puts a hook of its own before ours when it joins a process group."""
     if not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine()
+
+
+def _on_purpose(error: BaseException) -> ThalwegError | None:
+    """Also what Gloo says, under torch's own path, of a peer that is gone."""
+    if isinstance(error, ThalwegError):
+        return error
+    if not isinstance(error, RuntimeError) or "gloo/transport" not in str(error):
+        return None
+    reason = " ".join(str(error).partition("] ")[2].partition(". ")[0].split())
+    return PeerLost(
+        f"torch's own path lost a peer ({reason})", "look at which rank ended first, and why"
+    )

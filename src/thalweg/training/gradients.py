@@ -26,6 +26,7 @@ from thalweg.plan import Plan
 from thalweg.runtime import Engine, Task
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
+from thalweg.training.batches import is_coded
 from thalweg.training.itinerary import Clock, Itinerary, Leg
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
 
@@ -48,6 +49,8 @@ class GradientAverager:
         self._itinerary = Itinerary(plan, group, self._layout.workload, engine.rank)
         self._itinerary.at(clock.step)  # what can't be done is said now
         self._home = {name: b.index for b in self._layout.buckets for name in b.views}
+        self._coded = is_coded(plan)
+        self._last_summed = -1  # step
         self._on = True
         self._backward: _Backward | None = None
         self._hooks = [_hook(p, partial(self._ready, name)) for name, p in parameters.items()]
@@ -90,6 +93,11 @@ class GradientAverager:
 
     def _begin(self) -> None:
         self._drop()
+        if self._coded and self._last_summed == self._clock.step:
+            raise RunError(
+                "two backwards in one step: a code would add up the first one's sums again",
+                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
+            )
         leg = self._itinerary.at(self._clock.step)
         self._backward = _Backward(self._layout, leg, AtTheEnd(self._finish))
 
@@ -143,6 +151,7 @@ class GradientAverager:
             self._send(backward, bucket)
         self._backward = None
         self._engine.wait(backward.sent)
+        self._last_summed = self._clock.step
         self._commit()
 
     @torch.no_grad()

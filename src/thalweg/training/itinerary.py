@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.catalog import default_catalog
+from thalweg.errors import BETWEEN_STEPS
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.rounds import Round, compile_rounds, cycle
@@ -13,11 +14,19 @@ from thalweg.schedules import Group, Schedule, check
 
 
 class Clock:
-    """Which step this is, and which numbers its rounds have. All ranks count alike."""
+    """Which step this is, and which numbers its rounds have. All ranks count alike.
+
+    What is shared between steps has numbers of its own, so that a rank that shares alone never
+    meets the others' rounds of training."""
 
     def __init__(self, step: int = 0) -> None:
         self.step = step
         self._next_round = 0
+        self._next_between = BETWEEN_STEPS
+
+    def claim_between(self) -> int:
+        self._next_between += 1
+        return self._next_between - 1
 
     def claim(self, rounds: int) -> int:
         """The number of the first of so many rounds."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thalweg.errors import RunError
 from thalweg.facts import Tensor, Workload
 from thalweg.plan import Plan, Settings
 from thalweg.runtime import Engine, Task, arithmetic_of
@@ -33,6 +34,7 @@ class NativeAverager:
         options: dict[str, Any] = {}
         if plan.settings.bucket != Settings().bucket:
             options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
+        self._went_forward = False
         parameters = nn.ParameterList(model.parameters())
         self._ddp: Any = DistributedDataParallel(parameters, **options)
         self._hooks = [
@@ -41,6 +43,7 @@ class NativeAverager:
         ]
 
     def _before(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._went_forward = True
         DistributedDataParallel._active_ddp_module = self._ddp
         return self._ddp._pre_forward(*args, **kwargs)
 
@@ -54,7 +57,14 @@ class NativeAverager:
             yield
 
     def after_step(self) -> None:
-        """DDP averages in backward."""
+        """DDP has averaged in backward, if the model itself was called."""
+        if not self._went_forward:
+            raise RunError(
+                "the model wasn't called in this step, and torch's DDP averages only what comes "
+                "out of model(...)",
+                "call the model itself, or use the plan ring",
+            )
+        self._went_forward = False
 
     def settle(self) -> None:
         """Nothing is on its way between two steps."""

@@ -45,7 +45,7 @@ class Loaded:
     position: Position
 
 
-def store(
+def save(
     directory: Path,
     *,
     world: World,
@@ -55,6 +55,7 @@ def store(
     step: int,
     plan: str,
     position: Position,
+    sampling: dict[str, int],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Sequence[Stateful],
@@ -62,7 +63,7 @@ def store(
 ) -> None:
     """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails."""
     own = f"save/{number}/{world.rank}"
-    world.store.set(own, json.dumps(_random_states()))
+    world.put(own, json.dumps(_random_states()))
     problem = FINE
     if world.rank == 0:
         keys = [f"save/{number}/{rank}" for rank in range(world.size)]
@@ -73,7 +74,7 @@ def store(
                     step=step,
                     plan=plan,
                     size=world.size,
-                    position=asdict(position),
+                    position={**asdict(position), **sampling},
                     model=model.state_dict(),
                     optimizer=optimizer.state_dict(),
                     state=[part.state_dict() for part in state],
@@ -84,10 +85,10 @@ def store(
             )
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
-        world.store.set(f"save/{number}", problem)
+        world.put(f"save/{number}", problem)
     else:
         problem = _wait(world, alarm, f"save/{number}", timeout).decode()
-    world.store.delete_key(own)
+    world.remove(own)
     if problem != FINE:
         raise CheckpointError(*json.loads(problem))
 
@@ -99,6 +100,7 @@ def load(
     alarm: Alarm,
     timeout: float,
     sharing: Sharing,
+    sampling: dict[str, int],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Sequence[Stateful],
@@ -106,8 +108,8 @@ def load(
     """Go back to the newest checkpoint; None if there is none."""
     tensors: dict[str, torch.Tensor] = {}
     if world.rank == 0:
-        saying, tensors = _read(directory, model, len(state))
-        world.store.set("resume", json.dumps(saying))
+        saying, tensors = _read(directory, model, sampling, len(state))
+        world.put("resume", json.dumps(saying))
     saying = json.loads(_wait(world, alarm, "resume", timeout))
     if "problem" in saying:
         raise CheckpointError(saying["problem"], saying["remedy"])
@@ -133,11 +135,15 @@ def load(
             part.load_state_dict(saved)
     if world.size == saying["size"]:
         _set_random_states(saying["ranks"][world.rank])
-    return Loaded(step=saying["step"], position=Position(**saying["position"]))
+    return Loaded(step=saying["step"], position=_position(saying["position"]))
+
+
+def _position(saved: dict[str, int]) -> Position:
+    return Position(epoch=saved["epoch"], batch=saved["batch"])
 
 
 def _read(
-    directory: Path, model: nn.Module, objects: int
+    directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """On rank 0: load the model; what to tell the others, and the tensors that they will need."""
     try:
@@ -150,6 +156,12 @@ def _read(
                 f"{found} holds {len(saved.state)} state= objects, and {objects} are given",
                 "give attach() the same ones",
             )
+        for name, value in sampling.items():
+            if saved.position.get(name, value) != value:
+                raise CheckpointError(
+                    f"{found} was written with {name} {saved.position[name]}, now it is {value}",
+                    "resume with the same, or its place in the data is another",
+                )
         with _same_kind(str(found), type(model).__name__):
             model.load_state_dict(saved.model)
     except CheckpointError as error:
@@ -205,16 +217,28 @@ def _wait(world: World, alarm: Alarm, key: str, timeout: float) -> bytes:
 def _random_states() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "torch": _hex(torch.get_rng_state()),
+        "cuda": [_hex(state) for state in gpus],
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
         "python": [version, list(internal), gauss],
     }
 
 
 def _set_random_states(saved: dict[str, Any]) -> None:
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(saved["torch"]), dtype=torch.uint8))
+    torch.set_rng_state(_unhex(saved["torch"]))
+    if saved["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([_unhex(text) for text in saved["cuda"]])
     kind, keys, position, has_gauss, cached = saved["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     version, internal, gauss = saved["python"]
     random.setstate((version, tuple(internal), gauss))
+
+
+def _hex(state: torch.Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _unhex(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,9 +29,11 @@ from thalweg.training.batches import Batches, Share, coding_of
 from thalweg.training.ending import Ending
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
-from thalweg.training.resume import Position, load, store
+from thalweg.training.resume import Position, load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
+
+NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
 
 
 class Stateful(Protocol):
@@ -76,12 +79,15 @@ class Run:
         self._sharing = Sharing(group, engine, self._clock)
         self._agreement = Agreement(world.store, rank=world.rank, size=world.size)
         self._averager: Averager | None = None
+        self._averaged: set[int] = set()  # parameters, by identity
         self._share: Share | None = None  # of the batch that is being computed
         self._reached = Position()  # what the samples taken so far lead to
         self._position = Position()  # what the last step of the optimizer has used
         self._stopping = False
         self._passed_safe_point = False
         self._closed = False
+        self._in_consensus = False
+        self._steps_in_epoch = 0
         self._hooks: list[Any] = []
         self._meetings = 0  # at the store: saves and transitions
 
@@ -122,6 +128,7 @@ class Run:
         """0, 1, ..., number - 1; a resumed run begins with the epoch it had reached."""
         while self._reached.epoch < number and not self._stopping:
             epoch = self._reached.epoch
+            self._steps_in_epoch = 0
             yield epoch
             self._share = None
             left_early = self._reached.epoch == epoch  # its batches weren't asked for, or not all
@@ -152,12 +159,17 @@ class Run:
     def _load(self, batches: Batches, epoch: int, first: int) -> Iterator[tuple[Share, Any]]:
         assert self._data is not None
         shares, ahead = tee(batches.shares(epoch, self.rank, first))
-        loader: DataLoader[Any] = DataLoader(
-            self._data,
-            batch_sampler=(share.samples for share in ahead),
-            generator=batches.generator(epoch, first, self.rank),  # not the script's
-            **self._loader,
-        )
+        try:
+            loader: DataLoader[Any] = DataLoader(
+                self._data,
+                batch_sampler=(share.samples for share in ahead),
+                generator=batches.generator(epoch, first, self.rank),  # not the script's
+                **self._loader,
+            )
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"loader= doesn't suit a DataLoader: {error}", "leave it out"
+            ) from None
         return zip(shares, loader, strict=True)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
@@ -190,11 +202,13 @@ class Run:
         self._attached.settle()
         parameters = trainable(self._model).values() if self._replicas_differ else ()
         own = [parameter.detach().clone() for parameter in parameters]
+        self._in_consensus = True
         try:
             self._sharing.average(parameter.detach() for parameter in parameters)
             self._sharing.average_what_differs(_statistics(self._model))
             yield
         finally:
+            self._in_consensus = False
             with torch.no_grad():
                 for parameter, values in zip(parameters, own, strict=True):
                     parameter.copy_(values)
@@ -227,6 +241,7 @@ class Run:
         if self._passed_safe_point:
             return
         self._passed_safe_point = True
+        self._refuse_new_parameters()
         for change in self._agreement.settle(self.step):
             if change.name == "stop":
                 self._stopping = True
@@ -240,7 +255,7 @@ class Run:
         rank. The newest `keep` are kept."""
         self._meetings += 1
         with self.consensus():
-            store(
+            save(
                 Path(directory),
                 world=self._world,
                 alarm=self._alarm,
@@ -248,7 +263,8 @@ class Run:
                 number=self._meetings,
                 step=self.step,
                 plan=str(self._plan),
-                position=self._position,
+                position=self._next_position(),
+                sampling=self._sampling(),
                 model=_inner(self._model),
                 optimizer=self._optimizer,
                 state=self._state,
@@ -261,6 +277,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)
         for hook in self._hooks:
             hook.remove()
         if self._averager is not None and not self._ending.failed:
@@ -281,6 +298,7 @@ class Run:
                 alarm=self._alarm,
                 timeout=self._engine.timeout,
                 sharing=self._sharing,
+                sampling=self._sampling(),
                 model=_inner(self._model),
                 optimizer=self._optimizer,
                 state=self._state,
@@ -293,6 +311,7 @@ class Run:
         self._averager = averager_for(
             self._model, self._plan, self._group, self._engine, self._clock, self._world
         )
+        self._averaged = {id(parameter) for parameter in trainable(self._model).values()}
         self._hooks = [
             self._optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
             self._model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
@@ -307,12 +326,40 @@ class Run:
     def _stepped(self) -> None:
         self._attached.after_step()
         self._clock.tick()
+        self._steps_in_epoch += 1
         self._position = self._reached
         self._passed_safe_point = False
 
     def _forward(self) -> None:
-        if self._model.training and torch.is_grad_enabled():
+        """With one's own loader this is the safe point, if it is a step that begins."""
+        steps = self._model.training and torch.is_grad_enabled() and not self._in_consensus
+        if steps and self._batches is None:
             self.safe_point()
+
+    def _refuse_new_parameters(self) -> None:
+        """Looked at now and then: nobody would average them, and replicas would differ."""
+        if self.step % NOW_AND_THEN:
+            return
+        for name, parameter in trainable(self._model).items():
+            if id(parameter) not in self._averaged:
+                raise RunError(
+                    f"parameter {name} was added or unfrozen after attach(), and isn't averaged",
+                    "attach the model when it is complete",
+                )
+
+    def _sampling(self) -> dict[str, int]:
+        """What the place in the data depends on."""
+        if self._batches is None:
+            return {}
+        cut = self._batches
+        return {"samples": cut.samples, "batch size": cut.batch, "seed": cut.seed}
+
+    def _next_position(self) -> Position:
+        """Where a resumed run begins. The place in one's own loader isn't known: an epoch in which
+        steps were taken counts as done."""
+        if self._batches is None and self._steps_in_epoch:
+            return Position(epoch=self._position.epoch + 1)
+        return self._position
 
     def _take_up(self, plan: Plan) -> None:
         """Leaving a plan under which replicas differ makes them equal once more."""

@@ -53,10 +53,10 @@ def _kind(tensor: torch.Tensor) -> str:
 def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
     """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes."""
     if world.rank == 0:
-        world.store.set("same/0", json.dumps(own))
+        world.put("same/0", json.dumps(own))
     reference = json.loads(_from(world, alarm, 0, "same/0", timeout))
     different = next(differences(reference, json.loads(json.dumps(own))), "")
-    world.store.set(f"verdict/{world.rank}", different or SAME)
+    world.put(f"verdict/{world.rank}", different or SAME)
     who: dict[str, list[int]] = {}
     for rank in range(world.size):
         verdict = _from(world, alarm, rank, f"verdict/{rank}", timeout).decode()

@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import torch
 
+from thalweg.errors import PeerFailed, PeerLate, RunError
 from thalweg.facts import Size
 from thalweg.runtime import Engine, Part, Task, arithmetic_of
 from thalweg.schedules import Group, Schedule, broadcast, check
@@ -56,6 +57,8 @@ class Sharing:
     def average_what_differs(self, tensors: Iterable[torch.Tensor]) -> None:
         """The same, but what is equal on all ranks keeps its bits: a sum of N times x/N may not."""
         listed = list(tensors)
+        if not listed:
+            return
         digests = torch.tensor([_digest(tensor) for tensor in listed], dtype=torch.int64)
         total = digests.clone()
         self._run(ring(self._group, len(total), total.itemsize, 0), total)
@@ -68,10 +71,17 @@ class Sharing:
             part=Part.of(schedule, self._engine.rank),
             vector=as_array(buffer),
             step=self._clock.step,
-            round_number=self._clock.claim(1),
+            round_number=self._clock.claim_between(),
             arithmetic=arithmetic_of(buffer.dtype),
+            between_steps=True,
         )
-        self._engine.run([task])
+        try:
+            self._engine.run([task])
+        except (PeerLate, PeerFailed) as error:
+            raise RunError(
+                f"not all ranks came to share what they have: {error.problem}",
+                "call run.consensus and run.save on every rank",
+            ) from None
 
 
 def _digest(tensor: torch.Tensor) -> int:

@@ -26,7 +26,7 @@ def slots_of_all(
         place: (list(slot.shape), str(slot.dtype).removeprefix("torch."))
         for place, slot in own.items()
     }
-    world.store.set(f"slots/{number}/{world.rank}", json.dumps(kinds))
+    world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
     for rank in range(world.size):
         found = world.wait_for(f"slots/{number}/{rank}", timeout, alarm)
         if found is None:

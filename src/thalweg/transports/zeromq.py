@@ -20,13 +20,13 @@ from time import monotonic, sleep
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import zmq
 from torch._C._distributed_c10d import Store
 
-from thalweg.errors import PeerLost, TransportError
+from thalweg.errors import PeerLost, RunError, TransportError
 from thalweg.transports.connection import QUEUE, Connection
 from thalweg.transports.inbox import Inbox, late
+from thalweg.transports.line import Line
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending, in_bytes
 
 HEADER = struct.Struct("<4sHHIQIII")  # magic, version, zero, sender, step, round, start, stop
@@ -42,8 +42,7 @@ class ZeroMqTransport:
 
     def __init__(self, rank: int, store: Store, host: str = "127.0.0.1") -> None:
         self._rank = rank
-        # Two threads on one connection to a store wait for each other.
-        self._store = store.clone() if hasattr(store, "clone") else store
+        self._line = Line(store, rank)
         self._context = zmq.Context(io_threads=1)
         self._inbound = self._context.socket(zmq.PULL)
         self._inbound.setsockopt(zmq.RCVHWM, QUEUE)
@@ -139,14 +138,13 @@ class ZeroMqTransport:
     def _endpoint(self, peer: int, seconds: float = 0.0) -> str | None:
         """Where the peer listens; None if that isn't known in time."""
         deadline = monotonic() + seconds
-        try:
-            while not self._store.check([_key(peer)]):
+        with suppress(RunError):  # the store is gone
+            while not self._line.ask(lambda store: store.check([_key(peer)])):
                 if monotonic() >= deadline:
                     return None
                 sleep(LOOK / 10)
-            return self._store.get(_key(peer)).decode()
-        except dist.DistError:
-            return None
+            return self._line.ask(lambda store: store.get(_key(peer))).decode()
+        return None
 
     def _look_after(self, peer: int) -> None:
         """See whether the peer is there, and look for it if not; PeerLost if it was gone long."""
