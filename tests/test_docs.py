@@ -7,6 +7,7 @@ import re
 import shlex
 from difflib import unified_diff
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,10 @@ def _plain(text: str) -> list[list[str]]:
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), {"__name__": "docs"})
+        names: dict[str, Any] = {"__name__": "docs"}
+        exec(compile(block, str(page), "exec"), names)
+        if "run" in names:
+            names["run"].close()  # as the end of a script does
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -80,6 +80,7 @@ def errors_in_one_line() -> None:
     """From now on. Torch puts a hook of its own before ours when it joins a process group."""
     if not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine()
+        os.register_at_fork(after_in_child=_OneLine.watched.clear)  # a fork is no rank
 
 
 def _on_purpose(error: BaseException) -> ThalwegError | None:

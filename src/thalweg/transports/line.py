@@ -8,6 +8,7 @@ the timeout that the store has.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -44,12 +45,18 @@ class Line:
     def __init__(self, store: Store, rank: int) -> None:
         self.rank = rank
         self._store = store
+        self._process = os.getpid()
         self._broken: RunError | None = None
         self._calls: _Calls = SimpleQueue()
         Thread(target=_serve, args=(store, self._calls), name="store", daemon=True).start()
         finalize(self, self._calls.put, None)
 
     def ask(self, call: Callable[[Store], T]) -> T:
+        if self._process != os.getpid():  # a fork has no threads of its parent's
+            raise RunError(
+                f"the line of rank {self.rank} to the store was made in another process",
+                "attach in the process that trains",
+            )
         if self._broken is not None:
             raise self._broken
         answer: Future[T] = Future()
