@@ -24,7 +24,7 @@ SMALL = [
     "synthetic(params=100k)",
     "tinygpt",
 ]
-LENGTH = {"digits": 60}  # steps; 10 for the others
+LENGTH = {"digits": 60, "tinygpt": 15}  # steps; 10 for the others
 
 
 def batches(job: Job) -> Iterator[Batch]:
@@ -59,8 +59,8 @@ def test_a_job_trains_and_gets_better_on_what_it_has_not_seen(text: str) -> None
     before = job.evaluate(model)
     history = train(job, model, LENGTH.get(text, 10))
     after = job.evaluate(model)
-    assert sum(history[-3:]) < 0.9 * sum(history[:3])
-    assert after < 0.9 * before if job.metric == "loss" else after > before + 0.2
+    assert sum(history[-3:]) < 0.8 * sum(history[:3])
+    assert after < 0.8 * before if job.metric == "loss" else after > before + 0.2
     if text == "digits":
         assert after > 0.95
 
