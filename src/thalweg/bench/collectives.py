@@ -19,7 +19,7 @@ from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Workload
 from thalweg.plan import Plan
-from thalweg.runtime import Engine, Task, World
+from thalweg.runtime import Engine, World
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Content, Group
 from thalweg.training.averager import is_native, refuse_what_does_not_run_yet
@@ -161,14 +161,7 @@ class _Subject:
 
     def run(self, number: int, repeat: int) -> None:
         tasks = [
-            Task(
-                part=stop.part,
-                vector=self.layout.buckets[stop.round.bucket].vector,
-                step=number,
-                round_number=stop.round.number,
-                bucket=stop.round.bucket,
-                arithmetic=self.layout.buckets[stop.round.bucket].arithmetic,
-            )
+            stop.task(self.layout.buckets[stop.round.bucket], number, 0)
             for stop in self.itinerary.at(self.step(repeat)).stops
         ]
         self.engine.run(tasks)

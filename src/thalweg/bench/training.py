@@ -148,11 +148,10 @@ def _backward(
 ) -> float:
     """One backward; the gradients travel if it is the step's last."""
     inputs = tuple(t.to(recipe.dtype) if t.is_floating_point() else t for t in batch)
-    losses = job.losses(model, inputs).float()
-    loss = run.mean(losses) / recipe.accumulate
     waiting: AbstractContextManager[None] = nullcontext() if now else run.no_sync()
-    with waiting:
-        torch.autograd.backward(loss)
+    with waiting:  # round the forward too: there DDP decides
+        losses = job.losses(model, inputs).float()
+        torch.autograd.backward(run.mean(losses) / recipe.accumulate)
     return float(losses.detach().mean())
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from thalweg.errors import RunError
 from thalweg.facts import Size
 from thalweg.plan import Plan
-from thalweg.runtime import Engine, Task
+from thalweg.runtime import Engine
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.batches import is_coded
@@ -120,14 +120,7 @@ class GradientAverager:
         for stop in leg.stops:
             if stop.round.bucket == bucket.index:
                 self._fill(bucket, 1 / stop.divisor)
-                task = Task(
-                    part=stop.part,
-                    vector=bucket.vector,
-                    step=self._clock.step,
-                    round_number=backward.first_round + stop.round.number,
-                    bucket=bucket.index,
-                    arithmetic=bucket.arithmetic,
-                )
+                task = stop.task(bucket, self._clock.step, backward.first_round)
                 backward.sent.append(self._engine.submit(task))
 
     @torch.no_grad()

@@ -9,8 +9,9 @@ from thalweg.errors import BETWEEN_STEPS
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.rounds import Round, compile_rounds, cycle
-from thalweg.runtime import Part
+from thalweg.runtime import Part, Task
 from thalweg.schedules import Group, Schedule, check
+from thalweg.training.layout import FlatBucket
 
 
 class Clock:
@@ -46,6 +47,17 @@ class Stop:
     round: Round
     part: Part
     divisor: int  # makes the sum a mean
+
+    def task(self, bucket: FlatBucket, step: int, first_round: int) -> Task:
+        """For the engine; the rounds of this step are numbered from `first_round` on."""
+        return Task(
+            part=self.part,
+            vector=bucket.vector,
+            step=step,
+            round_number=first_round + self.round.number,
+            bucket=bucket.index,
+            arithmetic=bucket.arithmetic,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from thalweg.errors import RunError
 from thalweg.facts import Tensor, Workload
 from thalweg.plan import Plan, Settings
-from thalweg.runtime import Engine, Task, arithmetic_of
+from thalweg.runtime import Engine, arithmetic_of
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock, Itinerary
-from thalweg.training.layout import DTYPES, as_array, scaled_into
+from thalweg.training.layout import DTYPES, FlatBucket, as_array, scaled_into
+
+WHOLE = "bucket"  # DDP's are one tensor to us
 
 
 class NativeAverager:
@@ -95,7 +97,7 @@ class DdpAdapter:
         self._engine = engine
         self._clock = clock
         self._itineraries: dict[tuple[torch.dtype, int], Itinerary] = {}
-        self._buffers: dict[int, torch.Tensor] = {}
+        self._buckets: dict[int, FlatBucket] = {}
         self._sent: list[Future[None]] = []
         self._end: AtTheEnd | None = None
         if not native:
@@ -122,21 +124,14 @@ class DdpAdapter:
         if self._end is None or not self._end.is_to_come():
             self._finish()  # one that failed may have buckets on their way
             self._end = AtTheEnd(self._finish)
-        buffer = self._buffer(index, gradients)
+        bucket = self._bucket(index, gradients)
+        buffer = bucket.views[WHOLE]
         leg = self._itinerary(gradients).at(self._clock.step)
         first = self._clock.claim(leg.numbers)
         result: torch.futures.Future[Any] = torch.futures.Future()
         for stop in leg.stops:
             scaled_into(buffer, gradients, 1 / stop.divisor)
-            task = Task(
-                part=stop.part,
-                vector=as_array(buffer),
-                step=self._clock.step,
-                round_number=first + stop.round.number,
-                bucket=index,
-                arithmetic=arithmetic_of(buffer.dtype),
-            )
-            sent = self._engine.submit(task)
+            sent = self._engine.submit(stop.task(bucket, self._clock.step, first))
             sent.add_done_callback(lambda _: result.set_result(buffer))
             self._sent.append(sent)
         return result
@@ -146,17 +141,27 @@ class DdpAdapter:
         sent, self._sent = self._sent, []
         self._engine.wait(sent)
 
-    def _buffer(self, index: int, like: torch.Tensor) -> torch.Tensor:
+    def _bucket(self, index: int, like: torch.Tensor) -> FlatBucket:
         """Kept from step to step; DDP lays its buckets out anew once."""
-        kept = self._buffers.get(index)
-        if kept is None or (kept.shape, kept.dtype) != (like.shape, like.dtype):
-            self._buffers[index] = torch.empty_like(like, device="cpu")
-        return self._buffers[index]
+        kept = self._buckets.get(index)
+        if kept is None or not _alike(kept.views[WHOLE], like):
+            buffer = torch.empty_like(like, device="cpu")
+            self._buckets[index] = FlatBucket(
+                index=index,
+                views={WHOLE: buffer},
+                vector=as_array(buffer),
+                arithmetic=arithmetic_of(buffer.dtype),
+            )
+        return self._buckets[index]
 
     def _itinerary(self, gradients: torch.Tensor) -> Itinerary:
         key = gradients.dtype, gradients.numel()
         if key not in self._itineraries:
-            whole = Tensor(name="bucket", shape=(key[1],), dtype=DTYPES[key[0]])
+            whole = Tensor(name=WHOLE, shape=(key[1],), dtype=DTYPES[key[0]])
             workload = Workload(name="bucket", tensors=(whole,))
             self._itineraries[key] = Itinerary(self._plan, self._group, workload, self._engine.rank)
         return self._itineraries[key]
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from thalweg.plan import Plan
-from thalweg.runtime import Engine, Task
+from thalweg.runtime import Engine
 from thalweg.schedules import Group
 from thalweg.training.itinerary import Clock, Itinerary
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
@@ -57,14 +57,7 @@ class ParameterAverager:
                 scaled_into(view, self._parameters[name], 1 / stop.divisor)
                 if self._delayed:
                     self._sent[name].copy_(self._parameters[name])
-            task = Task(
-                part=stop.part,
-                vector=bucket.vector,
-                step=self._clock.step,
-                round_number=first + stop.round.number,
-                bucket=bucket.index,
-                arithmetic=bucket.arithmetic,
-            )
+            task = stop.task(bucket, self._clock.step, first)
             self._on_its_way.append(self._engine.submit(task))
         if not self._delayed:
             self.settle()
