@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -60,6 +61,38 @@ def test_a_peer_that_closed_is_told_apart_from_one_that_died() -> None:
         else:
             with pytest.raises(PeerLost, match="rank 1 has closed its connection to rank 0; look"):
                 transport.receive(1, LABEL, soon())
+
+    run_ranks("c10d", 2, work)
+
+
+class _SlowGroup:
+    """Of a message's two parts, the second leaves 0.3 s after the first."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.recv = group.recv
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        work = self._group.send(tensors, peer, tag)
+        threading.Event().wait(0.3)
+        return work
+
+
+def test_a_goodbye_never_comes_between_header_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo would take the bytes for a header, and abort the process that receives them."""
+
+    def work(transport: Transport) -> None:
+        tell(transport, 1 - transport.rank)
+        hear(transport, 1 - transport.rank)
+        if transport.rank == 0:
+            assert isinstance(transport, C10dTransport)
+            monkeypatch.setattr(transport, "_group", _SlowGroup(transport._group))
+            closing = threading.Timer(0.15, transport.close)
+            closing.start()
+            transport.send(1, LABEL, np.ones(10_000), soon())
+            closing.join()
+        else:
+            assert transport.receive(0, LABEL, soon()).nbytes == 80_000
 
     run_ranks("c10d", 2, work)
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 
 import torch
@@ -39,6 +39,7 @@ class C10dTransport:
         self._rank = dist.get_rank(group)
         self._inbox = Inbox(self._rank)
         self._receivers: dict[int, Thread] = {}
+        self._sending = Lock()  # nothing may come between a header and its bytes
         atexit.register(self.close)  # a thread in C++ at the interpreter's end ends in abort()
 
     @property
@@ -46,15 +47,15 @@ class C10dTransport:
         return self._rank
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        self._inbox.refuse_if_closed("sends")
-        self._listen_to(peer)
         header = torch.tensor([*label, array.nbytes])
         payload = torch.from_numpy(in_bytes(array))
-        try:
-            works = [self._group.send([part], peer, MESSAGES) for part in (header, payload)]
-        except RuntimeError:
+        with self._sending:
             self._inbox.refuse_if_closed("sends")
-            raise _lost_at(self._rank, Address(peer, label)) from None
+            self._listen_to(peer)
+            try:
+                works = [self._group.send([part], peer, MESSAGES) for part in (header, payload)]
+            except RuntimeError:
+                raise _lost_at(self._rank, Address(peer, label)) from None
         return _Works(works, (header, payload), self._inbox, Address(peer, label))
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
@@ -74,16 +75,17 @@ class C10dTransport:
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment, and tells the others that it was the
         last. None of the threads is left after this."""
-        if self._inbox.closed:
-            return
-        self._inbox.close()
-        atexit.unregister(self.close)
-        deadline = monotonic() + PATIENCE
         goodbye = torch.tensor([0, 0, 0, 0, GOODBYE])
         works = []
-        for peer in list(self._receivers):
-            with suppress(RuntimeError):
-                works.append(self._group.send([goodbye], peer, MESSAGES))
+        with self._sending:
+            if self._inbox.closed:
+                return
+            self._inbox.close()
+            for peer in list(self._receivers):
+                with suppress(RuntimeError):
+                    works.append(self._group.send([goodbye], peer, MESSAGES))
+        atexit.unregister(self.close)
+        deadline = monotonic() + PATIENCE
         for thread in list(self._receivers.values()):
             thread.join(max(0.0, deadline - monotonic()))
         for work in works:
