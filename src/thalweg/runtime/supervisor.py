@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -38,6 +37,7 @@ from thalweg.runtime.forked import (
     fork_guard,
     program,
 )
+from thalweg.runtime.last_words import LastWords
 from thalweg.runtime.launch import LAUNCHER_VARIABLE
 from thalweg.runtime.verdict import End, verdict
 
@@ -203,32 +203,10 @@ class _Worker:
         self.pipes: list[LinePipe] = []
         self.result: dict[str, Any] | None = None
         self.said: Failure | None = None
-        self._seen: Failure | None = None
-        self._in_traceback = False
-
-    def see_error(self, line: str) -> None:
-        """A program can't say how it failed: see our line or the traceback on its stderr."""
-        line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's, once there is a process group
-        if line.startswith("thalweg: "):
-            problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
-            self._seen = Failure(
-                kind="", problem=_without_rank(problem), remedy=remedy, exit_code=1
-            )
-        elif line.startswith("Traceback (most recent call last)"):
-            self._in_traceback = True
-        elif self._in_traceback and line and not line.startswith(" "):
-            self._in_traceback = False
-            name, colon, text = line.partition(":")
-            kind = name.rpartition(".")[2]
-            self._seen = Failure(
-                kind=kind,
-                problem=f"{kind}{colon}{text}",
-                remedy="its traceback is above",
-                exit_code=1,
-            )
+        self.last_words = LastWords()
 
     def end(self, code: int) -> End:
-        uncaught = self._seen if code == 1 else None  # other tracebacks were only shown
+        uncaught = self.last_words.failure if code == 1 else None  # others were only shown
         return End(rank=self.rank, code=code, failure=self.said or uncaught, result=self.result)
 
     def send(self, number: int) -> None:
@@ -387,7 +365,7 @@ class _Crew:
         # Of a line that redraws itself, a progress bar's, the last state is told.
         text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
         if stream == "stderr":
-            worker.see_error(text)
+            worker.last_words.hear(text)
         self._tell(self.on_line, worker.rank, stream, text)
 
     def _receive(self, worker: _Worker, line: bytes) -> None:
@@ -409,8 +387,3 @@ class _Crew:
                 callback(*arguments)
             except BaseException as error:
                 self.broken = error
-
-
-def _without_rank(problem: str) -> str:
-    """Who it was is told anyway."""
-    return re.sub(r"^rank \d+: ", "", problem)

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
-from thalweg.errors import ThalwegError, UsageError
+from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, read_cluster
 from thalweg.plan import Plan
-from thalweg.runtime import Alarm, Engine, World
+from thalweg.runtime import Engine, World
 from thalweg.schedules import Group
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.training.batches import Batches, coding_of
@@ -61,81 +61,41 @@ def attach(
     world = World.join(seconds)
     alarm = world.alarm()
     ending = Ending(world, alarm)
-    try:
-        return _attach(
-            model,
-            optimizer,
-            plan=sync if isinstance(sync, Plan) else parse_plan(sync),
-            world=world,
-            alarm=alarm,
-            ending=ending,
-            data=data,
-            batch=batch,
-            state=state,
-            resume=None if resume is None else Path(resume),
-            seed=seed,
-            group=Group.everybody(_cluster(cluster, world.size)),
-            loader=loader or {},
-            seconds=seconds,
-            wrap=wrap,
-        )
-    except ThalwegError as error:
-        ending.fail(error.problem)
-        raise
-    finally:
-        errors_in_one_line()
-
-
-def _attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    plan: Plan,
-    world: World,
-    alarm: Alarm,
-    ending: Ending,
-    data: Dataset[Any] | None,
-    batch: int | None,
-    state: Sequence[Stateful],
-    resume: Path | None,
-    seed: int,
-    group: Group,
-    loader: Mapping[str, Any],
-    seconds: float,
-    wrap: Callable[[Transport], Transport],
-) -> Run:
-    refuse_what_cannot_run(plan, group, has_data=data is not None)
-    _refuse_a_stranger(model, optimizer)
-    batches = _batches(plan, group, world, data, batch, seed)
-    settings = {
-        "batch": batch,
-        "samples": batches and batches.samples,
-        "seed": seed,
-        "state objects": len(state),
-        "resume": "given" if resume else "absent",
-        "racks": group.racks,
-    }
-    agree(world, alarm, description(str(plan), model, optimizer, settings), seconds)
-    engine = Engine(wrap(world.transport(plan.settings.transport or "zeromq")), alarm, seconds)
-    try:
-        run = Run(
-            model=model,
-            optimizer=optimizer,
-            plan=plan,
-            group=group,
-            world=world,
-            engine=engine,
-            alarm=alarm,
-            ending=ending,
-            data=data,
-            batches=batches,
-            loader=loader,
-            state=state,
-        )
-        run.start(resume)
-    except BaseException:
-        engine.close()
-        raise
+    with ending.telling_errors():
+        plan = sync if isinstance(sync, Plan) else parse_plan(sync)
+        group = Group.everybody(_cluster(cluster, world.size))
+        refuse_what_cannot_run(plan, group, has_data=data is not None)
+        _refuse_a_stranger(model, optimizer)
+        batches = _batches(plan, group, world, data, batch, seed)
+        settings = {
+            "batch": batch,
+            "samples": batches and batches.samples,
+            "seed": seed,
+            "state objects": len(state),
+            "resume": "given" if resume else "absent",
+            "racks": group.racks,
+        }
+        agree(world, alarm, description(str(plan), model, optimizer, settings), seconds)
+        engine = Engine(wrap(world.transport(plan.settings.transport or "zeromq")), alarm, seconds)
+        try:
+            run = Run(
+                model=model,
+                optimizer=optimizer,
+                plan=plan,
+                group=group,
+                world=world,
+                engine=engine,
+                alarm=alarm,
+                ending=ending,
+                data=data,
+                batches=batches,
+                loader=loader or {},
+                state=state,
+            )
+            run.start(None if resume is None else Path(resume))
+        except BaseException:
+            engine.close()
+            raise
     atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import sleep
 from types import TracebackType
 from typing import ClassVar
@@ -35,6 +37,17 @@ class Ending:
     def fail(self, problem: str) -> None:
         self._failed = True
         self._alarm.sound(problem)
+
+    @contextmanager
+    def telling_errors(self) -> Iterator[None]:
+        """What is raised here for a user to read reaches the others at once."""
+        try:
+            yield
+        except ThalwegError as error:
+            self.fail(error.problem)
+            raise
+        finally:
+            errors_in_one_line()
 
     @property
     def failed(self) -> bool:
