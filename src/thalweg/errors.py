@@ -8,7 +8,8 @@
     │   ├── ClusterError      a cluster file that can't be read or contradicts itself
     │   ├── WorkloadError     the same for a workload
     │   ├── LayoutError       a topology or code that doesn't fit these workers
-    │   └── LaunchError       how this process was started doesn't say who it is
+    │   ├── LaunchError       how this process was started doesn't say who it is
+    │   └── LabError          a lab that can't be had here, or isn't there
     ├── ScheduleError         a schedule that doesn't do what it promises
     ├── TransportError        bytes that didn't come
     │   ├── PeerLate          a peer's message wasn't there by the deadline
@@ -73,6 +74,10 @@ class LayoutError(UsageError):
 
 
 class LaunchError(UsageError):
+    pass
+
+
+class LabError(UsageError):
     pass
 
 

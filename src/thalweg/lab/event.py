@@ -1,0 +1,111 @@
+"""What happens to a cluster while work runs in it: when, what, and to whom.
+
+    { at_step = 20, action = "degrade", rack = 0, rate = "50mbit", direction = "in" }
+
+    action                           happens to    note
+    degrade, restore                 rack or host  its uplink, or its NIC; restore also ends flows
+    flow                             rack or host  competing TCP flows through that link alone
+    cut, heal                        rack or host  a cut link swallows what is sent into it
+    kill, restart, pause, resume     host          its workers
+
+`rack` counts from 0 or is a name; `host` is the rank that lives there, or a name. `direction` is
+`out` of the host or rack, `in`, or both. `at_step` means that the slowest living worker has done so
+many steps, 0 before any starts; `at` is a time since the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from thalweg.errors import LabError
+from thalweg.facts import Duration, Rate
+from thalweg.facts.tables import Table
+
+Direction = Literal["out", "in"]
+LinkAction = Literal["degrade", "restore", "flow", "cut", "heal"]
+WorkerAction = Literal["kill", "restart", "pause", "resume"]
+LINK_ACTIONS: tuple[str, ...] = get_args(LinkAction)
+WORKER_ACTIONS: tuple[str, ...] = get_args(WorkerAction)
+BOTH: tuple[Direction, ...] = ("out", "in")
+KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One of `rack` and `host` is given, and one of `at_step` and `at`."""
+
+    action: LinkAction | WorkerAction
+    at_step: int | None = None
+    at: Duration | None = None
+    rack: int | str | None = None
+    host: int | str | None = None
+    rate: Rate | None = None  # of degrade, and the most that a flow takes
+    directions: tuple[Direction, ...] = BOTH
+    flows: int = 1  # so many TCP connections compete in each direction
+
+    def __post_init__(self) -> None:
+        who = [target for target in (self.rack, self.host) if target is not None]
+        if len(who) != 1:
+            raise LabError(f"{self.action} doesn't say what it happens to", "give rack or host")
+        if (self.at_step is None) == (self.at is None):
+            raise LabError(f"{self.action} doesn't say when", "give at_step or at")
+        if self.action in WORKER_ACTIONS and self.host is None:
+            raise LabError(f"only workers of a host {self.action}", "give host instead of rack")
+        if self.action == "degrade" and self.rate is None:
+            raise LabError("degrade doesn't say to which rate", 'give rate = "50mbit"')
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any] | Event, where: str = "the event") -> Event:
+        """From the keys of a scenario file."""
+        if isinstance(data, Event):
+            return data
+        table = Table(dict(data), where, LabError)
+        table.only(*KEYS)
+        action = table.data.get("action")
+        if action not in LINK_ACTIONS + WORKER_ACTIONS:
+            known = ", ".join(LINK_ACTIONS + WORKER_ACTIONS)
+            raise LabError(f"{where} has no action {action!r}", f"give one of {known}")
+        return cls(
+            action=action,
+            at_step=_count(table, "at_step", 0) if "at_step" in table else None,
+            at=table.duration("at", Duration(0.0)) if "at" in table else None,
+            rack=_target(table, "rack"),
+            host=_target(table, "host"),
+            rate=table.rate("rate") if "rate" in table else None,
+            directions=directions(table.data.get("direction", "both")),
+            flows=_count(table, "flows", 1) if "flows" in table else 1,
+        )
+
+    def __str__(self) -> str:
+        when = f"step {self.at_step}" if self.at is None else str(self.at)
+        who = f"rack {self.rack}" if self.host is None else f"host {self.host}"
+        to = "" if self.rate is None else f" at {self.rate}"
+        way = "" if self.directions == BOTH else f" ({self.directions[0]})"
+        return f"{when}: {self.action} {who}{to}{way}"
+
+
+def directions(text: object) -> tuple[Direction, ...]:
+    match text:
+        case "both":
+            return BOTH
+        case "out" | "in":
+            return (text,)
+    raise LabError(f"{text!r} is no direction", "give out, in or both")
+
+
+def _target(table: Table, key: str) -> int | str | None:
+    value = table.data.get(key)
+    if value is None or (type(value) is int and value >= 0) or isinstance(value, str):
+        return value
+    raise LabError(
+        f"{key} of {table.where} is {value!r}", f"give a number from 0, or a {key}'s name"
+    )
+
+
+def _count(table: Table, key: str, least: int) -> int:
+    value = table.data[key]
+    if type(value) is int and value >= least:
+        return value
+    raise LabError(f"{key} of {table.where} is {value!r}", f"give a whole number from {least}")
