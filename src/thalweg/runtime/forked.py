@@ -26,6 +26,7 @@ from threading import Lock
 from typing import Any, NoReturn, Protocol
 
 from thalweg.errors import ThalwegError, UsageError
+from thalweg.runtime.place import Place
 
 HELD = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
@@ -47,7 +48,7 @@ class Job:
     """What every worker is forked for."""
 
     work: Work
-    enter: Callable[[int], None] | None
+    place: Place
     environment: Mapping[str, str]
     debug: bool
 
@@ -107,7 +108,7 @@ def be_worker(post: Post, job: Job) -> NoReturn:
         for descriptor in (post.guard, *post.not_mine):
             os.close(descriptor)
         _redirect(post)
-        os.environ.update(job.environment, RANK=str(post.rank), LOCAL_RANK=str(post.rank))
+        os.environ.update(job.environment, RANK=str(post.rank), **job.place.environment(post.rank))
         code = _outcome(post.rank, job, _Messages(post.messages))
     finally:
         with suppress(OSError, ValueError):
@@ -213,8 +214,7 @@ def _outcome(rank: int, job: Job, messages: _Messages) -> int:
     """Do the work, tell how it ended; the exit code."""
     try:
         _take_signals()
-        if job.enter is not None:
-            job.enter(rank)
+        job.place.enter(rank)
         messages.send("result", job.work(rank, messages.report) or {})
     except KeyboardInterrupt:
         return INTERRUPTED
