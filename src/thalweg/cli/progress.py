@@ -9,7 +9,6 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-
 REDRAWN = 0.1  # seconds, at most so often
 
 

@@ -137,6 +137,7 @@ class Crew:
             reads, writes = zip(*(os.pipe() for _ in range(3)), strict=True)
             post = Post(
                 rank=rank,
+                restarts=sum(end.rank == rank for end in self.ends),
                 stdout=writes[0],
                 stderr=writes[1],
                 messages=writes[2],

@@ -31,6 +31,7 @@ from thalweg.runtime.place import Place
 HELD = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 PIPE_NBYTES = 1 << 16
+RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # how often this worker alone was restarted
 LONGEST_PROBLEM = 400  # characters
 
 
@@ -58,6 +59,7 @@ class Post:
     """What one worker is given: its rank, and its ends of the pipes."""
 
     rank: int
+    restarts: int  # how often it was started before
     stdout: int
     stderr: int
     messages: int
@@ -108,7 +110,9 @@ def be_worker(post: Post, job: Job) -> NoReturn:
         for descriptor in (post.guard, *post.not_mine):
             os.close(descriptor)
         _redirect(post)
-        os.environ.update(job.environment, RANK=str(post.rank), **job.place.environment(post.rank))
+        os.environ.update(job.environment, RANK=str(post.rank))
+        os.environ.update(job.place.environment(post.rank))
+        os.environ[RESTARTS_VARIABLE] = str(post.restarts)
         code = _outcome(post.rank, job, _Messages(post.messages))
     finally:
         with suppress(OSError, ValueError):
