@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from tests.clusters import clusters
 from thalweg.errors import ClusterError
 from thalweg.facts import (
     Cluster,
+    Duplex,
     Duration,
     Lateness,
     Link,
@@ -83,6 +85,45 @@ def test_short_forms() -> None:
 def test_interleaved_ranks_go_round_the_racks() -> None:
     cluster = Cluster.regular([3, 1], interleaved=True)
     assert [rack.ranks for rack in cluster.racks] == [(0, 2, 3), (1,)]
+
+
+def test_hosts_and_racks_that_differ() -> None:
+    slow = Duplex(Rate.parse("50mbit"), Rate.parse("10mbit"))
+    cluster = Cluster.regular(
+        [1, 2],
+        nic=["1gbit", slow, Rate.parse("200mbit")],
+        uplink=["100mbit", slow],
+        uplink_latency=[Duration(0.0), Duration(0.02)],
+        interleaved=True,
+    )
+    assert [rack.ranks for rack in cluster.racks] == [(0,), (1, 2)]
+    assert [cluster.host(rank).nic for rank in range(3)] == [
+        Duplex.both("1gbit"),
+        slow,
+        Duplex.both("200mbit"),
+    ]
+    assert [rack.uplink for rack in cluster.racks] == [Duplex.both("100mbit"), slow]
+    assert cluster.seconds_between(0, 1) == pytest.approx(0.0201)
+    assert parse_cluster(format_cluster(cluster)) == cluster
+
+
+def test_nics_follow_the_racks_and_not_the_ranks() -> None:
+    cluster = Cluster.regular([2, 2], nic=["1gbit", "1gbit", "1gbit", "1mbit"], interleaved=True)
+    assert cluster.racks[1].hosts[1].nic == cluster.host(3).nic == Duplex.both("1mbit")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"nic": ["1gbit"] * 3}, "the hosts' NICs are 3, not 4; list 4, or give one"),
+        ({"uplink": ["1gbit"]}, "the uplinks are 1, not 2; list 2, or give one"),
+        ({"uplink_latency": []}, "the uplinks' latencies are 0, not 2; list 2, or give one"),
+    ],
+)
+def test_lists_of_a_wrong_length(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        Cluster.regular([2, 2], **given)
+    assert str(caught.value) == line
 
 
 def test_what_nobody_said_is_assumed_and_listed() -> None:

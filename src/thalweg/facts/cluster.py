@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from thalweg.errors import ClusterError
 from thalweg.facts.units import Duration, Rate
 
 T = TypeVar("T")
+AnyRate: TypeAlias = "Rate | Duplex | str"
 ASSUMED_NIC = Rate.parse("1gbit")
 ASSUMED_LATENCY = Duration.parse("100us")
 MOST_WORKERS = 200_000
@@ -40,7 +41,10 @@ class Duplex:
     into: Rate
 
     @classmethod
-    def both(cls, rate: Rate | str) -> Self:
+    def both(cls, rate: AnyRate) -> Self:
+        """The same in both directions, unless it says otherwise."""
+        if isinstance(rate, Duplex):
+            return cls(rate.out, rate.into)
         rate = Rate.parse(rate) if isinstance(rate, str) else rate
         return cls(rate, rate)
 
@@ -110,39 +114,42 @@ class Cluster:
         cls,
         rack_sizes: Sequence[int],
         *,
-        nic: Rate | str | None = None,
-        uplink: Rate | str | None = None,
+        nic: AnyRate | Sequence[AnyRate] | None = None,
+        uplink: AnyRate | Sequence[AnyRate] | None = None,
         latency: Duration | None = None,
+        uplink_latency: Duration | Sequence[Duration] | None = None,
         interleaved: bool = False,
     ) -> Self:
-        """Racks of so many hosts, all alike. Interleaved ranks go round the racks, 0 to the
-        first, 1 to the second, as a scheduler that spreads a job would number them."""
+        """Racks of so many hosts. What is given once holds for all; a list of NICs has one for
+        each host, rack by rack, and the other lists have one entry for each rack. Interleaved ranks
+        go round the racks, 0 to the first, 1 to the second, as a scheduler that spreads a job would
+        number them."""
         if not rack_sizes or min(rack_sizes) < 1:
             raise ClusterError("a cluster needs at least one worker in every rack", "give more")
         if sum(rack_sizes) > MOST_WORKERS:
             raise ClusterError(
                 f"{sum(rack_sizes)} workers are too many", f"give at most {MOST_WORKERS}"
             )
-        seats = [(slot, rack) for rack, size in enumerate(rack_sizes) for slot in range(size)]
-        ranks = {
-            seat: rank
-            for rank, seat in enumerate(
-                sorted(seats) if interleaved else sorted(seats, key=lambda seat: seat[::-1])
-            )
+        seats = [(rack, slot) for rack, size in enumerate(rack_sizes) for slot in range(size)]
+        numbered = sorted(seats, key=lambda seat: seat[::-1]) if interleaved else seats
+        ranks = {seat: rank for rank, seat in enumerate(numbered)}
+        nics = _one_each(ASSUMED_NIC if nic is None else nic, len(seats), "the hosts' NICs")
+        hosts = {
+            seat: Host(name=f"host{ranks[seat]}", ranks=(ranks[seat],), nic=its_nic)
+            for seat, its_nic in zip(seats, nics, strict=True)
         }
+        number = len(rack_sizes)
+        uplinks = [None] * number if uplink is None else _one_each(uplink, number, "the uplinks")
+        crossing = Duration(0.0) if uplink_latency is None else uplink_latency
+        crossing = [crossing] * number if isinstance(crossing, Duration) else crossing
+        latencies = _as_many(crossing, number, "the uplinks' latencies")
         return cls(
             racks=tuple(
                 Rack(
                     name=f"rack{rack}",
-                    uplink=None if uplink is None else Duplex.both(uplink),
-                    hosts=tuple(
-                        Host(
-                            name=f"host{ranks[slot, rack]}",
-                            ranks=(ranks[slot, rack],),
-                            nic=Duplex.both(nic or ASSUMED_NIC),
-                        )
-                        for slot in range(size)
-                    ),
+                    hosts=tuple(hosts[rack, slot] for slot in range(size)),
+                    uplink=uplinks[rack],
+                    latency=latencies[rack],
                 )
                 for rack, size in enumerate(rack_sizes)
             ),
@@ -228,6 +235,20 @@ class Cluster:
 
 def _ways(kind: Literal["nic", "uplink"], owner: str, duplex: Duplex) -> dict[Link, Rate]:
     return {Link(kind, owner, "out"): duplex.out, Link(kind, owner, "in"): duplex.into}
+
+
+def _one_each(links: AnyRate | Sequence[AnyRate], number: int, which: str) -> Sequence[Duplex]:
+    if isinstance(links, str | Rate | Duplex):
+        return [Duplex.both(links)] * number
+    return [Duplex.both(rate) for rate in _as_many(links, number, which)]
+
+
+def _as_many(values: Sequence[T], number: int, which: str) -> Sequence[T]:
+    if len(values) != number:
+        raise ClusterError(
+            f"{which} are {len(values)}, not {number}", f"list {number}, or give one"
+        )
+    return values
 
 
 def _repeated(names: Iterable[T]) -> list[T]:

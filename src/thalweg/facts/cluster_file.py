@@ -108,11 +108,11 @@ def _rack(table: Table, numbers: count[int] | None) -> Rack:
     table.only("name", "uplink", "nic", "latency", "hosts")
     name = table.name()
     table.where = f"rack {name}"
-    nic = _duplex(table, "nic") or Duplex.both(ASSUMED_NIC)
+    nic = duplex(table, "nic") or Duplex.both(ASSUMED_NIC)
     return Rack(
         name=name,
         hosts=tuple(_host(host, table.where, nic, numbers) for host in _hosts(table)),
-        uplink=_duplex(table, "uplink"),
+        uplink=duplex(table, "uplink"),
         latency=table.duration("latency", Duration(0.0)),
     )
 
@@ -126,12 +126,13 @@ def _host(entry: Any, rack: str, nic: Duplex, numbers: count[int] | None) -> Hos
     return Host(
         name=name,
         ranks=(next(numbers),) if numbers else table.whole_numbers("ranks", 0, "ranks = [0]"),
-        nic=_duplex(table, "nic") or nic,
-        late=_lateness(table.table("late")) if "late" in table else Lateness(),
+        nic=duplex(table, "nic") or nic,
+        late=lateness(table.table("late")) if "late" in table else Lateness(),
     )
 
 
-def _duplex(table: Table, key: str) -> Duplex | None:
+def duplex(table: Table, key: str) -> Duplex | None:
+    """The rates under this key, `"200mbit"` or `{ out = "200mbit", in = "50mbit" }`."""
     if key not in table:
         return None
     if not isinstance(table.data[key], dict):
@@ -144,7 +145,8 @@ def _duplex(table: Table, key: str) -> Duplex | None:
     return Duplex(ways.rate("out"), ways.rate("in"))
 
 
-def _lateness(table: Table) -> Lateness:
+def lateness(table: Table) -> Lateness:
+    """`{ probability = 0.05, delay = "2s" }`."""
     table.only("probability", "delay")
     probability = table.data.get("probability", 0.0)
     if type(probability) not in (int, float) or not 0 <= probability <= 1:
@@ -152,10 +154,10 @@ def _lateness(table: Table) -> Lateness:
     return Lateness(probability=probability, delay=table.duration("delay", Duration(0.0)))
 
 
-def _format_duplex(duplex: Duplex) -> str:
-    if duplex.out == duplex.into:
-        return f'"{duplex.out}"'
-    return f'{{ out = "{duplex.out}", in = "{duplex.into}" }}'
+def _format_duplex(rates: Duplex) -> str:
+    if rates.out == rates.into:
+        return f'"{rates.out}"'
+    return f'{{ out = "{rates.out}", in = "{rates.into}" }}'
 
 
 def _format_host(host: Host, usual: Duplex) -> str:
