@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thalweg.cli.progress import progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Rate, rack_sizes, read_cluster
+
+if TYPE_CHECKING:
+    from thalweg.bench.site import Site
 
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="So many workers, one a host, in one rack.")
@@ -72,6 +78,28 @@ def cluster_at(
         uplink=None if uplink is None else Rate.parse(uplink),
         interleaved=rank_order == "interleaved",
     )
+
+
+@contextmanager
+def site_at(
+    workers: int | None,
+    cluster: Path | None,
+    lab: str | None,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str | None,
+) -> Iterator[Site]:
+    """Local workers, or a lab that is there until the context ends."""
+    from thalweg.bench.site import Site, lab_site  # torch takes a second: not at import
+
+    wanted = cluster_at(workers, cluster, lab, nic, uplink, rank_order)
+    if workers is not None:
+        yield Site(workers=workers)
+        return
+    with ExitStack() as stack:
+        with progress_bar("Building the lab") as bar:
+            site = stack.enter_context(lab_site(wanted, bar.show))
+        yield site
 
 
 def _named(

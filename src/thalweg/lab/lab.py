@@ -67,7 +67,13 @@ class Lab:
                 f"{racks} racks, but hosts for {len(sizes)}",
                 "give hosts for each, or leave racks out",
             )
-        cluster = Cluster.regular(sizes, nic=nic, uplink=uplink, interleaved=interleaved)
+        cluster = Cluster.regular(
+            sizes,
+            nic=nic,
+            uplink=uplink,
+            uplink_latency=Duration.parse(latency) if isinstance(latency, str) else latency,
+            interleaved=interleaved,
+        )
         self._plan(cluster, name, loss, without_netem)
 
     @classmethod
