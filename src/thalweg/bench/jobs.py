@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from thalweg.bench.site import Site
 from thalweg.bench.training import Outcome, Recipe, train
 from thalweg.errors import RunError
 from thalweg.facts import Duration
@@ -28,10 +29,8 @@ def launched() -> bool:
     return find_seat(os.environ).launcher != "alone"
 
 
-def train_locally(
-    job: Job, sync: str, recipe: Recipe, workers: int, progress: Progress
-) -> list[Result]:
-    """By so many forks of this process; every worker's result."""
+def train_at(site: Site, job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[Result]:
+    """By forks of this process at that site; every worker's result."""
 
     def work(rank: int, report: Report) -> Result:
         outcome = train(job, sync, recipe, report if rank == 0 else _silent, _stop_on_interrupt)
@@ -41,7 +40,9 @@ def train_locally(
         progress(message)
 
     grace = INTERRUPT_GRACE if recipe.checkpoint else 5.0
-    return run_workers(workers, work, timeout=None, on_message=heard, grace=grace)
+    return run_workers(
+        site.workers, work, timeout=None, on_message=heard, grace=grace, place=site.place
+    )
 
 
 def train_here(job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[Result] | None:

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
-    ClusterOption,
     LabOption,
     NicOption,
     OrderOption,
@@ -34,7 +33,6 @@ def collectives(
         list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
     ],
     workers: WorkersOption = None,
-    cluster: ClusterOption = None,
     lab: LabOption = None,
     nic: NicOption = None,
     uplink: UplinkOption = None,
@@ -57,7 +55,7 @@ def collectives(
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
-    place = site_at(workers, cluster, lab, nic, uplink, rank_order)
+    place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
     with place as site, progress_bar("Synchronising") as bar:
         rows = bench_collectives(site, workload, sync, repeats, bar.show)
     terminal = console(json_path)

@@ -68,7 +68,16 @@ def command(
     """
     catalog = default_catalog()
     settled = catalog.plan(plan)
-    group = Group.everybody(cluster_at(workers, cluster, lab, nic, uplink, rank_order))
+    group = Group.everybody(
+        cluster_at(
+            workers=workers,
+            cluster=cluster,
+            lab=lab,
+            nic=nic,
+            uplink=uplink,
+            rank_order=rank_order,
+        )
+    )
     if svg is not None:
         _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)

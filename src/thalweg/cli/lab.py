@@ -12,7 +12,6 @@ from rich.table import Table
 
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
-    ClusterOption,
     LatencyOption,
     NicOption,
     OrderOption,
@@ -36,8 +35,8 @@ LAYOUT = "2x4"
 RATE = "200mbit"
 
 LayoutArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="RxH", help="Two racks of four hosts: 2x4, the default; or 5+3+4."),
+    str,
+    typer.Argument(metavar="RxH", help="Racks of hosts: 2x4, 5+3+4; or a cluster file."),
 ]
 NameOption = Annotated[
     str | None, typer.Option("--name", metavar="LAB", help="Which lab; the only one if absent.")
@@ -58,7 +57,7 @@ DirectionOption = Annotated[
 
 @app.command()
 def up(
-    layout: LayoutArgument = None,
+    layout: LayoutArgument = LAYOUT,
     nic: NicOption = None,
     uplink: UplinkOption = None,
     latency: LatencyOption = None,
@@ -66,7 +65,6 @@ def up(
         float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
     ] = 0.0,
     rank_order: OrderOption = None,
-    cluster: ClusterOption = None,
     name: Annotated[str | None, typer.Option(metavar="LAB", help="What to call it.")] = None,
     json_path: JsonOption = None,
 ) -> None:
@@ -78,9 +76,9 @@ def up(
     """
     from thalweg.lab import Lab
 
-    if cluster is None:
-        layout, nic, uplink = layout or LAYOUT, nic or RATE, uplink or RATE
-    wanted = cluster_at(None, cluster, layout, nic, uplink, rank_order, latency)
+    if not layout.endswith(".toml"):
+        nic, uplink = nic or RATE, uplink or RATE
+    wanted = cluster_at(lab=layout, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
     lab = Lab.of(wanted, name=name, loss=loss, without_netem="go on")
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
@@ -104,7 +102,6 @@ def run(
     nic: NicOption = None,
     uplink: UplinkOption = None,
     rank_order: OrderOption = None,
-    cluster: ClusterOption = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
     ] = False,
@@ -121,13 +118,13 @@ def run(
     from thalweg.runtime.supervisor import run_command
 
     command = with_interpreter(arguments)
-    if layout is None and cluster is None:
+    if layout is None:
         if (nic, uplink, rank_order) != (None, None, None):
             raise UsageError("a lab that is up has its rates", "give --lab too, or use degrade")
         lab = Lab.find(name)
         run_command(lab.cluster.workers, command, place=lab.place, keep_going=keep_going)
         return
-    wanted = cluster_at(None, cluster, layout, nic, uplink, rank_order)
+    wanted = cluster_at(lab=layout, nic=nic, uplink=uplink, rank_order=rank_order)
     with Lab.of(wanted, name=name, without_netem="go on") as lab:
         run_command(wanted.workers, command, place=lab.place, keep_going=keep_going)
 

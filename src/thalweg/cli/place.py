@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from thalweg.bench.site import Site
 
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="So many workers, one a host, in one rack.")
+    int | None,
+    typer.Option(
+        "--workers", metavar="N", min=1, help="So many workers on this machine, links unshaped."
+    ),
 ]
 ClusterOption = Annotated[
     Path | None,
@@ -29,7 +32,11 @@ ClusterOption = Annotated[
 ]
 LabOption = Annotated[
     str | None,
-    typer.Option("--lab", metavar="RxH", help="Two racks of four hosts: 2x4; uneven ones: 5+3+4."),
+    typer.Option(
+        "--lab",
+        metavar="RxH",
+        help="Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.",
+    ),
 ]
 NicOption = Annotated[
     str | None,
@@ -53,15 +60,17 @@ OrderOption = Annotated[
 
 
 def cluster_at(
-    workers: int | None,
-    cluster: Path | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
+    *,
+    workers: int | None = None,
+    cluster: Path | None = None,
+    lab: str | None = None,
+    nic: str | None = None,
+    uplink: str | None = None,
+    rank_order: str | None = None,
     latency: str | None = None,
 ) -> Cluster:
-    given = [name for name, value in _named(workers, cluster, lab) if value is not None]
+    options = {"--workers": workers, "--cluster": cluster, "--lab": lab}
+    given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
         said = " and ".join(given) + " at once" if given else "nothing"
         raise UsageError(
@@ -69,7 +78,8 @@ def cluster_at(
         )
     if rank_order not in (None, "rack", "interleaved"):
         raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
-    if lab is None and (nic, uplink, rank_order, latency) != (None, None, None, None):
+    described = lab is not None and not lab.endswith(".toml")
+    if not described and (nic, uplink, rank_order, latency) != (None, None, None, None):
         raise UsageError(
             "rates, --rank-order and --latency describe a lab of racks",
             "give the racks too (2x4), or a cluster file",
@@ -78,6 +88,8 @@ def cluster_at(
         return read_cluster(cluster)
     if workers is not None:
         return Cluster.flat(workers)
+    if not described:
+        return read_cluster(Path(lab or ""))
     return Cluster.regular(
         rack_sizes(lab or ""),
         nic=None if nic is None else Rate.parse(nic),
@@ -89,8 +101,8 @@ def cluster_at(
 
 @contextmanager
 def site_at(
+    *,
     workers: int | None,
-    cluster: Path | None,
     lab: str | None,
     nic: str | None,
     uplink: str | None,
@@ -99,7 +111,10 @@ def site_at(
     """Local workers, or a lab that is there until the context ends."""
     from thalweg.bench.site import Site, lab_site  # torch takes a second: not at import
 
-    wanted = cluster_at(workers, cluster, lab, nic, uplink, rank_order)
+    if (workers is None) == (lab is None):
+        said = "nothing" if lab is None else "--workers and --lab at once"
+        raise UsageError(f"{said} says where the workers are", "give --workers N or --lab RxH")
+    wanted = cluster_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
     if workers is not None:
         yield Site(workers=workers)
         return
@@ -107,9 +122,3 @@ def site_at(
         with progress_bar("Building the lab") as bar:
             site = stack.enter_context(lab_site(wanted, bar.show))
         yield site
-
-
-def _named(
-    workers: int | None, cluster: Path | None, lab: str | None
-) -> list[tuple[str, int | Path | str | None]]:
-    return [("--workers", workers), ("--cluster", cluster), ("--lab", lab)]

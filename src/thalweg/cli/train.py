@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,14 @@ import typer
 
 from thalweg.catalog import parse_plan
 from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.place import (
+    LabOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    WorkersOption,
+    site_at,
+)
 from thalweg.cli.progress import Bar, progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about
@@ -35,10 +43,11 @@ def command(
     sync: Annotated[str, typer.Option(metavar="PLAN", help="How workers are synchronised.")] = (
         "ring"
     ),
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Local processes; not under torchrun or srun."),
-    ] = None,
+    workers: WorkersOption = None,
+    lab: LabOption = None,
+    nic: NicOption = None,
+    uplink: UplinkOption = None,
+    rank_order: OrderOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Up to which step.")] = 60,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples a step takes, over all workers.")
@@ -54,11 +63,12 @@ def command(
     timeout: TimeoutOption = "5min",
     json_path: JsonOption = None,
 ) -> None:
-    """Train a small job under a plan, on local workers or as one of torchrun's.
+    """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's.
 
     Ctrl-C stops all workers at the same step; with --checkpoint they save there.
     """
-    from thalweg.bench.jobs import step_rows, summary  # torch takes a second: not at import
+    # torch takes a second: not at import
+    from thalweg.bench.jobs import launched, step_rows, summary, train_at, train_here
     from thalweg.bench.training import Recipe
     from thalweg.workloads import find_job
 
@@ -70,10 +80,19 @@ def command(
     recipe = Recipe(
         steps=steps, batch=batch, checkpoint=checkpoint, save_every=save_every, timeout=timeout
     )
-    with progress_bar(f"Training {job.name} under {sync}") as bar:
-        results = _train(job, sync, recipe, workers, bar)
-    if results is None:
-        return  # rank 0 tells
+    if launched():
+        if (workers, lab) != (None, None):
+            raise UsageError("the launcher has started the workers", "don't say where they are")
+        with progress_bar(f"Training {job.name} under {sync}") as bar:
+            here = train_here(job, sync, recipe, _shown(bar, recipe))
+        if here is None:
+            return  # rank 0 tells
+        results, notes = here, []
+    else:
+        place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
+        with place as site, progress_bar(f"Training {job.name} under {sync}") as bar:
+            results = train_at(site, job, sync, recipe, _shown(bar, recipe))
+        notes = site.notes
     rows = step_rows(results)
     result = summary(results, rows)
     terminal = console(json_path)
@@ -84,27 +103,19 @@ def command(
         "batch": batch or job.batch,
         "steps": steps,
         "metric": job.metric,
+        "lab": lab,
+        "notes": notes,
         "result": result,
     }
-    terminal.print(_told(job, settings, result))
+    terminal.print("\n".join([_told(job, settings, result), *notes]))
     write_json(json_path, "train", settings, rows)
 
 
-def _train(
-    job: Job, sync: str, recipe: Recipe, workers: int | None, bar: Bar
-) -> list[dict[str, Any]] | None:
-    from thalweg.bench.jobs import launched, train_here, train_locally
-
+def _shown(bar: Bar, recipe: Recipe) -> Callable[[Mapping[str, Any]], None]:
     def progress(message: Mapping[str, Any]) -> None:
         bar.show(message["step"], recipe.steps, f"loss {message['loss']:.3f}")
 
-    if launched():
-        if workers is not None:
-            raise UsageError("the launcher has started the workers", "leave --workers out")
-        return train_here(job, sync, recipe, progress)
-    if workers is None:
-        raise UsageError("nothing says where the workers are", "give --workers N, or use torchrun")
-    return train_locally(job, sync, recipe, workers, progress)
+    return progress
 
 
 def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
