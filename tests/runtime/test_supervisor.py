@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from thalweg.cli import run_script
 from thalweg.errors import PeerLost, PlanError, UsageError, WorkerFailed
 from thalweg.runtime.launch import find_seat, open_store
+from thalweg.runtime.place import Place, Workers
 from thalweg.runtime.supervisor import Report, run_command, run_workers
 
 TIMEOUT = 30.0
@@ -111,16 +112,17 @@ def test_plain_gloo_meets_at_the_hosted_store() -> None:
 
 def test_enter_runs_first_in_the_worker() -> None:
     here = os.getpid()
-    entered: list[int] = []
+    entered: list[int | None] = []
 
-    def enter(rank: int) -> None:
-        entered.append(rank)
-        assert os.getpid() != here
+    class Watched(Place):
+        def enter(self, rank: int | None) -> None:
+            entered.append(rank)
+            assert os.getpid() != here
 
     def work(rank: int, report: Report) -> dict[str, Any]:
         return {"entered": entered}
 
-    results = run_workers(2, work, enter=enter, timeout=TIMEOUT)
+    results = run_workers(2, work, place=Watched(), timeout=TIMEOUT)
     assert results == [{"entered": [0]}, {"entered": [1]}]
     assert entered == []
 
@@ -329,8 +331,117 @@ def test_an_error_in_the_callers_own_function_ends_the_run() -> None:
 
 
 def test_an_address_that_is_not_ours() -> None:
+    class Elsewhere(Place):
+        address = "192.0.2.1"
+
     with pytest.raises(UsageError, match=r"can't listen at 192.0.2.1: .*; name an address"):
-        run_workers(1, lambda rank, report: None, timeout=TIMEOUT, address="192.0.2.1")
+        run_workers(1, lambda rank, report: None, timeout=TIMEOUT, place=Elsewhere())
+
+
+# A director
+
+
+class Plot:
+    """Does `act` to the workers once `when` holds of their steps."""
+
+    def __init__(
+        self, *scenes: tuple[Callable[[Workers], bool], Callable[[Workers], None]]
+    ) -> None:
+        self.scenes = list(scenes)
+        self.prepared = 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
+
+    def look(self, workers: Workers) -> None:
+        while self.scenes and self.scenes[0][0](workers):
+            self.scenes.pop(0)[1](workers)
+
+
+def counting(steps: int) -> Callable[[int, Report], dict[str, Any]]:
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        for step in range(1, steps + 1):
+            report({"step": step})
+            sleep(0.02)
+        return {"steps": steps}
+
+    return work
+
+
+def test_who_is_killed_on_purpose_is_no_failure() -> None:
+    plot = Plot((lambda w: w.steps.get(1, 0) >= 3, lambda w: w.kill(1)))
+    results = run_workers(3, counting(40), timeout=TIMEOUT, director=plot)
+    assert results == [{"steps": 40}, {}, {"steps": 40}]
+    assert (plot.prepared, plot.scenes) == (1, [])
+
+
+def test_a_worker_is_restarted_alive_or_dead() -> None:
+    began: list[int] = []
+    plot = Plot(
+        (lambda w: w.steps.get(0, 0) >= 3, lambda w: w.kill(1)),
+        (lambda w: 1 not in w.living, lambda w: w.restart(1)),
+        (lambda w: w.steps.get(2, 0) >= 20, lambda w: w.restart(2)),
+    )
+
+    def heard(rank: int, message: dict[str, Any]) -> None:
+        if message["step"] == 1:
+            began.append(rank)
+
+    results = run_workers(3, counting(40), timeout=TIMEOUT, director=plot, on_message=heard)
+    assert results == [{"steps": 40}] * 3
+    assert sorted(began) == [0, 1, 1, 2, 2]
+
+
+def test_a_paused_worker_stands_still_until_it_is_resumed() -> None:
+    still: list[int] = []
+
+    def since(workers: Workers) -> bool:
+        still.append(workers.steps[1])
+        return workers.steps[0] >= 40
+
+    plot = Plot(
+        (lambda w: w.steps.get(1, 0) >= 3, lambda w: w.pause(1)),
+        (since, lambda w: w.resume(1)),
+    )
+    results = run_workers(2, counting(60), timeout=TIMEOUT, director=plot)
+    assert results == [{"steps": 60}] * 2
+    assert still[-1] < 20
+
+
+def test_a_paused_worker_ends_with_the_others() -> None:
+    def work(rank: int, report: Report) -> None:
+        report({"step": 1, "pid": os.getpid()})
+        sleep(FOREVER if rank else 0.5)
+        raise ValueError("enough")
+
+    pids = Pids()
+    plot = Plot((lambda w: 1 in w.steps, lambda w: w.pause(1)))
+    with pytest.raises(WorkerFailed, match="rank 0: ValueError: enough"):
+        run_workers(2, work, timeout=TIMEOUT, director=plot, grace=0.3, on_message=pids)
+    assert pids.none_lives()
+
+
+def test_a_directors_error_ends_the_run() -> None:
+    def fall(workers: Workers) -> bool:
+        raise OSError("the scenery fell")
+
+    with pytest.raises(OSError, match="the scenery fell"):
+        run_workers(2, counting(2000), timeout=TIMEOUT, director=Plot((fall, lambda w: None)))
+
+
+def test_with_keep_going_one_failure_is_told_when_all_have_ended() -> None:
+    heard: list[tuple[int, str, str]] = []
+    command = ["sh", "-c", "test $RANK = 0 && exit 3; sleep 1; echo done"]
+    with pytest.raises(WorkerFailed, match="rank 0 ended with exit code 3"):
+        run_command(
+            3,
+            command,
+            on_line=lambda *line: heard.append(line),
+            timeout=TIMEOUT,
+            grace=0.1,
+            keep_going=True,
+        )
+    assert sorted(heard) == [(1, "stdout", "done"), (2, "stdout", "done")]
 
 
 # Signals to the supervisor

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+REDRAWN = 0.1  # seconds, at most so often
+
 
 class Bar:
-    """Starts with its first news: before, workers are forked, and forks don't like threads."""
+    """Drawn when there is news, without a thread: workers may be forked at any time."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._console = Console(stderr=True)
         self._progress: Progress | None = None
+        self._drawn = 0.0
 
     def show(self, done: int, total: int, note: str = "") -> None:
         if not self._console.is_terminal:
@@ -23,10 +27,15 @@ class Bar:
         if self._progress is None:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             end = (TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-            self._progress = Progress(*columns, *end, console=self._console, transient=True)
+            self._progress = Progress(
+                *columns, *end, console=self._console, transient=True, auto_refresh=False
+            )
             self._task = self._progress.add_task(self._what, total=total, note=note)
             self._progress.start()
         self._progress.update(self._task, completed=done, total=total, note=note)
+        if monotonic() - self._drawn >= REDRAWN or done == total:
+            self._progress.refresh()
+            self._drawn = monotonic()
 
     def end(self) -> None:
         if self._progress is not None:

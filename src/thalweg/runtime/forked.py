@@ -26,10 +26,12 @@ from threading import Lock
 from typing import Any, NoReturn, Protocol
 
 from thalweg.errors import ThalwegError, UsageError
+from thalweg.runtime.place import Place
 
 HELD = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 PIPE_NBYTES = 1 << 16
+RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # how often this worker alone was restarted
 LONGEST_PROBLEM = 400  # characters
 
 
@@ -47,7 +49,7 @@ class Job:
     """What every worker is forked for."""
 
     work: Work
-    enter: Callable[[int], None] | None
+    place: Place
     environment: Mapping[str, str]
     debug: bool
 
@@ -57,6 +59,7 @@ class Post:
     """What one worker is given: its rank, and its ends of the pipes."""
 
     rank: int
+    restarts: int  # how often it was started before
     stdout: int
     stderr: int
     messages: int
@@ -107,7 +110,9 @@ def be_worker(post: Post, job: Job) -> NoReturn:
         for descriptor in (post.guard, *post.not_mine):
             os.close(descriptor)
         _redirect(post)
-        os.environ.update(job.environment, RANK=str(post.rank), LOCAL_RANK=str(post.rank))
+        os.environ.update(job.environment, RANK=str(post.rank))
+        os.environ.update(job.place.environment(post.rank))
+        os.environ[RESTARTS_VARIABLE] = str(post.restarts)
         code = _outcome(post.rank, job, _Messages(post.messages))
     finally:
         with suppress(OSError, ValueError):
@@ -213,8 +218,7 @@ def _outcome(rank: int, job: Job, messages: _Messages) -> int:
     """Do the work, tell how it ended; the exit code."""
     try:
         _take_signals()
-        if job.enter is not None:
-            job.enter(rank)
+        job.place.enter(rank)
         messages.send("result", job.work(rank, messages.report) or {})
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -20,17 +20,20 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from thalweg.errors import LaunchError, TransportError
+from thalweg.errors import LaunchError, TransportError, UsageError
+from thalweg.facts import Cluster, read_cluster
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
+CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # the file that describes the cluster
 DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
 SLURM_RESERVED_STEPS = 0xFFFFFFF0  # from here on: the steps of sbatch's and salloc's own shells
@@ -67,6 +70,21 @@ def find_seat(environment: Mapping[str, str]) -> Seat:
     return Seat(
         rank=0, size=1, local_rank=0, address=None, port=None, hosted=False, launcher="alone"
     )
+
+
+def find_cluster(
+    given: Cluster | str | Path | None, size: int, environment: Mapping[str, str]
+) -> Cluster:
+    """What is known of the network: as given, or the file that the environment names, or else one
+    rack of hosts that are all alike."""
+    given = given or environment.get(CLUSTER_VARIABLE) or Cluster.flat(size)
+    known = given if isinstance(given, Cluster) else read_cluster(Path(given))
+    if known.workers != size:
+        raise UsageError(
+            f"the cluster has {known.workers} workers, and {size} were started",
+            "start as many as it has, or describe those that were started",
+        )
+    return known
 
 
 def open_store(seat: Seat, timeout: float) -> Store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,7 @@ class End:
             return False
         return self.failure.kind in CONSEQUENCES or "gloo/transport" in self.failure.problem
 
-    def told(self) -> WorkerFailed:
-        who = f"rank {self.rank}"
+    def told(self, who: str) -> WorkerFailed:
         if self.failure is not None:
             return WorkerFailed(f"{who}: {self.failure.problem}", self.failure.remedy)
         if self.code == -signal.SIGKILL:
@@ -57,7 +56,7 @@ class End:
         return WorkerFailed(f"{who} ended with exit code {self.code}", "its last lines may say why")
 
 
-def verdict(size: int, failures: Sequence[End]) -> ThalwegError:
+def verdict(size: int, failures: Sequence[End], called: Callable[[int], str]) -> ThalwegError:
     """The first failure that isn't due to another; one mistake of usage that all made is that."""
     said = {end.failure for end in failures}
     if len(failures) == size and len(said) == 1:
@@ -65,7 +64,8 @@ def verdict(size: int, failures: Sequence[End]) -> ThalwegError:
         if failure is not None and failure.exit_code == UsageError.exit_code:
             return UsageError(failure.problem, failure.remedy)
     causes = [end for end in failures if not end.is_consequence()]
-    return (causes or failures)[0].told()
+    first = (causes or failures)[0]
+    return first.told(called(first.rank))
 
 
 def _signal_name(number: int) -> str:

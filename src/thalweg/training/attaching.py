@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Duration, read_cluster
+from thalweg.facts import Cluster, Duration
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
+from thalweg.runtime.launch import find_cluster
 from thalweg.schedules import Group
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.training.batches import Batches, coding_of
@@ -48,7 +50,8 @@ def attach(
     resume       a folder that `run.save` wrote into; the newest checkpoint in it is taken up, and
                  if there is none the run starts from the beginning
     seed         of the order of samples
-    cluster      what is known of the network (a `Cluster` or its file); by default all hosts alike
+    cluster      what is known of the network (a `Cluster` or its file); by default the file that
+                 THALWEG_CLUSTER names, or else all hosts alike
     loader       options for torch's DataLoader, such as num_workers
     timeout      how long to wait for the others before giving up; a number is in seconds
     wrap         puts something round the transport: a recorder, or faults for tests
@@ -63,7 +66,7 @@ def attach(
     ending = Ending(world, alarm)
     with ending.telling_errors():
         plan = sync if isinstance(sync, Plan) else parse_plan(sync)
-        group = Group.everybody(_cluster(cluster, world.size))
+        group = Group.everybody(find_cluster(cluster, world.size, os.environ))
         refuse_what_cannot_run(plan, group, has_data=data is not None)
         _refuse_a_stranger(model, optimizer)
         batches = _batches(plan, group, world, data, batch, seed)
@@ -131,15 +134,3 @@ def _batches(
         seed=seed,
         coding=coding_of(plan, group, world.rank),
     )
-
-
-def _cluster(cluster: Cluster | str | Path | None, size: int) -> Cluster:
-    if cluster is None:
-        return Cluster.flat(size)
-    known = cluster if isinstance(cluster, Cluster) else read_cluster(Path(cluster))
-    if known.workers != size:
-        raise UsageError(
-            f"the cluster has {known.workers} workers, and {size} were started",
-            "start as many as it has, or describe those that were started",
-        )
-    return known

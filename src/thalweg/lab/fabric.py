@@ -1,0 +1,196 @@
+"""Namespaces, virtual interfaces, routes and shaping, through netlink.
+
+Everything is made inside the lab's own namespaces, so that two labs never meet and the machine's
+own network doesn't change. Neighbours are entered by hand: with 84 hosts, asking for addresses by
+broadcast is what breaks first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import NetNS
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import TC_H_ROOT
+
+from thalweg.errors import LabError
+from thalweg.lab.namespaces import create, delete, inside
+from thalweg.lab.shaping import ROOT, Shape, qdiscs
+from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac, prefix
+
+PERMANENT = 0x80  # a neighbour that is never asked for
+LINK_SCOPE = 253
+ON_LINK = 4
+SYSCTLS = {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    "net/ipv6/conf/default/disable_ipv6": "1",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+}
+
+
+Progress = Callable[[int, int], None]
+"""Called with how many parts are made, and of how many."""
+
+
+def build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> None:
+    """Make all of it; whoever calls removes what was made if this fails."""
+    names = wiring.namespaces()
+    cables = wiring.cables()
+    total = len(names) + len(cables)
+    for number, name in enumerate(names, start=1):
+        create(name)
+        with inside(name):
+            for sysctl, value in SYSCTLS.items():
+                with suppress(FileNotFoundError):  # a kernel without IPv6
+                    Path("/proc/sys", sysctl).write_text(value)
+        progress(number, total)
+    with Sockets() as sockets:
+        for name in names:
+            _up(sockets[name], "lo")
+        _add_address(sockets[wiring.spine], "lo", SPINE_ADDRESS)
+        for number, cable in enumerate(cables, start=len(names) + 1):
+            _lay(sockets, cable)
+            for port in (cable.near, cable.far):
+                shape(sockets, port, shapes.get(port, Shape()))
+            progress(number, total)
+
+
+class Sockets:
+    """A netlink socket into each namespace that was asked for."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, NetNS] = {}
+
+    def __getitem__(self, namespace: str) -> NetNS:
+        if namespace not in self._open:
+            self._open[namespace] = NetNS(namespace, flags=0)
+        return self._open[namespace]
+
+    def __enter__(self) -> Sockets:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for socket in self._open.values():
+            socket.close()
+
+
+def _lay(sockets: Sockets, cable: Cable) -> None:
+    near, far = sockets[cable.near.namespace], sockets[cable.far.namespace]
+    far.link(
+        "add",
+        kind="veth",
+        ifname=cable.far.device,
+        address=mac(cable.far, cable),
+        peer={
+            "ifname": cable.near.device,
+            "address": mac(cable.near, cable),
+            "net_ns_fd": cable.near.namespace,
+        },
+    )
+    _add_address(near, cable.near.device, cable.near_address)
+    _add_address(far, cable.far.device, cable.far_address)
+    inward, outward = _up(near, cable.near.device), _up(far, cable.far.device)
+    _know(near, inward, cable.far_address, mac(cable.far, cable))
+    _know(far, outward, cable.near_address, mac(cable.near, cable))
+    near.route("add", dst="default", gateway=GATEWAY, oif=inward, flags=ON_LINK)
+    far.route("add", dst=f"{cable.near_address}/32", oif=outward, scope=LINK_SCOPE)
+    if cable.behind != f"{cable.near_address}/32":
+        far.route("add", dst=cable.behind, gateway=cable.near_address, oif=outward, flags=ON_LINK)
+
+
+def _index(socket: NetNS, device: str) -> int:
+    found = socket.link_lookup(ifname=device)
+    if not found:
+        raise LabError(f"interface {device} is gone", "take the lab down and up again")
+    return int(found[0])
+
+
+def _up(socket: NetNS, device: str) -> int:
+    index = _index(socket, device)
+    socket.link("set", index=index, state="up")
+    return index
+
+
+def _add_address(socket: NetNS, device: str, address: str) -> None:
+    socket.addr("add", index=_index(socket, device), address=address, prefixlen=32)
+
+
+def _know(socket: NetNS, index: int, address: str, lladdr: str) -> None:
+    socket.neigh("add", ifindex=index, dst=address, lladdr=lladdr, state=PERMANENT)
+
+
+def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
+    """Shape what leaves this interface. Where only the rate changes, what is queued stays."""
+    socket = sockets[port.namespace]
+    index = _index(socket, port.device)
+    wanted_qdiscs = qdiscs(wanted)
+    if [q["kind"] for q in wanted_qdiscs] == [q.kind for q in _qdiscs(socket, index)]:
+        command = "change"
+    else:
+        command = "add"
+        with suppress(NetlinkError):
+            socket.tc("del", index=index, parent=TC_H_ROOT)
+    for parameters in wanted_qdiscs:
+        socket.tc(command, index=index, **parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the kernel says of a queueing discipline."""
+
+    kind: str
+    bits_per_second: float | None  # of a token bucket
+    sent_nbytes: int
+    drops: int
+    queued_nbytes: int
+
+
+def look(sockets: Sockets, port: Port) -> list[Measured]:
+    socket = sockets[port.namespace]
+    return _qdiscs(socket, _index(socket, port.device))
+
+
+def _qdiscs(socket: NetNS, index: int) -> list[Measured]:
+    """From the root on; the kernel's own default doesn't count."""
+    found = []
+    for message in socket.get_qdiscs(index=index):
+        if message["handle"] == 0 or message.get_attr("TCA_KIND") == "noqueue":
+            continue
+        found.append((message["handle"], _measured(message)))
+    return [measured for _, measured in sorted(found, key=lambda pair: pair[0])]
+
+
+def _measured(message: Any) -> Measured:
+    kind = message.get_attr("TCA_KIND")
+    stats = message.get_attr("TCA_STATS")
+    rate = None
+    if kind == "tbf":
+        rate = 8.0 * message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
+    return Measured(
+        kind=kind,
+        bits_per_second=rate,
+        sent_nbytes=stats["bytes"],
+        drops=stats["drop"],
+        queued_nbytes=stats["backlog"],
+    )
+
+
+def has_netem() -> bool:
+    """Whether this kernel delays packets; asked in a namespace that is gone afterwards."""
+    name = f"{prefix('netem')}{os.getpid()}"
+    create(name)
+    try:
+        with Sockets() as sockets:
+            sockets[name].tc("add", kind="netem", index=_up(sockets[name], "lo"), handle=ROOT)
+    except NetlinkError:
+        return False
+    finally:
+        delete(name)
+    return True

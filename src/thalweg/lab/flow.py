@@ -1,0 +1,103 @@
+"""A competing TCP flow through one link: a process that sends to itself, from one namespace into
+the next, as fast as TCP lets it.
+
+A socket stays in the namespace that it was made in, so one process holds both ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from contextlib import suppress
+from typing import NoReturn
+
+from thalweg.errors import LabError
+from thalweg.facts import Rate
+from thalweg.lab.namespaces import enter
+from thalweg.runtime.forked import fork
+
+AT_ONCE = 1 << 18  # bytes
+PACING_RATE = 47  # SO_MAX_PACING_RATE, which the socket module has no name for
+LOOK = 0.5  # seconds after which a flow sees whether its parent is there
+
+
+def start_flow(
+    source: str, target: str, address: str, rate: Rate | None, *, detached: bool = False
+) -> int:
+    """From one namespace to an address in another, until it is killed; its process id.
+
+    It ends with the process that started it, unless it is detached.
+    """
+    reads, writes = os.pipe()
+    parent = None if detached else os.getpid()
+    pid = fork(lambda: _be_flow(source, target, address, rate, parent, writes))
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        said = pipe.read()
+    if said:
+        raise LabError(f"no flow to {address}: {said}", "is the link cut? heal it first")
+    return pid
+
+
+def stop_flow(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):  # another process started it
+        os.waitpid(pid, 0)
+
+
+def _be_flow(
+    source: str, target: str, address: str, rate: Rate | None, parent: int | None, told: int
+) -> NoReturn:
+    try:
+        os.setsid()
+        _let_go_of_all_but(told)
+        sender, receiver = _connect(source, target, address, rate)
+        os.close(told)
+        _flow(sender, receiver, parent)
+    except OSError as error:
+        with suppress(OSError):  # told long ago that all is well
+            os.write(told, str(error).encode())
+    finally:
+        os._exit(0)
+
+
+def _let_go_of_all_but(kept: int) -> None:
+    """Pipes and sockets of whoever forked us must close when that process ends."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _connect(
+    source: str, target: str, address: str, rate: Rate | None
+) -> tuple[socket.socket, socket.socket]:
+    enter(target)
+    listener = socket.create_server((address, 0))
+    enter(source)
+    sender = socket.socket()
+    sender.settimeout(5.0)
+    if rate is not None:
+        pace = min(round(rate.bits_per_second / 8), 2**32 - 2)
+        sender.setsockopt(socket.SOL_SOCKET, PACING_RATE, pace)
+    sender.connect(listener.getsockname())
+    receiver, _ = listener.accept()
+    listener.close()
+    return sender, receiver
+
+
+def _flow(sender: socket.socket, receiver: socket.socket, parent: int | None) -> None:
+    sender.setblocking(False)
+    receiver.setblocking(False)
+    data, room = bytes(AT_ONCE), bytearray(AT_ONCE)
+    while parent is None or os.getppid() == parent:
+        readable, writable, _ = select.select([receiver], [sender], [], LOOK)
+        with suppress(BlockingIOError):
+            if readable and not receiver.recv_into(room):
+                return
+            if writable:
+                sender.send(data)

@@ -1,0 +1,263 @@
+"""A cluster on one machine: every host with an address, a NIC and a rack of its own, on real TCP.
+
+with Lab(racks=2, hosts=4, nic="200mbit", uplink="50mbit") as lab:
+    results = lab.run(work)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from thalweg.errors import LabError
+from thalweg.facts import Cluster, Duration, Rate
+from thalweg.lab import registry
+from thalweg.lab.director import EventDirector
+from thalweg.lab.event import Event
+from thalweg.lab.fabric import Progress, build, has_netem
+from thalweg.lab.links import Links, host_called
+from thalweg.lab.namespaces import processes, remove
+from thalweg.lab.place import LabPlace
+from thalweg.lab.registry import Record
+from thalweg.lab.shaping import declared
+from thalweg.lab.wiring import Wiring
+from thalweg.runtime.crew import OnLine, OnMessage
+from thalweg.runtime.forked import RESTARTS_VARIABLE
+from thalweg.runtime.place import Place
+from thalweg.runtime.supervisor import Report, ignore, print_prefixed, run_workers
+
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+EventLike = Event | Mapping[str, Any]
+
+
+def no_progress(done: int, total: int) -> None:
+    pass
+
+
+class Lab:
+    """Not there before `up()`, and gone after `down()`; `with` does both.
+
+    racks, hosts   so many racks of so many hosts; uneven ones as a list, `hosts=[5, 3, 4]`
+    nic, uplink    rates, one for all or a list; an uplink of None is never the bottleneck
+    latency        what crossing an uplink adds, each way (needs netem in the kernel)
+    loss           the share of packets that uplinks lose (needs netem too)
+    interleaved    ranks go round the racks instead of rack by rack
+    without_netem  refuse a lab with latency or loss if the kernel has no netem, or go on without
+    """
+
+    def __init__(
+        self,
+        racks: int | None = None,
+        hosts: int | Sequence[int] = 4,
+        nic: Rate | str | Sequence[Rate | str] = "1gbit",
+        uplink: Rate | str | Sequence[Rate | str] | None = None,
+        *,
+        latency: Duration | str | None = None,
+        interleaved: bool = False,
+        loss: float = 0.0,
+        name: str | None = None,
+        without_netem: Literal["refuse", "go on"] = "refuse",
+    ) -> None:
+        sizes = [hosts] * (1 if racks is None else racks) if isinstance(hosts, int) else list(hosts)
+        if racks is not None and len(sizes) != racks:
+            raise LabError(
+                f"{racks} racks, but hosts for {len(sizes)}",
+                "give hosts for each, or leave racks out",
+            )
+        cluster = Cluster.regular(sizes, nic=nic, uplink=uplink, interleaved=interleaved)
+        self._plan(cluster, name, loss, without_netem)
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        *,
+        name: str | None = None,
+        loss: float = 0.0,
+        without_netem: Literal["refuse", "go on"] = "refuse",
+    ) -> Self:
+        """This cluster, as it is declared."""
+        lab = cls.__new__(cls)
+        lab._plan(cluster, name, loss, without_netem)
+        return lab
+
+    @classmethod
+    def find(cls, name: str | None = None) -> Self:
+        """One that is up; without a name the only one."""
+        if name is None:
+            there = registry.names()
+            if len(there) != 1:
+                known = f"there are {', '.join(there)}" if there else "none is up"
+                raise LabError(f"which lab? {known}", "give its name, or make one with `lab up`")
+            name = there[0]
+        record = registry.find(name)
+        lab = cls.of(record.cluster, name=name, loss=record.loss, without_netem="go on")
+        lab._record = record
+        return lab
+
+    def _plan(self, cluster: Cluster, name: str | None, loss: float, without_netem: str) -> None:
+        if not 0 <= loss < 1:
+            raise LabError(f"a link can't lose a share of {loss}", "give 0 to below 1")
+        self.cluster = cluster
+        self._name = name
+        self._loss = loss
+        self._without_netem = without_netem
+        self._record: Record | None = None
+        Wiring(name or "lab", cluster)  # refuses what can't be wired
+        declared(cluster, loss=loss, netem=True)  # and shaped
+
+    # Up and down
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.down()
+
+    def up(self, *, owned: bool = True, progress: Progress = no_progress) -> None:
+        """Build it. An owned lab ends with this process at the latest."""
+        sweep()
+        netem, notes = self._what_is_possible()
+        self._record = registry.enrol(
+            self._name, self.cluster, loss=self._loss, netem=netem, notes=notes, owned=owned
+        )
+        try:
+            build(self.wiring, self.links.declared_ports(), progress)
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Every process in it ends, and nothing of it is left."""
+        if self._record is not None:
+            self.links.end_flows()
+            take_down(self._record.name)
+            self._record = None
+
+    def _what_is_possible(self) -> tuple[bool, list[str]]:
+        """Whether netem is used, and what to tell."""
+        notes = [
+            "rates by token buckets (TBF) on both ends of every link",
+            f"TCP congestion control: {CONGESTION.read_text().strip()}",
+        ]
+        wanted = declared(self.cluster, loss=self._loss, netem=True).values()
+        if not any(shape.needs_netem for shape in wanted):
+            return False, notes
+        if has_netem():
+            return True, [*notes, "latency and loss of uplinks by netem"]
+        if self._without_netem == "refuse":
+            raise LabError(
+                "this kernel has no netem, so links can't have latency or loss",
+                "load sch_netem, leave them out, or go on without them (without_netem='go on')",
+            )
+        return False, [*notes, "NO latency or loss on uplinks: this kernel has no netem"]
+
+    # What is there
+
+    @property
+    def record(self) -> Record:
+        if self._record is None:
+            raise LabError("the lab isn't up", "use it in a `with`, or call up() first")
+        return self._record
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def wiring(self) -> Wiring:
+        return Wiring(self.name, self.cluster)
+
+    @property
+    def links(self) -> Links:
+        """To degrade, cut and fill them."""
+        return Links(self.record, self.wiring)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the lab is made of here, and what was asked for and can't be had."""
+        return self.record.notes
+
+    @property
+    def place(self) -> Place:
+        return LabPlace(self.record, self.wiring)
+
+    def processes(self) -> dict[str, list[int]]:
+        """Who runs on each host, by its name."""
+        found = processes([self.wiring.host(host) for host in self.wiring.hosts])
+        return {host: found.get(self.wiring.host(host), []) for host in self.wiring.hosts}
+
+    # Work and events
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        events: Iterable[EventLike] = (),
+        timeout: str = "1h",
+        process_group: bool = True,
+        on_message: OnMessage = ignore,
+        on_line: OnLine = print_prefixed,
+        debug: bool | None = None,
+    ) -> list[Any]:
+        """Run `function(rank, report, *arguments)` on every host, in a fork of this process; what
+        each returned, by rank, or the first error with its host.
+
+        torch.distributed is set up over Gloo, unless `process_group` is False. Lines that workers
+        print are shown as they come; `report({...})` calls `on_message(rank, {...})` here, and with
+        a `"step"` in it tells how far the rank is, for events at a step. What a worker returns
+        travels as JSON. One that an event killed has returned None; one that was restarted runs
+        the function anew, without a process group: the others' can't be entered again.
+        """
+        seconds = Duration.parse(timeout).seconds
+
+        def work(rank: int, report: Report) -> dict[str, Any]:
+            import torch.distributed as dist
+
+            grouped = process_group and os.environ[RESTARTS_VARIABLE] == "0"
+            if grouped:
+                dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+            value = function(rank, report, *arguments)
+            if grouped and dist.is_initialized():
+                dist.destroy_process_group()
+            return {"value": value}
+
+        results = run_workers(
+            self.cluster.workers,
+            work,
+            timeout=seconds,
+            place=self.place,
+            director=self.director(events),
+            on_message=on_message,
+            on_line=on_line,
+            debug=debug,
+        )
+        return [result.get("value") for result in results]
+
+    def director(self, events: Iterable[EventLike]) -> EventDirector:
+        """Makes these events happen to a run at `place`."""
+        return EventDirector(self, [Event.parse(event) for event in events])
+
+    def ranks(self, host: int | str) -> tuple[int, ...]:
+        return host_called(self.cluster, host).ranks
+
+    def restore(self) -> None:
+        """All links as they were declared, and no flows."""
+        self.links.restore(self.links.all())
+
+
+def sweep() -> list[str]:
+    """Remove labs whose owner is gone; their names."""
+    gone = registry.abandoned()
+    for name in gone:
+        take_down(name)
+    return gone
+
+
+def take_down(name: str) -> None:
+    remove(name)
+    registry.strike_off(name)

@@ -1,0 +1,171 @@
+"""Changing the links of a lab that is up, from whichever process: degraded, cut, filled by others.
+
+What differs from the declared cluster is kept in the lab's folder, so that whoever heals a link
+knows at which rate it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thalweg.errors import LabError
+from thalweg.facts import Cluster, Host, Link, Rack, Rate
+from thalweg.lab.event import BOTH, Direction
+from thalweg.lab.fabric import Sockets, look, shape
+from thalweg.lab.flow import start_flow, stop_flow
+from thalweg.lab.registry import Record, State
+from thalweg.lab.shaping import Shape, declared
+from thalweg.lab.wiring import SPINE_ADDRESS, Port, Wiring
+
+
+class Links:
+    def __init__(self, record: Record, wiring: Wiring) -> None:
+        self._record = record
+        self._wiring = wiring
+        self._declared = declared(record.cluster, loss=record.loss, netem=record.netem)
+
+    def all(self) -> list[Link]:
+        return list(self._declared)
+
+    def of(
+        self,
+        *,
+        rack: int | str | None = None,
+        host: int | str | None = None,
+        directions: Sequence[Direction] = BOTH,
+    ) -> list[Link]:
+        """The uplink of a rack, or the NIC of a host."""
+        if (rack is None) == (host is None):
+            raise LabError("a link belongs to a rack or to a host", "name one of the two")
+        if rack is not None:
+            owner = rack_called(self._record.cluster, rack).name
+            return [Link("uplink", owner, direction) for direction in directions]
+        owner = host_called(self._record.cluster, host or 0).name
+        return [Link("nic", owner, direction) for direction in directions]
+
+    def declared_ports(self) -> dict[Port, Shape]:
+        return {self._wiring.port(link): wanted for link, wanted in self._declared.items()}
+
+    def degrade(self, links: Iterable[Link], rate: Rate) -> None:
+        Shape(rate=rate)  # refuses what can't be had
+        with self._record.changing() as state:
+            for link in links:
+                state.rates[str(link)] = str(rate)
+                self._apply(link, state)
+
+    def restore(self, links: Iterable[Link]) -> None:
+        """As they were declared: whole, and nobody else's flows in them."""
+        with self._record.changing() as state:
+            for link in links:
+                for pid in state.flows.pop(str(link), []):
+                    stop_flow(pid)
+                changed = state.rates.pop(str(link), None) is not None
+                if str(link) in state.cuts:
+                    state.cuts.remove(str(link))
+                    changed = True
+                if changed:
+                    self._apply(link, state)
+
+    def cut(self, links: Iterable[Link]) -> None:
+        with self._record.changing() as state:
+            for link in links:
+                if str(link) not in state.cuts:
+                    state.cuts.append(str(link))
+                    self._apply(link, state)
+
+    def heal(self, links: Iterable[Link]) -> None:
+        with self._record.changing() as state:
+            for link in links:
+                if str(link) in state.cuts:
+                    state.cuts.remove(str(link))
+                    self._apply(link, state)
+
+    def fill(
+        self,
+        links: Iterable[Link],
+        *,
+        flows: int = 1,
+        rate: Rate | None = None,
+        detached: bool = False,
+    ) -> None:
+        """Competing TCP flows, each through one of these links alone."""
+        with self._record.changing() as state:
+            for link in links:
+                source, target, address = self._ends(link)
+                for _ in range(flows):
+                    pid = start_flow(source, target, address, rate, detached=detached)
+                    state.flows.setdefault(str(link), []).append(pid)
+
+    def end_flows(self) -> None:
+        with self._record.changing() as state:
+            for pids in state.flows.values():
+                for pid in pids:
+                    stop_flow(pid)
+            state.flows.clear()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every link as it is now: what is wanted, and what the kernel counts."""
+        state = self._record.state()
+        with Sockets() as sockets:
+            return [self._row(sockets, link, state) for link in self._declared]
+
+    def _row(self, sockets: Sockets, link: Link, state: State) -> dict[str, Any]:
+        root = next(iter(reversed(look(sockets, self._wiring.port(link)))), None)
+        wanted = self._declared[link]
+        return {
+            "link": link.kind,
+            "owner": link.owner,
+            "direction": link.direction,
+            "declared": None if wanted.rate is None else str(wanted.rate),
+            "rate": None
+            if root is None or root.bits_per_second is None
+            else str(Rate(root.bits_per_second)),
+            "cut": str(link) in state.cuts,
+            "flows": len(state.flows.get(str(link), [])),
+            "latency_ms": 1000 * wanted.delay,
+            "loss": wanted.loss,
+            "sent_bytes": 0 if root is None else root.sent_nbytes,
+            "drops": 0 if root is None else root.drops,
+        }
+
+    def _apply(self, link: Link, state: State) -> None:
+        wanted = replace(self._declared[link], cut=str(link) in state.cuts)
+        if str(link) in state.rates:
+            wanted = replace(wanted, rate=Rate.parse(state.rates[str(link)]))
+        with Sockets() as sockets:
+            shape(sockets, self._wiring.port(link), wanted)
+
+    def _ends(self, link: Link) -> tuple[str, str, str]:
+        """Namespaces from and to, and the address there, of a flow through this link alone."""
+        wiring = self._wiring
+        if link.kind == "uplink":
+            number = [rack.name for rack in self._record.cluster.racks].index(link.owner)
+            near, far = wiring.rack(number), wiring.spine
+            near_address, far_address = wiring.rack_address(number), SPINE_ADDRESS
+        else:
+            number, _ = wiring.hosts[link.owner]
+            near, far = wiring.host(link.owner), wiring.rack(number)
+            near_address, far_address = wiring.address(link.owner), wiring.rack_address(number)
+        if link.direction == "out":
+            return near, far, far_address
+        return far, near, near_address
+
+
+def rack_called(cluster: Cluster, rack: int | str) -> Rack:
+    """By its number from 0, or its name."""
+    for number, found in enumerate(cluster.racks):
+        if rack in (number, found.name):
+            return found
+    raise LabError(f"there is no rack {rack!r}", f"there are {len(cluster.racks)}, numbered from 0")
+
+
+def host_called(cluster: Cluster, host: int | str) -> Host:
+    """By a rank that lives there, or its name."""
+    for found in cluster.hosts:
+        if host == found.name or host in found.ranks:
+            return found
+    raise LabError(
+        f"there is no host {host!r}", f"give a rank from 0 to {cluster.workers - 1}, or a name"
+    )

@@ -1,0 +1,110 @@
+"""Network namespaces: made, entered, searched for processes, and removed.
+
+They have names, in the folder that `ip netns` uses, so that a person can look into a lab with
+`ip netns exec`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from pyroute2 import netns
+
+from thalweg.errors import LabError
+from thalweg.lab.wiring import prefix
+
+RUN = Path("/var/run/netns")
+CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
+MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+PATIENCE = 10.0  # seconds for killed processes to be gone
+
+
+@contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """This thread is in that namespace meanwhile."""
+    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter(namespace)
+        yield
+    finally:
+        netns.setns(here)
+        os.close(here)
+
+
+def enter(namespace: str) -> None:
+    netns.setns(namespace, flags=0)
+
+
+def settle_in(name: str, hosts: Path) -> None:
+    """Give this process the host's name, and a host table of its own; without rights to that, it
+    goes on with the machine's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS | CLONE_NEWUTS) != 0:
+        return
+    with suppress(OSError):
+        socket.sethostname(name)
+    if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0:
+        libc.mount(bytes(hosts), b"/etc/hosts", None, MS_BIND, None)
+
+
+def create(name: str) -> None:
+    try:
+        netns.create(name)
+    except OSError as error:
+        raise refused(error) from None
+
+
+def delete(name: str) -> None:
+    with suppress(FileNotFoundError):
+        netns.remove(name)
+
+
+def refused(error: OSError) -> LabError:
+    """Why this machine has no lab, and what there is instead."""
+    instead = "use local workers without shaping instead (--workers N)"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return LabError(
+            "the lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN) to make network namespaces",
+            f"run it with sudo or in a privileged container, or {instead}",
+        )
+    if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return LabError("this kernel has no network namespaces or virtual interfaces", instead)
+    return LabError(f"the lab can't be built: {error.strerror or error}", instead)
+
+
+def processes(namespaces: list[str]) -> dict[str, list[int]]:
+    """Who is in each of them."""
+    names = {}
+    for name in namespaces:
+        with suppress(OSError):
+            names[(RUN / name).stat().st_ino] = name
+    found: dict[str, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                inode = (entry / "ns" / "net").stat().st_ino
+                if inode in names:
+                    found[names[inode]].append(int(entry.name))
+    return dict(found)
+
+
+def remove(lab: str) -> None:
+    """Every process and namespace of a lab, complete or not."""
+    names = [name for name in netns.listnetns() if name.startswith(prefix(lab))]
+    deadline = monotonic() + PATIENCE
+    while (left := processes(names)) and monotonic() < deadline:
+        for pid in (pid for pids in left.values() for pid in pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        sleep(0.02)
+    for name in names:
+        delete(name)

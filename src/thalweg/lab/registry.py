@@ -1,0 +1,180 @@
+"""Which labs there are, in a folder each: its cluster, its owner, and what was changed in it.
+
+A lab with an owner lives as long as that process; `sweep` finds those whose owner is gone. One
+without, as `thalweg lab up` makes it, lives until it is taken down. The folder is there before the
+first namespace is made and goes after the last one, so nothing of a lab is ever without it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import psutil
+
+from thalweg.errors import LabError
+from thalweg.facts import Cluster, format_cluster, read_cluster
+from thalweg.lab.namespaces import refused
+from thalweg.lab.wiring import Wiring
+
+ROOT = Path("/run/thalweg/labs")
+MOST_LABS = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """What differs from the cluster as it was declared; links by their text."""
+
+    rates: dict[str, str] = field(default_factory=dict)
+    cuts: list[str] = field(default_factory=list)
+    flows: dict[str, list[int]] = field(default_factory=dict)  # process ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A lab's folder."""
+
+    name: str
+    cluster: Cluster
+    loss: float
+    netem: bool  # whether uplinks delay and lose
+    notes: list[str]
+    owner: tuple[int, float] | None  # process id, and when that began
+
+    @property
+    def cluster_file(self) -> Path:
+        return ROOT / self.name / "cluster.toml"
+
+    @property
+    def hosts_file(self) -> Path:
+        return ROOT / self.name / "hosts"
+
+    def abandoned(self) -> bool:
+        return self.owner is not None and _began(self.owner[0]) != self.owner[1]
+
+    @contextmanager
+    def changing(self) -> Iterator[State]:
+        """The state, for one process at a time; kept unless an error leaves."""
+        path = ROOT / self.name / "state.json"
+        try:
+            stream = path.open("r+")
+        except FileNotFoundError:
+            raise LabError(f"lab {self.name!r} isn't up", "see `thalweg lab status`") from None
+        with stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            state = State(**json.load(stream))
+            yield state
+            stream.seek(0)
+            json.dump(asdict(state), stream)
+            stream.truncate()
+
+    def state(self) -> State:
+        with self.changing() as state:
+            return state
+
+
+def enrol(
+    name: str | None,
+    cluster: Cluster,
+    *,
+    loss: float,
+    netem: bool,
+    notes: list[str],
+    owned: bool,
+) -> Record:
+    """A new lab under this name, or under the first of lab1, lab2, ... that is free."""
+    try:
+        ROOT.mkdir(parents=True, exist_ok=True)
+        for candidate in [name] if name else (f"lab{n}" for n in range(1, MOST_LABS)):
+            record = Record(
+                name=candidate,
+                cluster=cluster,
+                loss=loss,
+                netem=netem,
+                notes=notes,
+                owner=(os.getpid(), _began(os.getpid())) if owned else None,
+            )
+            if _write(record):
+                return record
+    except OSError as error:
+        raise refused(error) from None
+    raise LabError(
+        f"there is a lab {name!r} already" if name else f"there are {MOST_LABS} labs already",
+        "take another name, or take that one down with `thalweg lab down`",
+    )
+
+
+def strike_off(name: str) -> None:
+    shutil.rmtree(ROOT / name, ignore_errors=True)
+
+
+def find(name: str) -> Record:
+    try:
+        about = json.loads((ROOT / name / "lab.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        there = ", ".join(names()) or "none"
+        raise LabError(
+            f"there is no lab {name!r}", f"make one with `thalweg lab up`; there is: {there}"
+        ) from None
+    owner = about["owner"]
+    return Record(
+        name=name,
+        cluster=read_cluster(ROOT / name / "cluster.toml"),
+        loss=about["loss"],
+        netem=about["netem"],
+        notes=about["notes"],
+        owner=None if owner is None else (owner[0], owner[1]),
+    )
+
+
+def names() -> list[str]:
+    with suppress(FileNotFoundError):
+        return sorted(path.name for path in ROOT.iterdir() if not path.name.startswith("."))
+    return []
+
+
+def abandoned() -> list[str]:
+    """Labs whose owner is gone, and half-written ones that nobody will finish."""
+    found = []
+    for name in names():
+        with suppress(LabError):
+            if find(name).abandoned():
+                found.append(name)
+    return found
+
+
+def _write(record: Record) -> bool:
+    """All of the folder at once, or False if there is one by that name."""
+    folder = Path(mkdtemp(prefix=".", dir=ROOT))
+    about: dict[str, Any] = {
+        "owner": record.owner,
+        "loss": record.loss,
+        "netem": record.netem,
+        "notes": record.notes,
+    }
+    (folder / "lab.json").write_text(json.dumps(about))
+    (folder / "state.json").write_text(json.dumps(asdict(State())))
+    (folder / "cluster.toml").write_text(format_cluster(record.cluster), encoding="utf-8")
+    (folder / "hosts").write_text(Wiring(record.name, record.cluster).host_table())
+    folder.chmod(0o755)
+    try:
+        folder.rename(ROOT / record.name)
+    except OSError:
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
+def _began(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return -1.0

@@ -1,0 +1,148 @@
+"""Names and addresses in a lab: a routed leaf-spine, no bridges.
+
+    spine ─ r0 ══ up ─ rack 0 ─ h0 ══ eth0 ─ host 0
+          │                   └ h1 ══ eth0 ─ host 1
+          └ r1 ══ up ─ rack 1 ─ ...
+
+Each name is a network namespace, each ══ a pair of virtual interfaces. What leaves an interface is
+shaped there: a link's way `out` of a host at `eth0`, its way `in` at the rack's end. Host h of rack
+r has the address 10.84.r.(h+1), rack r 10.85.r.1, the spine 10.84.255.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from thalweg.errors import LabError
+from thalweg.facts import Cluster, Link
+
+HOST_DEVICE = "eth0"
+SPINE_ADDRESS = "10.84.255.1"
+GATEWAY = "169.254.1.1"  # what a host calls its rack, and a rack the spine
+MOST_RACKS = 255
+MOST_HOSTS = 254  # in a rack
+_LAB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+
+
+class Port(NamedTuple):
+    """An interface in a namespace: where one direction of a link is shaped."""
+
+    namespace: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cable:
+    """A link: `near` belongs to its owner, `far` is one level up."""
+
+    near: Port
+    far: Port
+    near_address: str
+    far_address: str
+    behind: str  # the addresses that the far end reaches through it
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How a cluster is laid out under a lab's name."""
+
+    lab: str
+    cluster: Cluster
+    hosts: dict[str, tuple[int, int]] = field(init=False, repr=False)  # rack and slot by name
+
+    def __post_init__(self) -> None:
+        if not _LAB_NAME.fullmatch(self.lab):
+            raise LabError(
+                f"{self.lab!r} is no name for a lab",
+                "take up to 32 lower-case letters, digits, _ and -",
+            )
+        racks = self.cluster.racks
+        largest = max(len(rack.hosts) for rack in racks)
+        if len(racks) > MOST_RACKS or largest > MOST_HOSTS:
+            raise LabError(
+                f"{len(racks)} racks of up to {largest} hosts are more than there are addresses",
+                f"take at most {MOST_RACKS} racks, and {MOST_HOSTS} hosts in each",
+            )
+        places = {
+            host.name: (number, slot)
+            for number, rack in enumerate(racks)
+            for slot, host in enumerate(rack.hosts)
+        }
+        object.__setattr__(self, "hosts", places)
+
+    @property
+    def spine(self) -> str:
+        return f"{prefix(self.lab)}@spine"
+
+    def rack(self, number: int) -> str:
+        return f"{prefix(self.lab)}@{self.cluster.racks[number].name}"
+
+    def host(self, name: str) -> str:
+        return f"{prefix(self.lab)}{name}"
+
+    def host_of(self, rank: int) -> str:
+        return self.host(self.cluster.host(rank).name)
+
+    def namespaces(self) -> list[str]:
+        racks = [self.rack(number) for number in range(len(self.cluster.racks))]
+        return [self.spine, *racks, *map(self.host, self.hosts)]
+
+    def address(self, host: str) -> str:
+        rack, slot = self.hosts[host]
+        return f"10.84.{rack}.{slot + 1}"
+
+    def rack_address(self, number: int) -> str:
+        return f"10.85.{number}.1"
+
+    def uplink(self, number: int) -> Cable:
+        return Cable(
+            near=Port(self.rack(number), "up"),
+            far=Port(self.spine, f"r{number}"),
+            near_address=self.rack_address(number),
+            far_address=GATEWAY,
+            behind=f"10.84.{number}.0/24",
+        )
+
+    def nic(self, host: str) -> Cable:
+        rack, slot = self.hosts[host]
+        address = self.address(host)
+        return Cable(
+            near=Port(self.host(host), HOST_DEVICE),
+            far=Port(self.rack(rack), f"h{slot}"),
+            near_address=address,
+            far_address=GATEWAY,
+            behind=f"{address}/32",
+        )
+
+    def host_table(self) -> str:
+        """As /etc/hosts has it; torch looks up IPv4 addresses in the clothes of IPv6 ones."""
+        addresses = {"spine": SPINE_ADDRESS, **{host: self.address(host) for host in self.hosts}}
+        lines = ["127.0.0.1 localhost"]
+        for name, address in addresses.items():
+            lines += [f"{address} {name}", f"::ffff:{address} {name}"]
+        return "\n".join(lines) + "\n"
+
+    def cables(self) -> list[Cable]:
+        uplinks = [self.uplink(number) for number in range(len(self.cluster.racks))]
+        return uplinks + [self.nic(host) for host in self.hosts]
+
+    def port(self, link: Link) -> Port:
+        """Where this direction is shaped."""
+        if link.kind == "nic":
+            cable = self.nic(link.owner)
+        else:
+            names = [rack.name for rack in self.cluster.racks]
+            cable = self.uplink(names.index(link.owner))
+        return cable.near if link.direction == "out" else cable.far
+
+
+def prefix(lab: str) -> str:
+    """What the names of all of a lab's namespaces begin with, and those of no other's."""
+    return f"thalweg.{lab}."
+
+
+def mac(port: Port, cable: Cable) -> str:
+    """Fixed, so that nobody needs to ask for it: two ends of a cable are all that meet."""
+    return "02:54:00:00:00:01" if port == cable.near else "02:54:00:00:00:02"
