@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from thalweg.bench.figures import Trial, row_of, row_of_failure
@@ -20,18 +19,45 @@ from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, ThalwegError
-from thalweg.lab import Event
-from thalweg.runtime.supervisor import Report, Work
+from thalweg.lab import Event, Lab
+from thalweg.runtime.crew import OnMessage
+from thalweg.runtime.supervisor import Report, Work, run_workers
 from thalweg.training.averager import is_native
 
 Row = dict[str, Any]
-OnMessage = Callable[[int, dict[str, Any]], None]
-RunAll = Callable[[Work, OnMessage], Sequence[Mapping[str, Any] | None]]
-"""Runs fresh workers in the scenario's cluster and returns their results by rank; nothing, or
-None, for one that an event has ended."""
+RunAll = Callable[[Work, OnMessage], Trial]
+"""Runs fresh workers in the scenario's cluster; `side_by_side` and `in_lab` make one."""
 Progress = Callable[[int, int, str], None]
 """Called with how many steps are done, of how many, and under which plan."""
 TIMEOUT = "5min"  # for a worker to wait for another
+
+
+def side_by_side(workers: int) -> RunAll:
+    """On this machine, where links have no rates and no events happen."""
+
+    def run_all(work: Work, on_message: OnMessage) -> Trial:
+        return Trial(results=run_workers(workers, work, timeout=None, on_message=on_message))
+
+    return run_all
+
+
+def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
+    """In the lab, whose links are as declared when a run begins."""
+
+    def run_all(work: Work, on_message: OnMessage) -> Trial:
+        lab.restore()
+        director = lab.director(events)
+        results = run_workers(
+            lab.cluster.workers,
+            work,
+            timeout=None,
+            place=lab.place,
+            director=director,
+            on_message=on_message,
+        )
+        return Trial(results=results, fired=tuple(director.fired))
+
+    return run_all
 
 
 def compare(scenario: Scenario, run_all: RunAll, progress: Progress) -> list[Row]:
@@ -43,9 +69,9 @@ def compare(scenario: Scenario, run_all: RunAll, progress: Progress) -> list[Row
     for repeat in range(scenario.repeats):
         for sync in scenario.syncs:
             if sync not in errors:
-                watch = _Watch(scenario.events, partial(_tell, progress, done, total, sync))
+                told = partial(_tell, progress, done, total, sync)
                 try:
-                    trials[sync].append(_trial(scenario, sync, repeat, run_all, watch))
+                    trials[sync].append(_trial(scenario, sync, repeat, run_all, told))
                 except LabError:
                     raise
                 except ThalwegError as error:
@@ -54,11 +80,16 @@ def compare(scenario: Scenario, run_all: RunAll, progress: Progress) -> list[Row
     return [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
 
 
-def _tell(progress: Progress, before: int, total: int, sync: str, step: int) -> None:
-    progress(before + step, total, sync)
+def _tell(
+    progress: Progress, before: int, total: int, sync: str, rank: int, message: Mapping[str, Any]
+) -> None:
+    if rank == 0:  # one is enough for a bar
+        progress(before + message["step"], total, sync)
 
 
-def _trial(scenario: Scenario, sync: str, repeat: int, run_all: RunAll, watch: _Watch) -> Trial:
+def _trial(
+    scenario: Scenario, sync: str, repeat: int, run_all: RunAll, on_message: OnMessage
+) -> Trial:
     recipe = Recipe(
         steps=scenario.steps,
         batch=scenario.batch,
@@ -70,38 +101,7 @@ def _trial(scenario: Scenario, sync: str, repeat: int, run_all: RunAll, watch: _
     def work(rank: int, report: Report) -> dict[str, Any]:
         return result_of(train(scenario.job, sync, recipe, report))
 
-    results = run_all(work, watch.hear)
-    alive = {rank: result for rank, result in enumerate(results) if result}
-    return Trial(results=alive, happened={rank: watch.happened(rank) for rank in alive})
-
-
-class _Watch:
-    """Hears every rank's steps, and so knows at which one each event came."""
-
-    def __init__(self, events: Sequence[Event], progress: Callable[[int], None]) -> None:
-        self._events = events
-        self._progress = progress
-        self._start = monotonic()
-        self._heard: dict[int, list[tuple[float, int]]] = {}  # by rank: when it ended a step
-
-    def hear(self, rank: int, message: Mapping[str, Any]) -> None:
-        step = message["step"]
-        self._heard.setdefault(rank, []).append((monotonic() - self._start, step))
-        self._progress(step)
-
-    def happened(self, rank: int) -> list[int | None]:
-        """After how many of this rank's steps each event came; None if it hasn't."""
-        heard = self._heard.get(rank, [])
-        return [_steps_before(event, heard) for event in self._events]
-
-
-def _steps_before(event: Event, heard: Sequence[tuple[float, int]]) -> int | None:
-    ended, last = heard[-1] if heard else (0.0, 0)
-    if event.at is None:
-        return event.at_step if (event.at_step or 0) < last else None
-    if event.at.seconds >= ended:
-        return None
-    return max((step for at, step in heard if at <= event.at.seconds), default=0)
+    return run_all(work, on_message)
 
 
 def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | None) -> Row:

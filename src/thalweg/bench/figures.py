@@ -13,38 +13,35 @@ as long as, stretch by stretch, its slowest rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, quantiles
 from typing import Any
 
 from thalweg.bench.scenario import Scenario
+from thalweg.lab.director import Fired
 
 Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run: what each worker that lived to its end has to say, and after which of its steps
-    each event came, None if it hasn't."""
+    """One run: every worker's result by rank, nothing for one that was killed, and what happened
+    meanwhile."""
 
-    results: Mapping[int, Result]
-    happened: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
-
-    def steps_of(self, rank: int, key: str) -> dict[int, float]:
-        """Seconds or losses by step, from 1."""
-        result = self.results[rank]
-        return dict(enumerate(result[key], start=result["first_step"] + 1))
-
-    def by_step(self, key: str) -> dict[int, float]:
-        """Their mean over the ranks that took the step."""
-        courses = [self.steps_of(rank, key) for rank in self.results]
-        steps = sorted(set().union(*courses))
-        return {step: fmean(c[step] for c in courses if step in c) for step in steps}
+    results: Sequence[Result | None]
+    fired: Sequence[Fired] = ()
 
     @property
-    def first(self) -> Result:
-        return next(iter(self.results.values()))
+    def told(self) -> list[Result]:
+        """The results there are."""
+        return [result for result in self.results if result]
+
+    def by_step(self, key: str) -> dict[int, float]:
+        """Seconds or losses by step: the mean over the ranks that took it."""
+        courses = [_steps(result, key) for result in self.told]
+        steps = sorted(set().union(*courses))
+        return {step: fmean(c[step] for c in courses if step in c) for step in steps}
 
 
 def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -53,7 +50,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
     pooled = [seconds for one in counted for seconds in one]
     to_target = [_seconds_to_target(scenario, trial) for trial in trials]
     everything = [_seconds_until(trial, scenario.steps) for trial in trials]
-    metrics = [trial.first["metric"] for trial in trials]
+    metrics = [trial.told[0]["metric"] for trial in trials]
     drifts = [_drift(trial) for trial in trials]
     return {
         "sync": sync,
@@ -73,7 +70,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
                 "seconds_all": whole,
                 "metric": metric,
                 "drift": drift,
-                "evaluations": trial.first["evaluations"],
+                "evaluations": trial.told[0]["evaluations"],
             }
             for trial, one, target, whole, metric, drift in zip(
                 trials, counted, to_target, everything, metrics, drifts, strict=True
@@ -97,20 +94,26 @@ def row_of_failure(sync: str, error: str) -> dict[str, Any]:
     return {"sync": sync, **dict.fromkeys(figures), "error": error}
 
 
+def _steps(result: Result, key: str) -> dict[int, float]:
+    """One worker's seconds or losses by step, from 1."""
+    return dict(enumerate(result[key], start=result["first_step"] + 1))
+
+
 def _counted(scenario: Scenario, trial: Trial) -> list[float]:
     """Seconds of every step of every rank that counts."""
-    found = []
-    for rank in trial.results:
-        seconds = trial.steps_of(rank, "seconds")
-        steps = scenario.counted(trial.happened.get(rank, ()))
-        found += [seconds[step] for step in steps if step in seconds]
-    return found
+    steps = set(scenario.counted(fired.step for fired in trial.fired))
+    return [
+        seconds
+        for result in trial.told
+        for step, seconds in _steps(result, "seconds").items()
+        if step in steps
+    ]
 
 
 def _seconds_to_target(scenario: Scenario, trial: Trial) -> float | None:
     if scenario.target is None:
         return None
-    for step, value in trial.first["evaluations"]:
+    for step, value in trial.told[0]["evaluations"]:
         if scenario.target.reached_by(value):
             return _seconds_until(trial, step)
     return None
@@ -118,9 +121,9 @@ def _seconds_to_target(scenario: Scenario, trial: Trial) -> float | None:
 
 def _seconds_until(trial: Trial, last: int) -> float:
     """Of training, up to this step."""
-    meetings = [step for step, _ in trial.first["evaluations"] if step < last]
+    meetings = [step for step, _ in trial.told[0]["evaluations"] if step < last]
     stretches = zip([0, *meetings], [*meetings, last], strict=True)
-    courses = [trial.steps_of(rank, "seconds") for rank in trial.results]
+    courses = [_steps(result, "seconds") for result in trial.told]
     return sum(
         max(sum(course.get(step, 0.0) for step in range(start + 1, end + 1)) for course in courses)
         for start, end in stretches
@@ -128,11 +131,11 @@ def _seconds_until(trial: Trial, last: int) -> float:
 
 
 def _drift(trial: Trial) -> float:
-    return sqrt(fmean(result["deviation"] ** 2 for result in trial.results.values()))
+    return sqrt(fmean(result["deviation"] ** 2 for result in trial.told))
 
 
 def _equal(trial: Trial) -> bool:
-    return len({result["fingerprint"] for result in trial.results.values()}) == 1
+    return len({result["fingerprint"] for result in trial.told}) == 1
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:
@@ -148,10 +151,11 @@ def _over_repeats(trials: Sequence[Trial], key: str) -> list[float]:
 
 
 def _events(scenario: Scenario, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """After which step each came, the mean over ranks and repeats; None if it never did."""
-    rows = []
-    for number, event in enumerate(scenario.events):
-        steps = [after[number] for trial in trials for after in trial.happened.values()]
-        step = _mean_of_known(steps)
-        rows.append({"event": str(event), "step": None if step is None else round(step)})
-    return rows
+    """After which step of the slowest rank each came, in every repeat that it came in."""
+    return [
+        {
+            "event": str(event),
+            "steps": [f.step for trial in trials for f in trial.fired if f.event == event],
+        }
+        for event in scenario.events
+    ]

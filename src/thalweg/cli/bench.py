@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from thalweg.cli import bench_train
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.progress import progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about, read_workload
 
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
+app.command("train")(bench_train.command)
 
 
 @app.command("collectives")
