@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
 
 Rows = list[dict[str, Any]]
-NO_LAB = "workers side by side on this machine: links have no rates, latency or loss, no events"
+NO_LAB = "--workers-only: side by side on this machine; links had no rates, and no events happened"
 
 
 def command(
@@ -108,29 +108,32 @@ def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
 def _table(scenario: Scenario, rows: Rows) -> Table:
     title = (
         f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
-        f"{scenario.steps} steps, {scenario.repeats} times"
+        f"{scenario.steps} steps, repeats: {scenario.repeats}"
     )
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("plan")
-    target = f"to {scenario.target}" if scenario.target else "to target"
-    for heading in ("a step", "middle half", target, "all", scenario.job.metric, "drift"):
+    to_target = [f"to {scenario.target}"] if scenario.target else []
+    for heading in ("a step", "middle half", *to_target, "all", scenario.job.metric, "drift"):
         table.add_column(heading, justify="right")
     for row in rows:
-        low, _, high = row.get("quartiles") or (None, None, None)
-        table.add_row(
-            row["sync"],
-            _seconds(row["seconds_per_step"]),
-            "" if low is None else f"{_seconds(low)} to {_seconds(high)}",
-            _seconds(row["seconds_to_target"]) if scenario.target else "",
-            _seconds(row["seconds_all"]),
-            "failed" if row["metric"] is None else f"{row['metric']:.4f}",
-            "" if row["drift"] is None else f"{row['drift']:.2g}",
-        )
+        table.add_row(row["sync"], *_cells(row, has_target=scenario.target is not None))
     return table
 
 
-def _seconds(value: float | None) -> str:
-    return "never" if value is None else about(value, "s")
+def _cells(row: dict[str, Any], *, has_target: bool) -> list[str]:
+    if row["seconds_all"] is None:
+        return ["failed"]
+    low, _, high = row["quartiles"] or (None, None, None)
+    reached = row["seconds_to_target"]
+    to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
+    return [
+        "none counts" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
+        "" if low is None else f"{about(low, 's')} to {about(high, 's')}",
+        *to_target,
+        about(row["seconds_all"], "s"),
+        f"{row['metric']:.4f}",
+        f"{row['drift']:.2g}",
+    ]
 
 
 def _picture(scenario: Scenario, rows: Rows) -> str:
