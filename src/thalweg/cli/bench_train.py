@@ -123,12 +123,11 @@ def _table(scenario: Scenario, rows: Rows) -> Table:
 def _cells(row: dict[str, Any], *, has_target: bool) -> list[str]:
     if row["seconds_all"] is None:
         return ["failed"]
-    low, _, high = row["quartiles"] or (None, None, None)
-    reached = row["seconds_to_target"]
+    quartiles, reached = row["quartiles"], row["seconds_to_target"]
     to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
     return [
         "none counts" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
-        "" if low is None else f"{about(low, 's')} to {about(high, 's')}",
+        "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
         *to_target,
         about(row["seconds_all"], "s"),
         f"{row['metric']:.4f}",
