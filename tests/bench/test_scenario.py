@@ -79,6 +79,12 @@ def test_everything_that_a_file_can_say(tmp_path: Path) -> None:
     assert (scenario.repeats, scenario.warmup) == (2, 10)
 
 
+def test_the_page_shows_a_scenario_that_can_be_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-do-i-compare-plans.md"
+    shown = page.read_text().split("```toml\n")[1].split("```")[0]
+    assert read(shown, tmp_path).syncs == ("ddp", "ring", "dssync", "gc(stragglers=1)")
+
+
 def test_the_least_that_a_file_must_say(tmp_path: Path) -> None:
     scenario = read(LEAST, tmp_path)
     assert [rack.uplink for rack in scenario.cluster.racks] == [None]
