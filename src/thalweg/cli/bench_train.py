@@ -55,6 +55,7 @@ def command(
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         rows, notes = _side_by_side(scenario, bar) if workers_only else _in_lab(scenario, bar)
     terminal = console(json_path)
+    terminal.print(_title(scenario), style="italic")
     terminal.print(_table(scenario, rows))
     for row in rows:
         if row["error"]:
@@ -105,12 +106,15 @@ def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _table(scenario: Scenario, rows: Rows) -> Table:
-    title = (
+def _title(scenario: Scenario) -> str:
+    return (
         f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
         f"{scenario.steps} steps, repeats: {scenario.repeats}"
     )
-    table = Table(title=title, title_justify="left", box=None)
+
+
+def _table(scenario: Scenario, rows: Rows) -> Table:
+    table = Table(box=None)
     table.add_column("plan")
     to_target = [f"to {scenario.target}"] if scenario.target else []
     for heading in ("a step", "middle half", *to_target, "all", scenario.job.metric, "drift"):
