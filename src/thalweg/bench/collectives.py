@@ -2,10 +2,17 @@
 
 The plans take turns, so that all see the same noise; a repetition takes as long as its slowest
 rank. Every result is compared with the right one.
+
+Where the links' rates are known, so is a bound that no way of summing S bytes over N hosts in R
+racks can beat. Of every cut through the network, the sum of what is on one side must cross it, and
+the result must come back: S over the rate of each link. And each of the S bytes must be sent 2(N-1)
+times in all, N-1 to be summed and N-1 to be told: 2(N-1) S over the rate of all NICs together, and
+likewise 2(R-1) S over that of all uplinks.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,11 +22,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thalweg.bench.site import Site
 from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Workload
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
+from thalweg.runtime.launch import find_cluster
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Content, Group
 from thalweg.training.averager import is_native, refuse_what_does_not_run_yet
@@ -59,7 +68,7 @@ def entries(syncs: Sequence[str]) -> list[Entry]:
 
 
 def bench_collectives(
-    workers: int, workload: Workload, syncs: Sequence[str], repeats: int, progress: Progress
+    site: Site, workload: Workload, syncs: Sequence[str], repeats: int, progress: Progress
 ) -> list[dict[str, Any]]:
     rows = entries(syncs)
     total = len(rows) * (repeats + WARM_UP)
@@ -72,11 +81,28 @@ def bench_collectives(
             progress(message["done"], total)
 
     limit = 60.0 + total * TIMEOUT
-    results = run_workers(workers, work, timeout=limit, on_message=heard)
-    return _rows(rows, [result["seconds"] for result in results])
+    results = run_workers(site.workers, work, timeout=limit, on_message=heard, place=site.place)
+    least = None if site.cluster is None else bound(site.cluster, workload.nbytes)
+    return _rows(rows, [result["seconds"] for result in results], least)
 
 
-def _rows(entries: list[Entry], by_rank: list[list[list[float]]]) -> list[dict[str, Any]]:
+def bound(cluster: Cluster, nbytes: int) -> float | None:
+    """Seconds that an all-reduce of so many bytes takes at least; None where nothing limits it."""
+    rates = {link: rate.bits_per_second / 8 for link, rate in cluster.rates().items()}
+    least = [0.0]
+    for kind, owners in (("nic", len(cluster.hosts)), ("uplink", len(cluster.racks))):
+        for direction in ("out", "in"):
+            ways = [r for link, r in rates.items() if link[0] == kind and link[2] == direction]
+            if owners > 1 and ways:
+                least.append(nbytes / min(ways))
+            if owners > 1 and len(ways) == owners:
+                least.append(2 * (owners - 1) * nbytes / sum(ways))
+    return max(least) or None
+
+
+def _rows(
+    entries: list[Entry], by_rank: list[list[list[float]]], least: float | None
+) -> list[dict[str, Any]]:
     rows = []
     for index, entry in enumerate(entries):
         seconds = [max(times) for times in zip(*(rank[index] for rank in by_rank), strict=True)]
@@ -86,8 +112,8 @@ def _rows(entries: list[Entry], by_rank: list[list[list[float]]]) -> list[dict[s
                 "transport": entry.transport,
                 "seconds": seconds,
                 "median": median(seconds),
-                "bound": None,  # links without a known rate have none
-                "fraction_of_bound": None,
+                "bound": least,
+                "fraction_of_bound": None if least is None else least / median(seconds),
             }
         )
     torchs_own = rows[0]["median"]
@@ -106,7 +132,7 @@ def _measure(
         for name in TRANSPORTS
         if any(entry.transport == name for entry in entries)
     }
-    group = Group.everybody(Cluster.flat(world.size))
+    group = Group.everybody(find_cluster(None, world.size, os.environ))
     subjects = [_subject(entry, workload, group, engines) for entry in entries]
     seconds: list[list[float]] = [[] for _ in entries]
     for repeat in range(repeats + WARM_UP):

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from thalweg.cli import bench_train
 from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.place import (
+    ClusterOption,
+    LabOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    WorkersOption,
+    site_at,
+)
 from thalweg.cli.progress import progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about, read_workload
+
+if TYPE_CHECKING:
+    from thalweg.bench.site import Site
 
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
 app.command("train")(bench_train.command)
@@ -23,9 +35,12 @@ def collectives(
     sync: Annotated[
         list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
     ],
-    workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Local processes, no shaping of links.")
-    ],
+    workers: WorkersOption = None,
+    cluster: ClusterOption = None,
+    lab: LabOption = None,
+    nic: NicOption = None,
+    uplink: UplinkOption = None,
+    rank_order: OrderOption = None,
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="How much is synchronised.")
     ] = None,
@@ -44,11 +59,22 @@ def collectives(
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
-    with progress_bar("Synchronising") as bar:
-        rows = bench_collectives(workers, workload, sync, repeats, bar.show)
+    place = site_at(workers, cluster, lab, nic, uplink, rank_order)
+    with place as site, progress_bar("Synchronising") as bar:
+        rows = bench_collectives(site, workload, sync, repeats, bar.show)
     terminal = console(json_path)
-    terminal.print(_table(workers, workload, rows))
-    settings = {"workers": workers, "bytes": workload.nbytes, "repeats": repeats, "sync": sync}
+    terminal.print(_table(site, workload, rows))
+    settings = {
+        "workers": site.workers,
+        "bytes": workload.nbytes,
+        "repeats": repeats,
+        "sync": sync,
+        "lab": lab,
+        "nic": nic,
+        "uplink": uplink,
+        "rank_order": rank_order or "rack",
+        "notes": site.notes,
+    }
     write_json(json_path, "bench collectives", settings, rows)
 
 
@@ -68,12 +94,12 @@ def _of_job(name: str) -> Workload:
     return describe(job.name, job.model())
 
 
-def _table(workers: int, workload: Workload, rows: list[dict[str, Any]]) -> Table:
-    title = f"{about(workload.nbytes, 'B')} over {workers} local workers"
+def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
+    title = f"{about(workload.nbytes, 'B')} over {site.text}"
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("plan")
     table.add_column("transport")
-    for heading in ("median", "fastest", "slowest", "vs gloo"):
+    for heading in ("median", "fastest", "slowest", "of bound", "vs gloo"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -82,8 +108,15 @@ def _table(workers: int, workload: Workload, rows: list[dict[str, Any]]) -> Tabl
             about(row["median"], "s"),
             about(min(row["seconds"]), "s"),
             about(max(row["seconds"]), "s"),
+            "" if row["bound"] is None else f"{row['fraction_of_bound']:.0%}",
             f"{row['vs_gloo']:.2f}x",
         )
-    table.caption = "vs gloo: above 1 is faster than torch's all_reduce"
+    table.caption = "\n".join(
+        [
+            "vs gloo: above 1 is faster than torch's all_reduce",
+            *(["of bound: of the speed that the links allow"] if site.cluster else []),
+            *site.notes,
+        ]
+    )
     table.caption_justify = "left"
     return table

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import bench, demo, explain, plans, run_script, train, verify
+from thalweg.cli import bench, demo, explain, lab, plans, run_script, train, verify
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
@@ -30,6 +30,7 @@ app.command("train")(train.command)
 app.command("verify")(verify.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(lab.app, name="lab")
 
 
 def _print_version(wanted: bool) -> None:

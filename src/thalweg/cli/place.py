@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thalweg.cli.progress import progress_bar
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Rate, rack_sizes, read_cluster
+from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
+
+if TYPE_CHECKING:
+    from thalweg.bench.site import Site
 
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="So many workers, one a host, in one rack.")
@@ -32,6 +38,10 @@ NicOption = Annotated[
 UplinkOption = Annotated[
     str | None, typer.Option("--uplink", metavar="RATE", help="With --lab: of every rack's uplink.")
 ]
+LatencyOption = Annotated[
+    str | None,
+    typer.Option("--latency", metavar="DURATION", help="What crossing an uplink adds, each way."),
+]
 OrderOption = Annotated[
     str | None,
     typer.Option(
@@ -49,6 +59,7 @@ def cluster_at(
     nic: str | None,
     uplink: str | None,
     rank_order: str | None,
+    latency: str | None = None,
 ) -> Cluster:
     given = [name for name, value in _named(workers, cluster, lab) if value is not None]
     if len(given) != 1:
@@ -58,9 +69,10 @@ def cluster_at(
         )
     if rank_order not in (None, "rack", "interleaved"):
         raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
-    if lab is None and (nic, uplink, rank_order) != (None, None, None):
+    if lab is None and (nic, uplink, rank_order, latency) != (None, None, None, None):
         raise UsageError(
-            "--nic, --uplink and --rank-order describe a --lab", "give --lab, or a cluster file"
+            "rates, --rank-order and --latency describe a lab of racks",
+            "give the racks too (2x4), or a cluster file",
         )
     if cluster is not None:
         return read_cluster(cluster)
@@ -70,8 +82,31 @@ def cluster_at(
         rack_sizes(lab or ""),
         nic=None if nic is None else Rate.parse(nic),
         uplink=None if uplink is None else Rate.parse(uplink),
+        uplink_latency=None if latency is None else Duration.parse(latency),
         interleaved=rank_order == "interleaved",
     )
+
+
+@contextmanager
+def site_at(
+    workers: int | None,
+    cluster: Path | None,
+    lab: str | None,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str | None,
+) -> Iterator[Site]:
+    """Local workers, or a lab that is there until the context ends."""
+    from thalweg.bench.site import Site, lab_site  # torch takes a second: not at import
+
+    wanted = cluster_at(workers, cluster, lab, nic, uplink, rank_order)
+    if workers is not None:
+        yield Site(workers=workers)
+        return
+    with ExitStack() as stack:
+        with progress_bar("Building the lab") as bar:
+            site = stack.enter_context(lab_site(wanted, bar.show))
+        yield site
 
 
 def _named(

@@ -27,10 +27,10 @@ def command(
     """
     from thalweg.runtime.supervisor import run_command  # torch takes a second: not at import
 
-    run_command(workers, _with_interpreter(arguments))
+    run_command(workers, with_interpreter(arguments))
 
 
-def _with_interpreter(arguments: list[str]) -> list[str]:
+def with_interpreter(arguments: list[str]) -> list[str]:
     script = arguments[0]
     if not script.endswith(".py"):
         return arguments

@@ -48,7 +48,7 @@ class EventDirector:
             if event.action in LINK_ACTIONS:
                 apply(self._lab, event)
             else:
-                for rank in self._lab.ranks(event.host or 0):
+                for rank in self._lab.host(event.host or 0).ranks:
                     getattr(workers, event.action)(rank)
 
     def _is_due(self, event: Event) -> bool:

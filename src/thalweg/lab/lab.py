@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from thalweg.errors import LabError
-from thalweg.facts import Cluster, Duration, Rate
+from thalweg.facts import Cluster, Duration, Host, Link, Rate
 from thalweg.lab import registry
 from thalweg.lab.director import EventDirector
 from thalweg.lab.event import Event
@@ -67,7 +67,13 @@ class Lab:
                 f"{racks} racks, but hosts for {len(sizes)}",
                 "give hosts for each, or leave racks out",
             )
-        cluster = Cluster.regular(sizes, nic=nic, uplink=uplink, interleaved=interleaved)
+        cluster = Cluster.regular(
+            sizes,
+            nic=nic,
+            uplink=uplink,
+            uplink_latency=Duration.parse(latency) if isinstance(latency, str) else latency,
+            interleaved=interleaved,
+        )
         self._plan(cluster, name, loss, without_netem)
 
     @classmethod
@@ -86,13 +92,8 @@ class Lab:
 
     @classmethod
     def find(cls, name: str | None = None) -> Self:
-        """One that is up; without a name the only one."""
-        if name is None:
-            there = registry.names()
-            if len(there) != 1:
-                known = f"there are {', '.join(there)}" if there else "none is up"
-                raise LabError(f"which lab? {known}", "give its name, or make one with `lab up`")
-            name = there[0]
+        """One that is up; without a name the only one that stays, or else the only one."""
+        name = name or registry.the_only_one()
         record = registry.find(name)
         lab = cls.of(record.cluster, name=name, loss=record.loss, without_netem="go on")
         lab._record = record
@@ -191,6 +192,32 @@ class Lab:
         found = processes([self.wiring.host(host) for host in self.wiring.hosts])
         return {host: found.get(self.wiring.host(host), []) for host in self.wiring.hosts}
 
+    def status(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """A row for each host with its NIC, and one for each rack with its uplink."""
+        links, running = self.links.status(), self.processes()
+        hosts = [
+            {
+                "host": host.name,
+                "rack": rack.name,
+                "ranks": list(host.ranks),
+                "address": self.wiring.address(host.name),
+                "nic_out": links[Link("nic", host.name, "out")],
+                "nic_in": links[Link("nic", host.name, "in")],
+                "processes": len(running[host.name]),
+            }
+            for rack in self.cluster.racks
+            for host in rack.hosts
+        ]
+        racks = [
+            {
+                "rack": rack.name,
+                "uplink_out": links[Link("uplink", rack.name, "out")],
+                "uplink_in": links[Link("uplink", rack.name, "in")],
+            }
+            for rack in self.cluster.racks
+        ]
+        return hosts, racks
+
     # Work and events
 
     def run(
@@ -242,8 +269,9 @@ class Lab:
         """Makes these events happen to a run at `place`."""
         return EventDirector(self, [Event.parse(event) for event in events])
 
-    def ranks(self, host: int | str) -> tuple[int, ...]:
-        return host_called(self.cluster, host).ranks
+    def host(self, called: int | str) -> Host:
+        """By a rank that lives there, or its name."""
+        return host_called(self.cluster, called)
 
     def restore(self) -> None:
         """All links as they were declared, and no flows."""

@@ -105,29 +105,25 @@ class Links:
                     stop_flow(pid)
             state.flows.clear()
 
-    def status(self) -> list[dict[str, Any]]:
-        """Every link as it is now: what is wanted, and what the kernel counts."""
+    def status(self) -> dict[Link, dict[str, Any]]:
+        """Every link as it is now: what was declared, what is, and what the kernel counts."""
         state = self._record.state()
         with Sockets() as sockets:
-            return [self._row(sockets, link, state) for link in self._declared]
+            return {link: self._row(sockets, link, state) for link in self._declared}
 
     def _row(self, sockets: Sockets, link: Link, state: State) -> dict[str, Any]:
-        root = next(iter(reversed(look(sockets, self._wiring.port(link)))), None)
         wanted = self._declared[link]
+        measured = look(sockets, self._wiring.port(link))
+        rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
         return {
-            "link": link.kind,
-            "owner": link.owner,
-            "direction": link.direction,
             "declared": None if wanted.rate is None else str(wanted.rate),
-            "rate": None
-            if root is None or root.bits_per_second is None
-            else str(Rate(root.bits_per_second)),
+            "rate": str(Rate(rates[0])) if rates else None,
             "cut": str(link) in state.cuts,
             "flows": len(state.flows.get(str(link), [])),
             "latency_ms": 1000 * wanted.delay,
             "loss": wanted.loss,
-            "sent_bytes": 0 if root is None else root.sent_nbytes,
-            "drops": 0 if root is None else root.drops,
+            "sent_bytes": measured[0].sent_nbytes if measured else None,
+            "drops": sum(q.drops for q in measured),
         }
 
     def _apply(self, link: Link, state: State) -> None:

@@ -141,6 +141,16 @@ def names() -> list[str]:
     return []
 
 
+def the_only_one() -> str:
+    """The name of the only lab that stays, or else of the only one there is."""
+    there = names()
+    stay = [name for name in there if find(name).owner is None]
+    if len(stay or there) == 1:
+        return (stay or there)[0]
+    known = f"there are {', '.join(there)}" if there else "none is up"
+    raise LabError(f"which lab? {known}", "give --name, or make one with `thalweg lab up`")
+
+
 def abandoned() -> list[str]:
     """Labs whose owner is gone, and half-written ones that nobody will finish."""
     found = []

@@ -1,0 +1,341 @@
+"""`thalweg lab`: a cluster on this machine, to put one's own training script into."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.place import (
+    ClusterOption,
+    LatencyOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    cluster_at,
+)
+from thalweg.cli.progress import progress_bar
+from thalweg.cli.run_script import with_interpreter
+from thalweg.errors import LabError, UsageError
+from thalweg.facts import Rate
+
+if TYPE_CHECKING:
+    from thalweg.facts import Link
+    from thalweg.lab import Lab
+
+app = typer.Typer(
+    help="Clusters on this machine: a network namespace a host, links with real limits.",
+    no_args_is_help=True,
+)
+LAYOUT = "2x4"
+RATE = "200mbit"
+
+LayoutArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RxH", help="Two racks of four hosts: 2x4, the default; or 5+3+4."),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", metavar="LAB", help="Which lab; the only one if absent.")
+]
+RackOption = Annotated[
+    str | None, typer.Option(metavar="RACK", help="Its uplink: a number from 0, or a name.")
+]
+HostOption = Annotated[
+    str | None, typer.Option(metavar="HOST", help="Its NIC: a rank that lives there, or a name.")
+]
+WorkerOption = Annotated[
+    str, typer.Option("--host", metavar="HOST", help="A rank that lives there, or a name.")
+]
+DirectionOption = Annotated[
+    str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
+]
+
+
+@app.command()
+def up(
+    layout: LayoutArgument = None,
+    nic: NicOption = None,
+    uplink: UplinkOption = None,
+    latency: LatencyOption = None,
+    loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
+    ] = 0.0,
+    rank_order: OrderOption = None,
+    cluster: ClusterOption = None,
+    name: Annotated[str | None, typer.Option(metavar="LAB", help="What to call it.")] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Build a lab that stays until `thalweg lab down`.
+
+    thalweg lab up 2x4 --nic 200mbit --uplink 50mbit
+
+    Without rates, NICs and uplinks have 200mbit.
+    """
+    from thalweg.lab import Lab
+
+    if cluster is None:
+        layout, nic, uplink = layout or LAYOUT, nic or RATE, uplink or RATE
+    wanted = cluster_at(None, cluster, layout, nic, uplink, rank_order, latency)
+    lab = Lab.of(wanted, name=name, loss=loss, without_netem="go on")
+    with progress_bar("Building the lab") as bar:
+        lab.up(owned=False, progress=bar.show)
+    _tell(lab, "lab up", json_path)
+    terminal = console(json_path)
+    terminal.print("\nRun a script in it:  thalweg lab run -- python train.py")
+    terminal.print(f"Look into a host:    ip netns exec {lab.wiring.host_of(0)} ip address")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND ...", help="A program or a .py file, and its arguments."),
+    ],
+    name: NameOption = None,
+    layout: Annotated[
+        str | None,
+        typer.Option("--lab", metavar="RxH", help="In a lab that is there only for this."),
+    ] = None,
+    nic: NicOption = None,
+    uplink: UplinkOption = None,
+    rank_order: OrderOption = None,
+    cluster: ClusterOption = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
+    ] = False,
+) -> None:
+    """Run a script on every host of a lab, with their output side by side.
+
+    thalweg lab run -- python train.py --lr 0.1
+
+    Each worker has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, and
+    THALWEG_CLUSTER, the file that tells attach() of the racks. Meanwhile, in another terminal,
+    degrade, cut and kill.
+    """
+    from thalweg.lab import Lab
+    from thalweg.runtime.supervisor import run_command
+
+    command = with_interpreter(arguments)
+    if layout is None and cluster is None:
+        if (nic, uplink, rank_order) != (None, None, None):
+            raise UsageError("a lab that is up has its rates", "give --lab too, or use degrade")
+        lab = Lab.find(name)
+        run_command(lab.cluster.workers, command, place=lab.place, keep_going=keep_going)
+        return
+    wanted = cluster_at(None, cluster, layout, nic, uplink, rank_order)
+    with Lab.of(wanted, name=name, without_netem="go on") as lab:
+        run_command(wanted.workers, command, place=lab.place, keep_going=keep_going)
+
+
+@app.command()
+def degrade(
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Like 50mbit.")],
+    rack: RackOption = None,
+    host: HostOption = None,
+    direction: DirectionOption = "both",
+    name: NameOption = None,
+) -> None:
+    """Make an uplink or a NIC slower, or faster; `restore` puts it back."""
+    lab, links = _found(name, rack, host, direction)
+    lab.links.degrade(links, Rate.parse(rate))
+    _say(lab, links, f"now {rate}")
+
+
+@app.command()
+def restore(
+    rack: RackOption = None,
+    host: HostOption = None,
+    direction: DirectionOption = "both",
+    name: NameOption = None,
+) -> None:
+    """Put a link back as it was declared, whole and without others' flows; all links if none is
+    named."""
+    if rack is None and host is None:
+        lab = _lab(name)
+        lab.restore()
+        console().print(f"{lab.name}: all links are as they were declared")
+        return
+    lab, links = _found(name, rack, host, direction)
+    lab.links.restore(links)
+    _say(lab, links, "as it was declared")
+
+
+@app.command()
+def cut(
+    rack: RackOption = None,
+    host: HostOption = None,
+    direction: DirectionOption = "both",
+    name: NameOption = None,
+) -> None:
+    """Let a link swallow what is sent into it, one way or both, without a word to anybody."""
+    lab, links = _found(name, rack, host, direction)
+    lab.links.cut(links)
+    _say(lab, links, "cut")
+
+
+@app.command()
+def heal(
+    rack: RackOption = None,
+    host: HostOption = None,
+    direction: DirectionOption = "both",
+    name: NameOption = None,
+) -> None:
+    """Mend a link that was cut."""
+    lab, links = _found(name, rack, host, direction)
+    lab.links.heal(links)
+    _say(lab, links, "healed")
+
+
+@app.command()
+def flow(
+    rack: RackOption = None,
+    host: HostOption = None,
+    direction: DirectionOption = "both",
+    flows: Annotated[int, typer.Option(min=1, help="TCP connections, each way.")] = 1,
+    rate: Annotated[
+        str | None, typer.Option(metavar="RATE", help="The most that each takes.")
+    ] = None,
+    name: NameOption = None,
+) -> None:
+    """Send competing TCP flows through a link, until `restore`."""
+    lab, links = _found(name, rack, host, direction)
+    most = None if rate is None else Rate.parse(rate)
+    lab.links.fill(links, flows=flows, rate=most, detached=True)
+    _say(lab, links, f"{flows} more flow{'s' if flows > 1 else ''}")
+
+
+@app.command()
+def kill(host: WorkerOption, name: NameOption = None) -> None:
+    """Kill every process on a host."""
+    _signal(name, host, signal.SIGKILL, "killed")
+
+
+@app.command()
+def pause(host: WorkerOption, name: NameOption = None) -> None:
+    """Stop every process on a host, as a machine that hangs does; `resume` lets them go on."""
+    _signal(name, host, signal.SIGSTOP, "paused")
+
+
+@app.command()
+def resume(host: WorkerOption, name: NameOption = None) -> None:
+    """Let the processes on a host go on."""
+    _signal(name, host, signal.SIGCONT, "resumed")
+
+
+@app.command()
+def status(name: NameOption = None, json_path: JsonOption = None) -> None:
+    """Hosts, addresses, rates, drops and who runs where."""
+    _tell(_lab(name), "lab status", json_path)
+
+
+@app.command()
+def down(
+    name: NameOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Every lab there is.")] = False,
+) -> None:
+    """Take a lab down; what runs in it ends."""
+    from thalweg.lab import Lab, registry
+
+    for found in registry.names() if every else [None]:
+        lab = Lab.find(found or name)
+        was = lab.name
+        lab.down()
+        console().print(f"{was} is down")
+
+
+def _lab(name: str | None) -> Lab:
+    from thalweg.lab import Lab
+
+    return Lab.find(name)
+
+
+def _found(
+    name: str | None, rack: str | None, host: str | None, direction: str
+) -> tuple[Lab, list[Link]]:
+    from thalweg.lab.event import directions
+
+    lab = _lab(name)
+    links = lab.links.of(
+        rack=_numbered(rack), host=_numbered(host), directions=directions(direction)
+    )
+    return lab, links
+
+
+def _numbered(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdigit() else text
+
+
+def _say(lab: Lab, links: list[Link], what: str) -> None:
+    for link in links:
+        console().print(f"{lab.name}: {link}: {what}")
+
+
+def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
+    lab = _lab(name)
+    target = lab.host(_numbered(host) or host).name
+    pids = lab.processes()[target]
+    if not pids:
+        raise LabError(f"nothing runs on {target}", "start something with `thalweg lab run`")
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    console().print(f"{lab.name}: {len(pids)} processes on {target} {done}")
+
+
+def _tell(lab: Lab, command: str, json_path: str | None) -> None:
+    hosts, uplinks = lab.status()
+    terminal = console(json_path)
+    terminal.print(_hosts_table(lab, hosts))
+    terminal.print(_uplinks_table(uplinks))
+    for note in lab.notes:
+        terminal.print(note)
+    settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
+    write_json(json_path, command, settings, hosts)
+
+
+def _hosts_table(lab: Lab, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"lab {lab.name}", title_justify="left", box=None)
+    for heading in ("host", "rack", "ranks", "address", "NIC out", "NIC in"):
+        table.add_column(heading)
+    for heading in ("drops", "processes"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["host"],
+            row["rack"],
+            ", ".join(map(str, row["ranks"])),
+            row["address"],
+            _rate(row["nic_out"]),
+            _rate(row["nic_in"]),
+            str(row["nic_out"]["drops"] + row["nic_in"]["drops"]),
+            str(row["processes"]),
+        )
+    return table
+
+
+def _uplinks_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None)
+    for heading in ("uplink of", "out", "in"):
+        table.add_column(heading)
+    table.add_column("drops", justify="right")
+    for row in rows:
+        drops = row["uplink_out"]["drops"] + row["uplink_in"]["drops"]
+        table.add_row(row["rack"], _rate(row["uplink_out"]), _rate(row["uplink_in"]), str(drops))
+    return table
+
+
+def _rate(way: dict[str, Any]) -> str:
+    """One direction of a link, in a few words."""
+    words = [way["rate"] or "no limit"]
+    if way["cut"]:
+        words = ["CUT"]
+    elif way["rate"] != way["declared"]:
+        words.append(f"(of {way['declared'] or 'no limit'})")
+    if way["flows"]:
+        words.append(f"+{way['flows']} flows")
+    return " ".join(words)
