@@ -9,7 +9,8 @@
     │   ├── WorkloadError     the same for a workload
     │   ├── LayoutError       a topology or code that doesn't fit these workers
     │   ├── LaunchError       how this process was started doesn't say who it is
-    │   └── LabError          a lab that can't be had here, or isn't there
+    │   ├── LabError          a lab that can't be had here, or isn't there
+    │   └── ScenarioError     a scenario file that can't be read or contradicts itself
     ├── ScheduleError         a schedule that doesn't do what it promises
     ├── TransportError        bytes that didn't come
     │   ├── PeerLate          a peer's message wasn't there by the deadline
@@ -78,6 +79,10 @@ class LaunchError(UsageError):
 
 
 class LabError(UsageError):
+    pass
+
+
+class ScenarioError(UsageError):
     pass
 
 

@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg import attach
-from thalweg.bench.injection import Compute, Injection, Sleeps
+from thalweg.bench.injection import Compute, Injection, Sleeps, shares_of
+from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Host, Lateness, Rack
 
@@ -28,8 +29,8 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds + self._oversleeps
 
-    def sleeps(self, injection: Injection, rank: int = 0) -> Sleeps:
-        return Sleeps(injection, rank, now=lambda: self.now, pause=self.pause)
+    def sleeps(self, injection: Injection, rank: int = 0, shares: int = 1) -> Sleeps:
+        return Sleeps(injection, rank, shares, now=lambda: self.now, pause=self.pause)
 
 
 def injected(
@@ -57,12 +58,12 @@ def test_gradients_take_their_share_and_forward_the_rest() -> None:
     assert clock.pauses == pytest.approx([0.5, 0.05, 0.1, 0.35])
 
 
-def test_two_shares_take_twice_as_long() -> None:
+def test_a_code_for_one_straggler_takes_twice_as_long() -> None:
     clock = Clock()
-    sleeps = clock.sleeps(injected())
+    sleeps = clock.sleeps(injected(), shares=shares_of(parse_plan("gc(stragglers=1)")))
     model = layers()
     sleeps.watch(model)
-    sleeps.begin(0, shares=2)
+    sleeps.begin(0)
     model(torch.ones(3, 7)).sum().backward()
     assert clock.now == pytest.approx(2.0)
 

@@ -27,6 +27,8 @@ from torch import nn
 
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Lateness
+from thalweg.plan import Plan
+from thalweg.training.batches import is_coded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,16 @@ class Injection:
         )
 
 
+def shares_of(plan: Plan) -> int:
+    """How many shares of the batch a worker computes: a code that does without s of them gives each
+    block to s + 1 (Tandon et al., ICML 2017, Theorem 1)."""
+    if plan.redundancy is None or not is_coded(plan):
+        return 1
+    stragglers = plan.redundancy.arguments["stragglers"]
+    assert isinstance(stragglers, int)
+    return 1 + stragglers
+
+
 class Sleeps:
     """One worker's: `begin` sleeps until its forward would be done, the gradients do the rest."""
 
@@ -70,16 +82,17 @@ class Sleeps:
         self,
         injection: Injection,
         rank: int,
+        shares: int = 1,
         *,
         now: Callable[[], float] = perf_counter,
         pause: Callable[[float], None] = sleep,
     ) -> None:
         self._injection = injection
         self._rank = rank
+        self._shares = shares
         self._now = now
         self._pause = pause
         self._due = 0.0  # when what was to be computed so far is done
-        self._shares = 1
 
     def watch(self, model: nn.Module) -> None:
         """Sleep before each gradient of this model."""
@@ -89,10 +102,8 @@ class Sleeps:
             register: Callable[[Any], Any] = parameter.register_hook
             register(partial(self._gradient, parameter.numel() / elements))
 
-    def begin(self, step: int, shares: int = 1) -> None:
-        """A step on so many shares of the batch."""
+    def begin(self, step: int) -> None:
         compute = self._injection.compute
-        self._shares = shares
         self._due = self._now() + self._injection.delay(self._rank, step)
         self._spend(compute.step.seconds * (1 - compute.backward))
 

@@ -1,4 +1,4 @@
-"""Train a job under a plan, in one worker: what `train`, `verify` and `demo` have in common."""
+"""Train a job under a plan, in one worker: what several commands have in common."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,7 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from thalweg.bench.evaluation import Evaluations
+from thalweg.bench.injection import Injection, Sleeps, shares_of
+from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
+from thalweg.facts import Duration
+from thalweg.plan import Plan
 from thalweg.training import Run, attach
 from thalweg.workloads import Job
 
@@ -36,17 +42,22 @@ class Recipe:
     save_every: int | None = None  # steps; at the end only if None
     timeout: str = "10min"
     evaluate: bool = True
+    evaluate_every: int | None = None  # steps; at the end only if None
+    injection: Injection | None = None  # sleeps in place of computation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a worker has at the end. `losses` are of its own samples."""
+    """What a worker has at the end. `losses` are of its own samples; `evaluations` are pairs of a
+    step and the metric there, and take no part in `seconds`."""
 
     model: nn.Module
     first_step: int
     losses: list[float]
     seconds: list[float]
+    evaluations: list[tuple[int, float]]
     metric: float | None
+    deviation: float | None  # of its parameters from the mean of all, relative to that
     stopped: bool
     peak_nbytes: int
 
@@ -82,20 +93,25 @@ def train(
         raise UsageError(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
-    losses, seconds = _steps(run, job, model, optimizer, recipe, progress)
-    metric = None
+    pauses = _Pauses(run, job, model, parse_plan(sync), recipe)
+    losses, seconds = _steps(run, job, model, optimizer, recipe, progress, pauses)
+    metric, deviation = None, None
     if recipe.checkpoint is not None:
         run.save(recipe.checkpoint)
     if recipe.evaluate:
         with run.consensus():
-            metric = job.evaluate(_in_float32(job, model))
+            metric = _judged(job, model)
+            mean = flat(model)
+        deviation = float((flat(model) - mean).norm() / mean.norm())
     run.close()
     return Outcome(
         model=model,
         first_step=first_step,
         losses=losses,
         seconds=seconds,
+        evaluations=pauses.evaluated,
         metric=metric,
+        deviation=deviation,
         stopped=run.stopping,
         peak_nbytes=_peak_nbytes(),
     )
@@ -108,6 +124,7 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     recipe: Recipe,
     progress: Progress,
+    pauses: _Pauses,
 ) -> tuple[list[float], list[float]]:
     losses: list[float] = []
     seconds: list[float] = []
@@ -117,6 +134,8 @@ def _steps(
         start = perf_counter()
         for number, batch in enumerate(run.batches(epoch), start=1):
             whole = number % recipe.accumulate == 0
+            if (number - 1) % recipe.accumulate == 0:
+                pauses.before_step()
             loss = _backward(run, job, model, tuple(batch), recipe, whole)
             if not whole:
                 continue
@@ -127,6 +146,7 @@ def _steps(
             losses.append(loss)
             seconds.append(perf_counter() - start)
             progress({"step": run.step, "loss": loss, "seconds": seconds[-1]})
+            pauses.after_step()
             start = perf_counter()
             if run.step >= recipe.steps:
                 return losses, seconds
@@ -134,6 +154,39 @@ def _steps(
                 run.save(recipe.checkpoint)
         optimizer.zero_grad()  # of a step that the epoch's end cut short
     return losses, seconds
+
+
+class _Pauses:
+    """What a recipe puts between and into the steps: sleeps, and evaluations that don't count."""
+
+    def __init__(self, run: Run, job: Job, model: nn.Module, plan: Plan, recipe: Recipe) -> None:
+        self._run = run
+        self._every = recipe.evaluate_every
+        self._sleeps: Sleeps | None = None
+        self._evaluations: Evaluations | None = None
+        if recipe.injection is not None:
+            self._sleeps = Sleeps(recipe.injection, run.rank, shares_of(plan))
+            self._sleeps.watch(model)
+        if recipe.evaluate_every is not None:
+            seconds = Duration.parse(recipe.timeout).seconds
+            judge = partial(_judged, job, model)
+            self._evaluations = Evaluations(run, judge, seconds)
+
+    @property
+    def evaluated(self) -> list[tuple[int, float]]:
+        return [] if self._evaluations is None else self._evaluations.values
+
+    def before_step(self) -> None:
+        if self._sleeps is not None:
+            self._sleeps.begin(self._run.step)
+
+    def after_step(self) -> None:
+        if self._evaluations and self._every and self._run.step % self._every == 0:
+            self._evaluations.take()
+
+
+def _judged(job: Job, model: nn.Module) -> float:
+    return job.evaluate(_in_float32(job, model))
 
 
 def _in_float32(job: Job, model: nn.Module) -> nn.Module:
@@ -153,6 +206,11 @@ def _backward(
         losses = job.losses(model, inputs).float()
         torch.autograd.backward(run.mean(losses) / recipe.accumulate)
     return float(losses.detach().mean())
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    """All parameters in one vector."""
+    return torch.cat([p.detach().double().cpu().reshape(-1) for p in model.parameters()])
 
 
 def fingerprint(model: nn.Module) -> str:

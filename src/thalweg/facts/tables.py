@@ -52,6 +52,29 @@ class Table:
     def duration(self, key: str, default: Duration) -> Duration:
         return self._quantity(key, Duration.parse) if key in self else default
 
+    def text(self, key: str, example: str) -> str:
+        value = self.data.get(key)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(f"{key} of {self.where} is no text", f"write {key} = {example}")
+        return value
+
+    def number(self, key: str, low: float, high: float, default: float) -> float:
+        value = self.data.get(key, default)
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise self.error(
+                f"{key} of {self.where} is {value!r}", f"give a number from {low:g} to {high:g}"
+            )
+        return float(value)
+
+    def whole(self, key: str, least: int, default: int | None = None) -> int:
+        value = self.data.get(key, default)
+        if type(value) is not int or value < least:
+            said = "missing" if value is None else repr(value)
+            raise self.error(
+                f"{key} of {self.where} is {said}", f"give a whole number from {least}"
+            )
+        return value
+
     def whole_numbers(self, key: str, least: int, example: str) -> tuple[int, ...]:
         value = self.data.get(key)
         if not isinstance(value, list) or not all(type(n) is int and n >= least for n in value):

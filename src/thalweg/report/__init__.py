@@ -1,5 +1,6 @@
 """What Thalweg shows: explanations, drawings."""
 
+from thalweg.report.comparison import Course, draw_comparison
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, explain, first_step
 from thalweg.report.svg import draw
 from thalweg.report.terminal import heading, render
@@ -7,10 +8,12 @@ from thalweg.report.training import Training, draw_trainings
 
 __all__ = [
     "MOST_WORKERS_DRAWN",
+    "Course",
     "Explanation",
     "Scene",
     "Training",
     "draw",
+    "draw_comparison",
     "draw_trainings",
     "explain",
     "first_step",

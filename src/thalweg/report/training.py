@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +23,19 @@ class Training:
 
 def draw_trainings(title: str, trainings: Sequence[Training]) -> str:
     """SVG: loss over steps, and the median time of a step with its middle half."""
+    figure, course, times = panels(title)
+    for training in trainings:
+        course.plot(
+            range(1, len(training.losses) + 1), training.losses, label=training.sync, lw=1.2
+        )
+    course.set(xlabel="step")
+    course.legend(fontsize="small")
+    draw_times(times, {training.sync: _quartiles(training.seconds) for training in trainings})
+    return as_svg(figure)
+
+
+def panels(title: str) -> tuple[Figure, Axes, Axes]:
+    """A figure with room for the course of the loss and for the time of a step."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -25,20 +43,23 @@ def draw_trainings(title: str, trainings: Sequence[Training]) -> str:
     FigureCanvasSVG(figure)
     figure.suptitle(title)
     course, times = figure.subplots(1, 2, width_ratios=(3, 2))
-    for training in trainings:
-        course.plot(
-            range(1, len(training.losses) + 1), training.losses, label=training.sync, lw=1.2
-        )
-    course.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
+    course.set(ylabel="loss (mean over workers)", yscale="log")
     course.grid(alpha=0.3)
-    course.legend(fontsize="small")
-    for row, training in enumerate(trainings):
-        low, middle, high = _quartiles([1000 * seconds for seconds in training.seconds])
+    return figure, course, times
+
+
+def draw_times(times: Axes, quartiles: Mapping[str, Sequence[float]]) -> None:
+    """A bar for each plan up to the median, and a line from the first quartile to the third."""
+    for row, seconds in enumerate(quartiles.values()):
+        low, middle, high = (1000 * value for value in seconds)
         times.barh(row, middle, color=f"C{row}")
         times.plot([low, high], [row, row], color="black", lw=1.2)
-    times.set_yticks(range(len(trainings)), [training.sync for training in trainings])
+    times.set_yticks(range(len(quartiles)), list(quartiles))
     times.invert_yaxis()
     times.set(xlabel="milliseconds a step (median, and the middle half)")
+
+
+def as_svg(figure: Figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()

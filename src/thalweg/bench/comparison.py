@@ -1,0 +1,114 @@
+"""A scenario's plans against one another: the same job, the same start, the same mishaps.
+
+Every run has fresh workers. The plans take turns and the whole is repeated, so that the noise of
+the machine meets them all alike. A plan that fails in the scenario is left out of the remaining
+turns, and its row says why; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from thalweg.bench.figures import Trial, row_of, row_of_failure
+from thalweg.bench.injection import Injection
+from thalweg.bench.jobs import result_of
+from thalweg.bench.scenario import Scenario
+from thalweg.bench.training import Recipe, train
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.declarations import Promise
+from thalweg.errors import LabError, ThalwegError
+from thalweg.lab import Event, Lab
+from thalweg.runtime.crew import OnMessage
+from thalweg.runtime.supervisor import Report, Work, run_workers
+from thalweg.training.averager import is_native
+
+Row = dict[str, Any]
+RunAll = Callable[[Work, OnMessage], Trial]
+"""Runs fresh workers in the scenario's cluster; `side_by_side` and `in_lab` make one."""
+Progress = Callable[[int, int, str], None]
+"""Called with how many steps are done, of how many, and under which plan."""
+TIMEOUT = "5min"  # for a worker to wait for another
+
+
+def side_by_side(workers: int) -> RunAll:
+    """On this machine, where links have no rates and no events happen."""
+
+    def run_all(work: Work, on_message: OnMessage) -> Trial:
+        return Trial(results=run_workers(workers, work, timeout=None, on_message=on_message))
+
+    return run_all
+
+
+def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
+    """In the lab, whose links are as declared when a run begins."""
+
+    def run_all(work: Work, on_message: OnMessage) -> Trial:
+        lab.restore()
+        director = lab.director(events)
+        results = run_workers(
+            lab.cluster.workers,
+            work,
+            timeout=None,
+            place=lab.place,
+            director=director,
+            on_message=on_message,
+        )
+        return Trial(results=results, fired=tuple(director.fired))
+
+    return run_all
+
+
+def compare(scenario: Scenario, run_all: RunAll, progress: Progress) -> list[Row]:
+    """A row for each plan, in the scenario's order."""
+    trials: dict[str, list[Trial]] = {sync: [] for sync in scenario.syncs}
+    errors: dict[str, str] = {}
+    total = scenario.repeats * len(scenario.syncs) * scenario.steps
+    done = 0
+    for repeat in range(scenario.repeats):
+        for sync in scenario.syncs:
+            if sync not in errors:
+                told = partial(_tell, progress, done, total, sync)
+                try:
+                    trials[sync].append(_trial(scenario, sync, repeat, run_all, told))
+                except LabError:
+                    raise
+                except ThalwegError as error:
+                    errors[sync] = str(error)
+            done += scenario.steps
+    return [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
+
+
+def _tell(
+    progress: Progress, before: int, total: int, sync: str, rank: int, message: Mapping[str, Any]
+) -> None:
+    if rank == 0:  # one is enough for a bar
+        progress(before + message["step"], total, sync)
+
+
+def _trial(
+    scenario: Scenario, sync: str, repeat: int, run_all: RunAll, on_message: OnMessage
+) -> Trial:
+    recipe = Recipe(
+        steps=scenario.steps,
+        batch=scenario.batch,
+        timeout=TIMEOUT,
+        evaluate_every=scenario.evaluate_every if scenario.target else None,
+        injection=Injection(compute=scenario.compute, cluster=scenario.cluster, seed=repeat),
+    )
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        return result_of(train(scenario.job, sync, recipe, report))
+
+    return run_all(work, on_message)
+
+
+def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | None) -> Row:
+    row = row_of_failure(sync, error) if error else row_of(sync, scenario, trials)
+    plan, catalog = parse_plan(sync), default_catalog()
+    promise = catalog.guarantee(plan).promise
+    if not error and promise is Promise.EXACT and not row["replicas_equal"]:
+        row["error"] = "replicas differ under an exact plan; please report this"
+    transport = "gloo" if is_native(plan) else plan.settings.transport or "zeromq"
+    return {**row, "promise": promise.value, "transport": transport}

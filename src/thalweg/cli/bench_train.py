@@ -1,0 +1,156 @@
+"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, under what happens there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from thalweg.cli.output import JsonOption, console, write_file, write_json
+from thalweg.cli.progress import Bar, progress_bar
+from thalweg.declarations import listed
+from thalweg.errors import RunError
+from thalweg.facts import about, format_cluster
+
+if TYPE_CHECKING:
+    from thalweg.bench.scenario import Scenario
+
+Rows = list[dict[str, Any]]
+NO_LAB = "--workers-only: side by side on this machine; links had no rates, and no events happened"
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="See scenarios/.")],
+    workers_only: Annotated[
+        bool,
+        typer.Option("--workers-only", help="Local workers without a lab: no shaping, no events."),
+    ] = False,
+    sync: Annotated[
+        list[str] | None,
+        typer.Option("--sync", metavar="PLAN", help="Instead of the file's; may be repeated."),
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw loss over time and time a step there.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Train a scenario's job under each of its plans, in a lab as the scenario describes it.
+
+    The plans take turns, from the same start on the same samples, with the same late workers.
+    """
+    from thalweg.bench.scenario_file import read_scenario  # torch takes a second: not at import
+
+    scenario = read_scenario(path)
+    scenario = replace(
+        scenario,
+        syncs=tuple(sync or scenario.syncs),
+        repeats=repeats or scenario.repeats,
+        steps=steps or scenario.steps,
+    )
+    with progress_bar(f"Comparing in {scenario.name}") as bar:
+        rows, notes = _side_by_side(scenario, bar) if workers_only else _in_lab(scenario, bar)
+    terminal = console(json_path)
+    terminal.print(_title(scenario), style="italic")
+    terminal.print(_table(scenario, rows))
+    for row in rows:
+        if row["error"]:
+            terminal.print(f"{row['sync']}: {row['error']}", markup=False)
+    terminal.print("\n".join(notes), markup=False)
+    if out is not None:
+        picture = out / f"{scenario.name}.svg"
+        write_file(picture, _picture(scenario, rows))
+        terminal.print(f"Picture: {picture}")
+    write_json(json_path, "bench train", _settings(scenario, notes), rows)
+    failed = [row["sync"] for row in rows if row["error"]]
+    if failed:
+        raise RunError(f"{listed(failed)} failed", "see the row's error, or leave it out")
+
+
+def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
+    from thalweg.bench.comparison import compare, side_by_side
+
+    return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [NO_LAB]
+
+
+def _in_lab(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
+    from thalweg.bench.comparison import compare, in_lab
+    from thalweg.lab import Lab
+
+    with Lab.of(scenario.cluster, loss=scenario.loss, without_netem="go on") as lab:
+        return compare(scenario, in_lab(lab, scenario.events), bar.show), lab.notes
+
+
+def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
+    compute = scenario.compute
+    return {
+        "scenario": scenario.name,
+        "workload": scenario.job.name,
+        "metric": scenario.job.metric,
+        "workers": scenario.cluster.workers,
+        "batch": scenario.batch or scenario.job.batch,
+        "steps": scenario.steps,
+        "repeats": scenario.repeats,
+        "warmup": scenario.warmup,
+        "target": str(scenario.target) if scenario.target else None,
+        "compute_seconds": compute.step.seconds,
+        "late": {"probability": compute.late.probability, "seconds": compute.late.delay.seconds},
+        "loss": scenario.loss,
+        "events": [str(event) for event in scenario.events],
+        "cluster": format_cluster(scenario.cluster),
+        "notes": notes,
+    }
+
+
+def _title(scenario: Scenario) -> str:
+    return (
+        f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
+        f"{scenario.steps} steps, repeats: {scenario.repeats}"
+    )
+
+
+def _table(scenario: Scenario, rows: Rows) -> Table:
+    table = Table(box=None)
+    table.add_column("plan")
+    to_target = [f"to {scenario.target}"] if scenario.target else []
+    for heading in ("a step", "middle half", *to_target, "all", scenario.job.metric, "drift"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(row["sync"], *_cells(row, has_target=scenario.target is not None))
+    return table
+
+
+def _cells(row: dict[str, Any], *, has_target: bool) -> list[str]:
+    if row["seconds_all"] is None:
+        return ["failed"]
+    quartiles, reached = row["quartiles"], row["seconds_to_target"]
+    to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
+    return [
+        "none counts" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
+        "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
+        *to_target,
+        about(row["seconds_all"], "s"),
+        f"{row['metric']:.4f}",
+        f"{row['drift']:.2g}",
+    ]
+
+
+def _picture(scenario: Scenario, rows: Rows) -> str:
+    from thalweg.report import Course, draw_comparison
+
+    courses = [
+        Course(
+            sync=row["sync"],
+            losses=row["losses"],
+            seconds=row["seconds"],
+            quartiles=row["quartiles"] or (0.0, 0.0, 0.0),
+            events={e["event"]: e["steps"][0] for e in row["events"] if e["steps"]},
+        )
+        for row in rows
+        if "losses" in row
+    ]
+    return draw_comparison(f"{scenario.name}: {scenario.job.name}", courses)

@@ -1,0 +1,43 @@
+"""The scenarios that ship: each can be read, and all its plans compile for its cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thalweg.bench.scenario_file import read_scenario
+from thalweg.catalog import parse_plan
+from thalweg.rounds import compile_rounds
+from thalweg.schedules import Group, check
+from thalweg.workloads import describe
+
+FOLDER = Path(__file__).parents[2] / "scenarios"
+FILES = sorted(FOLDER.glob("*.toml"))
+
+
+def test_the_telling_ones_are_there() -> None:
+    assert {path.stem for path in FILES} == {
+        "competing-flow",
+        "contended-uplink",
+        "eighty-four-hosts",
+        "even-rack",
+        "interleaved-ranks",
+        "late-workers",
+        "one-slow-nic",
+        "oversubscribed-uplink",
+        "overlap",
+        "two-sites",
+    }
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_says_what_it_shows_and_its_plans_compile(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    scenario = read_scenario(path)
+    assert scenario.name == path.stem
+    workload = describe(scenario.job.name, scenario.job.model())
+    group = Group.everybody(scenario.cluster)
+    for sync in scenario.syncs:
+        for round_ in compile_rounds(parse_plan(sync), group, workload, step=7):
+            check(round_.schedule)
