@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from threading import Barrier
 from time import monotonic, sleep
 from typing import Any
@@ -68,7 +69,7 @@ def failure_of(future: Future[None]) -> BaseException | None:
     return future.exception(TIMEOUT)
 
 
-def test_rounds_run_in_the_order_they_were_handed_in() -> None:
+def test_rounds_begin_in_the_order_they_were_handed_in_two_at_a_time() -> None:
     def work(engine: Engine) -> None:
         vectors = [np.full(300, float(engine.rank + 10 * number)) for number in range(12)]
         futures = [
@@ -78,9 +79,35 @@ def test_rounds_run_in_the_order_they_were_handed_in() -> None:
         engine.wait(futures)
         for number, vector in enumerate(vectors):
             np.testing.assert_array_equal(vector, 0 + 1 + 2 + 30.0 * number)
-        assert [(a.step, a.bucket) for a in engine.arrivals] == [divmod(n, 4) for n in range(12)]
-        ends = [moment for a in engine.arrivals for moment in (a.started, a.ended)]
-        assert ends == sorted(ends)
+        arrivals = sorted(engine.arrivals, key=lambda a: (a.step, a.bucket))
+        assert [(a.step, a.bucket) for a in arrivals] == [divmod(n, 4) for n in range(12)]
+        assert arrivals == sorted(arrivals, key=lambda a: a.started)
+        for arrival in arrivals:
+            under_way = [a for a in arrivals if a.started <= arrival.started < a.ended]
+            assert len(under_way) <= 2
+
+    run_engines(work)
+
+
+def test_a_round_begins_while_another_waits() -> None:
+    def work(engine: Engine) -> list[Any]:
+        if engine.rank == 2:
+            sleep(0.3)
+        engine.run([task(engine.rank, ones(), number=number) for number in range(3)])
+        return sorted(engine.arrivals, key=lambda a: a.bucket)
+
+    first, second, _ = run_engines(work)[0]
+    assert first.ended - first.started > 0.25
+    assert second.started - first.started < 0.2
+
+
+def test_rounds_on_one_vector_follow_each_other() -> None:
+    def work(engine: Engine) -> None:
+        vector = ones()
+        engine.run([task(engine.rank, vector, number=number) for number in range(5)])
+        np.testing.assert_array_equal(vector, np.full(300, 3.0**5))
+        arrivals = list(engine.arrivals)
+        assert all(a.ended <= b.started for a, b in pairwise(arrivals))
 
     run_engines(work)
 
@@ -119,16 +146,16 @@ def test_who_is_late_is_seen_by_its_peers_and_by_itself() -> None:
     assert late.ended - late.ready < follower.ended - follower.ready
 
 
-def test_a_round_that_waits_for_the_one_before_is_not_late_itself() -> None:
+def test_a_round_that_waits_for_those_before_is_not_late_itself() -> None:
     def work(engine: Engine) -> list[Any]:
         if engine.rank == 1:
             sleep(0.3)
-        engine.run([task(engine.rank, ones(), number=number) for number in range(2)])
-        return list(engine.arrivals)
+        engine.run([task(engine.rank, ones(), number=number) for number in range(3)])
+        return sorted(engine.arrivals, key=lambda a: a.bucket)
 
-    first, second = run_engines(work)[0]
-    assert second.started - second.ready > 0.25
-    assert second.started >= first.ended
+    first, second, third = run_engines(work)[0]
+    assert third.started - third.ready > 0.25
+    assert third.started >= min(first.ended, second.ended)
 
 
 def test_the_first_error_fails_all_that_follow() -> None:

@@ -1,27 +1,33 @@
-"""One communication thread a process: it runs round after round, in the order they were handed in.
+"""One communication thread a process: it begins rounds in the order in which they were handed in.
 
-The training thread hands a round in when its bucket is ready and goes on computing; it waits for
-the results where it needs them. The first error ends the engine: the alarm is sounded and the
-transport closed, so that other ranks stop waiting too, and every round that is left fails with that
-error.
+Two may be under way at once, on different vectors: while one waits for a peer, the other's messages
+fill the link. The training thread hands a round in when its bucket is ready and goes on computing;
+it waits for the results where it needs them. The first error ends the engine: the alarm is sounded
+and the transport closed, so that other ranks stop waiting too, and every round that is left fails
+with that error.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap, deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
+import numpy as np
+
 from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportClosed, TransportError
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.runtime.arrivals import Arrival, Arrivals
-from thalweg.runtime.execute import Part, execute, flat
+from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, flat
 from thalweg.transports import Array, Transport
 
+AT_ONCE = 2  # rounds under way
 IDLE = 0.05  # seconds without a round after which the transport may tidy up
+NEW_TASKS = 0.005  # seconds after which to see whether another round may begin
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 
 
@@ -38,6 +44,18 @@ class Task:
     between_steps: bool = False  # beside the rounds of a step, with numbers of its own
 
 
+_Item = tuple[Task, Future[None], float]  # and when it was handed in
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    task: Task
+    future: Future[None]
+    ready: float
+    started: float
+    execution: Execution
+
+
 class Engine:
     """`timeout` is how many seconds a round may take."""
 
@@ -46,9 +64,13 @@ class Engine:
         self.timeout = timeout
         self._transport = transport
         self._alarm = alarm
+        self._listened = 0.0  # when
         self._broken: BaseException | None = None
         self._closed = False
-        self._tasks: SimpleQueue[tuple[Task, Future[None], float] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Item | None] = SimpleQueue()  # None is the last
+        self._waiting: deque[_Item] = deque()
+        self._running: deque[_Running] = deque()
+        self._done: deque[_Running] = deque()  # but their last messages may not have left
         self._thread = Thread(target=self._work, name="thalweg-communication", daemon=True)
         self._thread.start()
 
@@ -88,68 +110,134 @@ class Engine:
         self._thread.join(GRACE)
 
     def _work(self) -> None:
-        while (item := self._next_task()) is not None:
-            task, future, ready = item
-            was_fine = self._broken is None
-            if was_fine:
-                self._broken = self._attempt(task, ready)
-            if self._broken is None:
-                future.set_result(None)
-            else:
-                future.set_exception(self._broken)
-                if was_fine:
-                    self._transport.close()  # nobody shall wait for what won't come
-            del item, task, future
-
-    def _next_task(self) -> tuple[Task, Future[None], float] | None:
-        while True:
+        last = False
+        while not last or self._waiting or self._running or self._done:
+            last = self._fetch() or last
             try:
-                return self._tasks.get(timeout=IDLE)
+                self._begin()
+                self._go_on()
+            except BaseException as error:
+                self._fail(error)
+
+    def _fetch(self) -> bool:
+        """Take what was handed in, and wait for it if there is nothing else to do; whether that
+        was the last."""
+        while True:
+            busy = bool(self._waiting or self._running or self._done)
+            try:
+                item = self._tasks.get(block=not busy, timeout=IDLE)
             except Empty:
-                self._transport.idle()
+                if not busy:
+                    self._transport.idle()
+                return False
+            if item is None:
+                return True
+            self._waiting.append(item)
 
-    def _attempt(self, task: Task, ready: float) -> BaseException | None:
-        """Run it; what went wrong."""
+    def _begin(self) -> None:
+        """As many rounds as may be under way."""
+        if self._broken is not None:
+            self._give_up(self._broken)
+        while self._waiting and len(self._running) < AT_ONCE:
+            task, future, ready = self._waiting[0]
+            if any(np.may_share_memory(task.vector, r.task.vector) for r in self._running):
+                return  # the other's result is what it begins with
+            execution = Execution(
+                task.part,
+                self._transport,
+                flat(task.part.schedule, task.vector),
+                task.step,
+                task.round_number,
+                monotonic() + self.timeout,
+                task.arithmetic,
+            )
+            self._running.append(_Running(task, future, ready, monotonic(), execution))
+            self._waiting.popleft()
+
+    def _go_on(self) -> None:
+        """Take every round as far as it goes, then one message in."""
+        for running in list(self._running):
+            if running.execution.start_ready():
+                self._running.remove(running)
+                self._done.append(running)
+                self._note(running)
+        if self._running:
+            self._take_message()
+        while self._done and not (self._running and len(self._done) <= AT_ONCE):
+            over = self._done[0]
+            over.execution.wait_for_sendings()
+            self._done.popleft()
+            over.future.set_result(None)
+
+    def _take_message(self) -> None:
+        first = self._running[0].execution
+        awaited = ChainMap(*(running.execution.awaited for running in self._running))
+        patience = LOOK_AROUND if len(self._running) == AT_ONCE else NEW_TASKS
         try:
-            self._run(task, ready)
-        except ThalwegError as error:
-            if isinstance(error, PeerLate):
-                self._alarm.sound_lateness(error)
-            elif not isinstance(error, PeerFailed):
-                self._alarm.sound(error.problem)
-            heard = self._alarm.heard() if isinstance(error, TransportError) else None
-            return heard or error  # the first cause, if another rank has told it
-        except BaseException as error:  # the training thread gets it
-            self._alarm.sound(f"{type(error).__name__}: {error}")
-            return error
-        return None
+            address, array = self._transport.receive_any(awaited, monotonic() + patience)
+        except PeerLate:
+            self._listen()
+            if monotonic() < first.deadline:
+                return
+            # Of the first alone: later rounds may be waiting for it to end.
+            address, array = self._transport.receive_any(first.awaited.keys(), monotonic())
+        for running in self._running:
+            if address in running.execution.awaited:
+                running.execution.arrive(address, array)
+                return
 
-    def _run(self, task: Task, ready: float) -> None:
-        started = monotonic()
-        peers = execute(
-            task.part,
-            self._transport,
-            flat(task.part.schedule, task.vector),
-            step=task.step,
-            round_number=task.round_number,
-            timeout=self.timeout,
-            arithmetic=task.arithmetic,
-            while_waiting=self._listen,
-        )
-        if not task.between_steps:
-            self._transport.forget(task.step, task.round_number + 1)
+    def _note(self, over: _Running) -> None:
+        """Its moves are done: what is left of its messages is of no use, and those that waited for
+        it have all the time that a round may take."""
+        if self._running:
+            first = self._running[0].execution
+            first.deadline = max(first.deadline, monotonic() + self.timeout)
+        under_way = [r.task for r in self._running if not r.task.between_steps]
+        if not over.task.between_steps:
+            oldest = (over.task.step, over.task.round_number + 1)
+            oldest = min([oldest, *((task.step, task.round_number) for task in under_way)])
+            self._transport.forget(*oldest)
         self.arrivals.add(
             Arrival(
-                step=task.step,
-                bucket=task.bucket,
-                ready=ready,
-                started=started,
+                step=over.task.step,
+                bucket=over.task.bucket,
+                ready=over.ready,
+                started=over.started,
                 ended=monotonic(),
-                peers=peers,
+                peers=over.execution.came,
             )
         )
 
+    def _fail(self, error: BaseException) -> None:
+        """The first error ends it all: nobody shall wait for what won't come."""
+        self._broken = self._told(error)
+        self._give_up(self._broken)
+        self._transport.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        futures = [running.future for running in (*self._done, *self._running)]
+        futures += [future for _, future, _ in self._waiting]
+        for left in (self._done, self._running, self._waiting):
+            left.clear()
+        for future in futures:
+            future.set_exception(error)
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Sound the alarm; the first cause, if another rank has told it."""
+        if isinstance(error, PeerLate):
+            self._alarm.sound_lateness(error)
+        elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
+            self._alarm.sound(error.problem)
+        elif not isinstance(error, ThalwegError):
+            self._alarm.sound(f"{type(error).__name__}: {error}")
+        heard = self._alarm.heard() if isinstance(error, TransportError) else None
+        return heard or error
+
     def _listen(self) -> None:
+        """Now and then, whether another rank has given up."""
+        if monotonic() < self._listened + LOOK_AROUND:
+            return
+        self._listened = monotonic()
         heard = self._alarm.heard()
         if heard is not None:
             raise heard

@@ -64,12 +64,22 @@ def execute(
 
     Returns when each peer's first message came, by the clock of `time.monotonic`.
     `while_waiting` is called now and then, and may raise."""
-    deadline = monotonic() + timeout
-    run = _Execution(part, transport, view, step, round_number, deadline, arithmetic)
-    return run.to_the_end(while_waiting)
+    run = Execution(part, transport, view, step, round_number, monotonic() + timeout, arithmetic)
+    while not run.start_ready():
+        try:
+            soon = min(run.deadline, monotonic() + LOOK_AROUND)
+            run.arrive(*transport.receive_any(run.awaited.keys(), soon))
+        except PeerLate:
+            while_waiting()
+            if monotonic() >= run.deadline:
+                raise
+    run.wait_for_sendings()
+    return run.came
 
 
-class _Execution:
+class Execution:
+    """One rank's part, under way: start what is ready, hand in what arrives, until all is done."""
+
     def __init__(
         self,
         part: Part,
@@ -96,25 +106,16 @@ class _Execution:
         self.sendings: list[Sending] = []
         self.came: dict[int, float] = {}
 
-    def to_the_end(self, while_waiting: Callable[[], None]) -> dict[int, float]:
-        while self.ready or self.awaited:
-            while self.ready:
-                self._start(heappop(self.ready))
-            if self.awaited:
-                self._arrive(*self._next_message(while_waiting))
+    def start_ready(self) -> bool:
+        """Start every move that nothing holds back; whether all moves are done."""
+        while self.ready:
+            self._start(heappop(self.ready))
+        return not self.awaited
+
+    def wait_for_sendings(self) -> None:
+        """Until the vector may be changed."""
         for sending in self.sendings:
             sending.wait(self.deadline)
-        return self.came
-
-    def _next_message(self, while_waiting: Callable[[], None]) -> tuple[Address, Array]:
-        while True:
-            try:
-                soon = min(self.deadline, monotonic() + LOOK_AROUND)
-                return self.transport.receive_any(self.awaited.keys(), soon)
-            except PeerLate:
-                while_waiting()
-                if monotonic() >= self.deadline:
-                    raise
 
     def _start(self, index: int) -> None:
         move = self.order.moves[index]
@@ -138,7 +139,8 @@ class _Execution:
                 self.leaving.setdefault(later, []).append(sending)
         self._done(index)
 
-    def _arrive(self, address: Address, array: Array) -> None:
+    def arrive(self, address: Address, array: Array) -> None:
+        """One of the messages that are awaited."""
         self.came.setdefault(address.peer, monotonic())
         queue = self.awaited[address]
         index = queue.popleft()
