@@ -1,0 +1,159 @@
+"""`thalweg lab` as a user types it, in labs of their own names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import split
+
+import pytest
+
+from tests.cli.test_explain import thalweg
+from tests.lab.needs import needs_lab
+
+NAME = f"cli{os.getpid()}"
+pytestmark = needs_lab
+
+
+def lab(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return thalweg("lab", *split(command), "--name", NAME, cwd=folder)
+
+
+@pytest.fixture
+def two_racks(tmp_path: Path) -> Iterator[Path]:
+    done = lab("up 2+1 --nic 100mbit --uplink 50mbit", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    try:
+        yield tmp_path
+    finally:
+        lab("down", tmp_path)
+
+
+def links(folder: Path) -> tuple[dict[str, dict[str, dict[str, object]]], ...]:
+    """By host and by rack, as `status` tells them."""
+    document = json.loads(lab("status --json -", folder).stdout)
+    hosts = {row["host"]: row for row in document["rows"]}
+    return hosts, {row["rack"]: row for row in document["settings"]["uplinks"]}
+
+
+def test_hosts_addresses_and_rates(two_racks: Path) -> None:
+    hosts, racks = links(two_racks)
+    assert [(row["rack"], row["ranks"], row["address"]) for row in hosts.values()] == [
+        ("rack0", [0], "10.84.0.1"),
+        ("rack0", [1], "10.84.0.2"),
+        ("rack1", [2], "10.84.1.1"),
+    ]
+    assert {row["nic_out"]["rate"] for row in hosts.values()} == {"100mbit"}
+    assert {row["uplink_in"]["rate"] for row in racks.values()} == {"50mbit"}
+    shown = lab("status", two_racks).stdout
+    assert "host2" in shown
+    assert "TCP congestion control" in shown
+
+
+def test_links_change_and_change_back(two_racks: Path) -> None:
+    assert lab("degrade --rack 0 --rate 20mbit --direction in", two_racks).returncode == 0
+    assert lab("cut --host 2 --direction out", two_racks).returncode == 0
+    assert lab("flow --rack 1 --direction out", two_racks).returncode == 0
+    hosts, racks = links(two_racks)
+    assert racks["rack0"]["uplink_in"]["rate"] == "20mbit"
+    assert racks["rack0"]["uplink_out"]["rate"] == "50mbit"
+    assert hosts["host2"]["nic_out"]["cut"]
+    assert not hosts["host2"]["nic_in"]["cut"]
+    assert racks["rack1"]["uplink_out"]["flows"] == 1
+    shown = lab("status", two_racks).stdout
+    assert "20mbit (of 50mbit)" in shown
+    assert "CUT" in shown
+    assert lab("heal --host 2", two_racks).returncode == 0
+    assert lab("restore", two_racks).returncode == 0
+    hosts, racks = links(two_racks)
+    ways = [row[way] for row in racks.values() for way in ("uplink_out", "uplink_in")]
+    assert [(way["rate"], way["flows"], way["cut"]) for way in ways] == [("50mbit", 0, False)] * 4
+
+
+SCRIPT = """
+import os, socket
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+names = "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR GLOO_SOCKET_IFNAME".split()
+print(socket.gethostname(), total.item(), *(os.environ[name] for name in names))
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_of_ones_own_runs_on_every_host(two_racks: Path) -> None:
+    (two_racks / "train.py").write_text(SCRIPT)
+    done = thalweg("lab", "run", "--name", NAME, "--", sys.executable, "train.py", cwd=two_racks)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] host{rank} 3.0 {rank} 3 0 10.84.255.1 eth0" for rank in range(3)
+    ]
+
+
+def test_a_lab_only_for_this_script_is_gone_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = thalweg(
+        *split(f"lab run --name {NAME}-once --lab 1x2 --nic 1gbit -- train.py"), cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 2
+    assert not [name for name in os.listdir("/var/run/netns") if f".{NAME}-once." in name]
+
+
+def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "thalweg", "lab", "run", "--name", NAME, "--"]
+        + ["sh", "-c", "echo here; sleep 60"],
+        cwd=two_racks,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    for _ in range(3):
+        running.stdout.readline()
+    killed = lab("kill --host 1", two_racks)
+    assert "processes on host1 killed" in killed.stdout
+    _, stderr = running.communicate(timeout=30)
+    assert running.returncode == 1
+    assert "rank 1 on host1 was killed by SIGKILL" in stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("up 0x3", "'0x3' is not a layout of racks"),
+        ("up 256x1", "more than there are addresses; take at most 255 racks"),
+        (
+            "up 1x255",
+            "more than there are addresses; take at most 255 racks, and 254 hosts in each",
+        ),
+        ("up --nic fast", "'fast' is not a rate"),
+        ("up --nic 1bit", "a link of 1bit can't be had in the lab; give 8kbit to 34gbit"),
+        ("up nowhere.toml", "can't read nowhere.toml"),
+        ("up 2x1", f"there is a lab '{NAME}' already; take another name"),
+        ("degrade --rack 5 --rate 1mbit", "there is no rack 5; there are 2"),
+        ("degrade --host nobody --rate 1mbit", "there is no host 'nobody'; give a rank"),
+        ("degrade --rack 0 --rate slow", "'slow' is not a rate"),
+        ("degrade --rate 1mbit", "a link belongs to a rack or to a host; name one"),
+        ("cut --rack 0 --direction up", "'up' is no direction; give out, in or both"),
+        ("kill --host 0", "nothing runs on host0; start something"),
+    ],
+)
+def test_mistakes_are_one_line(two_racks: Path, command: str, line: str) -> None:
+    done = lab(command, two_racks)
+    assert (done.returncode, done.stdout) == (2, "")
+    [told] = done.stderr.splitlines()
+    assert line in told
+
+
+def test_no_lab_of_that_name(tmp_path: Path) -> None:
+    for command in ("status", "down", "restore", "degrade --rack 0 --rate 1mbit"):
+        done = lab(command, tmp_path)
+        assert done.returncode == 2
+        assert f"there is no lab '{NAME}'; make one with `thalweg lab up`" in done.stderr
