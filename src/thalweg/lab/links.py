@@ -37,13 +37,13 @@ class Links:
         directions: Sequence[Direction] = BOTH,
     ) -> list[Link]:
         """The uplink of a rack, or the NIC of a host."""
-        if (rack is None) == (host is None):
-            raise LabError("a link belongs to a rack or to a host", "name one of the two")
-        if rack is not None:
+        if rack is not None and host is None:
             owner = rack_called(self._record.cluster, rack).name
             return [Link("uplink", owner, direction) for direction in directions]
-        owner = host_called(self._record.cluster, host or 0).name
-        return [Link("nic", owner, direction) for direction in directions]
+        if host is not None and rack is None:
+            owner = host_called(self._record.cluster, host).name
+            return [Link("nic", owner, direction) for direction in directions]
+        raise LabError("a link belongs to a rack or to a host", "name one of the two")
 
     def declared_ports(self) -> dict[Port, Shape]:
         return {self._wiring.port(link): wanted for link, wanted in self._declared.items()}

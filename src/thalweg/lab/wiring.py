@@ -74,7 +74,7 @@ class Wiring:
 
     @property
     def spine(self) -> str:
-        return f"{prefix(self.lab)}@spine"
+        return f"{prefix(self.lab)}@@spine"  # a rack may be called spine
 
     def rack(self, number: int) -> str:
         return f"{prefix(self.lab)}@{self.cluster.racks[number].name}"
