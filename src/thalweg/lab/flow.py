@@ -37,6 +37,7 @@ def start_flow(
     with os.fdopen(reads) as pipe:
         said = pipe.read()
     if said:
+        os.waitpid(pid, 0)
         raise LabError(f"no flow to {address}: {said}", "is the link cut? heal it first")
     return pid
 
