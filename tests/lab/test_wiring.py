@@ -86,6 +86,9 @@ def test_whatever_racks_and_hosts_are_called_namespaces_differ() -> None:
     ]
     wiring = Wiring("lab1", Cluster(racks=tuple(racks)))
     assert len(set(wiring.namespaces())) == 1 + 4 + 4
+    table = [line.split() for line in wiring.host_table().splitlines()]
+    assert ["10.84.0.1", "spine"] in table
+    assert ["10.84.255.1", "@spine"] in table
 
 
 def test_the_host_of_a_rank() -> None:

@@ -1,6 +1,6 @@
 """TCP streams and datagrams between hosts of a lab, all driven by this process.
 
-A socket stays in the namespace that it was made in, so that no workers are needed to measure a link.
+A socket stays in the namespace that it was made in, so no workers are needed to measure a link.
 """
 
 from __future__ import annotations
