@@ -1,8 +1,25 @@
-"""How hypothesis runs here: no deadline for an example, since machines are noisy."""
+"""How hypothesis runs here: no deadline for an example, since machines are noisy. And who needs a
+lab is skipped where none can be had, and says why."""
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import settings
+
+from thalweg.errors import LabError
+from thalweg.lab import Lab
 
 settings.register_profile("thalweg", deadline=None, print_blob=True)
 settings.load_profile("thalweg")
+
+
+@pytest.fixture(scope="session")
+def needs_lab() -> None:
+    """Found out by building one."""
+    try:
+        with Lab(hosts=1, name=f"t{os.getpid()}-0"):
+            pass
+    except LabError as error:
+        pytest.skip(str(error))

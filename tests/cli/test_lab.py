@@ -13,10 +13,9 @@ from shlex import split
 import pytest
 
 from tests.cli.test_explain import thalweg
-from tests.lab.needs import needs_lab
 
 NAME = f"cli{os.getpid()}"
-pytestmark = needs_lab
+pytestmark = pytest.mark.usefixtures("needs_lab")
 
 
 def lab(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -74,6 +73,7 @@ def test_links_change_and_change_back(two_racks: Path) -> None:
     assert [(way["rate"], way["flows"], way["cut"]) for way in ways] == [("50mbit", 0, False)] * 4
 
 
+SLEEPER = "echo here; sleep 60"
 SCRIPT = """
 import os, socket
 import torch, torch.distributed as dist
@@ -102,13 +102,12 @@ def test_a_lab_only_for_this_script_is_gone_afterwards(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 2
-    assert not [name for name in os.listdir("/var/run/netns") if f".{NAME}-once." in name]
+    assert not list(Path("/var/run/netns").glob(f"*.{NAME}-once.*"))
 
 
 def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
     running = subprocess.Popen(
-        [sys.executable, "-m", "thalweg", "lab", "run", "--name", NAME, "--"]
-        + ["sh", "-c", "echo here; sleep 60"],
+        [sys.executable, "-m", "thalweg", *split(f"lab run --name {NAME} -- sh -c"), SLEEPER],
         cwd=two_racks,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

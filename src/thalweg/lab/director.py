@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.facts import Link
 from thalweg.lab.event import LINK_ACTIONS, Event
+from thalweg.lab.shaping import Shape
 from thalweg.runtime.place import Workers
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class EventDirector:
     def __init__(self, lab: Lab, events: Sequence[Event]) -> None:
         for event in events:
             find_target(lab, event)
+            if event.action == "degrade":
+                Shape(rate=event.rate)  # refuses what can't be had
         self.fired: list[Fired] = []
         self._lab = lab
         self._pending = list(events)

@@ -97,7 +97,7 @@ def directions(text: object) -> tuple[Direction, ...]:
 
 def _target(table: Table, key: str) -> int | str | None:
     value = table.data.get(key)
-    if value is None or (type(value) is int and value >= 0) or isinstance(value, str):
+    if value is None or (type(value) is int and value >= 0) or (isinstance(value, str) and value):
         return value
     raise LabError(
         f"{key} of {table.where} is {value!r}", f"give a number from 0, or a {key}'s name"

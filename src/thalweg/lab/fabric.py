@@ -19,7 +19,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
-from thalweg.lab.namespaces import create, delete, inside
+from thalweg.lab.namespaces import create, delete, inside, signals_held
 from thalweg.lab.shaping import ROOT, Shape, qdiscs
 from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac, prefix
 
@@ -70,7 +70,8 @@ class Sockets:
 
     def __getitem__(self, namespace: str) -> NetNS:
         if namespace not in self._open:
-            self._open[namespace] = NetNS(namespace, flags=0)
+            with signals_held():
+                self._open[namespace] = NetNS(namespace, flags=0)
         return self._open[namespace]
 
     def __enter__(self) -> Sockets:

@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 from contextlib import suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from thalweg.errors import LabError
 from thalweg.facts import Rate
@@ -23,21 +23,25 @@ PACING_RATE = 47  # SO_MAX_PACING_RATE, which the socket module has no name for
 LOOK = 0.5  # seconds after which a flow sees whether its parent is there
 
 
-def start_flow(
-    source: str, target: str, address: str, rate: Rate | None, *, detached: bool = False
-) -> int:
-    """From one namespace to an address in another, until it is killed; its process id.
+class End(NamedTuple):
+    namespace: str
+    address: str
+
+
+def start_flow(source: End, target: End, rate: Rate | None, *, detached: bool = False) -> int:
+    """From one namespace to another, until it is killed; its process id.
 
     It ends with the process that started it, unless it is detached.
     """
     reads, writes = os.pipe()
     parent = None if detached else os.getpid()
-    pid = fork(lambda: _be_flow(source, target, address, rate, parent, writes))
+    pid = fork(lambda: _be_flow(source, target, rate, parent, writes))
     os.close(writes)
     with os.fdopen(reads) as pipe:
         said = pipe.read()
     if said:
-        raise LabError(f"no flow to {address}: {said}", "is the link cut? heal it first")
+        os.waitpid(pid, 0)
+        raise LabError(f"no flow to {target.address}: {said}", "is the link cut? heal it first")
     return pid
 
 
@@ -49,12 +53,12 @@ def stop_flow(pid: int) -> None:
 
 
 def _be_flow(
-    source: str, target: str, address: str, rate: Rate | None, parent: int | None, told: int
+    source: End, target: End, rate: Rate | None, parent: int | None, told: int
 ) -> NoReturn:
     try:
         os.setsid()
         _let_go_of_all_but(told)
-        sender, receiver = _connect(source, target, address, rate)
+        sender, receiver = _connect(source, target, rate)
         os.close(told)
         _flow(sender, receiver, parent)
     except OSError as error:
@@ -73,13 +77,12 @@ def _let_go_of_all_but(kept: int) -> None:
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _connect(
-    source: str, target: str, address: str, rate: Rate | None
-) -> tuple[socket.socket, socket.socket]:
-    enter(target)
-    listener = socket.create_server((address, 0))
-    enter(source)
+def _connect(source: End, target: End, rate: Rate | None) -> tuple[socket.socket, socket.socket]:
+    enter(target.namespace)
+    listener = socket.create_server((target.address, 0))
+    enter(source.namespace)
     sender = socket.socket()
+    sender.bind((source.address, 0))  # or it is the gateway's, which every rack has, too
     sender.settimeout(5.0)
     if rate is not None:
         pace = min(round(rate.bits_per_second / 8), 2**32 - 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from thalweg.lab.director import EventDirector
 from thalweg.lab.event import Event
 from thalweg.lab.fabric import Progress, build, has_netem
 from thalweg.lab.links import Links, host_called
-from thalweg.lab.namespaces import processes, remove
+from thalweg.lab.namespaces import processes, refused, remove
 from thalweg.lab.place import LabPlace
 from thalweg.lab.registry import Record
 from thalweg.lab.shaping import declared
@@ -121,6 +122,8 @@ class Lab:
 
     def up(self, *, owned: bool = True, progress: Progress = no_progress) -> None:
         """Build it. An owned lab ends with this process at the latest."""
+        if self._record is not None:
+            raise LabError(f"lab {self.name!r} is up already", "use it, or take it down first")
         sweep()
         netem, notes = self._what_is_possible()
         self._record = registry.enrol(
@@ -135,7 +138,8 @@ class Lab:
     def down(self) -> None:
         """Every process in it ends, and nothing of it is left."""
         if self._record is not None:
-            self.links.end_flows()
+            with suppress(LabError):  # another process took it down
+                self.links.end_flows()
             take_down(self._record.name)
             self._record = None
 
@@ -280,10 +284,13 @@ class Lab:
 
 def sweep() -> list[str]:
     """Remove labs whose owner is gone; their names."""
-    gone = registry.abandoned()
-    for name in gone:
-        take_down(name)
-    return gone
+    try:
+        with registry.abandoned() as gone:
+            for name in gone:
+                take_down(name)
+            return gone
+    except OSError as error:
+        raise refused(error) from None
 
 
 def take_down(name: str) -> None:

@@ -14,7 +14,7 @@ from thalweg.errors import LabError
 from thalweg.facts import Cluster, Host, Link, Rack, Rate
 from thalweg.lab.event import BOTH, Direction
 from thalweg.lab.fabric import Sockets, look, shape
-from thalweg.lab.flow import start_flow, stop_flow
+from thalweg.lab.flow import End, start_flow, stop_flow
 from thalweg.lab.registry import Record, State
 from thalweg.lab.shaping import Shape, declared
 from thalweg.lab.wiring import SPINE_ADDRESS, Port, Wiring
@@ -37,13 +37,13 @@ class Links:
         directions: Sequence[Direction] = BOTH,
     ) -> list[Link]:
         """The uplink of a rack, or the NIC of a host."""
-        if (rack is None) == (host is None):
-            raise LabError("a link belongs to a rack or to a host", "name one of the two")
-        if rack is not None:
+        if rack is not None and host is None:
             owner = rack_called(self._record.cluster, rack).name
             return [Link("uplink", owner, direction) for direction in directions]
-        owner = host_called(self._record.cluster, host or 0).name
-        return [Link("nic", owner, direction) for direction in directions]
+        if host is not None and rack is None:
+            owner = host_called(self._record.cluster, host).name
+            return [Link("nic", owner, direction) for direction in directions]
+        raise LabError("a link belongs to a rack or to a host", "name one of the two")
 
     def declared_ports(self) -> dict[Port, Shape]:
         return {self._wiring.port(link): wanted for link, wanted in self._declared.items()}
@@ -91,12 +91,18 @@ class Links:
         detached: bool = False,
     ) -> None:
         """Competing TCP flows, each through one of these links alone."""
-        with self._record.changing() as state:
-            for link in links:
-                source, target, address = self._ends(link)
-                for _ in range(flows):
-                    pid = start_flow(source, target, address, rate, detached=detached)
-                    state.flows.setdefault(str(link), []).append(pid)
+        started: list[tuple[str, int]] = []
+        try:
+            with self._record.changing() as state:
+                for link in (link for link in links for _ in range(flows)):
+                    pid = start_flow(*self._ends(link), rate, detached=detached)
+                    started.append((str(link), pid))
+                for text, pid in started:
+                    state.flows.setdefault(text, []).append(pid)
+        except BaseException:
+            for _, pid in started:
+                stop_flow(pid)
+            raise
 
     def end_flows(self) -> None:
         with self._record.changing() as state:
@@ -133,20 +139,18 @@ class Links:
         with Sockets() as sockets:
             shape(sockets, self._wiring.port(link), wanted)
 
-    def _ends(self, link: Link) -> tuple[str, str, str]:
-        """Namespaces from and to, and the address there, of a flow through this link alone."""
+    def _ends(self, link: Link) -> tuple[End, End]:
+        """From and to of a flow through this link alone."""
         wiring = self._wiring
         if link.kind == "uplink":
             number = [rack.name for rack in self._record.cluster.racks].index(link.owner)
-            near, far = wiring.rack(number), wiring.spine
-            near_address, far_address = wiring.rack_address(number), SPINE_ADDRESS
+            near = End(wiring.rack(number), wiring.rack_address(number))
+            far = End(wiring.spine, SPINE_ADDRESS)
         else:
             number, _ = wiring.hosts[link.owner]
-            near, far = wiring.host(link.owner), wiring.rack(number)
-            near_address, far_address = wiring.address(link.owner), wiring.rack_address(number)
-        if link.direction == "out":
-            return near, far, far_address
-        return far, near, near_address
+            near = End(wiring.host(link.owner), wiring.address(link.owner))
+            far = End(wiring.rack(number), wiring.rack_address(number))
+        return (near, far) if link.direction == "out" else (far, near)
 
 
 def rack_called(cluster: Cluster, rack: int | str) -> Rack:

@@ -21,6 +21,7 @@ from pyroute2 import netns
 
 from thalweg.errors import LabError
 from thalweg.lab.wiring import prefix
+from thalweg.runtime.forked import HELD
 
 RUN = Path("/var/run/netns")
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
@@ -38,6 +39,17 @@ def inside(namespace: str) -> Iterator[None]:
     finally:
         netns.setns(here)
         os.close(here)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Around what forks inside pyroute2: Ctrl-C in the midst of it would be lost, or leave half a
+    namespace. It comes afterwards."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def enter(namespace: str) -> None:
@@ -58,7 +70,8 @@ def settle_in(name: str, hosts: Path) -> None:
 
 def create(name: str) -> None:
     try:
-        netns.create(name)
+        with signals_held():
+            netns.create(name)
     except OSError as error:
         raise refused(error) from None
 

@@ -2,7 +2,8 @@
 
 A lab with an owner lives as long as that process; `sweep` finds those whose owner is gone. One
 without, as `thalweg lab up` makes it, lives until it is taken down. The folder is there before the
-first namespace is made and goes after the last one, so nothing of a lab is ever without it.
+first namespace is made and goes after the last one, so nothing of a lab is ever without it. It
+comes and goes whole: while it is written and deleted its name is a dot and who does that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from thalweg.lab.wiring import Wiring
 
 ROOT = Path("/run/thalweg/labs")
 MOST_LABS = 1000
+CLOCK_SET = 60.0  # seconds that the time at which a process began may change, with the clock
+GONE = -1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class Record:
         return ROOT / self.name / "hosts"
 
     def abandoned(self) -> bool:
-        return self.owner is not None and _began(self.owner[0]) != self.owner[1]
+        return self.owner is not None and abs(began(self.owner[0]) - self.owner[1]) > CLOCK_SET
 
     @contextmanager
     def changing(self) -> Iterator[State]:
@@ -92,7 +95,6 @@ def enrol(
 ) -> Record:
     """A new lab under this name, or under the first of lab1, lab2, ... that is free."""
     try:
-        ROOT.mkdir(parents=True, exist_ok=True)
         for candidate in [name] if name else (f"lab{n}" for n in range(1, MOST_LABS)):
             record = Record(
                 name=candidate,
@@ -100,7 +102,7 @@ def enrol(
                 loss=loss,
                 netem=netem,
                 notes=notes,
-                owner=(os.getpid(), _began(os.getpid())) if owned else None,
+                owner=(os.getpid(), began(os.getpid())) if owned else None,
             )
             if _write(record):
                 return record
@@ -113,7 +115,10 @@ def enrol(
 
 
 def strike_off(name: str) -> None:
-    shutil.rmtree(ROOT / name, ignore_errors=True)
+    folder = _hidden_folder()
+    with suppress(FileNotFoundError):
+        (ROOT / name).rename(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def find(name: str) -> Record:
@@ -151,19 +156,31 @@ def the_only_one() -> str:
     raise LabError(f"which lab? {known}", "give --name, or make one with `thalweg lab up`")
 
 
-def abandoned() -> list[str]:
-    """Labs whose owner is gone, and half-written ones that nobody will finish."""
-    found = []
-    for name in names():
-        with suppress(LabError):
-            if find(name).abandoned():
-                found.append(name)
-    return found
+@contextmanager
+def abandoned() -> Iterator[list[str]]:
+    """Labs whose owner is gone. While one process removes them no other looks for them, or it would
+    remove a new lab that has got the name."""
+    ROOT.mkdir(parents=True, exist_ok=True)
+    folder = os.open(ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        for hidden in ROOT.glob(".*-*"):
+            if began(int(hidden.name[1:].partition("-")[0])) == GONE:
+                shutil.rmtree(hidden, ignore_errors=True)
+        yield [name for name in names() if _is_abandoned(name)]
+    finally:
+        os.close(folder)
+
+
+def _is_abandoned(name: str) -> bool:
+    with suppress(LabError):  # it has just been taken down
+        return find(name).abandoned()
+    return False
 
 
 def _write(record: Record) -> bool:
     """All of the folder at once, or False if there is one by that name."""
-    folder = Path(mkdtemp(prefix=".", dir=ROOT))
+    folder = _hidden_folder()
     about: dict[str, Any] = {
         "owner": record.owner,
         "loss": record.loss,
@@ -183,8 +200,15 @@ def _write(record: Record) -> bool:
     return True
 
 
-def _began(pid: int) -> float:
+def _hidden_folder() -> Path:
+    ROOT.mkdir(parents=True, exist_ok=True)
+    return Path(mkdtemp(prefix=f".{os.getpid()}-", dir=ROOT))
+
+
+def began(pid: int) -> float:
+    """When a process began. One that has ended is gone, though nobody may have waited for it."""
     try:
-        return psutil.Process(pid).create_time()
+        process = psutil.Process(pid)
+        return GONE if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
-        return -1.0
+        return GONE

@@ -74,7 +74,7 @@ class Wiring:
 
     @property
     def spine(self) -> str:
-        return f"{prefix(self.lab)}@spine"
+        return f"{prefix(self.lab)}@@spine"  # a rack may be called spine
 
     def rack(self, number: int) -> str:
         return f"{prefix(self.lab)}@{self.cluster.racks[number].name}"
@@ -118,7 +118,8 @@ class Wiring:
 
     def host_table(self) -> str:
         """As /etc/hosts has it; torch looks up IPv4 addresses in the clothes of IPv6 ones."""
-        addresses = {"spine": SPINE_ADDRESS, **{host: self.address(host) for host in self.hosts}}
+        spine = "@spine" if "spine" in self.hosts else "spine"
+        addresses = {spine: SPINE_ADDRESS, **{host: self.address(host) for host in self.hosts}}
         lines = ["127.0.0.1 localhost"]
         for name, address in addresses.items():
             lines += [f"{address} {name}", f"::ffff:{address} {name}"]

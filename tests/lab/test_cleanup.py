@@ -1,0 +1,379 @@
+"""However a lab ends, nothing of it stays: no namespace, no folder, no process, no interface."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.lab.remains import (
+    FOLDERS,
+    MARK,
+    Traces,
+    interfaces,
+    marked,
+    named_remains,
+    wait_until,
+)
+from thalweg.errors import LabError, WorkerFailed
+from thalweg.lab import Lab, sweep
+from thalweg.runtime.forked import Report
+from thalweg.runtime.place import Workers
+from thalweg.runtime.supervisor import run_workers
+
+pytestmark = pytest.mark.usefixtures("needs_lab")
+TIMEOUT = 60.0
+FOREVER = 600.0
+
+
+def quiet(rank: int, stream: str, line: str) -> None:
+    pass
+
+
+# In this process
+
+
+def test_nothing_stays_after_the_end(name: str) -> None:
+    with Lab(racks=2, hosts=2, name=name) as lab:
+        traces = Traces(name)
+        lab.links.fill(lab.links.of(rack=0), rate=None)
+        lab.run(lambda rank, report: None, timeout="60s")
+        assert traces.left() != []
+    assert traces.left() == []
+
+
+def test_nothing_stays_after_an_error_in_the_block(name: str) -> None:
+    traces: list[Traces] = []
+
+    def fail() -> None:
+        with Lab(hosts=2, name=name) as lab:
+            traces.append(Traces(name))
+            lab.links.cut(lab.links.of(host=0))
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    assert traces[0].left() == []
+
+
+def test_nothing_stays_after_an_error_of_a_worker(name: str) -> None:
+    def work(rank: int, report: Report) -> None:
+        subprocess.Popen(["sleep", str(FOREVER)])  # would stay, if nobody looked for it
+        if rank == 1:
+            raise ValueError("mine")
+
+    with Lab(hosts=2, name=name) as lab:
+        traces = Traces(name)
+        with pytest.raises(WorkerFailed, match="rank 1 on host1: ValueError: mine"):
+            lab.run(work, process_group=False, timeout="60s")
+    assert traces.left() == []
+
+
+def test_what_workers_left_running_ends_with_the_lab(name: str) -> None:
+    def work(rank: int, report: Report) -> int:
+        daemon = subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
+        return daemon.pid
+
+    with Lab(hosts=1, name=name) as lab:
+        traces = Traces(name)
+        [pid] = lab.run(work, process_group=False, timeout="60s")
+        assert lab.processes() == {"host0": [pid]}
+    assert traces.left() == []
+
+
+def test_nothing_stays_of_a_lab_that_could_not_be_built(name: str) -> None:
+    before = interfaces()
+
+    def fail(done: int, total: int) -> None:
+        if done == total - 1:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        Lab(racks=2, hosts=2, name=name).up(progress=fail)
+    assert named_remains(name) == []
+    assert interfaces() == before
+
+
+def test_a_lab_without_an_owner_stays_until_it_is_taken_down(name: str) -> None:
+    source = f"from thalweg.lab import Lab; Lab(hosts=2, name={name!r}).up(owned=False)"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=TIMEOUT)
+    assert name not in sweep()
+    lab = Lab.find(name)
+    traces = Traces(name)
+    assert lab.run(lambda rank, report: rank, timeout="60s") == [0, 1]
+    lab.down()
+    assert traces.left() == []
+
+
+# In another process, which is told to end
+
+IN_A_RUN = """
+    import time
+    from thalweg.lab import Lab
+
+    def work(rank, report):
+        report({{"step": 1}})
+        time.sleep(600)
+
+    heard = set()
+
+    def ready(rank, message):
+        heard.add(rank)
+        if len(heard) == 3:
+            print("ready", flush=True)
+
+    with Lab(racks=2, hosts=[2, 1], name={name!r}) as lab:
+        lab.links.fill(lab.links.of(rack=0, directions=("out",)))
+        lab.run(work, on_message=ready)
+"""
+IN_THE_BLOCK = """
+    import time
+    from thalweg.lab import Lab
+
+    with Lab(hosts=3, name={name!r}) as lab:
+        lab.links.fill(lab.links.of(host=0, directions=("out",)))
+        print("ready", flush=True)
+        time.sleep(600)
+"""
+WHILE_IT_IS_BUILT = """
+    import time
+    from thalweg.lab import Lab
+
+    def progress(done, total):
+        if done == {done}:
+            print("ready", flush=True)
+
+    lab = Lab(racks=3, hosts=10, name={name!r})
+    lab.up(progress=progress)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def owner(source: str, name: str, **values: int) -> Iterator[subprocess.Popen[str]]:
+    """A process with a lab, ready to be disturbed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(source.format(name=name, **values))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, MARK: name},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        for pid in marked(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT)
+        sweep()
+
+
+@pytest.mark.parametrize(
+    ("source", "number"),
+    [
+        (IN_A_RUN, signal.SIGINT),
+        (IN_A_RUN, signal.SIGTERM),
+        (IN_THE_BLOCK, signal.SIGINT),
+    ],
+    ids=["Ctrl-C in a run", "SIGTERM in a run", "Ctrl-C in the block"],
+)
+def test_nothing_stays_of_one_that_is_interrupted(
+    source: str, number: signal.Signals, name: str
+) -> None:
+    with owner(source, name) as process:
+        traces = Traces(name)
+        os.killpg(process.pid, number)  # as a terminal does: to its whole group
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+        wait_until(lambda: not marked(name))
+        assert traces.left() == []
+
+
+@pytest.mark.parametrize("done", [1, 12, 33, 50])
+def test_nothing_stays_of_one_that_is_interrupted_while_it_is_built(done: int, name: str) -> None:
+    before = interfaces()
+    with owner(WHILE_IT_IS_BUILT, name, done=done) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+        wait_until(lambda: not marked(name))
+        assert named_remains(name) == []
+        assert interfaces() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "number"),
+    [
+        (IN_A_RUN, signal.SIGKILL),
+        (IN_THE_BLOCK, signal.SIGKILL),
+        (IN_THE_BLOCK, signal.SIGTERM),
+    ],
+    ids=["SIGKILL in a run", "SIGKILL in the block", "SIGTERM in the block"],
+)
+def test_who_comes_next_removes_what_a_killed_one_left(
+    source: str, number: signal.Signals, name: str, new_name: Callable[[], str]
+) -> None:
+    with owner(source, name) as process:
+        traces = Traces(name)
+        os.kill(process.pid, number)
+        wait_until(lambda: marked(name) in ([], [process.pid]))  # its workers and flows go alone
+        # Nobody has waited for the killed process, which makes it a zombie but no owner.
+        wait_until(lambda: is_zombie(process.pid))
+        with Lab(hosts=1, name=new_name()):
+            assert traces.left() == []
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_who_comes_next_removes_what_was_half_built_and_takes_its_name(name: str) -> None:
+    with owner(WHILE_IT_IS_BUILT, name, done=20) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: is_zombie(process.pid))
+        assert named_remains(name) != []
+        with Lab(hosts=1, name=name) as lab:
+            traces = Traces(name)
+            assert len(named_remains(name)) == 3 + 1
+            assert lab.run(lambda rank, report: rank, timeout="60s") == [0]
+        assert traces.left() == []
+
+
+def test_half_a_folder_of_a_process_that_is_gone_is_removed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait(TIMEOUT)
+    theirs = FOLDERS / f".{gone.pid}-half"
+    ours = FOLDERS / f".{os.getpid()}-half"
+    for folder in (theirs, ours):
+        folder.mkdir()
+        (folder / "lab.json").touch()
+    try:
+        sweep()
+        assert not theirs.exists()
+        assert ours.exists()  # somebody is still writing it
+    finally:
+        (ours / "lab.json").unlink()
+        ours.rmdir()
+
+
+def test_many_start_and_sweep_at_once_and_none_takes_anothers(name: str) -> None:
+    """Three processes at once want the name that a killed one left; one gets it, and keeps it."""
+    contender = """
+        import sys
+        from thalweg.errors import LabError
+        from thalweg.lab import Lab
+
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            with Lab(hosts=2, name={name!r}) as lab:
+                print(lab.run(lambda rank, report: rank, process_group=False), flush=True)
+                sys.stdin.readline()
+        except LabError as error:
+            print(str(error).partition(";")[0], flush=True)
+    """
+    with owner(IN_THE_BLOCK, name) as killed:
+        contenders = [
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(contender.format(name=name))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, MARK: name},
+            )
+            for _ in range(3)
+        ]
+        for process in contenders:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait(TIMEOUT)
+        for process in contenders:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = [process.stdout.readline() for process in contenders if process.stdout]
+        for process in contenders:
+            process.communicate(timeout=TIMEOUT)
+        refused = f"there is a lab {name!r} already\n"
+        assert sorted(said) == sorted(["[0, 1]\n", refused, refused])
+    assert named_remains(name) == []
+
+
+# At random moments
+
+
+class Assassin:
+    """Kills a worker of a random host, so long after the start."""
+
+    def __init__(self, lab: Lab, chance: random.Random) -> None:
+        self.lab = lab
+        self.host = chance.choice(list(lab.wiring.hosts))
+        self.moment = chance.uniform(0.0, 0.6)
+        self.start = 0.0
+        self.done = False
+
+    def prepare(self) -> None:
+        self.start = monotonic()
+
+    def look(self, workers: Workers) -> None:
+        if not self.done and monotonic() - self.start >= self.moment:
+            for pid in self.lab.processes()[self.host]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                self.done = True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fifty_runs_with_a_worker_killed_at_a_random_moment(new_name: Callable[[], str]) -> None:
+    chance = random.Random(84)
+    before = interfaces()
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        dist.init_process_group("gloo")
+        while True:
+            dist.all_reduce(torch.ones(1000))
+            sleep(0.001)
+
+    for _ in range(50):
+        with Lab(racks=2, hosts=[2, 1], nic="100mbit", name=new_name()) as lab:
+            traces = Traces(lab.name)
+            assassin = Assassin(lab, chance)
+            with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
+                run_workers(
+                    3,
+                    work,
+                    place=lab.place,
+                    director=assassin,
+                    timeout=TIMEOUT,
+                    grace=0.3,
+                    on_line=quiet,
+                )
+            assert assassin.done
+        assert traces.left() == []
+    assert interfaces() == before
+
+
+def test_sweeping_leaves_living_labs_alone(name: str) -> None:
+    with Lab(hosts=1, name=name) as lab:
+        assert name not in sweep()
+        with pytest.raises(LabError, match="already"):
+            Lab(hosts=1, name=name).up()
+        assert lab.run(lambda rank, report: rank, timeout="60s") == [0]

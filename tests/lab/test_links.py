@@ -1,0 +1,301 @@
+"""Links that change while a stream runs through them. Rates are compared within one run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.lab.remains import named_remains, wait_until
+from tests.lab.traffic import Post, Stream, pump, rate
+from thalweg.errors import LabError
+from thalweg.facts import Link, Rate
+from thalweg.lab import Lab
+from thalweg.lab.namespaces import processes
+from thalweg.runtime.forked import fork
+
+pytestmark = pytest.mark.usefixtures("needs_lab")
+MBIT20 = Rate.parse("20mbit")
+
+
+@pytest.fixture
+def lab(name: str) -> Iterator[Lab]:
+    with Lab(racks=2, hosts=2, nic="100mbit", uplink="100mbit", name=name) as lab:
+        yield lab
+
+
+def row(lab: Lab, link: Link) -> dict[str, Any]:
+    [found] = [
+        row
+        for row in lab.links.status()
+        if (row["link"], row["owner"], row["direction"]) == tuple(link)
+    ]
+    return found
+
+
+def about(ratio: float, wanted: float) -> bool:
+    print(f"{ratio:.3f}, wanted {wanted:.3f}")
+    return 0.85 * wanted < ratio < 1.15 * wanted
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# Which links
+
+
+def test_links_by_rank_and_by_name(lab: Lab) -> None:
+    links = lab.links
+    assert links.of(rack=1) == links.of(rack="rack1")
+    assert links.of(rack=1) == [Link("uplink", "rack1", "out"), Link("uplink", "rack1", "in")]
+    assert links.of(host=0) == links.of(host="host0")
+    assert links.of(host=3, directions=("in",)) == [Link("nic", "host3", "in")]
+    assert len(links.all()) == 2 * (2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ({"rack": 2}, "there is no rack 2; there are 2, numbered from 0"),
+        ({"rack": "r0"}, "there is no rack 'r0'; there are 2, numbered from 0"),
+        ({"host": 4}, "there is no host 4; give a rank from 0 to 3, or a name"),
+        ({"host": ""}, "there is no host ''; give a rank from 0 to 3, or a name"),
+        ({}, "a link belongs to a rack or to a host; name one of the two"),
+        ({"rack": 0, "host": 0}, "a link belongs to a rack or to a host; name one of the two"),
+    ],
+)
+def test_links_that_are_not_there(which: dict[str, Any], message: str, lab: Lab) -> None:
+    with pytest.raises(LabError) as caught:
+        lab.links.of(**which)
+    assert str(caught.value) == message
+
+
+# Degraded
+
+
+@pytest.mark.parametrize("target", [{"host": 0}, {"rack": 0}], ids=["NIC", "uplink"])
+def test_a_degraded_link_is_slower_until_it_is_restored(target: dict[str, int], lab: Lab) -> None:
+    links = lab.links.of(**target)  # type: ignore[arg-type]
+    with Stream(lab, 0, 2) as stream:
+        before = rate(stream)
+        lab.links.degrade(links, MBIT20)
+        assert about(rate(stream) / before, 0.2)
+        assert [row(lab, link)["rate"] for link in links] == ["20mbit"] * 2
+        assert [row(lab, link)["declared"] for link in links] == ["100mbit"] * 2
+        lab.links.restore(links)
+        assert about(rate(stream) / before, 1.0)
+        assert [row(lab, link)["rate"] for link in links] == ["100mbit"] * 2
+
+
+def test_one_direction_alone_is_degraded(lab: Lab) -> None:
+    with Stream(lab, 0, 1) as out, Stream(lab, 1, 0) as into:
+        before = rate(out)
+        lab.links.degrade(lab.links.of(host=0, directions=("in",)), MBIT20)
+        assert about(rate(into) / before, 0.2)
+        assert about(rate(out) / before, 1.0)
+    assert row(lab, Link("nic", "host0", "out"))["rate"] == "100mbit"
+    assert row(lab, Link("nic", "host0", "in"))["rate"] == "20mbit"
+
+
+def test_an_uplink_that_never_was_the_bottleneck_becomes_one(name: str) -> None:
+    with Lab(racks=2, hosts=1, nic="100mbit", name=name) as lab, Stream(lab, 0, 1) as stream:
+        links = lab.links.of(rack=0)
+        before = rate(stream)
+        lab.links.degrade(links, MBIT20)
+        assert about(rate(stream) / before, 0.2)
+        lab.links.restore(links)
+        assert row(lab, links[0])["rate"] is None
+        assert about(rate(stream) / before, 1.0)
+
+
+def test_a_rate_that_cannot_be_had_changes_nothing(lab: Lab) -> None:
+    before = [r["rate"] for r in lab.links.status()]
+    with pytest.raises(LabError, match=r"^a link of 1kbit can't be had in the lab; "):
+        lab.links.degrade(lab.links.of(rack=0), Rate.parse("1kbit"))
+    assert [r["rate"] for r in lab.links.status()] == before
+
+
+# Cut
+
+
+def test_a_cut_link_swallows_what_is_sent_into_it(lab: Lab) -> None:
+    links = lab.links.of(host=0)
+    with Post(lab, 0, 1) as post:
+        assert post.arrives(0, 1)
+        assert post.arrives(1, 0)
+        lab.links.cut(links)
+        assert not post.arrives(0, 1)
+        assert not post.arrives(1, 0)
+        for link in links:
+            now = row(lab, link)
+            assert now["cut"]
+            assert now["drops"] >= 3
+        lab.links.heal(links)
+        assert post.arrives(0, 1)
+        assert post.arrives(1, 0)
+        assert not any(r["cut"] for r in lab.links.status())
+
+
+@pytest.mark.parametrize("target", [{"host": 0}, {"rack": 0}], ids=["NIC", "uplink"])
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_cut_one_way_the_other_way_is_whole(way: Any, target: dict[str, int], lab: Lab) -> None:
+    with Post(lab, 0, 2) as post, Post(lab, 1, 3) as neighbours:
+        lab.links.cut(lab.links.of(**target, directions=(way,)))
+        assert post.arrives(0, 2) == (way == "in")
+        assert post.arrives(2, 0) == (way == "out")
+        if "host" in target:
+            assert neighbours.arrives(1, 3)
+            assert neighbours.arrives(3, 1)
+
+
+def test_a_stream_survives_a_cut_and_a_healed_link_is_still_degraded(lab: Lab) -> None:
+    links = lab.links.of(rack=0)
+    with Stream(lab, 0, 2) as stream:
+        before = rate(stream)
+        lab.links.degrade(links, MBIT20)
+        lab.links.cut(links)
+        lab.links.cut(links)  # a second time changes nothing
+        pump([stream], until_after(0.5))  # what was beyond the cut already
+        arrived = stream.received
+        pump([stream], until_after(0.5))
+        assert stream.received == arrived
+        lab.links.heal(links)
+        deadline = monotonic() + 20
+        pump([stream], lambda: stream.received > arrived + 500_000 or monotonic() > deadline)
+        assert about(rate(stream) / before, 0.2)
+        assert [row(lab, link)["rate"] for link in links] == ["20mbit"] * 2
+        lab.links.cut(links)
+        lab.links.restore(links)  # heals, too
+        assert [row(lab, link)["rate"] for link in links] == ["100mbit"] * 2
+        assert not any(r["cut"] for r in lab.links.status())
+
+
+def until_after(seconds: float) -> Callable[[], bool]:
+    end = monotonic() + seconds
+    return lambda: monotonic() >= end
+
+
+# Filled by others
+
+
+@pytest.mark.parametrize(
+    "target", [{"host": 0, "directions": ("out",)}, {"rack": 1, "directions": ("in",)}]
+)
+def test_a_competing_flow_takes_a_share_until_the_link_is_restored(
+    target: dict[str, Any], lab: Lab
+) -> None:
+    links = lab.links.of(**target)
+    with Stream(lab, 0, 2) as stream:
+        alone = rate(stream)
+        lab.links.fill(links)
+        [pid] = lab.record.state().flows[str(links[0])]
+        assert row(lab, links[0])["flows"] == 1
+        shared = rate(stream, skip=1.0, seconds=2.0) / alone
+        print(f"beside a flow {shared:.2f}")
+        assert 0.05 < shared < 0.8
+        lab.links.restore(links)
+        assert gone(pid)
+        assert row(lab, links[0])["flows"] == 0
+        assert about(rate(stream, skip=1.0) / alone, 1.0)
+
+
+def test_a_flow_takes_no_more_than_its_rate(lab: Lab) -> None:
+    links = lab.links.of(rack=0, directions=("out",))
+    with Stream(lab, 0, 2) as stream:
+        alone = rate(stream)
+        lab.links.fill(links, rate=MBIT20)
+        assert 0.7 < rate(stream, skip=1.0) / alone < 0.9
+
+
+def test_flows_in_both_directions_end_with_the_lab(name: str) -> None:
+    with Lab(hosts=2, nic="50mbit", name=name) as lab:
+        lab.links.fill(lab.links.of(host=1), flows=2)
+        flows = lab.record.state().flows
+        assert {link: len(pids) for link, pids in flows.items()} == {
+            "nic of host1, out": 2,
+            "nic of host1, in": 2,
+        }
+        pids = [pid for pids in flows.values() for pid in pids]
+        assert not any(map(gone, pids))
+    assert all(map(gone, pids))
+    assert named_remains(name) == []
+
+
+def test_a_flow_into_a_cut_link_is_refused_and_leaves_no_other(lab: Lab) -> None:
+    links = lab.links.of(host=0)
+    lab.links.cut(lab.links.of(host=1))
+    with pytest.raises(LabError, match=r"^no flow to 10.84.0.2: .*; is the link cut\? heal it"):
+        lab.links.fill([*links, *lab.links.of(host=1, directions=("in",))])
+    assert {r["flows"] for r in lab.links.status()} == {0}
+    assert processes(lab.wiring.namespaces()) == {}
+
+
+# From another process
+
+
+def elsewhere(work: Callable[[], None]) -> None:
+    def be_child() -> Any:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+
+    assert os.waitpid(fork(be_child), 0)[1] == 0
+
+
+def test_another_process_finds_a_lab_and_changes_it(lab: Lab) -> None:
+    links = lab.links.of(rack=0)
+    lab.links.fill(links[:1])
+    [pid] = lab.record.state().flows[str(links[0])]
+
+    def degrade_and_cut() -> None:
+        found = Lab.find(lab.name)
+        assert found.cluster == lab.cluster
+        found.links.degrade(found.links.of(host=0), MBIT20)
+        found.links.cut(found.links.of(rack=0))
+
+    def restore() -> None:
+        Lab.find(lab.name).restore()
+
+    elsewhere(degrade_and_cut)
+    assert row(lab, Link("nic", "host0", "out"))["rate"] == "20mbit"
+    assert all(row(lab, link)["cut"] for link in links)
+    elsewhere(restore)
+    assert {(r["rate"], r["cut"], r["flows"]) for r in lab.links.status()} == {
+        ("100mbit", False, 0)
+    }
+    wait_until(lambda: gone(pid))
+
+
+def test_a_detached_flow_outlives_who_started_it_and_any_other_does_not(lab: Lab) -> None:
+    links = {detached: lab.links.of(host=int(detached), directions=("out",)) for detached in (0, 1)}
+
+    def fill() -> None:
+        for detached in (0, 1):
+            Lab.find(lab.name).links.fill(links[detached], detached=bool(detached))
+
+    elsewhere(fill)
+    flows = lab.record.state().flows
+    [ends], [stays] = flows[str(links[0][0])], flows[str(links[1][0])]
+    wait_until(lambda: gone(ends))
+    assert not gone(stays)
+    lab.restore()
+    wait_until(lambda: gone(stays))
+
+
+def test_a_lab_that_another_process_took_down(name: str) -> None:
+    with Lab(hosts=1, name=name) as lab:
+        elsewhere(lambda: Lab.find(name).down())
+        assert named_remains(name) == []
+        with pytest.raises(LabError, match=f"^lab '{name}' isn't up; see `thalweg lab status`$"):
+            lab.links.cut(lab.links.of(host=0))
