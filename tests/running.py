@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from thalweg.runtime import Part, execute, flat, run_threads
+from thalweg.runtime import Part, flat, run_threads
+from thalweg.runtime.execute import execute
 from thalweg.schedules import Schedule
 from thalweg.transports import Array, Transport
 

@@ -13,7 +13,8 @@ from tests.schedules.test_topologies import TOPOLOGIES, VARIANTS, build
 from tests.transports.ranks import REAL, run_ranks
 from thalweg.errors import PeerLate
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, arithmetic_of, execute, flat, run_threads
+from thalweg.runtime import Part, arithmetic_of, flat, run_threads
+from thalweg.runtime.execute import execute
 from thalweg.schedules import Group
 from thalweg.transports import Array, Transport
 

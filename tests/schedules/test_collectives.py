@@ -13,7 +13,8 @@ from tests.clusters import groups
 from tests.running import TIMEOUT, run
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, execute, run_threads
+from thalweg.runtime import Part, run_threads
+from thalweg.runtime.execute import execute
 from thalweg.schedules import (
     Group,
     Schedule,

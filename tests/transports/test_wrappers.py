@@ -12,7 +12,8 @@ from tests.schedules.test_topologies import VARIANTS, build
 from tests.transports.ranks import run_ranks
 from thalweg.errors import PeerLate, TransportError
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, execute, flat, run_threads
+from thalweg.runtime import Part, flat, run_threads
+from thalweg.runtime.execute import execute
 from thalweg.schedules import Group, Kind, Schedule
 from thalweg.transports import (
     Array,

@@ -274,7 +274,7 @@ def _say(lab: Lab, links: list[Link], what: str) -> None:
 
 def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
     lab = _lab(name)
-    target = lab.host(_numbered(host) or host).name
+    target = lab.host(int(host) if host.isdigit() else host).name
     pids = lab.processes()[target]
     if not pids:
         raise LabError(f"nothing runs on {target}", "start something with `thalweg lab run`")

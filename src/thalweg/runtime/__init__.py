@@ -1,13 +1,20 @@
-"""Running rounds on a transport."""
+"""Running rounds on a transport, and the processes in which that happens.
 
-from thalweg.runtime.agreement import Agreement, Change
-from thalweg.runtime.alarm import Alarm
-from thalweg.runtime.arithmetic import Arithmetic, arithmetic_of
-from thalweg.runtime.arrivals import Arrival, Arrivals
-from thalweg.runtime.engine import Engine, Task
-from thalweg.runtime.execute import Part, View, execute, flat
-from thalweg.runtime.threads import run_threads
-from thalweg.runtime.world import World
+What runs rounds needs torch, which takes a second to load: it is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thalweg.runtime.agreement import Agreement, Change
+    from thalweg.runtime.alarm import Alarm
+    from thalweg.runtime.arithmetic import Arithmetic, arithmetic_of
+    from thalweg.runtime.arrivals import Arrival, Arrivals
+    from thalweg.runtime.engine import Engine, Task
+    from thalweg.runtime.execute import Part, View, flat
+    from thalweg.runtime.threads import run_threads
+    from thalweg.runtime.world import World
 
 __all__ = [
     "Agreement",
@@ -22,7 +29,29 @@ __all__ = [
     "View",
     "World",
     "arithmetic_of",
-    "execute",
     "flat",
     "run_threads",
 ]
+
+_HOMES = {
+    "Agreement": "agreement",
+    "Alarm": "alarm",
+    "Arithmetic": "arithmetic",
+    "Arrival": "arrivals",
+    "Arrivals": "arrivals",
+    "Change": "agreement",
+    "Engine": "engine",
+    "Part": "execute",
+    "Task": "engine",
+    "View": "execute",
+    "World": "world",
+    "arithmetic_of": "arithmetic",
+    "flat": "execute",
+    "run_threads": "threads",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"thalweg.runtime.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'thalweg.runtime' has no attribute {name!r}")
