@@ -93,6 +93,26 @@ def test_what_workers_left_running_ends_with_the_lab(name: str) -> None:
     assert traces.left() == []
 
 
+def test_workers_of_one_lab_hold_nothing_of_another(
+    new_name: Callable[[], str], tmp_path: Path
+) -> None:
+    def work(rank: int, report: Report, other: str) -> list[str]:
+        report({"step": 1})
+        wait_until((tmp_path / "down").exists)
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        return [line for line in lines if f"thalweg.{other}." in line]
+
+    with Lab(hosts=1, name=new_name()) as stays, Lab(hosts=1, name=new_name()) as goes:
+
+        def take_down(rank: int, message: dict[str, Any]) -> None:
+            goes.down()
+            (tmp_path / "down").touch()
+
+        other = goes.name
+        held = stays.run(work, other, process_group=False, on_message=take_down, timeout="60s")
+        assert held == [[]]
+
+
 def test_nothing_stays_of_a_lab_that_could_not_be_built(name: str) -> None:
     before = interfaces()
 
@@ -205,7 +225,15 @@ def test_nothing_stays_of_one_that_is_interrupted(
         assert traces.left() == []
 
 
-@pytest.mark.parametrize("done", [1, 12, 33, 50])
+@pytest.mark.parametrize(
+    "done",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        12,
+        pytest.param(33, marks=pytest.mark.slow),
+        50,
+    ],
+)
 def test_nothing_stays_of_one_that_is_interrupted_while_it_is_built(done: int, name: str) -> None:
     before = interfaces()
     with owner(WHILE_IT_IS_BUILT, name, done=done) as process:
@@ -221,8 +249,8 @@ def test_nothing_stays_of_one_that_is_interrupted_while_it_is_built(done: int, n
     ("source", "number"),
     [
         (IN_A_RUN, signal.SIGKILL),
-        (IN_THE_BLOCK, signal.SIGKILL),
-        (IN_THE_BLOCK, signal.SIGTERM),
+        pytest.param(IN_THE_BLOCK, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(IN_THE_BLOCK, signal.SIGTERM, marks=pytest.mark.slow),
     ],
     ids=["SIGKILL in a run", "SIGKILL in the block", "SIGTERM in the block"],
 )
@@ -272,6 +300,7 @@ def test_half_a_folder_of_a_process_that_is_gone_is_removed() -> None:
         ours.rmdir()
 
 
+@pytest.mark.slow
 def test_many_start_and_sweep_at_once_and_none_takes_anothers(name: str) -> None:
     """Three processes at once want the name that a killed one left; one gets it, and keeps it."""
     contender = """

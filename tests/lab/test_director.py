@@ -222,9 +222,8 @@ def test_who_is_paused_stands_still_until_it_is_resumed(lab: Lab, tmp_path: Path
     assert noted.steps[1] == {0: STEPS, 1: 3, 2: STEPS}
 
 
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [
+def test_a_mistake_is_told_before_anybody_starts(lab: Lab) -> None:
+    mistakes: list[tuple[EventTable, str]] = [
         ({"action": "cut", "host": 3}, "there is no host 3; give a rank from 0 to 2, or a name"),
         ({"action": "kill", "host": "x"}, "there is no host 'x'; give a rank from 0 to 2, or a"),
         ({"action": "heal", "rack": 2}, "there is no rack 2; there are 2, numbered from 0"),
@@ -234,25 +233,24 @@ def test_who_is_paused_stands_still_until_it_is_resumed(lab: Lab, tmp_path: Path
             "a link of 1kbit can't be had in the lab; give 8kbit to 34gbit",
         ),
         ({"action": "explode", "rack": 0}, "the event has no action 'explode'; give one of"),
-    ],
-)
-def test_a_mistake_is_told_before_anybody_starts(
-    event: dict[str, Any], message: str, lab: Lab
-) -> None:
-    with pytest.raises(LabError) as caught:
-        lab.director([{"at_step": 1, **event}])
-    assert str(caught.value).startswith(message)
+    ]
     started: list[int] = []
-    with pytest.raises(LabError):
-        lab.run(
-            lambda rank, report: report({"step": 1}),
-            events=[{"at_step": 1, **event}],
-            on_message=lambda rank, _: started.append(rank),
-            timeout="60s",
-        )
+    for event, message in mistakes:
+        events = [{"at_step": 1, **event}]
+        with pytest.raises(LabError) as caught:
+            lab.director(events)
+        assert str(caught.value).startswith(message)
+        with pytest.raises(LabError):
+            lab.run(
+                lambda rank, report: report({"step": 1}),
+                events=events,
+                on_message=lambda rank, _: started.append(rank),
+                timeout="60s",
+            )
     assert started == []
 
 
+@pytest.mark.slow
 def test_an_event_that_fails_ends_the_run_and_says_why(lab: Lab) -> None:
     def work(rank: int, report: Report) -> None:
         report({"step": 1})

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tests.lab.remains import named_remains
-from tests.lab.traffic import Stream, rate, rates
+from tests.lab.traffic import Stream, rates
 from thalweg.errors import LabError, UsageError, WorkerFailed
 from thalweg.facts import Cluster, Duplex, Host, Rack, Rate, read_cluster
 from thalweg.lab import Lab, sweep
@@ -37,56 +38,68 @@ def is_all_of(measured: float, mbit: float) -> bool:
     return 0.93 <= measured / MBIT / mbit <= 1.02
 
 
+def reach(lab: Lab, wanted: dict[tuple[int, int], float]) -> bool:
+    """Whether streams, all at once, each get all of so many Mbit/s. This process drives both ends,
+    and may be starved on a busy machine, so there are three attempts; a link of another rate fails
+    all of them."""
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(lab, *pair)) for pair in wanted]
+        for _ in range(3):
+            measured = rates(streams, skip=1.0, seconds=1.5)
+            if all(map(is_all_of, measured, wanted.values())):
+                return True
+    return False
+
+
 # How fast links are
 
 
-@pytest.mark.parametrize("target", [1, 2], ids=["in the rack", "across"])
-@pytest.mark.parametrize("mbit", [50, 200, pytest.param(500, marks=pytest.mark.slow)])
-def test_one_stream_gets_all_of_a_nic(mbit: int, target: int, name: str) -> None:
-    with Lab(racks=2, hosts=2, nic=f"{mbit}mbit", name=name) as lab, Stream(lab, 0, target) as one:
-        assert is_all_of(rate(one, skip=1.0, seconds=2.0), mbit)
+ALL = {"in the rack": (0, 1), "across": (2, 3), "across, beside it": (1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("mbit", "which"),
+    [
+        (50, list(ALL)),
+        (200, list(ALL)),
+        pytest.param(500, ["in the rack"], marks=pytest.mark.slow),
+        pytest.param(500, ["across"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_stream_gets_all_of_a_nic_and_no_uplink_is_no_bottleneck(
+    mbit: int, which: list[str], name: str
+) -> None:
+    with Lab(racks=2, hosts=3, nic=f"{mbit}mbit", uplink=None, name=name) as lab:
+        assert reach(lab, {ALL[stream]: mbit for stream in which})
+        assert {row["rate"] for row in lab.links.status() if row["link"] == "uplink"} == {None}
 
 
 @pytest.mark.slow
 def test_four_streams_share_an_uplink(name: str) -> None:
-    with Lab(racks=2, hosts=4, nic="100mbit", uplink="100mbit", name=name) as lab:
-        streams = [Stream(lab, rank, rank + 4) for rank in range(4)]
+    with ExitStack() as stack:
+        lab = Lab(racks=2, hosts=4, nic="100mbit", uplink="100mbit", name=name)
+        stack.enter_context(lab)
+        streams = [stack.enter_context(Stream(lab, rank, rank + 4)) for rank in range(4)]
         measured = rates(streams, skip=1.0, seconds=15.0)
+        print("shares", [f"{each / sum(measured):.0%}" for each in measured])
         assert is_all_of(sum(measured), 100)
         assert min(measured) >= 5 * MBIT
-        for stream in streams:
-            stream.sender.close()
-            stream.receiver.close()
 
 
 def test_every_host_has_its_own_nic_and_every_rack_its_own_uplink(name: str) -> None:
-    """Three racks of 1, 3 and 2 hosts; four streams at once, none in another's way."""
+    """Racks of 1, 3 and 2 hosts; no stream is in another's way."""
     nics = ["20mbit", "60mbit", "100mbit", "200mbit", "100mbit", "100mbit"]
-    lab = Lab(hosts=[1, 3, 2], nic=nics, uplink=["100mbit", "30mbit", "200mbit"], name=name)
-    with lab:
-        with Stream(lab, 0, 4) as slow_nic, Stream(lab, 1, 3) as in_rack:
-            nic, rack = rates([slow_nic, in_rack], skip=1.0, seconds=2.0)
-            assert is_all_of(nic, 20)
-            assert is_all_of(rack, 60)
-        with Stream(lab, 3, 5) as uplink:
-            assert is_all_of(rate(uplink, skip=1.0, seconds=2.0), 30)
+    uplinks = ["100mbit", "30mbit", "200mbit"]
+    with Lab(hosts=[1, 3, 2], nic=nics, uplink=uplinks, name=name) as lab:
+        assert reach(lab, {(0, 4): 20, (1, 3): 60, (2, 5): 30})
 
 
 def test_the_directions_of_a_link_differ(name: str) -> None:
     uneven = Duplex(Rate.parse("100mbit"), Rate.parse("20mbit"))
     cluster = Cluster.regular([2, 1], nic=[uneven, "200mbit", "200mbit"], uplink=[uneven, "1gbit"])
     with Lab.of(cluster, name=name) as lab:
-        with Stream(lab, 0, 1) as out, Stream(lab, 1, 2) as up:
-            assert all(is_all_of(r, 100) for r in rates([out, up], skip=1.0, seconds=2.0))
-        with Stream(lab, 1, 0) as into, Stream(lab, 2, 1) as down:
-            assert all(is_all_of(r, 20) for r in rates([into, down], skip=1.0, seconds=2.0))
-
-
-def test_no_uplink_is_no_bottleneck(name: str) -> None:
-    with Lab(racks=2, hosts=2, nic="60mbit", uplink=None, name=name) as lab:
-        with Stream(lab, 0, 2) as one, Stream(lab, 1, 3) as other:
-            assert all(is_all_of(r, 60) for r in rates([one, other], skip=1.0, seconds=2.0))
-        assert {row["rate"] for row in lab.links.status() if row["link"] == "uplink"} == {None}
+        assert reach(lab, {(0, 1): 100, (1, 2): 100})
+        assert reach(lab, {(1, 0): 20, (2, 1): 20})
 
 
 def test_the_slowest_and_the_fastest_rate_are_the_kernels_too(name: str) -> None:

@@ -75,7 +75,7 @@ def rates(streams: Sequence[Stream], *, skip: float, seconds: float) -> list[flo
     return [8 * (stream.received - had) / took for stream, had in zip(streams, before, strict=True)]
 
 
-def rate(stream: Stream, *, skip: float = 0.5, seconds: float = 1.0) -> float:
+def rate(stream: Stream, *, skip: float = 0.4, seconds: float = 0.8) -> float:
     return rates([stream], skip=skip, seconds=seconds)[0]
 
 
