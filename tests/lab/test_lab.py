@@ -71,7 +71,8 @@ def test_a_stream_gets_all_of_a_nic_and_no_uplink_is_no_bottleneck(
 ) -> None:
     with Lab(racks=2, hosts=3, nic=f"{mbit}mbit", uplink=None, name=name) as lab:
         assert reach(lab, {ALL[stream]: mbit for stream in which})
-        assert {row["rate"] for row in lab.links.status() if row["link"] == "uplink"} == {None}
+        uplinks = [row for link, row in lab.links.status().items() if link.kind == "uplink"]
+        assert {row["rate"] for row in uplinks} == {None}
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_the_directions_of_a_link_differ(name: str) -> None:
 
 def test_the_slowest_and_the_fastest_rate_are_the_kernels_too(name: str) -> None:
     with Lab(hosts=2, nic=["8kbit", "34gbit"], name=name) as lab:
-        found = {(row["owner"], row["direction"]): row["rate"] for row in lab.links.status()}
+        found = {link[1:]: row["rate"] for link, row in lab.links.status().items()}
     assert found["host0", "out"] == found["host0", "in"] == "8kbit"
     assert found["host1", "out"] == found["host1", "in"] == "34gbit"
 
@@ -378,7 +379,7 @@ def test_latency_without_netem(name: str) -> None:
         assert named_remains(name) == []
     with Lab(racks=2, hosts=1, latency="5ms", name=name, without_netem="go on") as lab:
         assert "NO latency or loss on uplinks: this kernel has no netem" in lab.notes
-        assert {row["latency_ms"] for row in lab.links.status()} == {0.0}
+        assert {row["latency_ms"] for row in lab.links.status().values()} == {0.0}
         assert Lab.find(name).notes == lab.notes
 
 
