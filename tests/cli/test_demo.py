@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import split
 from xml.etree import ElementTree as ET
 
 from tests.cli.test_explain import thalweg
@@ -9,7 +10,7 @@ from thalweg.cli.demo import PLANS
 
 
 def test_the_demo_trains_under_every_plan_and_draws_it(tmp_path: Path) -> None:
-    done = thalweg("demo", "--steps", "25", "--json", "rows.json", cwd=tmp_path)
+    done = thalweg(*split("demo --workers 4 --steps 25 --json rows.json"), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["sync"] for row in rows] == list(PLANS)

@@ -1,0 +1,134 @@
+"""The commands that take `--lab`, and what they do where no lab can be had."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from shlex import split
+from subprocess import run
+
+import pytest
+
+from tests.cli.test_explain import thalweg
+
+WITHOUT_RIGHTS = """
+import ctypes, os, sys
+CAP_NET_ADMIN, CAP_SYS_ADMIN, PR_CAPBSET_DROP = 12, 21, 24
+for capability in (CAP_NET_ADMIN, CAP_SYS_ADMIN):
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, "-m", "thalweg", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_collectives_have_a_bound_and_follow_the_racks(tmp_path: Path) -> None:
+    """2 MB over 2 x 2 hosts: 2(N-1)/N S over a NIC, S over an uplink, whichever takes longer. Ranks
+    go round the racks: torch's ring then crosses an uplink at every hop, and ours twice in all."""
+    done = thalweg(
+        *split("bench collectives --lab 2x2 --nic 200mbit --uplink 100mbit --bytes 2MB"),
+        *split("--rank-order interleaved --sync ring --repeats 5 --json -"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["settings"]["workers"] == 4
+    assert any("congestion" in note for note in document["settings"]["notes"])
+    for row in document["rows"]:
+        assert row["bound"] == pytest.approx(max(1.5 * 2e6 / 25e6, 2e6 / 12.5e6))
+        assert 0 < row["fraction_of_bound"] < 1.1
+        assert row["fraction_of_bound"] == pytest.approx(row["bound"] / row["median"])
+    assert max(row["vs_gloo"] for row in document["rows"]) > 1.2
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_training_in_a_lab_from_a_cluster_file(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(
+        '[[rack]]\nname = "a"\nnic = "1gbit"\nuplink = "500mbit"\nhosts = 2\n'
+        '[[rack]]\nname = "b"\nnic = "1gbit"\nuplink = "500mbit"\nhosts = 1\n'
+    )
+    done = thalweg(
+        *split("train digits --lab cluster.toml --sync hierarchical --steps 5 --json -"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    settings = json.loads(done.stdout)["settings"]
+    assert settings["workers"] == 3
+    assert settings["result"]["identical"]
+
+
+SCENARIO = """
+[lab]
+racks = 2
+hosts = 1
+nic = "200mbit"
+[[lab.event]]
+at_step = 4
+action = "ACTION"
+host = 1
+rate = "50mbit"
+[workload]
+name = "digits"
+steps = 30
+[compare]
+sync = ["ddp", "ring"]
+repeats = 1
+warmup = 2
+"""
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_a_scenario_with_an_event(tmp_path: Path) -> None:
+    (tmp_path / "slower.toml").write_text(SCENARIO.replace("ACTION", "degrade"))
+    done = thalweg(*split("bench train slower.toml --json rows.json"), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    bound = 4 * 563_722 * 8 / 50e6  # digits, all of it, through the degraded NIC
+    for row in rows:
+        assert row["seconds_per_step"] > 0.9 * bound
+        [event] = row["events"]
+        assert all(4 <= step <= 6 for step in event["steps"])
+    assert "congestion control" in done.stdout
+
+
+@pytest.mark.usefixtures("needs_lab")
+def test_a_plan_that_does_not_survive_the_scenario_has_a_row_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "death.toml").write_text(SCENARIO.replace("ACTION", "kill"))
+    done = thalweg(*split("bench train death.toml --sync ring --json rows.json"), cwd=tmp_path)
+    assert done.returncode == 1
+    [row] = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert row["seconds_per_step"] is None
+    assert "rank 0 on host0" in row["error"]
+
+
+def without_rights(command: str, folder: Path) -> tuple[int, str, str]:
+    words = [sys.executable, "-c", WITHOUT_RIGHTS, *split(command)]
+    done = run(words, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lab up 1x2",
+        "lab run --lab 1x2 -- true",
+        "train digits --lab 1x2 --steps 2",
+        "bench collectives --lab 1x2 --bytes 1MB --sync ring",
+        "demo --lab 1x2",
+    ],
+)
+def test_without_rights_one_line_says_what_is_missing_and_what_works(
+    command: str, tmp_path: Path
+) -> None:
+    code, stdout, stderr = without_rights(command, tmp_path)
+    assert (code, stdout) == (2, "")
+    [line] = stderr.splitlines()
+    assert "the lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)" in line
+    assert "local workers without shaping" in line
+
+
+def test_without_rights_the_demo_goes_on_without_a_lab(tmp_path: Path) -> None:
+    code, stdout, stderr = without_rights("demo --steps 3", tmp_path)
+    assert (code, stderr) == (0, "")
+    assert "digits on 4 local workers" in stdout
+    assert "no lab, where links have limits: the lab needs root" in stdout
