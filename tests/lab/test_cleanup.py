@@ -229,7 +229,7 @@ def test_nothing_stays_of_one_that_is_interrupted(
     "done",
     [
         pytest.param(1, marks=pytest.mark.slow),
-        12,
+        pytest.param(12, marks=pytest.mark.slow),
         pytest.param(33, marks=pytest.mark.slow),
         50,
     ],

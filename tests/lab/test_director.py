@@ -211,7 +211,7 @@ def test_who_is_paused_stands_still_until_it_is_resumed(lab: Lab, tmp_path: Path
         lab,
         tmp_path,
         {"at_step": 3, "action": "pause", "host": 1},
-        {"at": "3s", "action": "resume", "host": 1},
+        {"at": "2s", "action": "resume", "host": 1},
     )
     assert [result["steps"] for result in results] == [STEPS] * 3
     assert noted.steps[1] == {0: STEPS, 1: 3, 2: STEPS}
