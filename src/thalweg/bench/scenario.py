@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from thalweg.bench.injection import Compute
 from thalweg.catalog import parse_plan
-from thalweg.errors import ScenarioError
+from thalweg.errors import LabError, ScenarioError
 from thalweg.facts import Cluster
 from thalweg.lab import Event
+from thalweg.lab.targets import links_of
 from thalweg.schedules import Group
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.workloads import Job
@@ -55,7 +56,10 @@ class Scenario:
         for sync in self.syncs:
             refuse_what_cannot_run(parse_plan(sync), group, has_data=True)
         for event in self.events:
-            _refuse_stranger(event, self.cluster)
+            try:
+                links_of(self.cluster, rack=event.rack, host=event.host)
+            except LabError as stranger:
+                raise ScenarioError(f"{event}: {stranger.problem}", stranger.remedy) from None
         self._refuse_unsuitable_job()
         if not self.counted(event.at_step for event in self.events):
             raise ScenarioError(
@@ -86,17 +90,3 @@ class Scenario:
                 f"a batch of {batch} has no sample for each of {workers} workers",
                 f"write batch = {workers} or more under [workload]",
             )
-
-
-def _refuse_stranger(event: Event, cluster: Cluster) -> None:
-    """The event's rack or host must be one of the cluster's, by number or by name."""
-    racks, hosts = [r.name for r in cluster.racks], [h.name for h in cluster.hosts]
-    if event.rack is not None:
-        kind, who, names, numbers = "rack", event.rack, racks, range(len(racks))
-    else:
-        kind, who, names, numbers = "host", event.host or 0, hosts, range(cluster.workers)
-    if who not in names and who not in numbers:
-        raise ScenarioError(
-            f"{event}: there is no {kind} {who!r}",
-            f"give 0 to {numbers[-1]}, or a name such as {names[0]}",
-        )

@@ -7,22 +7,27 @@ broadcast is what breaks first.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from pyroute2 import NetNS
+from pyroute2 import IPRoute, NetNS
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
-from thalweg.lab.namespaces import create, delete, inside, signals_held
+from thalweg.lab.namespaces import create, inside, refused, signals_held
 from thalweg.lab.shaping import ROOT, Shape, qdiscs
-from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac, prefix
+from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
+from thalweg.runtime.forked import fork
 
+CLONE_NEWNET = 0x40000000
+NO_RIGHTS = 3  # an exit code
 PERMANENT = 0x80  # a neighbour that is never asked for
 LINK_SCOPE = 253
 ON_LINK = 4
@@ -184,14 +189,21 @@ def _measured(message: Any) -> Measured:
 
 
 def has_netem() -> bool:
-    """Whether this kernel delays packets; asked in a namespace that is gone afterwards."""
-    name = f"{prefix('netem')}{os.getpid()}"
-    create(name)
+    """Whether this kernel delays packets; asked in a process with a network of its own."""
+    code = os.waitstatus_to_exitcode(os.waitpid(fork(_try_netem), 0)[1])
+    if code == NO_RIGHTS:
+        raise refused(PermissionError(errno.EPERM, os.strerror(errno.EPERM)))
+    return code == 0
+
+
+def _try_netem() -> NoReturn:
+    code = NO_RIGHTS
     try:
-        with Sockets() as sockets:
-            sockets[name].tc("add", kind="netem", index=_up(sockets[name], "lo"), handle=ROOT)
-    except NetlinkError:
-        return False
+        if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
+            code = 1
+            with IPRoute() as socket:
+                loopback = socket.link_lookup(ifname="lo")[0]
+                socket.tc("add", kind="netem", index=loopback, handle=ROOT)
+            code = 0
     finally:
-        delete(name)
-    return True
+        os._exit(code)

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 
 from thalweg.errors import LabError
 from thalweg.facts import Rate
-from thalweg.lab.namespaces import enter
+from thalweg.lab.namespaces import enter, processes
 from thalweg.runtime.forked import fork
 
 AT_ONCE = 1 << 18  # bytes
@@ -45,11 +45,13 @@ def start_flow(source: End, target: End, rate: Rate | None, *, detached: bool = 
     return pid
 
 
-def stop_flow(pid: int) -> None:
-    with suppress(ProcessLookupError):
+def stop_flow(pid: int, source: End) -> None:
+    """If it still is that flow: process ids are used again."""
+    runs = pid in processes([source.namespace]).get(source.namespace, ())
+    if runs:
         os.kill(pid, signal.SIGKILL)
     with suppress(ChildProcessError):  # another process started it
-        os.waitpid(pid, 0)
+        os.waitpid(pid, 0 if runs else os.WNOHANG)
 
 
 def _be_flow(

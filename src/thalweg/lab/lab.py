@@ -19,11 +19,12 @@ from thalweg.lab import registry
 from thalweg.lab.director import EventDirector
 from thalweg.lab.event import Event
 from thalweg.lab.fabric import Progress, build, has_netem
-from thalweg.lab.links import Links, host_called
+from thalweg.lab.links import Links
 from thalweg.lab.namespaces import processes, refused, remove
 from thalweg.lab.place import LabPlace
 from thalweg.lab.registry import Record
 from thalweg.lab.shaping import declared
+from thalweg.lab.targets import host_called
 from thalweg.lab.wiring import Wiring
 from thalweg.runtime.crew import OnLine, OnMessage
 from thalweg.runtime.forked import RESTARTS_VARIABLE

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thalweg.errors import LabError
-from thalweg.facts import Cluster, Host, Link, Rack, Rate
+from thalweg.facts import Link, Rate
 from thalweg.lab.event import BOTH, Direction
 from thalweg.lab.fabric import Sockets, look, shape
 from thalweg.lab.flow import End, start_flow, stop_flow
 from thalweg.lab.registry import Record, State
 from thalweg.lab.shaping import Shape, declared
+from thalweg.lab.targets import links_of
 from thalweg.lab.wiring import SPINE_ADDRESS, Port, Wiring
 
 
@@ -37,13 +37,7 @@ class Links:
         directions: Sequence[Direction] = BOTH,
     ) -> list[Link]:
         """The uplink of a rack, or the NIC of a host."""
-        if rack is not None and host is None:
-            owner = rack_called(self._record.cluster, rack).name
-            return [Link("uplink", owner, direction) for direction in directions]
-        if host is not None and rack is None:
-            owner = host_called(self._record.cluster, host).name
-            return [Link("nic", owner, direction) for direction in directions]
-        raise LabError("a link belongs to a rack or to a host", "name one of the two")
+        return links_of(self._record.cluster, rack=rack, host=host, directions=directions)
 
     def declared_ports(self) -> dict[Port, Shape]:
         return {self._wiring.port(link): wanted for link, wanted in self._declared.items()}
@@ -59,8 +53,7 @@ class Links:
         """As they were declared: whole, and nobody else's flows in them."""
         with self._record.changing() as state:
             for link in links:
-                for pid in state.flows.pop(str(link), []):
-                    stop_flow(pid)
+                self._end_flows(link, state.flows.pop(str(link), []))
                 changed = state.rates.pop(str(link), None) is not None
                 if str(link) in state.cuts:
                     state.cuts.remove(str(link))
@@ -91,25 +84,27 @@ class Links:
         detached: bool = False,
     ) -> None:
         """Competing TCP flows, each through one of these links alone."""
-        started: list[tuple[str, int]] = []
+        started: list[tuple[Link, int]] = []
         try:
             with self._record.changing() as state:
                 for link in (link for link in links for _ in range(flows)):
                     pid = start_flow(*self._ends(link), rate, detached=detached)
-                    started.append((str(link), pid))
-                for text, pid in started:
-                    state.flows.setdefault(text, []).append(pid)
+                    started.append((link, pid))
+                for link, pid in started:
+                    state.flows.setdefault(str(link), []).append(pid)
         except BaseException:
-            for _, pid in started:
-                stop_flow(pid)
+            for link, pid in started:
+                self._end_flows(link, [pid])
             raise
 
     def end_flows(self) -> None:
         with self._record.changing() as state:
-            for pids in state.flows.values():
-                for pid in pids:
-                    stop_flow(pid)
-            state.flows.clear()
+            for link in self._declared:
+                self._end_flows(link, state.flows.pop(str(link), []))
+
+    def _end_flows(self, link: Link, pids: Iterable[int]) -> None:
+        for pid in pids:
+            stop_flow(pid, self._ends(link)[0])
 
     def status(self) -> dict[Link, dict[str, Any]]:
         """Every link as it is now: what was declared, what is, and what the kernel counts."""
@@ -151,21 +146,3 @@ class Links:
             near = End(wiring.host(link.owner), wiring.address(link.owner))
             far = End(wiring.rack(number), wiring.rack_address(number))
         return (near, far) if link.direction == "out" else (far, near)
-
-
-def rack_called(cluster: Cluster, rack: int | str) -> Rack:
-    """By its number from 0, or its name."""
-    for number, found in enumerate(cluster.racks):
-        if rack in (number, found.name):
-            return found
-    raise LabError(f"there is no rack {rack!r}", f"there are {len(cluster.racks)}, numbered from 0")
-
-
-def host_called(cluster: Cluster, host: int | str) -> Host:
-    """By a rank that lives there, or its name."""
-    for found in cluster.hosts:
-        if host == found.name or host in found.ranks:
-            return found
-    raise LabError(
-        f"there is no host {host!r}", f"give a rank from 0 to {cluster.workers - 1}, or a name"
-    )
