@@ -98,7 +98,7 @@ def test_a_round_begins_while_another_waits() -> None:
 
     first, second, _ = run_engines(work)[0]
     assert first.ended - first.started > 0.25
-    assert second.started - first.started < 0.2
+    assert second.started < first.ended
 
 
 def test_rounds_on_one_vector_follow_each_other() -> None:

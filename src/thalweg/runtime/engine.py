@@ -1,10 +1,12 @@
 """One communication thread a process: it begins rounds in the order in which they were handed in.
 
 Two may be under way at once, on different vectors: while one waits for a peer, the other's messages
-fill the link. The training thread hands a round in when its bucket is ready and goes on computing;
-it waits for the results where it needs them. The first error ends the engine: the alarm is sounded
-and the transport closed, so that other ranks stop waiting too, and every round that is left fails
-with that error.
+fill the link. The second begins with the first's next message, or at once if nothing runs.
+
+The training thread hands a round in when its bucket is ready and goes on computing; it waits for
+the results where it needs them. The first error ends the engine: the alarm is sounded and the
+transport closed, so that other ranks stop waiting too, and every round that is left fails with that
+error.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from thalweg.transports import Array, Transport
 
 AT_ONCE = 2  # rounds under way
 IDLE = 0.05  # seconds without a round after which the transport may tidy up
-NEW_TASKS = 0.005  # seconds after which to see whether another round may begin
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 
 
@@ -64,7 +65,6 @@ class Engine:
         self.timeout = timeout
         self._transport = transport
         self._alarm = alarm
-        self._listened = 0.0  # when
         self._broken: BaseException | None = None
         self._closed = False
         self._tasks: SimpleQueue[_Item | None] = SimpleQueue()  # None is the last
@@ -172,9 +172,8 @@ class Engine:
     def _take_message(self) -> None:
         first = self._running[0].execution
         awaited = ChainMap(*(running.execution.awaited for running in self._running))
-        patience = LOOK_AROUND if len(self._running) == AT_ONCE else NEW_TASKS
         try:
-            address, array = self._transport.receive_any(awaited, monotonic() + patience)
+            address, array = self._transport.receive_any(awaited, monotonic() + LOOK_AROUND)
         except PeerLate:
             self._listen()
             if monotonic() < first.deadline:
@@ -234,10 +233,6 @@ class Engine:
         return heard or error
 
     def _listen(self) -> None:
-        """Now and then, whether another rank has given up."""
-        if monotonic() < self._listened + LOOK_AROUND:
-            return
-        self._listened = monotonic()
         heard = self._alarm.heard()
         if heard is not None:
             raise heard
