@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
@@ -22,6 +21,7 @@ from thalweg.cli.progress import progress_bar
 from thalweg.cli.run_script import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate
+from thalweg.report.lab import hosts_table, uplinks_table
 
 if TYPE_CHECKING:
     from thalweg.facts import Link
@@ -287,52 +287,9 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
 def _tell(lab: Lab, command: str, json_path: str | None) -> None:
     hosts, uplinks = lab.status()
     terminal = console(json_path)
-    terminal.print(_hosts_table(lab, hosts))
-    terminal.print(_uplinks_table(uplinks))
+    terminal.print(hosts_table(f"lab {lab.name}", hosts))
+    terminal.print(uplinks_table(uplinks))
     for note in lab.notes:
         terminal.print(note)
     settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
     write_json(json_path, command, settings, hosts)
-
-
-def _hosts_table(lab: Lab, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=f"lab {lab.name}", title_justify="left", box=None)
-    for heading in ("host", "rack", "ranks", "address", "NIC out", "NIC in"):
-        table.add_column(heading)
-    for heading in ("drops", "processes"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row["host"],
-            row["rack"],
-            ", ".join(map(str, row["ranks"])),
-            row["address"],
-            _rate(row["nic_out"]),
-            _rate(row["nic_in"]),
-            str(row["nic_out"]["drops"] + row["nic_in"]["drops"]),
-            str(row["processes"]),
-        )
-    return table
-
-
-def _uplinks_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None)
-    for heading in ("uplink of", "out", "in"):
-        table.add_column(heading)
-    table.add_column("drops", justify="right")
-    for row in rows:
-        drops = row["uplink_out"]["drops"] + row["uplink_in"]["drops"]
-        table.add_row(row["rack"], _rate(row["uplink_out"]), _rate(row["uplink_in"]), str(drops))
-    return table
-
-
-def _rate(way: dict[str, Any]) -> str:
-    """One direction of a link, in a few words."""
-    words = [way["rate"] or "no limit"]
-    if way["cut"]:
-        words = ["CUT"]
-    elif way["rate"] != way["declared"]:
-        words.append(f"(of {way['declared'] or 'no limit'})")
-    if way["flows"]:
-        words.append(f"+{way['flows']} flows")
-    return " ".join(words)
