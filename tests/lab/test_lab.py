@@ -21,7 +21,8 @@ import torch.distributed as dist
 from tests.lab.remains import named_remains
 from tests.lab.traffic import Stream, rates
 from thalweg.errors import LabError, UsageError, WorkerFailed
-from thalweg.facts import Cluster, Duplex, Host, Rack, Rate, read_cluster
+from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, Rate, read_cluster
+from thalweg.facts.cluster import ASSUMED_LATENCY
 from thalweg.lab import Lab, sweep
 from thalweg.lab.fabric import has_netem
 from thalweg.lab.namespaces import inside
@@ -439,3 +440,15 @@ def test_without_root(new_name: Callable[[], str]) -> None:
     finally:
         sweep()
     assert named_remains(abandoned) == []
+
+
+# What a message costs
+
+
+def test_hosts_that_share_cores_take_turns_unless_the_cluster_says_otherwise() -> None:
+    cores = len(os.sched_getaffinity(0))
+    many = Lab(racks=2, hosts=10 * cores)
+    assert many.cluster.latency.seconds == pytest.approx(20 * ASSUMED_LATENCY.seconds)
+    assert Lab(hosts=1).cluster.latency == ASSUMED_LATENCY
+    declared = Cluster.regular([10 * cores], latency=Duration.parse("50us"))
+    assert Lab.of(declared).cluster.latency == declared.latency

@@ -158,6 +158,10 @@ class Cluster:
         )
 
     @property
+    def latency_is_assumed(self) -> bool:
+        return any(text.endswith("latency") for text in self.assumed)
+
+    @property
     def workers(self) -> int:
         return len(self._places)
 
