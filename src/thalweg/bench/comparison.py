@@ -18,7 +18,7 @@ from thalweg.bench.scenario import Scenario
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
-from thalweg.errors import LabError, ThalwegError
+from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.lab import Event, Lab
 from thalweg.runtime.crew import OnMessage
 from thalweg.runtime.supervisor import Report, Work, run_workers
@@ -101,7 +101,10 @@ def _trial(
     def work(rank: int, report: Report) -> dict[str, Any]:
         return result_of(train(scenario.job, sync, recipe, report))
 
-    return run_all(work, on_message)
+    trial = run_all(work, on_message)
+    if not trial.told:
+        raise RunError("no worker came to the end", "let the events leave one alive")
+    return trial
 
 
 def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | None) -> Row:
