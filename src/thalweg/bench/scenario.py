@@ -39,7 +39,7 @@ class Scenario:
 
     name: str
     cluster: Cluster
-    loss: float = 0.0  # of packets, on every link
+    loss: float = 0.0  # of packets, on every uplink
     events: tuple[Event, ...] = ()
     compute: Compute = Compute()
     job: Job

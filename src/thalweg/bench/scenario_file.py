@@ -7,7 +7,7 @@
     uplink = "200mbit"          # or a list, one per rack; absent: no bottleneck
     latency = "5ms"             # what crossing an uplink adds; or a list, one per rack
     rank_order = "rack"         # or "interleaved": round the racks
-    loss = 0.001                # of packets, on every link
+    loss = 0.001                # of packets, on every uplink
     [[lab.event]]               # any number; see thalweg/lab/event.py
     at_step = 20
     action = "degrade"
