@@ -252,7 +252,8 @@ class Lab:
         print are shown as they come; `report({...})` calls `on_message(rank, {...})` here, and with
         a `"step"` in it tells how far the rank is, for events at a step. What a worker returns
         travels as JSON. One that an event killed has returned None; one that was restarted runs
-        the function anew, without a process group: the others' can't be entered again.
+        the function anew, without a process group: the others' can't be entered again. What events
+        did to links stays: `restore()` undoes it.
         """
         seconds = Duration.parse(timeout).seconds
 
