@@ -13,6 +13,7 @@ from shlex import split
 import pytest
 
 from tests.cli.test_explain import thalweg
+from tests.lab.remains import named_remains, wait_until
 
 NAME = f"cli{os.getpid()}"
 pytestmark = pytest.mark.usefixtures("needs_lab")
@@ -156,3 +157,35 @@ def test_no_lab_of_that_name(tmp_path: Path) -> None:
         done = lab(command, tmp_path)
         assert done.returncode == 2
         assert f"there is no lab '{NAME}'; make one with `thalweg lab up`" in done.stderr
+
+
+def test_flows_are_no_processes_of_a_host(two_racks: Path) -> None:
+    assert lab("flow --host 0 --direction out", two_racks).returncode == 0
+    assert links(two_racks)[0]["host0"]["processes"] == 0
+    done = lab("kill --host 0", two_racks)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "nothing runs on host0" in done.stderr
+
+
+def test_a_lab_of_which_a_part_is_gone_is_told_in_one_line(two_racks: Path) -> None:
+    subprocess.run(["ip", "netns", "del", f"thalweg.{NAME}.host0"], check=True)
+    for command in ("status", "degrade --host 0 --rate 10mbit", "run -- true"):
+        done = thalweg("lab", *split(command)[:1], "--name", NAME, *split(command)[1:])
+        assert done.returncode in (1, 2)
+        assert f"namespace thalweg.{NAME}.host0 is gone; take the lab down" in done.stderr
+
+
+def test_a_lab_that_was_half_built_goes_with_the_next(tmp_path: Path) -> None:
+    half = subprocess.Popen(
+        [sys.executable, "-m", "thalweg", "lab", "up", "2x20", "--name", NAME],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: Path(f"/var/run/netns/thalweg.{NAME}.host1").exists())
+    finally:
+        half.kill()
+        half.wait()
+    assert named_remains(NAME)
+    assert lab("up 1x1", tmp_path).returncode == 0  # under the same name
+    assert lab("down", tmp_path).returncode == 0
+    assert not named_remains(NAME)

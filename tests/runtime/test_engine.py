@@ -28,7 +28,15 @@ from thalweg.runtime import Alarm, Engine, Part, Task, World, run_threads
 from thalweg.runtime.arithmetic import NumpyArithmetic
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Group, Schedule
-from thalweg.transports import Array, Effect, Fault, FaultyTransport, Transport
+from thalweg.transports import (
+    Array,
+    Effect,
+    Fault,
+    FaultyTransport,
+    Label,
+    Sending,
+    Transport,
+)
 
 GROUP = Group.everybody(Cluster.flat(3))
 RING = build("ring", GROUP, 300)
@@ -110,6 +118,53 @@ def test_rounds_on_one_vector_follow_each_other() -> None:
         assert all(a.ended <= b.started for a, b in pairwise(arrivals))
 
     run_engines(work)
+
+
+class LeavesLate:
+    """A transport whose messages may be read from their arrays until somebody waits for that."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.log: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
+        self.log.append(("sent", label.round))
+        self._transport.send(peer, label, array, deadline)
+        return _Leaving(self.log, label.round)
+
+
+class _Leaving:
+    def __init__(self, log: list[tuple[str, int]], number: int) -> None:
+        self._log = log
+        self._number = number
+
+    def wait(self, deadline: float) -> None:
+        self._log.append(("left", self._number))
+
+
+def test_a_round_leaves_a_vector_alone_that_another_still_sends() -> None:
+    transports: dict[int, LeavesLate] = {}
+
+    def wrap(transport: Transport) -> Transport:
+        transports[transport.rank] = LeavesLate(transport)
+        return transports[transport.rank]
+
+    def work(engine: Engine) -> None:
+        one, other = ones(), ones()
+        futures = [engine.submit(task(engine.rank, one, number=0))]
+        if engine.rank == 2:
+            sleep(0.3)  # the others have done round 0, and wait in round 1
+        futures.append(engine.submit(task(engine.rank, other, number=1)))
+        futures.append(engine.submit(task(engine.rank, one, number=2)))
+        engine.wait(futures)
+
+    run_engines(work, wrap=wrap)
+    for transport in transports.values():
+        last_left = max(i for i, entry in enumerate(transport.log) if entry == ("left", 0))
+        assert last_left < transport.log.index(("sent", 2))
 
 
 def test_the_training_thread_goes_on_meanwhile() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.figures import Trial, row_of, row_of_failure
 from thalweg.bench.injection import Injection
@@ -18,11 +18,14 @@ from thalweg.bench.scenario import Scenario
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
-from thalweg.errors import LabError, ThalwegError
-from thalweg.lab import Event, Lab
+from thalweg.errors import LabError, RunError, ThalwegError
+from thalweg.lab import Event
 from thalweg.runtime.crew import OnMessage
 from thalweg.runtime.supervisor import Report, Work, run_workers
 from thalweg.training.averager import is_native
+
+if TYPE_CHECKING:
+    from thalweg.lab import Lab
 
 Row = dict[str, Any]
 RunAll = Callable[[Work, OnMessage], Trial]
@@ -101,7 +104,10 @@ def _trial(
     def work(rank: int, report: Report) -> dict[str, Any]:
         return result_of(train(scenario.job, sync, recipe, report))
 
-    return run_all(work, on_message)
+    trial = run_all(work, on_message)
+    if not trial.told:
+        raise RunError("no worker came to the end", "let the events leave one alive")
+    return trial
 
 
 def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | None) -> Row:

@@ -39,7 +39,7 @@ class Scenario:
 
     name: str
     cluster: Cluster
-    loss: float = 0.0  # of packets, on every link
+    loss: float = 0.0  # of packets, on every uplink
     events: tuple[Event, ...] = ()
     compute: Compute = Compute()
     job: Job
@@ -55,7 +55,14 @@ class Scenario:
         group = Group.everybody(self.cluster)
         for sync in self.syncs:
             refuse_what_cannot_run(parse_plan(sync), group, has_data=True)
+            if self.syncs.count(sync) > 1:
+                raise ScenarioError(f"{sync} is to be compared with itself", "list it once")
         for event in self.events:
+            if event.at_step is not None and event.at_step >= self.steps:
+                raise ScenarioError(
+                    f"{event}: there are {self.steps} steps only",
+                    f"give at_step up to {self.steps - 1}, or more steps",
+                )
             try:
                 links_of(self.cluster, rack=event.rack, host=event.host)
             except LabError as stranger:

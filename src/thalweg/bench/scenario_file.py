@@ -7,7 +7,7 @@
     uplink = "200mbit"          # or a list, one per rack; absent: no bottleneck
     latency = "5ms"             # what crossing an uplink adds; or a list, one per rack
     rank_order = "rack"         # or "interleaved": round the racks
-    loss = 0.001                # of packets, on every link
+    loss = 0.001                # of packets, on every uplink
     [[lab.event]]               # any number; see thalweg/lab/event.py
     at_step = 20
     action = "degrade"
@@ -65,18 +65,16 @@ def parse_scenario(text: str, path: Path) -> Scenario:
     lab.only(*LAYOUT, "loss", "event")
     workload.only("name", "steps", "batch", "target", "evaluate_every")
     compare.only("sync", "repeats", "warmup")
-    target = _target(workload)
-    steps = workload.whole("steps", 1)
     return Scenario(
         name=path.stem,
         cluster=_cluster(file, lab, path.parent),
         loss=lab.number("loss", 0, 1, 0.0),
-        events=_events(lab, steps),
+        events=_events(lab),
         compute=_compute(compute),
         job=find_job(workload.text("name", '"digits"')),
-        steps=steps,
+        steps=workload.whole("steps", 1),
         batch=workload.whole("batch", 1) if "batch" in workload else None,
-        target=target,
+        target=_target(workload),
         evaluate_every=workload.whole("evaluate_every", 1, 10),
         syncs=_syncs(compare),
         repeats=compare.whole("repeats", 1, 3),
@@ -151,17 +149,11 @@ def _entries(lab: Table, key: str) -> list[Table]:
     ]
 
 
-def _events(lab: Table, steps: int) -> tuple[Event, ...]:
+def _events(lab: Table) -> tuple[Event, ...]:
     listed = lab.data.get("event", [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ScenarioError("event of [lab] is no list", "write [[lab.event]] above each")
-    events = [Event.parse(e, f"[[lab.event]] {number}") for number, e in enumerate(listed)]
-    for event in events:
-        if event.at_step is not None and event.at_step >= steps:
-            raise ScenarioError(
-                f"{event}: there are {steps} steps only", f"give at_step up to {steps - 1}"
-            )
-    return tuple(events)
+    return tuple(Event.parse(e, f"[[lab.event]] {number}") for number, e in enumerate(listed))
 
 
 def _compute(table: Table) -> Compute:
@@ -192,7 +184,4 @@ def _syncs(compare: Table) -> tuple[str, ...]:
     syncs: Any = compare.data.get("sync")
     if not isinstance(syncs, list) or not syncs or not all(isinstance(s, str) for s in syncs):
         raise ScenarioError("sync of [compare] is no list of plans", 'write sync = ["ddp", "ring"]')
-    for sync in syncs:
-        if syncs.count(sync) > 1:
-            raise ScenarioError(f"sync of [compare] lists {sync} twice", "list it once")
     return tuple(syncs)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from thalweg.facts import Cluster
-from thalweg.lab import Lab
-from thalweg.lab.fabric import Progress
 from thalweg.runtime.place import HERE, Place
+
+if TYPE_CHECKING:
+    from thalweg.lab.fabric import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Site:
 @contextmanager
 def lab_site(cluster: Cluster, progress: Progress) -> Iterator[Site]:
     """A lab like this cluster, until the context ends; without what the kernel lacks."""
+    from thalweg.lab import Lab  # where there is one
+
     lab = Lab.of(cluster, without_netem="go on")
     try:
         lab.up(progress=progress)

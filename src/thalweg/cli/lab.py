@@ -241,6 +241,11 @@ def down(
     for found in registry.names() if every else [None]:
         lab = Lab.find(found or name)
         was = lab.name
+        if not (every or name) and lab.record.owner is not None:
+            raise LabError(
+                f"lab {was} belongs to process {lab.record.owner[0]}, and ends with it",
+                f"end that, or give --name {was}",
+            )
         lab.down()
         console().print(f"{was} is down")
 

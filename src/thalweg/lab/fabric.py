@@ -21,10 +21,10 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
-from thalweg.lab.namespaces import create, inside, refused, signals_held
+from thalweg.lab.namespaces import create, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT, Shape, qdiscs
 from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
-from thalweg.runtime.forked import fork
+from thalweg.runtime.forked import fork, signals_held
 
 CLONE_NEWNET = 0x40000000
 NO_RIGHTS = 3  # an exit code
@@ -46,6 +46,15 @@ Progress = Callable[[int, int], None]
 
 def build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> None:
     """Make all of it; whoever calls removes what was made if this fails."""
+    try:
+        _build(wiring, shapes, progress)
+    except NetlinkError as error:
+        raise refused(OSError(error.code, os.strerror(error.code))) from None
+    except OSError as error:  # a /proc/sys that can't be written, say
+        raise refused(error) from None
+
+
+def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> None:
     names = wiring.namespaces()
     cables = wiring.cables()
     total = len(names) + len(cables)
@@ -75,8 +84,11 @@ class Sockets:
 
     def __getitem__(self, namespace: str) -> NetNS:
         if namespace not in self._open:
-            with signals_held():
-                self._open[namespace] = NetNS(namespace, flags=0)
+            try:
+                with signals_held():
+                    self._open[namespace] = NetNS(namespace, flags=0)
+            except OSError as error:
+                raise not_entered(namespace, error) from None
         return self._open[namespace]
 
     def __enter__(self) -> Sockets:

@@ -63,7 +63,7 @@ def _be_flow(
         sender, receiver = _connect(source, target, rate)
         os.close(told)
         _flow(sender, receiver, parent)
-    except OSError as error:
+    except (OSError, LabError) as error:
         with suppress(OSError):  # told long ago that all is well
             os.write(told, str(error).encode())
     finally:

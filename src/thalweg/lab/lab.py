@@ -28,7 +28,7 @@ from thalweg.lab.shaping import declared
 from thalweg.lab.targets import host_called
 from thalweg.lab.wiring import Wiring
 from thalweg.runtime.crew import OnLine, OnMessage
-from thalweg.runtime.forked import RESTARTS_VARIABLE
+from thalweg.runtime.forked import RESTARTS_VARIABLE, signals_held
 from thalweg.runtime.place import Place
 from thalweg.runtime.supervisor import Report, ignore, print_prefixed, run_workers
 
@@ -128,18 +128,23 @@ class Lab:
             raise LabError(f"lab {self.name!r} is up already", "use it, or take it down first")
         sweep()
         netem, notes = self._what_is_possible()
-        self._record = registry.enrol(
-            self._name, self.cluster, loss=self._loss, netem=netem, notes=notes, owned=owned
-        )
+        with signals_held():
+            self._record = registry.enrol(
+                self._name, self.cluster, loss=self._loss, netem=netem, notes=notes
+            )
         try:
             build(self.wiring, self.links.declared_ports(), progress)
+            if not owned:
+                self._record = registry.disown(self._record)
         except BaseException:
             self.down()
             raise
 
     def down(self) -> None:
         """Every process in it ends, and nothing of it is left."""
-        if self._record is not None:
+        if self._record is None:
+            return
+        with signals_held():
             with suppress(LabError):  # another process took it down
                 self.links.end_flows()
             take_down(self._record.name)
@@ -196,9 +201,13 @@ class Lab:
         return LabPlace(self.record, self.wiring)
 
     def processes(self) -> dict[str, list[int]]:
-        """Who runs on each host, by its name."""
+        """Who runs on each host, by its name; competing flows are the network's."""
+        flows = {pid for pids in self.record.state().flows.values() for pid in pids}
         found = processes([self.wiring.host(host) for host in self.wiring.hosts])
-        return {host: found.get(self.wiring.host(host), []) for host in self.wiring.hosts}
+        return {
+            host: [pid for pid in found.get(self.wiring.host(host), []) if pid not in flows]
+            for host in self.wiring.hosts
+        }
 
     def status(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """A row for each host with its NIC, and one for each rack with its uplink."""
@@ -246,7 +255,8 @@ class Lab:
         print are shown as they come; `report({...})` calls `on_message(rank, {...})` here, and with
         a `"step"` in it tells how far the rank is, for events at a step. What a worker returns
         travels as JSON. One that an event killed has returned None; one that was restarted runs
-        the function anew, without a process group: the others' can't be entered again.
+        the function anew, without a process group: the others' can't be entered again. What events
+        did to links stays: `restore()` undoes it.
         """
         seconds = Duration.parse(timeout).seconds
 
@@ -312,5 +322,8 @@ def sweep() -> list[str]:
 
 
 def take_down(name: str) -> None:
-    remove(name)
-    registry.strike_off(name)
+    try:
+        remove(name)
+        registry.strike_off(name)
+    except OSError as error:
+        raise refused(error) from None

@@ -21,7 +21,7 @@ from pyroute2 import netns
 
 from thalweg.errors import LabError
 from thalweg.lab.wiring import prefix
-from thalweg.runtime.forked import HELD
+from thalweg.runtime.forked import signals_held
 
 RUN = Path("/var/run/netns")
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
@@ -31,29 +31,29 @@ PATIENCE = 10.0  # seconds for killed processes to be gone
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """This thread is in that namespace meanwhile."""
-    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    try:
-        enter(namespace)
-        yield
-    finally:
-        netns.setns(here)
-        os.close(here)
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Around what forks inside pyroute2: Ctrl-C in the midst of it would be lost, or leave half a
-    namespace. It comes afterwards."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    """This thread is in that namespace meanwhile. Ctrl-C can't leave it there: it would be killed
+    with the lab."""
+    with signals_held():
+        here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            enter(namespace)
+            yield
+        finally:
+            netns.setns(here)
+            os.close(here)
 
 
 def enter(namespace: str) -> None:
-    netns.setns(namespace, flags=0)
+    try:
+        netns.setns(namespace, flags=0)
+    except OSError as error:
+        raise not_entered(namespace, error) from None
+
+
+def not_entered(namespace: str, error: OSError) -> LabError:
+    if error.errno == errno.ENOENT:
+        return LabError(f"namespace {namespace} is gone", "take the lab down and up again")
+    return refused(error)
 
 
 def settle_in(name: str, hosts: Path) -> None:
@@ -70,7 +70,7 @@ def settle_in(name: str, hosts: Path) -> None:
 
 def create(name: str) -> None:
     try:
-        with signals_held():
+        with signals_held():  # pyroute2 forks: Ctrl-C would be lost, or leave half a namespace
             netns.create(name)
     except OSError as error:
         raise refused(error) from None

@@ -1,7 +1,7 @@
 """Which labs there are, in a folder each: its cluster, its owner, and what was changed in it.
 
 A lab with an owner lives as long as that process; `sweep` finds those whose owner is gone. One
-without, as `thalweg lab up` makes it, lives until it is taken down. The folder is there before the
+without, as `thalweg lab up` leaves it, lives until it is taken down. The folder is there before the
 first namespace is made and goes after the last one, so nothing of a lab is ever without it. It
 comes and goes whole: while it is written and deleted its name is a dot and who does that.
 """
@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -66,22 +66,27 @@ class Record:
     @contextmanager
     def changing(self) -> Iterator[State]:
         """The state, for one process at a time; kept unless an error leaves."""
-        path = ROOT / self.name / "state.json"
-        try:
-            stream = path.open("r+")
-        except FileNotFoundError:
-            raise LabError(f"lab {self.name!r} isn't up", "see `thalweg lab status`") from None
-        with stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            state = State(**json.load(stream))
+        with self._being_up(), _locked(ROOT / self.name):
+            state = self.state()
             yield state
-            stream.seek(0)
-            json.dump(asdict(state), stream)
-            stream.truncate()
+            _put(self._state_file, asdict(state))
 
     def state(self) -> State:
-        with self.changing() as state:
-            return state
+        with self._being_up():
+            return State(**json.loads(self._state_file.read_text()))
+
+    @property
+    def _state_file(self) -> Path:
+        return ROOT / self.name / "state.json"
+
+    @contextmanager
+    def _being_up(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise LabError(f"lab {self.name!r} isn't up", "see `thalweg lab status`") from None
+        except PermissionError as error:
+            raise refused(error) from None
 
 
 def enrol(
@@ -91,9 +96,8 @@ def enrol(
     loss: float,
     netem: bool,
     notes: list[str],
-    owned: bool,
 ) -> Record:
-    """A new lab under this name, or under the first of lab1, lab2, ... that is free."""
+    """A new lab of this process, under this name or the first of lab1, lab2, ... that is free."""
     try:
         for candidate in [name] if name else (f"lab{n}" for n in range(1, MOST_LABS)):
             record = Record(
@@ -102,7 +106,7 @@ def enrol(
                 loss=loss,
                 netem=netem,
                 notes=notes,
-                owner=(os.getpid(), began(os.getpid())) if owned else None,
+                owner=(os.getpid(), began(os.getpid())),
             )
             if _write(record):
                 return record
@@ -112,6 +116,13 @@ def enrol(
         f"there is a lab {name!r} already" if name else f"there are {MOST_LABS} labs already",
         "take another name, or take that one down with `thalweg lab down`",
     )
+
+
+def disown(record: Record) -> Record:
+    """It stays when this process ends."""
+    record = replace(record, owner=None)
+    _put(ROOT / record.name / "lab.json", _about(record))
+    return record
 
 
 def strike_off(name: str) -> None:
@@ -161,15 +172,22 @@ def abandoned() -> Iterator[list[str]]:
     """Labs whose owner is gone. While one process removes them no other looks for them, or it would
     remove a new lab that has got the name."""
     ROOT.mkdir(parents=True, exist_ok=True)
-    folder = os.open(ROOT, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with _locked(ROOT):
         for hidden in ROOT.glob(".*-*"):
             if began(int(hidden.name[1:].partition("-")[0])) == GONE:
                 shutil.rmtree(hidden, ignore_errors=True)
         yield [name for name in names() if _is_abandoned(name)]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """For one process at a time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _is_abandoned(name: str) -> bool:
@@ -181,14 +199,8 @@ def _is_abandoned(name: str) -> bool:
 def _write(record: Record) -> bool:
     """All of the folder at once, or False if there is one by that name."""
     folder = _hidden_folder()
-    about: dict[str, Any] = {
-        "owner": record.owner,
-        "loss": record.loss,
-        "netem": record.netem,
-        "notes": record.notes,
-    }
-    (folder / "lab.json").write_text(json.dumps(about))
-    (folder / "state.json").write_text(json.dumps(asdict(State())))
+    _put(folder / "lab.json", _about(record))
+    _put(folder / "state.json", asdict(State()))
     (folder / "cluster.toml").write_text(format_cluster(record.cluster), encoding="utf-8")
     (folder / "hosts").write_text(Wiring(record.name, record.cluster).host_table())
     folder.chmod(0o755)
@@ -198,6 +210,22 @@ def _write(record: Record) -> bool:
         shutil.rmtree(folder)
         return False
     return True
+
+
+def _about(record: Record) -> dict[str, Any]:
+    return {
+        "owner": record.owner,
+        "loss": record.loss,
+        "netem": record.netem,
+        "notes": record.notes,
+    }
+
+
+def _put(path: Path, content: dict[str, Any]) -> None:
+    """All of it or, whatever comes between, nothing."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content))
+    new.replace(path)
 
 
 def _hidden_folder() -> Path:

@@ -140,8 +140,9 @@ class Engine:
             self._give_up(self._broken)
         while self._waiting and len(self._running) < AT_ONCE:
             task, future, ready = self._waiting[0]
-            if any(np.may_share_memory(task.vector, r.task.vector) for r in self._running):
-                return  # the other's result is what it begins with
+            others = (*self._running, *self._done)
+            if any(np.may_share_memory(task.vector, other.task.vector) for other in others):
+                return  # it begins with the other's result, and changes what that still sends
             execution = Execution(
                 task.part,
                 self._transport,

@@ -18,11 +18,11 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import Any, NoReturn, Protocol
 
 from thalweg.errors import ThalwegError, UsageError
@@ -77,20 +77,38 @@ class Failure:
     exit_code: int
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come when this is over. The mask holds them back from this thread and from
+    what it forks; a library's thread may still take one, which is noted."""
+    noted: list[int] = []
+    previous: dict[int, Any] = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        if current_thread() is main_thread():
+            for number in HELD:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    previous[number] = signal.signal(number, lambda came, _: noted.append(came))
+        yield
+    finally:
+        for ours, handler in previous.items():
+            signal.signal(ours, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for came in noted:
+            signal.raise_signal(came)
+
+
 def fork(child: Callable[[], NoReturn]) -> int:
     """Fork, with signals held back until the child is ready for them; its process id."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()  # or both of us write it
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    try:
+    with signals_held():
         with warnings.catch_warnings():  # Python 3.12 and later warn of BLAS's threads too
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
             child()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import NoReturn
 
-from thalweg.errors import LaunchError
+from thalweg.errors import LaunchError, ThalwegError
 from thalweg.runtime.forked import fork
 from thalweg.runtime.place import Place
 
@@ -32,10 +32,8 @@ def fork_store(place: Place, guard: int, not_mine: Sequence[int]) -> tuple[int, 
     if said.isdigit():
         return pid, int(said)
     os.waitpid(pid, 0)
-    raise LaunchError(
-        f"the store can't listen at {place.address}: {said or 'its process died'}",
-        "name an address of this machine",
-    )
+    problem, _, remedy = said.partition("\n")
+    raise LaunchError(problem or "the store's process died", remedy or "start again")
 
 
 def _be_store(place: Place, guard: int, not_mine: Sequence[int], told: int) -> NoReturn:
@@ -54,10 +52,17 @@ def _be_store(place: Place, guard: int, not_mine: Sequence[int], told: int) -> N
             signal.pause()
         del store
     except OSError as error:
-        with suppress(OSError):
-            os.write(told, str(error.strerror).encode())
+        problem = f"the store can't listen at {place.address}: {error.strerror}"
+        _tell(told, problem, "name an address of this machine")
+    except ThalwegError as error:
+        _tell(told, error.problem, error.remedy)
     finally:
         os._exit(code)
+
+
+def _tell(told: int, problem: str, remedy: str) -> None:
+    with suppress(OSError):  # it is closed once the store listens
+        os.write(told, f"{problem}\n{remedy}".encode())
 
 
 def _listener(address: str) -> socket.socket:
