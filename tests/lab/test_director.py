@@ -9,9 +9,10 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from thalweg.errors import LabError
+from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Link
 from thalweg.lab import Event, Lab
 from thalweg.lab.director import EventDirector
@@ -194,6 +195,24 @@ def test_a_restarted_worker_has_no_process_group(lab: Lab) -> None:
     assert lab.run(work, events=events, timeout="60s") == [[0, True], [1, False], [2, True]]
 
 
+def test_that_it_was_killed_on_purpose_is_told_if_others_fail_for_it(lab: Lab) -> None:
+    def work(rank: int, report: Report) -> None:
+        for step in range(1, 1000):
+            dist.all_reduce(torch.ones(10))
+            report({"step": step})
+
+    events = [
+        {"at_step": 3, "action": "kill", "host": 1},
+        {"at": "10min", "action": "kill", "host": 0},
+    ]
+    line = r"^rank 1 on host1 was killed on purpose, and others can't go on without it: "
+    with pytest.raises(WorkerFailed, match=line):
+        lab.run(work, events=events, timeout="60s")
+    [came] = lab.fired
+    assert came.event.at_step == 3
+    assert came.step >= 3
+
+
 def test_a_killed_worker_comes_back_when_it_is_restarted(lab: Lab, tmp_path: Path) -> None:
     results, noted = run(
         lab,
@@ -202,7 +221,7 @@ def test_a_killed_worker_comes_back_when_it_is_restarted(lab: Lab, tmp_path: Pat
         {"at_step": 6, "action": "restart", "host": 1},  # the others count alone by then
     )
     assert [result["restarts"] for result in results] == ["0", "1", "0"]
-    assert noted.steps[1][1] == 3
+    assert 1 not in noted.steps[1]  # in its new life it has done none
 
 
 def test_who_is_paused_stands_still_until_it_is_resumed(lab: Lab, tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_an_error_names_the_rank_and_the_host(name: str) -> None:
 def test_what_is_no_json_is_told(name: str) -> None:
     with (
         Lab(hosts=1, name=name) as lab,
-        pytest.raises(WorkerFailed, match=r"^rank 0 on host0: TypeError: .*set is not JSON"),
+        pytest.raises(UsageError, match=r"^a worker's result can't travel as JSON: .*set is not"),
     ):
         lab.run(lambda rank, report: {1}, process_group=False, timeout="60s")
 

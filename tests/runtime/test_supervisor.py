@@ -196,7 +196,7 @@ def test_any_other_error_is_one_line(debug: bool, capfd: pytest.CaptureFixture[s
 
 
 def test_what_is_no_json_is_an_error_of_the_worker() -> None:
-    with pytest.raises(WorkerFailed, match=r"rank 0: TypeError: .*set is not JSON"):
+    with pytest.raises(UsageError, match=r"result can't travel as JSON: .*set is not JSON"):
         run_workers(1, lambda rank, report: {"x": {1}}, timeout=TIMEOUT)
 
 

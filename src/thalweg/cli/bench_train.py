@@ -33,10 +33,12 @@ def command(
         typer.Option("--sync", metavar="PLAN", help="Instead of the file's; may be repeated."),
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw loss over time and time a step there.")
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the file's; later events don't come.")
     ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the picture goes.")] = Path(
+        "thalweg-bench"
+    ),
     json_path: JsonOption = None,
 ) -> None:
     """Train a scenario's job under each of its plans, in a lab as the scenario describes it.
@@ -46,11 +48,13 @@ def command(
     from thalweg.bench.scenario_file import read_scenario  # torch takes a second: not at import
 
     scenario = read_scenario(path)
+    steps = steps or scenario.steps
     scenario = replace(
         scenario,
         syncs=tuple(sync or scenario.syncs),
         repeats=repeats or scenario.repeats,
-        steps=steps or scenario.steps,
+        steps=steps,
+        events=tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps),
     )
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         rows, notes = _side_by_side(scenario, bar) if workers_only else _in_lab(scenario, bar)
@@ -61,10 +65,9 @@ def command(
         if row["error"]:
             terminal.print(f"{row['sync']}: {row['error']}", markup=False)
     terminal.print("\n".join(notes), markup=False)
-    if out is not None:
-        picture = out / f"{scenario.name}.svg"
-        write_file(picture, _picture(scenario, rows))
-        terminal.print(f"Picture: {picture}")
+    picture = out / f"{scenario.name}.svg"
+    write_file(picture, _picture(scenario, rows))
+    terminal.print(f"Picture: {picture}")
     write_json(json_path, "bench train", _settings(scenario, notes), rows)
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
@@ -81,8 +84,13 @@ def _in_lab(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.lab import Lab
 
-    with Lab.of(scenario.cluster, loss=scenario.loss, without_netem="go on") as lab:
+    lab = Lab.of(scenario.cluster, loss=scenario.loss, without_netem="go on")
+    try:
+        with progress_bar("Building the lab") as building:
+            lab.up(progress=building.show)
         return compare(scenario, in_lab(lab, scenario.events), bar.show), lab.notes
+    finally:
+        lab.down()
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from thalweg.cli.place import (
     NicOption,
     OrderOption,
     UplinkOption,
-    cluster_at,
+    lab_cluster,
 )
 from thalweg.cli.progress import progress_bar
 from thalweg.cli.run_script import with_interpreter
@@ -32,7 +32,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 LAYOUT = "2x4"
-RATE = "200mbit"
 
 LayoutArgument = Annotated[
     str,
@@ -40,6 +39,9 @@ LayoutArgument = Annotated[
 ]
 NameOption = Annotated[
     str | None, typer.Option("--name", metavar="LAB", help="Which lab; the only one if absent.")
+]
+LossOption = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
 ]
 RackOption = Annotated[
     str | None, typer.Option(metavar="RACK", help="Its uplink: a number from 0, or a name.")
@@ -61,9 +63,7 @@ def up(
     nic: NicOption = None,
     uplink: UplinkOption = None,
     latency: LatencyOption = None,
-    loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
-    ] = 0.0,
+    loss: LossOption = 0.0,
     rank_order: OrderOption = None,
     name: Annotated[str | None, typer.Option(metavar="LAB", help="What to call it.")] = None,
     json_path: JsonOption = None,
@@ -72,13 +72,11 @@ def up(
 
     thalweg lab up 2x4 --nic 200mbit --uplink 50mbit
 
-    Without rates, NICs and uplinks have 200mbit.
+    Without any rate, NICs and uplinks have 200mbit.
     """
     from thalweg.lab import Lab
 
-    if not layout.endswith(".toml"):
-        nic, uplink = nic or RATE, uplink or RATE
-    wanted = cluster_at(lab=layout, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
+    wanted = lab_cluster(layout, nic, uplink, rank_order, latency)
     lab = Lab.of(wanted, name=name, loss=loss, without_netem="go on")
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
@@ -101,6 +99,8 @@ def run(
     ] = None,
     nic: NicOption = None,
     uplink: UplinkOption = None,
+    latency: LatencyOption = None,
+    loss: LossOption = 0.0,
     rank_order: OrderOption = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
@@ -119,13 +119,13 @@ def run(
 
     command = with_interpreter(arguments)
     if layout is None:
-        if (nic, uplink, rank_order) != (None, None, None):
-            raise UsageError("a lab that is up has its rates", "give --lab too, or use degrade")
+        if (nic, uplink, latency, loss, rank_order) != (None, None, None, 0.0, None):
+            raise UsageError("a lab that is up has its links", "give --lab too, or use degrade")
         lab = Lab.find(name)
         run_command(lab.cluster.workers, command, place=lab.place, keep_going=keep_going)
         return
-    wanted = cluster_at(lab=layout, nic=nic, uplink=uplink, rank_order=rank_order)
-    with Lab.of(wanted, name=name, without_netem="go on") as lab:
+    wanted = lab_cluster(layout, nic, uplink, rank_order, latency)
+    with Lab.of(wanted, name=name, loss=loss, without_netem="go on") as lab:
         run_command(wanted.workers, command, place=lab.place, keep_going=keep_going)
 
 
@@ -238,16 +238,24 @@ def down(
     """Take a lab down; what runs in it ends."""
     from thalweg.lab import Lab, registry
 
-    for found in registry.names() if every else [None]:
-        lab = Lab.find(found or name)
-        was = lab.name
-        if not (every or name) and lab.record.owner is not None:
-            raise LabError(
-                f"lab {was} belongs to process {lab.record.owner[0]}, and ends with it",
-                f"end that, or give --name {was}",
-            )
-        lab.down()
-        console().print(f"{was} is down")
+    if every:
+        for found in registry.names():
+            try:
+                Lab.find(found).down()
+                console().print(f"{found} is down")
+            except LabError:
+                if found in registry.names():  # or it has just ended by itself
+                    raise
+        return
+    lab = Lab.find(name)
+    was, owner = lab.name, lab.record.owner
+    if name is None and owner is not None:
+        raise LabError(
+            f"lab {was} belongs to process {owner[0]}, and ends with it",
+            f"end that, or give --name {was}",
+        )
+    lab.down()
+    console().print(f"{was} is down")
 
 
 def _lab(name: str | None) -> Lab:
@@ -263,13 +271,15 @@ def _found(
 
     lab = _lab(name)
     links = lab.links.of(
-        rack=_numbered(rack), host=_numbered(host), directions=directions(direction)
+        rack=None if rack is None else _numbered(rack),
+        host=None if host is None else _numbered(host),
+        directions=directions(direction),
     )
     return lab, links
 
 
-def _numbered(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdigit() else text
+def _numbered(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _say(lab: Lab, links: list[Link], what: str) -> None:
@@ -279,10 +289,12 @@ def _say(lab: Lab, links: list[Link], what: str) -> None:
 
 def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
     lab = _lab(name)
-    target = lab.host(int(host) if host.isdigit() else host).name
+    target = lab.host(_numbered(host)).name
     pids = lab.processes()[target]
-    if not pids:
+    if not pids and os.geteuid() == 0:  # others don't see them
         raise LabError(f"nothing runs on {target}", "start something with `thalweg lab run`")
+    if not pids:
+        raise LabError(f"only root sees what runs on {target}", "run it with sudo")
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -13,6 +14,7 @@ from thalweg.cli import bench, demo, explain, lab, plans, run_script, train, ver
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """The parser's base of all wrong usage, which typer doesn't export by name."""
 
@@ -77,8 +79,12 @@ def run() -> None:
         _drop_output()
     except OSError as error:
         code = 1
-        _say(f"can't write the output: {error.strerror}; make room or write elsewhere", debug)
-        _drop_output()
+        if error.errno in CANNOT_WRITE:
+            _say(f"can't write the output: {error.strerror}; make room or write elsewhere", debug)
+            _drop_output()
+        else:
+            where = f"{error.filename}: " if error.filename else ""
+            _say(f"{where}{error.strerror or error}; run with --debug to see where", debug)
     if code == INTERRUPTED:
         print("thalweg: interrupted; nothing was left running", file=sys.stderr)
     sys.exit(code)

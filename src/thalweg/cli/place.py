@@ -49,6 +49,7 @@ LatencyOption = Annotated[
     str | None,
     typer.Option("--latency", metavar="DURATION", help="What crossing an uplink adds, each way."),
 ]
+LAB_RATE = "200mbit"
 OrderOption = Annotated[
     str | None,
     typer.Option(
@@ -99,6 +100,19 @@ def cluster_at(
     )
 
 
+def lab_cluster(
+    lab: str,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str | None,
+    latency: str | None = None,
+) -> Cluster:
+    """What is to be built. Racks without any rate get one that this machine can carry."""
+    if (nic, uplink) == (None, None) and not lab.endswith(".toml"):
+        nic = uplink = LAB_RATE
+    return cluster_at(lab=lab, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
+
+
 @contextmanager
 def site_at(
     *,
@@ -114,10 +128,12 @@ def site_at(
     if (workers is None) == (lab is None):
         said = "nothing" if lab is None else "--workers and --lab at once"
         raise UsageError(f"{said} says where the workers are", "give --workers N or --lab RxH")
-    wanted = cluster_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-    if workers is not None:
-        yield Site(workers=workers)
+    if lab is None:
+        if (nic, uplink, rank_order) != (None, None, None):
+            raise UsageError("rates and --rank-order describe a lab", "give --lab RxH")
+        yield Site(workers=workers or 0)
         return
+    wanted = lab_cluster(lab, nic, uplink, rank_order)
     with ExitStack() as stack:
         with progress_bar("Building the lab") as bar:
             site = stack.enter_context(lab_site(wanted, bar.show))

@@ -24,9 +24,11 @@ from thalweg.errors import LabError
 from thalweg.lab.namespaces import create, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT, Shape, qdiscs
 from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
+from thalweg.runtime.crew import allow_descriptors
 from thalweg.runtime.forked import fork, signals_held
 
 CLONE_NEWNET = 0x40000000
+DESCRIPTORS_EACH = 5  # that pyroute2 holds for a namespace, and one to spare
 NO_RIGHTS = 3  # an exit code
 PERMANENT = 0x80  # a neighbour that is never asked for
 LINK_SCOPE = 253
@@ -58,6 +60,7 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
     names = wiring.namespaces()
     cables = wiring.cables()
     total = len(names) + len(cables)
+    allow_descriptors(DESCRIPTORS_EACH * len(names))
     for number, name in enumerate(names, start=1):
         create(name)
         with inside(name):

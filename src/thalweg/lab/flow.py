@@ -41,7 +41,7 @@ def start_flow(source: End, target: End, rate: Rate | None, *, detached: bool = 
         said = pipe.read()
     if said:
         os.waitpid(pid, 0)
-        raise LabError(f"no flow to {target.address}: {said}", "is the link cut? heal it first")
+        raise LabError(f"no flow to {target.address}: {said}", "is the lab still up?")
     return pid
 
 
@@ -60,9 +60,9 @@ def _be_flow(
     try:
         os.setsid()
         _let_go_of_all_but(told)
-        sender, receiver = _connect(source, target, rate)
+        sender, listener = _connect(source, target, rate)
         os.close(told)
-        _flow(sender, receiver, parent)
+        _flow(sender, listener, parent)
     except (OSError, LabError) as error:
         with suppress(OSError):  # told long ago that all is well
             os.write(told, str(error).encode())
@@ -80,29 +80,32 @@ def _let_go_of_all_but(kept: int) -> None:
 
 
 def _connect(source: End, target: End, rate: Rate | None) -> tuple[socket.socket, socket.socket]:
+    """The sender, which is on its way, and the listener that waits for it."""
     enter(target.namespace)
     listener = socket.create_server((target.address, 0))
     enter(source.namespace)
     sender = socket.socket()
     sender.bind((source.address, 0))  # or it is the gateway's, which every rack has, too
-    sender.settimeout(5.0)
+    sender.setblocking(False)
     if rate is not None:
         pace = min(round(rate.bits_per_second / 8), 2**32 - 2)
         sender.setsockopt(socket.SOL_SOCKET, PACING_RATE, pace)
-    sender.connect(listener.getsockname())
-    receiver, _ = listener.accept()
-    listener.close()
-    return sender, receiver
+    sender.connect_ex(listener.getsockname())
+    return sender, listener
 
 
-def _flow(sender: socket.socket, receiver: socket.socket, parent: int | None) -> None:
-    sender.setblocking(False)
-    receiver.setblocking(False)
+def _flow(sender: socket.socket, listener: socket.socket, parent: int | None) -> None:
+    """Until the parent is gone, or TCP gives up: on a link that is cut it waits, as all do."""
+    receiver: socket.socket | None = None
     data, room = bytes(AT_ONCE), bytearray(AT_ONCE)
     while parent is None or os.getppid() == parent:
-        readable, writable, _ = select.select([receiver], [sender], [], LOOK)
+        readable, writable, _ = select.select([receiver or listener], [sender], [], LOOK)
         with suppress(BlockingIOError):
-            if readable and not receiver.recv_into(room):
-                return
+            if readable and receiver is None:
+                receiver, _ = listener.accept()
+                receiver.setblocking(False)
+            elif readable and receiver is not None:
+                receiver.recv_into(room)
+        with suppress(BlockingIOError):
             if writable:
                 sender.send(data)

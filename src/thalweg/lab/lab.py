@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
 from thalweg.lab import registry
-from thalweg.lab.director import EventDirector
+from thalweg.lab.director import EventDirector, Fired
 from thalweg.lab.event import Event
 from thalweg.lab.fabric import Progress, build, has_netem
 from thalweg.lab.links import Links
@@ -55,7 +55,7 @@ class Lab:
         self,
         racks: int | None = None,
         hosts: int | Sequence[int] = 4,
-        nic: Rate | str | Sequence[Rate | str] = "1gbit",
+        nic: Rate | str | Sequence[Rate | str] = "200mbit",
         uplink: Rate | str | Sequence[Rate | str] | None = None,
         *,
         latency: Duration | str | None = None,
@@ -109,6 +109,7 @@ class Lab:
         self._name = name
         self._loss = loss
         self._without_netem = without_netem
+        self.fired: list[Fired] = []  # events of the last run, and when they came
         self._record: Record | None = None
         Wiring(name or "lab", cluster)  # refuses what can't be wired
         declared(cluster, loss=loss, netem=True)  # and shaped
@@ -256,7 +257,7 @@ class Lab:
         a `"step"` in it tells how far the rank is, for events at a step. What a worker returns
         travels as JSON. One that an event killed has returned None; one that was restarted runs
         the function anew, without a process group: the others' can't be entered again. What events
-        did to links stays: `restore()` undoes it.
+        did to links stays: `restore()` undoes it. `fired` tells afterwards which of them came.
         """
         seconds = Duration.parse(timeout).seconds
 
@@ -271,12 +272,14 @@ class Lab:
                 dist.destroy_process_group()
             return {"value": value}
 
+        director = self.director(events)
+        self.fired = director.fired
         results = run_workers(
             self.cluster.workers,
             work,
             timeout=seconds,
             place=self.place,
-            director=self.director(events),
+            director=director,
             on_message=on_message,
             on_line=on_line,
             debug=debug,

@@ -25,7 +25,7 @@ from thalweg.runtime.forked import signals_held
 
 RUN = Path("/var/run/netns")
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
-MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+MS_BIND, MS_REC, MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
 PATIENCE = 10.0  # seconds for killed processes to be gone
 
 
@@ -64,7 +64,7 @@ def settle_in(name: str, hosts: Path) -> None:
         return
     with suppress(OSError):
         socket.sethostname(name)
-    if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0:
+    if libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0:  # what goes there goes here
         libc.mount(bytes(hosts), b"/etc/hosts", None, MS_BIND, None)
 
 

@@ -8,6 +8,7 @@ comes and goes whole: while it is written and deleted its name is a dot and who 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -206,8 +207,10 @@ def _write(record: Record) -> bool:
     folder.chmod(0o755)
     try:
         folder.rename(ROOT / record.name)
-    except OSError:
+    except OSError as error:
         shutil.rmtree(folder)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
         return False
     return True
 

@@ -83,6 +83,7 @@ class Crew:
     steps: dict[int, int] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)
     failures: list[End] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)  # by the director
     signals: list[int] = field(default_factory=list)
     broken: BaseException | None = None
     _ending: bool = False
@@ -117,9 +118,9 @@ class Crew:
 
     def host_store(self) -> int:
         """Before any worker starts; the port."""
-        _allow_descriptors(DESCRIPTORS + 3 * self.size)
+        allow_descriptors(3 * self.size)
         self._guard = fork_guard()
-        self._store, port = fork_store(self.place, self._guard[1], ())
+        self._store, port = fork_store(self.place, self._guard[1])
         return port
 
     def start(self, job: Job) -> None:
@@ -133,8 +134,12 @@ class Crew:
         assert self._guard is not None
         assert self._job is not None
         job = self._job
+        self.steps.pop(rank, None)  # of a former life
+        pipes: list[tuple[int, int]] = []
         try:
-            reads, writes = zip(*(os.pipe() for _ in range(3)), strict=True)
+            for _ in range(3):
+                pipes.append(os.pipe())
+            reads, writes = zip(*pipes, strict=True)
             post = Post(
                 rank=rank,
                 restarts=sum(end.rank == rank for end in self.ends),
@@ -146,6 +151,8 @@ class Crew:
             )
             pid = fork(lambda: be_worker(post, job))
         except OSError as error:
+            for end in (end for pipe in pipes for end in pipe):
+                os.close(end)
             raise WorkerFailed(
                 f"{self.place.called(rank)} can't be started: {error.strerror}",
                 "start fewer workers, or raise the limits of processes and open files (ulimit)",
@@ -166,6 +173,7 @@ class Crew:
         if worker is not None:
             worker.expected = True
             worker.send(signal.SIGKILL)
+            self.killed.append(rank)
 
     def restart(self, rank: int) -> None:
         if rank in self.living:
@@ -303,8 +311,9 @@ def _kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _allow_descriptors(number: int) -> None:
-    """As many open files as this takes, if the system lets us."""
+def allow_descriptors(number: int) -> None:
+    """So many open files more than usual, if the system lets us."""
+    number += DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < number:
         most = number if hard == resource.RLIM_INFINITY else min(number, hard)

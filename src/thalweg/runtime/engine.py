@@ -112,8 +112,8 @@ class Engine:
     def _work(self) -> None:
         last = False
         while not last or self._waiting or self._running or self._done:
-            last = self._fetch() or last
             try:
+                last = self._fetch() or last
                 self._begin()
                 self._go_on()
             except BaseException as error:
@@ -159,8 +159,11 @@ class Engine:
         """Take every round as far as it goes, then one message in."""
         for running in list(self._running):
             if running.execution.start_ready():
+                was_first = running is self._running[0]
                 self._running.remove(running)
                 self._done.append(running)
+                if was_first and self._running:
+                    self._running[0].execution.deadline = monotonic() + self.timeout
                 self._note(running)
         if self._running:
             self._take_message()
@@ -187,11 +190,7 @@ class Engine:
                 return
 
     def _note(self, over: _Running) -> None:
-        """Its moves are done: what is left of its messages is of no use, and those that waited for
-        it have all the time that a round may take."""
-        if self._running:
-            first = self._running[0].execution
-            first.deadline = max(first.deadline, monotonic() + self.timeout)
+        """Its moves are done, and what is left of its messages is of no use."""
         under_way = [r.task for r in self._running if not r.task.between_steps]
         if not over.task.between_steps:
             oldest = (over.task.step, over.task.round_number + 1)

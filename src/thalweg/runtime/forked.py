@@ -213,7 +213,13 @@ class _Messages:
         self._lock = Lock()
 
     def send(self, kind: str, content: Mapping[str, Any]) -> None:
-        left = json.dumps({kind: dict(content)}).encode() + b"\n"
+        try:
+            left = json.dumps({kind: dict(content)}).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"a worker's {kind} can't travel as JSON: {error}",
+                "send numbers, texts, lists and dicts of them",
+            ) from None
         with self._lock:
             while left:
                 left = left[os.write(self._descriptor, left) :]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import NoReturn
@@ -22,10 +21,10 @@ from thalweg.runtime.place import Place
 BACKLOG = 512
 
 
-def fork_store(place: Place, guard: int, not_mine: Sequence[int]) -> tuple[int, int]:
+def fork_store(place: Place, guard: int) -> tuple[int, int]:
     """Its process id, and the port at the place's address."""
     reads, writes = os.pipe()
-    pid = fork(lambda: _be_store(place, guard, (reads, *not_mine), writes))
+    pid = fork(lambda: _be_store(place, guard, reads, writes))
     os.close(writes)
     with os.fdopen(reads) as pipe:
         said = pipe.read()
@@ -36,12 +35,12 @@ def fork_store(place: Place, guard: int, not_mine: Sequence[int]) -> tuple[int, 
     raise LaunchError(problem or "the store's process died", remedy or "start again")
 
 
-def _be_store(place: Place, guard: int, not_mine: Sequence[int], told: int) -> NoReturn:
+def _be_store(place: Place, guard: int, supervisors: int, told: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
         os.write(guard, b"%d\n" % os.getpid())
-        for descriptor in (guard, *not_mine):
+        for descriptor in (guard, supervisors):
             os.close(descriptor)
         place.enter(None)
         listener = _listener(place.address)

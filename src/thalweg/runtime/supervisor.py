@@ -117,7 +117,7 @@ def _supervise(crew: Crew, work: Work, grace: float, timeout: float | None, debu
     if crew.signals:
         raise KeyboardInterrupt
     if crew.failures:
-        raise verdict(crew.size, crew.failures, crew.place.called) from None
+        raise verdict(crew.size, crew.failures, crew.killed, crew.place.called) from None
     if overdue:
         raise WorkerFailed(
             f"ranks {overdue} weren't done after {timeout:g} s",

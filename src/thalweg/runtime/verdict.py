@@ -56,8 +56,11 @@ class End:
         return WorkerFailed(f"{who} ended with exit code {self.code}", "its last lines may say why")
 
 
-def verdict(size: int, failures: Sequence[End], called: Callable[[int], str]) -> ThalwegError:
-    """The first failure that isn't due to another; one mistake of usage that all made is that."""
+def verdict(
+    size: int, failures: Sequence[End], killed: Sequence[int], called: Callable[[int], str]
+) -> ThalwegError:
+    """The first failure that isn't due to another; one mistake of usage that all made is that.
+    `killed` are those that a director killed."""
     said = {end.failure for end in failures}
     if len(failures) == size and len(said) == 1:
         failure = said.pop()
@@ -65,7 +68,14 @@ def verdict(size: int, failures: Sequence[End], called: Callable[[int], str]) ->
             return UsageError(failure.problem, failure.remedy)
     causes = [end for end in failures if not end.is_consequence()]
     first = (causes or failures)[0]
-    return first.told(called(first.rank))
+    told = first.told(called(first.rank))
+    if killed and not causes:
+        return WorkerFailed(
+            f"{called(killed[0])} was killed on purpose, and others can't go on without it: "
+            f"{told.problem}",
+            "use a plan that survives this, or leave the event out",
+        )
+    return told
 
 
 def _signal_name(number: int) -> str:
