@@ -55,7 +55,7 @@ def test_under_torchrun_rank_0_tells(tmp_path: Path) -> None:
     assert len(document["rows"]) == 5
 
 
-@pytest.mark.parametrize("sync", ["ring", "gc(stragglers=1)"])
+@pytest.mark.parametrize("sync", ["ring", pytest.param("gc(stragglers=1)", marks=pytest.mark.slow)])
 def test_stopped_and_resumed_is_as_if_never_stopped(sync: str, tmp_path: Path) -> None:
     common = ("digits", "--workers", "4", "--sync", sync)
     whole = trained(*common, "--steps", "14", cwd=tmp_path)["settings"]["result"]

@@ -21,7 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
-from thalweg.lab.namespaces import create, inside, not_entered, refused
+from thalweg.lab.namespaces import RUN, create, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT, Shape, qdiscs
 from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
 from thalweg.runtime.crew import allow_descriptors
@@ -88,6 +88,7 @@ class Sockets:
     def __getitem__(self, namespace: str) -> NetNS:
         if namespace not in self._open:
             try:
+                (RUN / namespace).stat()  # pyroute2 leaves an event loop behind if it isn't there
                 with signals_held():
                     self._open[namespace] = NetNS(namespace, flags=0)
             except OSError as error:
