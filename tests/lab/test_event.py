@@ -54,7 +54,7 @@ MBIT50 = Rate.parse("50mbit")
         *(
             (
                 {"at_step": 7, "action": action, "host": 1},
-                Event(action=action, at_step=7, host=1),  # type: ignore[arg-type]
+                Event(action=action, at_step=7, host=1),
                 f"step 7: {action} host 1",
             )
             for action in WORKER_ACTIONS

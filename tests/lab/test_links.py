@@ -85,7 +85,7 @@ def test_links_that_are_not_there(lab: Lab) -> None:
     ids=["NIC", "uplink"],
 )
 def test_a_degraded_link_is_slower_until_it_is_restored(target: dict[str, int], lab: Lab) -> None:
-    links = lab.links.of(**target)  # type: ignore[arg-type]
+    links = lab.links.of(**target)
     with Stream(lab, 0, 2) as stream:
         before = rate(stream)
         lab.links.degrade(links, MBIT20)
