@@ -171,7 +171,6 @@ class Measured:
     bits_per_second: float | None  # of a token bucket
     sent_nbytes: int
     drops: int
-    queued_nbytes: int
 
 
 def look(sockets: Sockets, port: Port) -> list[Measured]:
@@ -200,7 +199,6 @@ def _measured(message: Any) -> Measured:
         bits_per_second=rate,
         sent_nbytes=stats["bytes"],
         drops=stats["drop"],
-        queued_nbytes=stats["backlog"],
     )
 
 
