@@ -14,6 +14,9 @@ from tests.cli.test_explain import thalweg
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+TORCH_ABORTS = "terminate called without an active exception"
+"""Torch's own, once in many hundred runs: a Gloo thread still holds its last work while the
+interpreter ends (https://github.com/pytorch/pytorch/pull/179291)."""
 
 
 def accuracies(text: str) -> list[str]:
@@ -22,7 +25,10 @@ def accuracies(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_three_local_workers(name: str, tmp_path: Path) -> None:
-    done = thalweg("run", "--workers", "3", str(EXAMPLES / f"{name}.py"), cwd=tmp_path)
+    script = str(EXAMPLES / f"{name}.py")
+    done = thalweg("run", "--workers", "3", script, cwd=tmp_path)
+    if name == "ddp" and TORCH_ABORTS in done.stderr:
+        done = thalweg("run", "--workers", "3", script, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     reached = accuracies(done.stdout)
     assert all(float(accuracy) > 0.9 for accuracy in reached)
