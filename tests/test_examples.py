@@ -15,8 +15,9 @@ from tests.cli.test_explain import thalweg
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 TORCH_ABORTS = "terminate called without an active exception"
-"""Torch's own, once in many hundred runs: a Gloo thread still holds its last work while the
-interpreter ends (https://github.com/pytorch/pytorch/pull/179291)."""
+"""Seen once, from the example that is torch's alone, and not again. Probably what is described in
+https://github.com/pytorch/pytorch/pull/179291: a Gloo thread that still holds a work while the
+interpreter ends. Nothing of ours runs in that process."""
 
 
 def accuracies(text: str) -> list[str]:
