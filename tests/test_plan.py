@@ -96,7 +96,7 @@ def test_any_text_at_all_is_read_or_explained(text: str) -> None:
             "hierarchical(form=flat)",
             "form of hierarchical: flat is not a choice; use parallel or l",
         ),
-        ("gc(code=reed)", "there is no code 'reed'; there are fractional"),
+        ("gc(code=reed)", "there is no code 'reed'; there are cyclic, cyclic_mds and fractional"),
         ("ring @ bucket=4", "bucket of @: '4' is not a size; write it like 25MB (units: B, KB"),
         ("ring @ speed=4", "@ has no argument 'speed'; it takes bucket and transport"),
     ],
@@ -165,7 +165,7 @@ def test_codes_combine_with_exactly_these() -> None:
 def test_presets_are_points_among_the_five_choices() -> None:
     coded = parse_plan("codedreduce(fanout=4, stragglers=2)")
     assert str(coded.topology) == "tree(fanout=4)"
-    assert str(coded.redundancy) == "fractional(stragglers=2)"
+    assert str(coded.redundancy) == "fractional(stragglers=2, root=worker, beyond=wait)"
     assert parse_plan("umw").topology == parse_plan("star").topology
     assert parse_plan("ddp").topology == parse_plan("native").topology
     assert parse_plan("dssync").what is What.PARAMETERS

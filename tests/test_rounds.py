@@ -170,8 +170,20 @@ def test_gradient_coding_is_a_quorum() -> None:
 
 
 def test_a_code_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(LayoutError, match="7 workers don't form teams of 2"):
-        rounds("gc", group=Group.everybody(Cluster.flat(7)))
+    seven = Group.everybody(Cluster.flat(7))
+    with pytest.raises(LayoutError, match="7 workers can't do without 7; use stragglers=6 or less"):
+        rounds("gc(stragglers=7)", group=seven)
+    rounds("gc(stragglers=6)", group=seven)
+
+
+def test_a_coded_tree_has_a_quorum_at_every_parent() -> None:
+    twenty = Group.everybody(Cluster.flat(20))
+    small = Workload.of_size(Size.parse("4KB"))
+    [round_] = rounds("codedreduce(fanout=4, stragglers=1)", group=twenty, workload=small)
+    assert round_.schedule.name == "coded tree"
+    decoding = [sum(m.quorum is not None for m in round_.schedule.moves(r)) for r in range(20)]
+    chunks = len(round_.schedule.sizes)
+    assert decoding == [chunks] * 5 + [0] * 15  # the root, on rank 0, and four workers
 
 
 @pytest.mark.parametrize(
@@ -179,8 +191,7 @@ def test_a_code_that_does_not_fit_is_refused() -> None:
     [
         ("auto", "before it has chosen; name a plan"),
         ("asp", "no common rounds"),
-        ("lgc(k=3)", "no rounds in this version; try gc"),
-        ("codedreduce", "no rounds in this version; try gc"),
+        ("lgc(k=3)", "no common rounds: what is late comes when it comes; try gc"),
     ],
 )
 def test_plans_without_common_rounds_say_so(text: str, why: str) -> None:

@@ -98,15 +98,18 @@ class Catalog:
         if plan.cadence.staleness is not None:
             return Guarantee(
                 Promise.LOSSY,
-                f"gradients at most {plan.cadence.staleness} steps stale",
-                "nobody waits for it",
+                f"each gradient a step of its own, workers at most {plan.cadence.staleness} apart",
+                f"nobody waits for it, until it is {plan.cadence.staleness} steps behind",
                 "its share is dropped and reported",
             )
         if plan.redundancy is not None and plan.redundancy.name in self.codes:
             stragglers = plan.redundancy.arguments["stragglers"]
+            several = "some" if stragglers is None else stragglers
+            partial = plan.redundancy.arguments["beyond"] == "partial"
             return Guarantee(
-                promise,
-                f"the sum over all samples from any quorum, {stragglers} late per parent",
+                Promise.LOSSY if partial else promise,
+                f"the sum over all samples from any quorum, {several} late per parent"
+                + (", or what there is, scaled up" if partial else ""),
                 "nobody waits for it, unless it is the root",
                 "nobody waits for it, unless it is the root; it may come back",
             )
@@ -141,12 +144,20 @@ class Catalog:
         topology = self.topologies.get(plan.topology.name)
         if topology is not None and topology.backend and plan.settings.transport == "zeromq":
             yield "the backend's own collective can't run over zeromq", "leave transport out"
+        code = self.codes.get(plan.redundancy.name) if plan.redundancy is not None else None
+        beyond = plan.redundancy.arguments.get("beyond") if plan.redundancy is not None else None
+        if code is not None and beyond == "partial" and not code.partial:
+            others = [name for name, other in sorted(self.codes.items()) if other.partial]
+            yield (
+                f"what some workers send under code={code.name} is no part of the sum",
+                f"use code={listed(others, 'or')}, or beyond=wait or raise",
+            )
         if plan.precision is None:
             return
         compressor = self.compressors[plan.precision.name]
         if plan.topology.name == "auto":
             yield "auto chooses the compressor itself", "write auto(allow=lossy)"
-        coded = plan.redundancy is not None and plan.redundancy.name in self.codes
+        coded = code is not None
         if coded and not compressor.linear:
             yield (
                 f"a code adds weighted messages, and {compressor.name} of a weighted sum is not "

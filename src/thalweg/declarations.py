@@ -37,6 +37,8 @@ class Code(Protocol):
     `decode` returns each child's weight in that sum, or None while too few have arrived.
     """
 
+    def __hash__(self) -> int: ...
+
     @property
     def members(self) -> int: ...
 

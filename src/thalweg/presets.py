@@ -12,8 +12,24 @@ from typing import Any
 from thalweg.declarations import Parameter
 from thalweg.plan import Cadence, Choice, What
 
-STRAGGLERS = Parameter(kind=int, default=1, least=1, help="how many children may be late")
-CODE = Parameter(kind=str, default="fractional", help="which gradient code")
+CODED = {
+    "stragglers": Parameter(
+        kind=int, default=None, least=0, help="how many children of a node may be late"
+    ),
+    "code": Parameter(kind=str, default="fractional", help="which gradient code"),
+    "root": Parameter(
+        kind=str,
+        default="worker",
+        choices=("worker", "separate"),
+        help="who decodes: a worker too, or a rank that computes nothing",
+    ),
+    "beyond": Parameter(
+        kind=str,
+        default="wait",
+        choices=("wait", "raise", "partial"),
+        help="if too many are late: wait, give up, or go on with what is there, scaled up",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +55,10 @@ def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _coded(values: dict[str, Any]) -> Choice:
+    return Choice.of(values["code"], {key: values[key] for key in ("stragglers", "root", "beyond")})
+
+
 PRESETS = (
     Preset(
         name="ddp",
@@ -53,23 +73,22 @@ PRESETS = (
     Preset(
         name="gc",
         summary="gradient coding: a master that waits for all but a few workers",
-        parameters={"stragglers": STRAGGLERS, "code": CODE},
+        parameters=CODED,
         choose=lambda values: {
             "topology": Choice.of("star", {"root": None}),
-            "redundancy": Choice.of(values["code"], {"stragglers": values["stragglers"]}),
+            "redundancy": _coded(values),
         },
     ),
     Preset(
         name="codedreduce",
         summary="a tree in which every parent waits for all but a few children",
         parameters={
-            "fanout": Parameter(kind=int, default=4, least=2, help="children of a node"),
-            "stragglers": STRAGGLERS,
-            "code": CODE,
+            "fanout": Parameter(kind=int, default=None, least=2, help="children of a node"),
+            **CODED,
         },
         choose=lambda values: {
             "topology": Choice.of("tree", {"fanout": values["fanout"]}),
-            "redundancy": Choice.of(values["code"], {"stragglers": values["stragglers"]}),
+            "redundancy": _coded(values),
         },
     ),
     Preset(

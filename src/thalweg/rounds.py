@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 from thalweg.catalog import Catalog, default_catalog
+from thalweg.coding import allocation_of, is_coded
 from thalweg.compress import Payload
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Choice, Plan, What
-from thalweg.schedules import Group, Schedule, Topology, all_gather, all_to_all
+from thalweg.schedules import Group, Schedule, Topology, all_gather, all_to_all, coded_tree
 
 
 class When(Enum):
@@ -129,11 +129,8 @@ class _Compiler:
     def _topology_schedule(self, group: Group, payload: Payload) -> Schedule:
         size = payload.elements, payload.itemsize
         arguments = self.plan.topology.arguments
-        if self.plan.redundancy is not None and self.topology.coded is not None:
-            make = self.catalog.codes[self.plan.redundancy.name].make
-            stragglers = self.plan.redundancy.arguments["stragglers"]
-            make_code = partial(make, stragglers=stragglers)
-            return self.topology.coded(group, *size, self.meeting, **arguments, make_code=make_code)
+        if is_coded(self.plan, self.catalog):
+            return coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))
         return self.topology.build(group, *size, self.meeting, **arguments)
 
     def _round(
@@ -188,7 +185,6 @@ def _schedulable(plan: Plan, catalog: Catalog) -> Topology:
     topology = catalog.topologies[plan.topology.name]
     if plan.cadence.staleness is not None:
         raise PlanError(f"{plan} has no common rounds: everybody goes at its own pace", "try ps")
-    coded = plan.redundancy is not None and plan.redundancy.name in catalog.codes
-    if plan.redundancy is not None and not (coded and topology.coded):
-        raise PlanError(f"{plan} has no rounds in this version", "try gc(stragglers=1)")
+    if plan.redundancy is not None and not is_coded(plan, catalog):
+        raise PlanError(f"{plan} has no common rounds: what is late comes when it comes", "try gc")
     return topology

@@ -1,4 +1,4 @@
-"""Quorum gathers: exact for every promised straggler set, by check and by a real run."""
+"""Quorum gathers: exact for every promised straggler set, by check and by nodes that run it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests import running
-from tests.running import run
-from thalweg.catalog import default_catalog
+from tests.running import Mail, contributions, run, tree_schedule
+from thalweg.catalog import parse_plan
+from thalweg.codes import ROOT, Allocation, Branches, allocate
 from thalweg.codes.fractional import FractionalRepetition
+from thalweg.coding import allocation_of
 from thalweg.declarations import Code
-from thalweg.errors import LayoutError, PeerLate, ScheduleError
+from thalweg.errors import LayoutError, ScheduleError
 from thalweg.facts import Cluster
-from thalweg.schedules import Condition, Group, Kind, Move, Quorum, Schedule, check, check_code
-
-STAR = default_catalog().topologies["star"]
+from thalweg.schedules import (
+    Condition,
+    Group,
+    Kind,
+    Move,
+    Quorum,
+    Schedule,
+    check,
+    check_code,
+    coded_tree,
+)
 
 
 @dataclass(frozen=True)
@@ -39,35 +48,52 @@ class SmallCyclic:
         return None
 
 
+def star(workers: int, code: Code, *, separate: bool = False) -> Allocation:
+    """Its root lives with worker 0, or on a rank 0 of its own."""
+    children = tuple(range(separate, workers + separate))
+    return allocate(Branches({ROOT: children} | dict.fromkeys(children, ()), {ROOT: code}), 0)
+
+
 def coded(workers: int, code: Code, elements: int = 40) -> Schedule:
-    assert STAR.coded is not None
-    group = Group.everybody(Cluster.flat(workers))
-    return STAR.coded(group, elements, 4, 0, root=None, make_code=lambda members: code)
+    return tree_schedule(star(workers, code), elements, 4)
 
 
-FITTING = [(4, 1), (6, 1), (6, 2), (8, 3)]
+FITTING = [(4, 1), (6, 1), (6, 2), (8, 3), (7, 1), (5, 4)]
 CODES = [(3, SmallCyclic()), *((n, FractionalRepetition(n, s)) for n, s in FITTING)]
 
 
 @pytest.mark.parametrize(("workers", "code"), CODES)
-def test_every_promised_straggler_set(workers: int, code: Code) -> None:
-    schedule = coded(workers, code)
+@pytest.mark.parametrize("separate", [False, True])
+def test_every_promised_straggler_set(workers: int, code: Code, separate: bool) -> None:
+    """Who is late contributes nothing, and gets the sum as well; the root's own process too."""
+    allocation = star(workers, code, separate=separate)
+    schedule = tree_schedule(allocation, 40)
     check(schedule)
-    blocks = np.random.default_rng(0).integers(-50, 50, (workers, schedule.elements))
-    messages = {rank: code.row(rank) @ blocks for rank in range(workers)}
-    for late in combinations(range(1, workers), code.stragglers):
-        results = run(schedule, messages, cut=[(rank, 0) for rank in late])
-        for result in results.values():
-            np.testing.assert_allclose(result, blocks.sum(axis=0), atol=1e-9)
+    cells = np.random.default_rng(0).integers(-50, 50, (allocation.cells, 40)).astype(float)
+    mail = Mail(allocation, schedule)
+    for late in combinations(allocation.workers, code.stragglers):
+        for results in mail.run(contributions(allocation, cells), late=late).values():
+            assert results is not None
+            np.testing.assert_allclose(np.concatenate(results.arrays), cells.sum(axis=0), atol=1e-9)
 
 
-def test_one_too_many_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both members of a team gone: the master raises; it never adds up what is there."""
-    schedule = coded(6, FractionalRepetition(6, 1))
-    messages = {rank: np.ones(schedule.elements) for rank in range(6)}
-    monkeypatch.setattr(running, "TIMEOUT", 0.3)
-    with pytest.raises(PeerLate, match=r"waited at step 0, round 0, for"):
-        run(schedule, messages, cut=[(2, 0), (3, 0)])
+@pytest.mark.parametrize("separate", [False, True])
+def test_one_too_many_gives_no_result(separate: bool) -> None:
+    """Both members of a team gone: nobody gets anything; what is there is never added up."""
+    allocation = star(6, FractionalRepetition(6, 1), separate=separate)
+    schedule = tree_schedule(allocation, 40)
+    inputs = {worker: np.ones(40) for worker in allocation.workers}
+    mail = Mail(allocation, schedule)
+    team = allocation.workers[2:4]
+    found = mail.run(inputs, cut=[(worker, allocation.host) for worker in team])
+    assert set(found.values()) == {None}
+    assert all(mail.run(inputs, cut=[(team[0], 0)]).values())
+
+
+def test_what_waits_for_every_message_refuses_a_quorum() -> None:
+    schedule = coded(4, FractionalRepetition(4, 1))
+    with pytest.raises(ScheduleError, match=r"can't be waited for; run it by a Node and a Relay"):
+        run(schedule, {rank: np.ones(40) for rank in range(4)})
 
 
 def test_a_code_that_decodes_too_early_is_refused() -> None:
@@ -159,19 +185,57 @@ def test_answers_must_be_what_the_code_says() -> None:
         check(replace(schedule, before=wrong))
 
 
-def test_a_second_receive_could_be_given_a_late_answer() -> None:
-    """What comes after its quorum is over lies where the next receive of that span would look."""
+def test_a_second_quorum_could_be_given_a_late_answer() -> None:
+    """What comes after its quorum is over lies where the next one of that span would look."""
     schedule = coded(4, FractionalRepetition(4, 1), elements=1)
     quorum = Quorum((0, 1, 2, 3), FractionalRepetition(4, 1))
     again = Move(Kind.QUORUM, 0, 0, 1, quorum)
-    send = Move(Kind.SEND, 0, 0, 1)
-    lists = {rank: list(schedule.moves(rank)) for rank in range(4)}
+    moves = {rank: list(schedule.moves(rank)) for rank in range(4)}
     for rank in (1, 2, 3):
-        lists[rank].insert(1, send)
-    for second in (again, Move(Kind.ADD, 1, 0, 1)):
-        moves = {**lists, 0: [lists[0][0], second, *lists[0][1:]]}
-        with pytest.raises(ScheduleError, match="may be given a late answer"):
-            check(replace(schedule, program=lambda rank, moves=moves: iter(moves[rank])))
+        moves[rank].insert(1, Move(Kind.ANSWER, 0, 0, 1))
+    moves[0].insert(1, again)
+    with pytest.raises(ScheduleError, match="may be given a late answer to its earlier quorum"):
+        check(replace(schedule, program=lambda rank: iter(moves[rank])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(Kind.SEND, "waits for what never comes"), (Kind.ANSWER, "sends what nobody takes")],
+)
+def test_answers_are_told_apart_from_what_else_is_sent(kind: Kind, why: str) -> None:
+    """Another message isn't taken for an answer, nor an answer for another message."""
+    schedule = coded(4, FractionalRepetition(4, 1), elements=1)
+    moves = {rank: list(schedule.moves(rank)) for rank in range(4)}
+    if kind is Kind.SEND:
+        moves[1][0] = Move(Kind.SEND, 0, 0, 1)
+    else:
+        moves[1].append(Move(Kind.ANSWER, 0, 0, 1))
+    with pytest.raises(ScheduleError, match=why):
+        check(replace(schedule, program=lambda rank: iter(moves[rank])))
+
+
+def test_the_roots_process_may_answer_another_worker() -> None:
+    """Its own cells are then in that worker's answer, and not added once more."""
+    group = Group.everybody(Cluster.flat(20))
+    allocation = allocation_of(parse_plan("codedreduce(fanout=4, stragglers=1)"), group)
+    host = allocation.host
+    assert allocation.branches.parents[host] != ROOT
+    schedule = coded_tree(group, 100, 4, allocation)
+    check(schedule)
+    [*_, gathers] = [move for move in schedule.moves(host) if move.quorum is not None]
+    assert gathers.quorum is not None
+    assert gathers.quorum.sent
+    twice = [
+        move._replace(quorum=replace(move.quorum, sent=False)) if move.quorum else move
+        for move in schedule.moves(host)
+    ]
+    with pytest.raises(ScheduleError, match="holds"):
+        check(
+            replace(
+                schedule,
+                program=lambda rank: iter(twice if rank == host else schedule.moves(rank)),
+            )
+        )
 
 
 def test_a_quorum_is_for_as_many_as_its_code() -> None:
@@ -185,39 +249,24 @@ def test_a_quorum_is_for_as_many_as_its_code() -> None:
 def test_layers_of_quorums() -> None:
     """Root 0 over 1 and 2, which stand in for one another, each over two that do: seven ranks."""
     pair = FractionalRepetition(2, 1)
-    children = {0: (1, 2), 1: (3, 4), 2: (5, 6)}
-    parent = {child: above for above, below in children.items() for child in below}
-
-    def program(rank: int) -> Iterator[Move]:
-        if rank in children:
-            yield Move(Kind.QUORUM, rank, 0, 1, Quorum(children[rank], pair))
-        if rank in parent:
-            yield Move(Kind.SEND, parent[rank], 0, 1)
-            yield Move(Kind.COPY, parent[rank], 0, 1)
-        for child in children.get(rank, ()):
-            yield Move(Kind.SEND, child, 0, 1)
-
-    unit = np.eye(3)  # blocks: the root's own, the middle's, the leaves' (each held by four)
-    layer = [0, 1, 1, 2, 2, 2, 2]
-    schedule = Schedule(
-        name="layers",
-        ranks=tuple(range(7)),
-        sizes=(2,),
-        itemsize=8,
-        program=program,
-        before=Condition("", lambda rank, _: unit[layer[rank]]),
-        after=Condition("", lambda rank, _: np.ones(3)),
-    )
+    children = {ROOT: (1, 2), 1: (3, 4), 2: (5, 6), 3: (), 4: (), 5: (), 6: ()}
+    allocation = allocate(Branches(children, {ROOT: pair, 1: pair, 2: pair}), 0)
+    schedule = tree_schedule(allocation, 2)
     check(schedule)
-    inputs = {rank: np.full(2, 10.0 ** layer[rank]) for rank in range(7)}
-    for late in ([], [(1, 0)], [(2, 0), (3, 1)], [(5, 2), (4, 1), (1, 0)]):
-        for result in run(schedule, inputs, cut=late).values():
-            np.testing.assert_array_equal(result, 111.0)
+    mail = Mail(allocation, schedule)
+    layer = {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}
+    inputs = {rank: np.full(2, 10.0 ** layer[rank]) for rank in layer}
+    for lost in ([], [(1, 0)], [(2, 0), (3, 1)], [(5, 2), (4, 1), (1, 0)]):
+        for results in mail.run(inputs, cut=lost).values():
+            assert results is not None
+            np.testing.assert_array_equal(np.concatenate(results.arrays), 110.0)
 
 
-def test_teams_must_come_out_even() -> None:
-    with pytest.raises(LayoutError, match=r"7 workers don't form teams of 2 .*; use stragglers=6"):
-        FractionalRepetition(7, 1)
+def test_teams_need_not_come_out_even() -> None:
+    """Those that are left over join a team; too few for one are refused."""
+    assert FractionalRepetition(7, 1).teams == (3, 2, 2)
+    with pytest.raises(LayoutError, match=r"4 workers can't do without 4; use stragglers=3 or"):
+        FractionalRepetition(4, 4)
 
 
 @pytest.mark.parametrize(("members", "stragglers"), [(4, 1), (6, 2), (8, 1)])
@@ -228,7 +277,7 @@ def test_fractional_repetition_decodes_exactly_when_every_team_is_there(
     check_code(code)
     rows = np.array([code.row(member) for member in range(members)])
     team = stragglers + 1
-    assert rows.sum(axis=0).tolist() == [team] * members
+    assert rows.sum(axis=0).tolist() == [team] * (members // team)
     for size in range(members + 1):
         for arrived in combinations(range(members), size):
             whole = {member // team for member in arrived} == set(range(members // team))

@@ -1,57 +1,169 @@
 """Fractional repetition (Tandon et al., ICML 2017, section 3.1).
 
-The n children form n/(s+1) teams of s+1; a team's members all hold the same s+1 blocks, weight 1.
-The sum of one answer from each team is the sum of all blocks: any s may be missing, and more if
-they are in different teams. Members of a team send the same bits, and teams are added in a fixed
-order, so the result is the same bit for bit whoever was late.
+The n children form teams of s+1 or more; a team's members all send the same block, weight 1. The
+sum of one answer from each team is the sum of all blocks: any s may be missing, and more if they
+are in different teams. Members of a team send the same bits, and teams are added in a fixed order,
+so the result is the same bit for bit whoever was late.
+
+In a tree a team of replicas has replicas of everything below it, so a *place* at depth d is filled
+by (s+1)^d workers, who all compute the same cell of the data. Places are filled layer by layer,
+n/(s+1) below each; M places make M equal cells, and every worker computes one. For n + n^2 + ... +
+n^L workers that is CodedReduce's regular tree. Workers that are too few for another place are
+spare members of teams in the last layer.
+
+    stragglers=1, fanout=4         root                        2 + 4 places: cells of 1/6
+                        a a                 b b                (each letter a cell,
+                 cc dd   cc dd       ee ff   ee ff              each copy a worker)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.codes.code import CodeFamily
-from thalweg.declarations import listed
-from thalweg.errors import LayoutError
+from thalweg.codes.tree import ROOT, Branches, refuse_what_does_not_fit
 
 
 @dataclass(frozen=True, slots=True)
 class FractionalRepetition:
+    """Teams of near-equal sizes, unless `teams` says which."""
+
     members: int
     stragglers: int
+    teams: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        team = self.stragglers + 1
-        if self.members % team:
-            fitting = [s for s in range(1, self.members) if self.members % (s + 1) == 0]
-            use = f"stragglers={listed(map(str, fitting), 'or')}, or another number of workers"
-            raise LayoutError(
-                f"{self.members} workers don't form teams of {team} (stragglers={self.stragglers})",
-                f"use {use}" if fitting else "use more workers",
-            )
+        refuse_what_does_not_fit(self.members, self.members, self.stragglers)
+        if not self.teams:
+            number = self.members // (self.stragglers + 1)
+            size, larger = divmod(self.members, number)
+            sizes = (size + 1,) * larger + (size,) * (number - larger)
+            object.__setattr__(self, "teams", sizes)
 
     def row(self, member: int) -> NDArray[np.float64]:
-        weights = np.zeros(self.members)
-        team = self.stragglers + 1
-        first = member // team * team
-        weights[first : first + team] = 1.0
+        weights = np.zeros(len(self.teams))
+        weights[self._team(member)] = 1.0
         return weights
 
     def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None:
-        team = self.stragglers + 1
-        first: dict[int, int] = {}
-        for member in sorted(arrived):
-            first.setdefault(member // team, member)
-        complete = len(first) == self.members // team
-        return dict.fromkeys(first.values(), 1.0) if complete else None
+        chosen: dict[int, float] = {}
+        start = 0
+        for size in self.teams:
+            stop = start + size
+            first = next((member for member in range(start, stop) if member in arrived), None)
+            if first is None:
+                return None
+            chosen[first] = 1.0
+            start = stop
+        return chosen
+
+    def _team(self, member: int) -> int:
+        return bisect_right(_stops(self.teams), member)
+
+
+@cache
+def _stops(teams: tuple[int, ...]) -> list[int]:
+    return list(accumulate(teams))
+
+
+def team_tree(workers: Sequence[int], fanout: int, stragglers: int) -> Branches:
+    refuse_what_does_not_fit(len(workers), fanout, stragglers)
+    return _Plot(len(workers), fanout, stragglers + 1).branches(workers)
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """Where a cell of the data is computed, by `copies` workers."""
+
+    depth: int
+    copies: int
+    below: list[_Place] = field(default_factory=list)
+
+    def shallowest_first(self) -> Iterator[_Place]:
+        layer = [self]
+        while layer:
+            yield from layer
+            layer = [lower for place in layer for lower in place.below]
+
+
+class _Plot:
+    """Places for so many workers, and how many are left over."""
+
+    def __init__(self, workers: int, fanout: int, team: int) -> None:
+        self.fanout = fanout
+        self.team = team
+        self.root = _Place(0, 1)
+        self.left = workers
+        while self._fill():
+            pass
+
+    def _fill(self) -> bool:
+        """One more place: the next in line, or, if there are too few workers for it and no room for
+        them as spare members, the deepest that they suffice for, beyond the fanout."""
+        places = list(self.root.shallowest_first())
+        most = self.fanout // self.team
+        above = next(place for place in places if len(place.below) < most)
+        if above.copies * self.team > self.left:
+            room = sum(
+                place.copies * max(0, self.fanout - self.team * len(place.below))
+                for place in places
+                if place.below
+            )
+            affordable = [p for p in places if p.below and p.copies * self.team <= self.left]
+            if room >= self.left or not affordable:
+                return False
+            above = min(affordable, key=lambda place: (-place.depth, len(place.below)))
+        copies = above.copies * self.team
+        above.below.append(_Place(above.depth + 1, copies))
+        self.left -= copies
+        return True
+
+    def branches(self, workers: Sequence[int]) -> Branches:
+        seats = iter(workers)
+        teams: dict[int, list[list[int]]] = {ROOT: []}  # of every node, place by place
+        filled: dict[_Place, list[int]] = {self.root: [ROOT]}
+        for place in self.root.shallowest_first():
+            for lower in place.below:
+                filled[lower] = []
+                for node in filled[place]:
+                    members = [next(seats) for _ in range(self.team)]
+                    teams |= {member: [] for member in members}
+                    teams[node].append(members)
+                    filled[lower] += members
+        for spare in seats:  # where fewest answer, in the last layer
+            _, team = min(
+                (
+                    (sum(map(len, own)), team)
+                    for own in teams.values()
+                    for team in own
+                    if not teams[team[0]]
+                ),
+                key=lambda entry: (entry[0], len(entry[1])),
+            )
+            team.append(spare)
+            teams[spare] = []
+        children = {node: tuple(m for team in own for m in team) for node, own in teams.items()}
+        codes = {
+            node: FractionalRepetition(
+                len(children[node]), self.team - 1, tuple(len(team) for team in own)
+            )
+            for node, own in teams.items()
+            if own
+        }
+        return Branches(children, codes)
 
 
 CODE = CodeFamily(
     name="fractional",
     summary="teams of s+1 replicas: all weights one, bit-reproducible",
     make=FractionalRepetition,
+    plant=team_tree,
+    partial=True,
 )

@@ -2,6 +2,7 @@
 
 from thalweg.schedules.check import check
 from thalweg.schedules.check_code import check_code
+from thalweg.schedules.coded import coded_tree
 from thalweg.schedules.collectives import (
     all_gather,
     all_reduce,
@@ -41,6 +42,7 @@ __all__ = [
     "broadcast",
     "check",
     "check_code",
+    "coded_tree",
     "gather",
     "order",
     "reduce",

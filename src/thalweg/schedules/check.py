@@ -20,7 +20,6 @@ from collections import deque
 
 import numpy as np
 
-from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
 from thalweg.schedules.check_code import check_code
 from thalweg.schedules.moves import Kind, Move
@@ -28,7 +27,7 @@ from thalweg.schedules.schedule import Content, Schedule, same_content
 
 REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
-_SEND, _COPY, _QUORUM = Kind.SEND, Kind.COPY, Kind.QUORUM  # looked up millions of times
+_SEND, _ANSWER, _COPY, _QUORUM = Kind.SEND, Kind.ANSWER, Kind.COPY, Kind.QUORUM  # looked up often
 
 
 def check(schedule: Schedule) -> None:
@@ -62,7 +61,6 @@ class _Execution:
         self.later_messages: dict[_Key, deque[list[Content | None]]] = {}
         self.awaited: dict[_Key, list[_Waiting]] = {}
         self.answers: set[_Key] = set()  # to quorums: some may come late, when nobody waits
-        self.codes: set[int] = set()  # seen and right
         self.waiting: dict[int, dict[_Waiting, None]] = {rank: {} for rank in schedule.ranks}
         self.blocked: dict[int, dict[int, list[_Waiting]]] = {rank: {} for rank in schedule.ranks}
         self.answered: deque[tuple[int, _Waiting]] = deque()
@@ -104,7 +102,7 @@ class _Execution:
         """Behind the moves that it waits for, by the rule of `dataflow.order`, which needs the
         whole list: a send for what changes its chunks, the others also for the sends."""
         parked, blocked = _Waiting(move), self.blocked[rank]
-        sends = move.kind is Kind.SEND
+        sends = move.kind.sends
         before: dict[_Waiting, None] = {}
         for chunk in range(move.start, move.stop):
             ahead = blocked.setdefault(chunk, [])
@@ -160,11 +158,11 @@ class _Execution:
             raise self._wrong(rank, move, "names chunks that aren't there")
         if peer not in self.held or (peer == rank and kind is not _QUORUM):
             raise self._wrong(rank, move, "names a peer outside the group")
-        if kind is _SEND:
+        if kind is _SEND or kind is _ANSWER:
             contents = held[start:stop]
             if contents[0] is None or (stop - start > 1 and _lacks(contents)):
                 raise self._wrong(rank, move, "sends what it doesn't hold")
-            key = (rank, peer, start, stop)
+            key = (rank if kind is _SEND else ~rank, peer, start, stop)
             if key in self.messages:
                 self.later_messages.setdefault(key, deque()).append(contents)
             else:
@@ -175,8 +173,6 @@ class _Execution:
         if quorum is not None or kind is _QUORUM:
             return self._decode(rank, move)
         key = (peer, rank, start, stop)
-        if self.answers and key in self.answers:
-            raise self._wrong(rank, move, "may be given a late answer to its quorum")
         arrived = self.messages.pop(key, None)
         if arrived is None:
             return False
@@ -216,12 +212,12 @@ class _Execution:
             raise self._wrong(rank, move, "may be given a late answer to its earlier quorum")
         if not all(key in self.messages for key in keys):
             return False
-        self._check_once(quorum.code)
+        check_code(quorum.code)
         self.answers.update(keys)
         held = self.held[rank][move.start : move.stop]
         if _lacks(held):
             raise self._wrong(rank, move, "decodes into what it doesn't hold")
-        answers = {key[0]: self.messages.pop(key) for key in keys} | {rank: held}
+        answers = {~key[0]: self.messages.pop(key) for key in keys} | {rank: held}
         for key in keys:
             self._bring_up_next(key)
         rows = np.array([quorum.code.row(member) for member in range(quorum.code.members)])
@@ -232,21 +228,16 @@ class _Execution:
                 raise self._wrong(rank, move, "gets answers that aren't what its code says")
             total = blocks.sum(axis=0)
             self.held[rank][move.start + offset] = (
-                total if rank in quorum.peers else total + np.asarray(mine)
+                total if rank in quorum.peers or quorum.sent else total + np.asarray(mine)
             )
         return True
-
-    def _check_once(self, code: Code) -> None:
-        if id(code) not in self.codes:
-            check_code(code)
-            self.codes.add(id(code))
 
     def _nobody_waits(self) -> None:
         waiting = [(rank, parked.move) for rank, moves in self.waiting.items() for parked in moves]
         to_be_sent = {
-            (rank, move.peer, move.start, move.stop)
+            (rank if move.kind is Kind.SEND else ~rank, move.peer, move.start, move.stop)
             for rank, move in waiting
-            if move.kind is Kind.SEND
+            if move.kind.sends
         }
         for why, in_a_circle in (
             ("waits for what never comes", False),
@@ -254,13 +245,14 @@ class _Execution:
         ):
             for rank, move in waiting:
                 missing = [key for key in _keys(rank, move) if key not in self.messages]
-                if move.kind is not Kind.SEND and to_be_sent.issuperset(missing) is in_a_circle:
+                if not move.kind.sends and to_be_sent.issuperset(missing) is in_a_circle:
                     raise self._wrong(rank, move, why)
 
     def _nothing_is_left_over(self) -> None:
         for source, target, start, stop in self.messages:
-            move = Move(Kind.SEND, target, start, stop)
-            raise self._wrong(source, move, "sends what nobody takes")
+            kind = Kind.SEND if source >= 0 else Kind.ANSWER
+            move = Move(kind, target, start, stop)
+            raise self._wrong(max(source, ~source), move, "sends what nobody takes")
 
     def _promise_is_kept(self) -> None:
         promised = self.schedule.after.holds
@@ -286,9 +278,10 @@ class _Execution:
 
 
 def _keys(rank: int, move: Move) -> list[_Key]:
-    """The messages that this rank's move takes."""
-    peers = (move.peer,) if move.quorum is None else move.quorum.peers
-    return [(peer, rank, move.start, move.stop) for peer in peers if peer != rank]
+    """The messages that this rank's move takes. An answer's sender is written as its complement."""
+    if move.quorum is None:
+        return [(move.peer, rank, move.start, move.stop)]
+    return [(~peer, rank, move.start, move.stop) for peer in move.quorum.peers if peer != rank]
 
 
 def _lacks(contents: list[Content | None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain, combinations
 from math import comb
 from random import Random
@@ -15,15 +16,18 @@ from thalweg.schedules.schedule import same_content
 PATTERNS = 5000  # sets of arrivals that are tried; drawn from a fixed seed if there are more
 
 
+@lru_cache(maxsize=256)
 def check_code(code: Code) -> None:
     """Raise ScheduleError unless every arrival that the code decodes gives the sum of all blocks,
-    and it decodes whenever no more than its stragglers are missing."""
+    and it decodes whenever no more than its stragglers are missing. A tree's parents have equal
+    codes: each is looked at once."""
     members, most = range(code.members), code.stragglers
     if not 0 <= most < code.members:
         raise ScheduleError(
             f"a code for {code.members} can't do without {most}", "allow fewer stragglers"
         )
     rows = np.array([code.row(member) for member in members])
+    ones = np.ones(rows.shape[1])
     for arrived in _arrivals(code):
         weights = code.decode(arrived)
         missing = sorted(set(members) - arrived)
@@ -34,8 +38,8 @@ def check_code(code: Code) -> None:
                     "the code is wrong",
                 )
             continue
-        total = sum((w * rows[m] for m, w in weights.items()), start=np.zeros(rows.shape[1]))
-        if not weights.keys() <= arrived or not same_content(total, np.ones(rows.shape[1])):
+        total = np.array([*weights.values()]) @ rows[[*weights]]
+        if not weights.keys() <= arrived or not same_content(total, ones):
             raise ScheduleError(
                 f"the code decodes a wrong sum without {missing}", "the code is wrong"
             )

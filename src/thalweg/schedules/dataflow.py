@@ -36,7 +36,7 @@ def order(moves: Iterable[Move]) -> Order:
         for chunk in range(move.start, move.stop):
             if chunk in changed:
                 before.add(changed[chunk])
-            if move.kind is Kind.SEND:
+            if move.kind.sends:
                 sent.setdefault(chunk, []).append(index)
             else:
                 before.update(sent.pop(chunk, ()))
@@ -70,6 +70,7 @@ class Message(NamedTuple):
     target: int
     start: int
     stop: int
+    answer: bool = False  # to a quorum
 
 
 class Arrow(NamedTuple):
@@ -146,7 +147,8 @@ class _Hand:
                 continue
             number = 1 + max(self.last_move[move.start : move.stop])
             self._number(move, number)
-            sent = Message(self.rank, move.peer, move.start, move.stop), number
+            answer = move.kind is Kind.ANSWER
+            sent = Message(self.rank, move.peer, move.start, move.stop, answer), number
             self._start(self.progress.done(index))
         for index in put_off:
             heappush(self.sends, index)
@@ -163,7 +165,7 @@ class _Hand:
     def _purposes(self) -> dict[Message, deque[Kind]]:
         purposes: dict[Message, deque[Kind]] = {}
         for move in self.order.moves:
-            if move.kind is not Kind.SEND:
+            if not move.kind.sends:
                 for answer in self._answers(move):
                     purposes.setdefault(answer, deque()).append(move.kind)
         return purposes
@@ -190,8 +192,10 @@ class _Hand:
         return quorum.code.decode(arrived) is not None
 
     def _answers(self, move: Move) -> list[Message]:
-        peers = (move.peer,) if move.quorum is None else move.quorum.peers
-        return [Message(p, self.rank, move.start, move.stop) for p in peers if p != self.rank]
+        if move.quorum is None:
+            return [Message(move.peer, self.rank, move.start, move.stop)]
+        others = [peer for peer in move.quorum.peers if peer != self.rank]
+        return [Message(peer, self.rank, move.start, move.stop, answer=True) for peer in others]
 
     def _receiving_beat(self, move: Move, number: int) -> int:
         chunks = range(move.start, move.stop)
@@ -207,7 +211,7 @@ class _Hand:
     def _start(self, indices: list[int]) -> None:
         for index in indices:
             move = self.order.moves[index]
-            if move.kind is Kind.SEND:
+            if move.kind.sends:
                 heappush(self.sends, index)
                 continue
             answers = self._answers(move)

@@ -20,19 +20,28 @@ Span = tuple[int, int]
 
 
 class Kind(Enum):
+    """Answers to a quorum may come late, and are told apart from what else is sent."""
+
     SEND = "sends"
+    ANSWER = "answers"  # send to a quorum, which may do without it
     ADD = "adds"  # receive and add
     COPY = "copies"  # receive and overwrite
     QUORUM = "decodes"  # receive from enough of these peers, and add what they decode to
+
+    @property
+    def sends(self) -> bool:
+        return self in (Kind.SEND, Kind.ANSWER)
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
     """Who may answer, in the order of the code's members. A rank that gathers and is itself a
-    member counts its own chunk as its answer; otherwise its own chunk is added with weight one."""
+    member counts its own chunk as its answer; otherwise its own chunk is added with weight one, or
+    overwritten if it was `sent` to another, who answers for it."""
 
     peers: tuple[int, ...]
     code: Code
+    sent: bool = False
 
 
 class Move(NamedTuple):
@@ -46,7 +55,7 @@ class Move(NamedTuple):
         chunks = f"{self.start}" if self.stop == self.start + 1 else f"{self.start}-{self.stop - 1}"
         if self.quorum is not None:
             return f"decode {chunks} from a quorum of {list(self.quorum.peers)}"
-        way = "to" if self.kind is Kind.SEND else "from"
+        way = "to" if self.kind.sends else "from"
         return f"{self.kind.name.lower()} {chunks} {way} {self.peer}"
 
 

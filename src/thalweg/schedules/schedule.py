@@ -78,4 +78,4 @@ def same_content(held: Content | None, wanted: Content) -> bool:
         return isinstance(held, int) and held == wanted
     if held is None or isinstance(held, int):
         return False
-    return bool(np.allclose(held, wanted, rtol=0, atol=1e-9))
+    return bool((np.abs(held - wanted) <= 1e-9).all())

@@ -1,8 +1,8 @@
 """What a topology declares: a file in `topologies/` holds a `TOPOLOGY`, and nothing else changes.
 
 `build(group, elements, itemsize, step, **arguments)` is a pure function to a schedule; most ignore
-the step. `coded` builds the form that goes on without stragglers, for topologies that have one; it
-also gets `make_code`, from a number of children to their code.
+the step. `coded_fanout(workers, **arguments)` is how many children a node has in the form that goes
+on without stragglers (`schedules.coded`), for topologies that have one; None if that is open.
 `groups(group, step)` divides the members for topologies that let them meet by turns; the schedule
 is then built for each group.
 """
@@ -23,7 +23,7 @@ class Topology:
     summary: str
     build: Callable[..., Schedule]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    coded: Callable[..., Schedule] | None = None
+    coded_fanout: Callable[..., int | None] | None = None
     groups: Callable[[Group, int], tuple[Group, ...]] | None = None
     period: Callable[[Group], int] = lambda group: 1  # steps after which the groups repeat
     mixes: bool = False  # averages neighbours, not everybody: replicas differ, their mean is kept

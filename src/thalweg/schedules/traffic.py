@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thalweg.facts import Cluster, Link
-from thalweg.schedules.moves import Kind
 from thalweg.schedules.schedule import Schedule
 
 
@@ -45,7 +44,7 @@ def traffic(schedule: Schedule, cluster: Cluster) -> Traffic:
     flows: Counter[tuple[int, int]] = Counter()
     for rank in schedule.ranks:
         for move in schedule.moves(rank):
-            if move.kind is Kind.SEND:
+            if move.kind.sends:
                 messages[rank] += 1
                 flows[rank, move.peer] += schedule.span_bytes(move)
     links: Counter[Link] = Counter()

@@ -4,23 +4,18 @@ The master's NIC carries N-1 times the data each way: fine for a few workers or 
 sits at the best connected member. Pieces let it answer the first while the rest is still coming.
 
 The coded form (gradient coding, Tandon et al., ICML 2017) lets the master decode the full sum from
-any N-s workers, each of which sends a weighted sum over s+1 blocks of the data.
+any N-s workers: a coded tree of one layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-import numpy as np
-
-from thalweg.declarations import Code, Parameter
+from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
 from thalweg.schedules.chunks import pieces, singles, split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Kind, Move, Quorum
 from thalweg.schedules.programs import down, in_turn, up
-from thalweg.schedules.schedule import Condition, Schedule
+from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import Tree, over
 from thalweg.schedules.trees import star as star_shape
@@ -31,41 +26,6 @@ def star(group: Group, elements: int, itemsize: int, step: int, root: int | None
     sizes = split(elements, pieces(group, elements * itemsize, hops=2))
     spans = singles(0, len(sizes))
     return all_reduce("star", group, sizes, itemsize, in_turn(up(tree, spans), down(tree, spans)))
-
-
-def coded_star(
-    group: Group,
-    elements: int,
-    itemsize: int,
-    step: int,
-    root: int | None,
-    make_code: Callable[[int], Code],
-) -> Schedule:
-    code = make_code(group.size)
-    tree = _tree(group, root)
-    sizes = split(elements, pieces(group, elements * itemsize, hops=2))
-    spans = singles(0, len(sizes))
-    quorum = Quorum(group.order, code)
-    member = {rank: position for position, rank in enumerate(group.order)}
-
-    def gather(rank: int) -> Iterator[Move]:
-        if rank != tree.root:
-            return up(tree, spans)(rank)
-        return (Move(Kind.QUORUM, rank, start, stop, quorum) for start, stop in spans)
-
-    everything = np.ones_like(code.row(0))
-    return Schedule(
-        name="coded star",
-        ranks=group.ranks,
-        sizes=tuple(sizes),
-        itemsize=itemsize,
-        program=in_turn(gather, down(tree, spans)),
-        before=Condition(
-            "everybody holds the weighted sum of its blocks",
-            lambda rank, _: code.row(member[rank]),
-        ),
-        after=Condition("everybody holds the sum of all blocks", lambda _rank, _chunk: everything),
-    )
 
 
 def _tree(group: Group, root: int | None) -> Tree:
@@ -79,7 +39,7 @@ TOPOLOGY = Topology(
     name="star",
     summary="everybody sends to one master, which adds up and answers",
     build=star,
-    coded=coded_star,
+    coded_fanout=lambda workers, root: workers,
     parameters={
         "root": Parameter(
             kind=int, default=None, least=0, help="the master's rank; the best connected if absent"

@@ -3,6 +3,9 @@
 2 log_k N hops instead of a ring's 2(N-1), for 1 + k times the data through an inner node's NIC:
 for messages so small that latency counts. One tree spans the racks and one each rack, so an uplink
 carries a rack's sum up once, and down once for each rack below it.
+
+The coded form (CodedReduce) is a tree of its own, in which every parent can do without some of its
+children.
 """
 
 from __future__ import annotations
@@ -28,5 +31,6 @@ TOPOLOGY = Topology(
     name="tree",
     summary="sums climb a tree and the result comes down: few sequential moves",
     build=tree,
+    coded_fanout=lambda workers, fanout: fanout,
     parameters={"fanout": Parameter(kind=int, default=2, least=1, help="children of a node")},
 )

@@ -1,0 +1,261 @@
+"""CR.Allocate (Reisizadeh et al., CodedReduce): which worker computes what part of the data, and
+with which weight, so that every parent can do without s of its children.
+
+    give(root, everything)
+    give(node, pool): cut the pool into the blocks of the node's code;
+                      child i gets the blocks of row i, times their weights;
+                      it keeps some of each as its own cells, and its children are given the rest
+
+A node's answer, its own cells plus what its children's answers decode to, is then what its parent's
+code says: the weighted sum of its blocks. Weights multiply along the way.
+
+How much a node keeps follows from what its subtree can carry if nobody carries more than one unit:
+`capacity` = 1 + what the children can carry. In a regular tree all loads are then the paper's
+
+    r = 1 / (q + q^2 + ... + q^L),   q = n / (s+1)
+
+and in any other they are as equal as the siblings' subtrees are. All by exact fractions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.codes.linear import amplification
+from thalweg.codes.tree import ROOT, Branches
+from thalweg.declarations import Code
+from thalweg.errors import LayoutError
+
+MOST_AMPLIFIED = 1e3  # beyond that float32 answers give four digits or fewer
+Stretch = tuple[Fraction, Fraction, float]
+"""Part of the data, which lies between 0 and 1, and the weight that it has so far."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The root lives in the process of rank `host`. Cell i of the data is between `cuts[i]` and
+    `cuts[i + 1]`; `weights` are what each worker multiplies its cells with."""
+
+    host: int
+    branches: Branches
+    cuts: tuple[Fraction, ...]
+    weights: Mapping[int, Mapping[int, float]]
+
+    @property
+    def cells(self) -> int:
+        return len(self.cuts) - 1
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return tuple(self.weights)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Workers, and the root's process if it isn't one."""
+        return self.workers if self.host in self.weights else (self.host, *self.workers)
+
+    @cached_property
+    def above(self) -> dict[int, int]:
+        """Whose process answers go to, and results come from."""
+        parents = self.branches.parents
+        seats = {ROOT: self.host}
+        return {
+            worker: seats.get(parents[worker], parents[worker])
+            for worker in self.workers
+            if worker != self.host
+        }
+
+    @cached_property
+    def below(self) -> dict[int, tuple[int, ...]]:
+        """The processes that a rank's results go to, those of the root first."""
+        children = self.branches.children
+        return {
+            rank: tuple(
+                child
+                for node in ([ROOT, rank] if rank == self.host else [rank])
+                for child in children.get(node, ())
+                if child != self.host
+            )
+            for rank in self.ranks
+        }
+
+    @cached_property
+    def loads(self) -> dict[int, Fraction]:
+        """What part of the data each worker computes."""
+        sizes = [stop - start for start, stop in zip(self.cuts, self.cuts[1:], strict=False)]
+        return {
+            worker: sum((sizes[cell] for cell in own), start=Fraction(0))
+            for worker, own in self.weights.items()
+        }
+
+    @cached_property
+    def amplification(self) -> float:
+        """By how much rounding can grow on the way to the root, at worst."""
+        worst = {node: amplification(code) for node, code in self.branches.codes.items()}
+        return max(
+            prod(worst[node] for node in self._way(worker)) for worker in self.branches.workers
+        )
+
+    def held(self, rank: int) -> NDArray[np.float64]:
+        """The weight of every cell in what this rank contributes."""
+        contents = np.zeros(self.cells)
+        for cell, weight in self.weights.get(rank, {}).items():
+            contents[cell] = weight
+        return contents
+
+    def samples(self, rank: int, batch: int) -> list[tuple[int, int, float]]:
+        """Which samples of a batch this rank takes: from, up to, and their weight."""
+        at = [round(cut * batch) for cut in self.cuts]
+        return [
+            (at[cell], at[cell + 1], weight)
+            for cell, weight in self.weights.get(rank, {}).items()
+            if at[cell] < at[cell + 1]
+        ]
+
+    def suffices(self, batch: int) -> bool:
+        """Whether every worker has a sample of it."""
+        return all(self.samples(worker, batch) for worker in self.workers)
+
+    def refuse_batch(self, batch: int) -> None:
+        """A worker without a sample would have nothing to send."""
+        for worker in self.workers:
+            if not self.samples(worker, batch):
+                enough = max(
+                    -(-1 // max(self._size(cell) for cell in own)) for own in self.weights.values()
+                )
+                raise LayoutError(
+                    f"a batch of {batch} has no sample for worker {worker}, which computes "
+                    f"{self.loads[worker]} of it",
+                    f"give a batch of {enough} or more",
+                )
+
+    def _size(self, cell: int) -> Fraction:
+        return self.cuts[cell + 1] - self.cuts[cell]
+
+    def _way(self, worker: int) -> list[int]:
+        """The nodes that decode what this worker sends, or pass it on, up to the root."""
+        parents = self.branches.parents
+        way = []
+        while worker != ROOT:
+            worker = parents[worker]
+            way.append(worker)
+        return way
+
+
+def allocate(branches: Branches, host: int) -> Allocation:
+    capacity = _capacities(branches)
+    kept: dict[int, list[Stretch]] = {}
+    pools: dict[int, list[Stretch]] = {ROOT: [(Fraction(0), Fraction(1), 1.0)]}
+    for node in branches.top_down():
+        below = branches.children[node]
+        if not below:
+            continue
+        code = branches.codes[node]
+        blocks = _cut(pools.pop(node), _block_sizes(code, [capacity[child] for child in below]))
+        for member, child in enumerate(below):
+            share = [
+                (start, stop, weight * factor)
+                for factor, block in zip(code.row(member).tolist(), blocks, strict=True)
+                for start, stop, weight in (block if factor else ())
+            ]
+            own, rest = _keep(share, 1 / capacity[child])
+            kept[child] = own
+            pools[child] = rest
+    return _in_cells(branches, host, kept)
+
+
+def refuse_inaccurate(allocation: Allocation, name: str) -> None:
+    if allocation.amplification > MOST_AMPLIFIED:
+        raise LayoutError(
+            f"code={name} would magnify the rounding of what is sent "
+            f"{allocation.amplification:.0f} times here, more than float32 can bear",
+            "use code=fractional, or fewer children or stragglers",
+        )
+
+
+def _capacities(branches: Branches) -> dict[int, Fraction]:
+    """How much each worker's subtree carries at one unit a worker."""
+    found: dict[int, Fraction] = {}
+    for node in reversed(list(branches.top_down())):
+        below = [found[child] for child in branches.children[node]]
+        carried = _reach(branches.codes[node], below) if below else Fraction(0)
+        found[node] = 1 + carried
+    return found
+
+
+def _reach(code: Code, capacities: Sequence[Fraction]) -> Fraction:
+    """The largest pool of which no child gets more than it can carry."""
+    sizes = _block_sizes(code, capacities)
+    return min(
+        capacity / sum(size for size, weight in zip(sizes, code.row(member), strict=True) if weight)
+        for member, capacity in enumerate(capacities)
+    )
+
+
+def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:
+    """Equal blocks, unless every child has one only: then as large as its holders can carry."""
+    rows = np.array([code.row(member) for member in range(code.members)])
+    number = rows.shape[1]
+    if (np.count_nonzero(rows, axis=1) > 1).any():
+        return [Fraction(1, number)] * number
+    carried = [
+        min(c for c, weight in zip(capacities, rows[:, block], strict=True) if weight)
+        for block in range(number)
+    ]
+    return [one / sum(carried, start=Fraction(0)) for one in carried]
+
+
+def _cut(pool: Iterable[Stretch], sizes: Sequence[Fraction]) -> list[list[Stretch]]:
+    """The pool in blocks of these sizes (of the pool's own), one after the other."""
+    whole = list(pool)
+    total = sum((stop - start for start, stop, _ in whole), start=Fraction(0))
+    blocks: list[list[Stretch]] = []
+    for size in sizes[:-1]:
+        block, whole = _take(whole, size * total)
+        blocks.append(block)
+    return [*blocks, whole]
+
+
+def _take(stretches: list[Stretch], amount: Fraction) -> tuple[list[Stretch], list[Stretch]]:
+    taken: list[Stretch] = []
+    for index, (start, stop, weight) in enumerate(stretches):
+        if amount < stop - start:
+            ahead = [(start, start + amount, weight)] if amount else []
+            return taken + ahead, [(start + amount, stop, weight), *stretches[index + 1 :]]
+        taken.append((start, stop, weight))
+        amount -= stop - start
+    return taken, []
+
+
+def _keep(share: Iterable[Stretch], part: Fraction) -> tuple[list[Stretch], list[Stretch]]:
+    """The same part of every stretch, and the rest."""
+    own, rest = [], []
+    for start, stop, weight in share:
+        middle = start + (stop - start) * part
+        own.append((start, middle, weight))
+        if middle < stop:
+            rest.append((middle, stop, weight))
+    return own, rest
+
+
+def _in_cells(branches: Branches, host: int, kept: Mapping[int, list[Stretch]]) -> Allocation:
+    cuts = sorted(
+        {point for own in kept.values() for start, stop, _ in own for point in (start, stop)}
+    )
+    weights = {
+        worker: {
+            cell: weight
+            for start, stop, weight in kept[worker]
+            for cell in range(bisect_left(cuts, start), bisect_left(cuts, stop))
+        }
+        for worker in branches.workers
+    }
+    return Allocation(host=host, branches=branches, cuts=tuple(cuts), weights=weights)

@@ -1,0 +1,60 @@
+"""The random cyclic code of Tandon et al. (ICML 2017, Algorithm 2): any s of any n.
+
+Child i sends blocks i, i+1, ..., i+s (modulo n), weighted such that H b_i = 0 for a random s x n
+matrix H with H 1 = 0. Any n-s rows then span the null space of H, and so the ones.
+
+Here as the reference: weights of both signs magnify the rounding of what is sent, by thousands for
+more than a dozen children. The matrix is the best of a few draws; its seed is part of the code.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from thalweg.codes.code import CodeFamily
+from thalweg.codes.linear import LinearCode, Matrix, amplification, even_tree
+from thalweg.codes.tree import refuse_what_does_not_fit
+
+DRAWS = 50
+LARGE = 16  # children beyond which one draw has to do: all are bad
+
+
+def matrix(members: int, stragglers: int, seed: int) -> Matrix:
+    weights = np.eye(members)
+    if not stragglers:
+        return weights
+    checks = np.random.default_rng(seed).standard_normal((stragglers, members))
+    checks[:, -1] = -checks[:, :-1].sum(axis=1)
+    for child in range(members):
+        others = [(child + offset) % members for offset in range(1, stragglers + 1)]
+        weights[child, others] = -np.linalg.solve(checks[:, others], checks[:, child])
+    return weights
+
+
+@cache
+def best_seed(members: int, stragglers: int) -> int:
+    """The draw that magnifies rounding least."""
+    if not stragglers or members > LARGE:
+        return 0
+    return min(range(DRAWS), key=lambda seed: amplification(drawn(members, stragglers, seed)))
+
+
+@cache
+def drawn(members: int, stragglers: int, seed: int) -> LinearCode:
+    return LinearCode(members, stragglers, matrix(members, stragglers, seed))
+
+
+@cache
+def cyclic(members: int, stragglers: int) -> LinearCode:
+    refuse_what_does_not_fit(members, members, stragglers)
+    return drawn(members, stragglers, best_seed(members, stragglers))
+
+
+CODE = CodeFamily(
+    name="cyclic",
+    summary="random weights on s+1 neighbouring blocks: any n and s, for few children",
+    make=cyclic,
+    plant=even_tree(cyclic),
+)

@@ -1,0 +1,106 @@
+"""Codes with real weights: how to decode them, and how much they magnify rounding.
+
+Any n-s rows of such a code span the same n-s dimensions, the vector of ones among them. One
+solution a0 of a B = 1 and a basis V of the s dimensions of a B = 0 are found once; for stragglers T
+an s x s system gives the solution that is zero on T: V_T c = -a0_T, a = a0 + V c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+from math import comb
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.codes.code import Plant
+from thalweg.codes.tree import Branches, even_children
+from thalweg.declarations import Code
+
+Matrix = NDArray[np.float64]
+PATTERNS = 1000  # sets of stragglers that are looked at; drawn from a fixed seed if there are more
+KEPT = 4096  # decoding vectors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearCode:
+    """Row i of `matrix` are the weights of the blocks in the answer of child i."""
+
+    members: int
+    stragglers: int
+    matrix: Matrix = field(repr=False, compare=False)
+    _solutions: dict[frozenset[int], Mapping[int, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _one: Matrix = field(init=False, repr=False)
+    _null: Matrix = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ones = np.ones(self.matrix.shape[1])
+        object.__setattr__(self, "_one", np.linalg.lstsq(self.matrix.T, ones, rcond=None)[0])
+        left, _, _ = np.linalg.svd(self.matrix)
+        object.__setattr__(self, "_null", left[:, self.members - self.stragglers :])
+
+    def row(self, member: int) -> Matrix:
+        row: Matrix = self.matrix[member]
+        return row
+
+    def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None:
+        """The smallest weights that do it; of those who have arrived, all are used."""
+        if len(arrived) < self.members - self.stragglers:
+            return None
+        if arrived not in self._solutions:
+            if len(self._solutions) >= KEPT:
+                self._solutions.clear()
+            self._solutions[arrived] = self._solve(arrived)
+        return self._solutions[arrived]
+
+    def _solve(self, arrived: frozenset[int]) -> Mapping[int, float]:
+        late = sorted(set(range(self.members)) - arrived)
+        if self.stragglers and late:
+            missing = np.linalg.lstsq(self._null[late], -self._one[late], rcond=None)[0]
+            weights = self._one + self._null @ missing
+        else:
+            weights = self._one
+        return {member: float(weights[member]) for member in sorted(arrived)}
+
+
+def even_tree(make: Callable[[int, int], Code]) -> Plant:
+    """Near-equal subtrees, and at each parent the code for as many children as it has."""
+
+    def plant(workers: Sequence[int], fanout: int, stragglers: int) -> Branches:
+        children = even_children(workers, fanout, stragglers)
+        codes = {node: make(len(below), stragglers) for node, below in children.items() if below}
+        return Branches(children, codes)
+
+    return plant
+
+
+@cache
+def amplification(code: Code) -> float:
+    """By how much the rounding of the answers can grow in the sum, for the worst set of stragglers:
+    the largest sum of |a_i b_ij| over children i, for any block j. One for a plain sum."""
+    members = range(code.members)
+    rows = np.abs([code.row(member) for member in members])
+    worst = 1.0
+    for late in straggler_sets(code):
+        weights = code.decode(frozenset(members) - late)
+        if weights is not None:
+            used = np.array([abs(weights.get(member, 0.0)) for member in members])
+            worst = max(worst, float((used @ rows).max()))
+    return worst
+
+
+def straggler_sets(code: Code, most: int = PATTERNS) -> list[frozenset[int]]:
+    """All sets of as many as may be late, or a sample, the same each time; neighbours among them,
+    and spread ones."""
+    members, late = range(code.members), code.stragglers
+    if comb(code.members, late) <= most:
+        return [frozenset(some) for some in combinations(members, late)]
+    draw = Random(0)
+    runs = [frozenset((first + i) % code.members for i in range(late)) for first in members]
+    return runs + [frozenset(draw.sample(members, late)) for _ in range(most - len(runs))]

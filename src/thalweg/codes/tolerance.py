@@ -1,0 +1,147 @@
+"""How many may be late in a coded tree, and where.
+
+A worker delivers if it isn't late itself and no more than `spare` are missing of every *quota* of
+its children. A team of replicas is a quota of which one is enough; the children of a code with real
+weights are one quota, of which any s may be missing. A step has to wait if more are missing of a
+quota of the root's.
+
+Who is late, and not only how many, decides. In the regular tree of n children and L layers, of
+which any s of every n may be missing,
+
+    s                              are borne wherever they are: s+1 in the first layer stop a step
+    (s+1)^L - 1                    are borne wherever they are in the last layer
+    s (1 + n + ... + n^(L-1))      are borne if no parent misses more than s
+    at least sum n^l - (n-s)^l     are borne if they are where they harm least
+
+(that s^L are borne is said sometimes, and is none of these). Here the numbers come from the tree
+itself, regular or not, with workers for whom they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from thalweg.codes.fractional import FractionalRepetition
+from thalweg.codes.tree import ROOT, Branches
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Children of one parent, of whom any `spare` may be missing."""
+
+    members: Ranks
+    spare: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How many of `workers` may be late. The root's own process isn't one of them: it has to
+    answer."""
+
+    workers: int
+    per_parent: int
+    parents: int
+    breaking: Ranks  # the fewest late workers that make a step wait
+    breaking_leaves: Ranks  # the same, of the last layers only
+    enough: Ranks  # the fewest workers on time that a step can do with
+
+    @property
+    def anywhere(self) -> int:
+        """So many, whoever they are."""
+        return len(self.breaking) - 1
+
+    @property
+    def leaves(self) -> int:
+        """So many, whoever they are, of those who have nobody below them."""
+        return len(self.breaking_leaves) - 1
+
+    @property
+    def under_every_parent(self) -> int:
+        """So many, if they are as many under each parent."""
+        return self.per_parent * self.parents
+
+    @property
+    def at_best(self) -> int:
+        """So many, if they are where they harm least."""
+        return self.workers - len(self.enough)
+
+
+def tolerance(branches: Branches) -> Tolerance:
+    anybody = _cheapest(branches, lost=lambda node, below: () if node == ROOT else (node,))
+    leaves = _cheapest(branches, lost=lambda node, below: (node,) if not below else ())
+    return Tolerance(
+        workers=len(branches.workers),
+        per_parent=min(code.stragglers for code in branches.codes.values()),
+        parents=len(branches.codes),
+        breaking=anybody,
+        breaking_leaves=leaves,
+        enough=_enough(branches),
+    )
+
+
+def quotas(branches: Branches, node: int) -> list[Quota]:
+    """None for a leaf."""
+    code, children = branches.codes.get(node), branches.children[node]
+    if code is None:
+        return []
+    if isinstance(code, FractionalRepetition):
+        stops = list(accumulate(code.teams))
+        teams = [children[stop - size : stop] for stop, size in zip(stops, code.teams, strict=True)]
+        return [Quota(team, len(team) - 1) for team in teams]
+    return [Quota(children, code.stragglers)]
+
+
+def chance_of_waiting(branches: Branches, late: Mapping[int, float]) -> float:
+    """That a step can't do with those who are on time, if each worker is late with its own chance,
+    whatever the others are."""
+    missing: dict[int, float] = {}
+    for node in reversed(list(branches.top_down())):
+        delivers = 1.0 - late.get(node, 0.0)
+        for quota in quotas(branches, node):
+            delivers *= _at_most([missing[member] for member in quota.members], quota.spare)
+        missing[node] = 1.0 - delivers
+    return missing[ROOT]
+
+
+def _cheapest(branches: Branches, lost: Callable[[int, Ranks], Ranks]) -> Ranks:
+    """The fewest whose lateness keeps the root from decoding; `lost` says who is late if a node is
+    lost by itself, nobody if it can't be."""
+    found: dict[int, Ranks] = {}
+    for node in reversed(list(branches.top_down())):
+        ways = [
+            _together(sorted((found[m] for m in quota.members), key=len)[: quota.spare + 1])
+            for quota in quotas(branches, node)
+        ]
+        itself = lost(node, branches.children[node])
+        found[node] = min([itself] if itself else ways, key=len)
+    return found[ROOT]
+
+
+def _enough(branches: Branches) -> Ranks:
+    found: dict[int, Ranks] = {}
+    for node in reversed(list(branches.top_down())):
+        needed: list[Ranks] = [() if node == ROOT else (node,)]
+        for quota in quotas(branches, node):
+            by_cost = sorted((found[member] for member in quota.members), key=len)
+            needed += by_cost[: len(by_cost) - quota.spare]
+        found[node] = _together(needed)
+    return found[ROOT]
+
+
+def _together(parts: list[Ranks]) -> Ranks:
+    return tuple(sorted(rank for part in parts for rank in part))
+
+
+def _at_most(chances: list[float], number: int) -> float:
+    """That no more than so many of these independent things happen."""
+    by_count = [1.0] + [0.0] * number
+    for chance in chances:
+        by_count = [
+            by_count[i] * (1 - chance) + (by_count[i - 1] * chance if i else 0.0)
+            for i in range(number + 1)
+        ]
+    return sum(by_count)

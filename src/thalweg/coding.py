@@ -1,0 +1,124 @@
+"""Under a plan that waits for nobody: who computes what, and who answers whom.
+
+That are plans with a gradient code, and the one that takes the fastest workers' share and makes up
+for the rest later: a star without redundancy. `asp` has no such order, only a root.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from thalweg.catalog import COMPENSATE, Catalog, default_catalog
+from thalweg.codes import Allocation, allocate, refuse_inaccurate
+from thalweg.codes.choose import choose
+from thalweg.codes.fractional import team_tree
+from thalweg.errors import LayoutError, PlanError
+from thalweg.facts import Duration, Lateness
+from thalweg.plan import Plan
+from thalweg.schedules import Group
+
+FANOUT, STRAGGLERS = 4, 1  # where nobody has measured who is late
+ASSUMED_COMPUTE, ASSUMED_NBYTES = 1.0, 1 << 20  # of a whole batch; of a bucket: for the rule
+
+
+def is_coded(plan: Plan, catalog: Catalog | None = None) -> bool:
+    codes = (catalog or default_catalog()).codes
+    return plan.redundancy is not None and plan.redundancy.name in codes
+
+
+def is_compensated(plan: Plan) -> bool:
+    """Whether the slowest workers' share comes one step late."""
+    return plan.redundancy is not None and plan.redundancy.name == COMPENSATE
+
+
+def is_relayed(plan: Plan, catalog: Catalog | None = None) -> bool:
+    """Whether results come down a tree to whoever is there."""
+    return is_coded(plan, catalog) or is_compensated(plan)
+
+
+def waits_for_nobody(plan: Plan, catalog: Catalog | None = None) -> bool:
+    return is_relayed(plan, catalog) or plan.cadence.staleness is not None
+
+
+def fastest(plan: Plan, workers: int) -> int:
+    """How many workers such a step waits for; nine of ten if the plan doesn't say."""
+    assert plan.redundancy is not None
+    k = plan.redundancy.arguments["k"]
+    if k is None:
+        return max(1, min(workers - 1, round(0.9 * workers)))
+    assert isinstance(k, int)
+    if k > workers:
+        raise LayoutError(
+            f"there are no {k} fastest among {workers} workers", f"use k={workers} or less"
+        )
+    return k
+
+
+def allocation_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> Allocation:
+    """PlanError for a plan without a code, LayoutError if it doesn't fit these workers."""
+    parts = catalog or default_catalog()
+    if is_compensated(plan):
+        fastest(plan, group.size)
+        host, *others = most_reliable_first(group)
+        return allocate(team_tree([host, *others], group.size, 0), host)
+    topology = parts.topologies[plan.topology.name]
+    if plan.redundancy is None or not is_coded(plan, parts) or topology.coded_fanout is None:
+        raise PlanError(f"{plan} has no code", "try codedreduce or gc")
+    family = parts.codes[plan.redundancy.name]
+    redundancy: dict[str, Any] = plan.redundancy.arguments
+    host, *others = most_reliable_first(group)
+    is_worker = redundancy["root"] == "worker"
+    workers = [host, *others] if is_worker else others
+    if not workers:
+        raise PlanError(f"{plan} has a root and nobody to answer it", "use more workers")
+    fanout = topology.coded_fanout(len(workers), **plan.topology.arguments)
+    fanout, stragglers = _settled(fanout, redundancy["stragglers"], len(workers), group)
+    branches = family.plant(workers, fanout, stragglers)
+    if is_worker and branches.depth > 1:  # the root's link has enough to carry: a leaf lives there
+        branches = family.plant([*others, host], fanout, stragglers)
+    allocation = allocate(branches, host)
+    refuse_inaccurate(allocation, family.name)
+    return allocation
+
+
+def most_reliable_first(group: Group) -> list[int]:
+    """By how late they were found to be; equals as the cluster has them, rack by rack. Who is near
+    the root has most others below it."""
+    late = {rank: group.cluster.host(rank).late for rank in group.order}
+    return sorted(group.order, key=lambda rank: late[rank].probability * late[rank].delay.seconds)
+
+
+def _settled(
+    fanout: int | None, stragglers: int | None, workers: int, group: Group
+) -> tuple[int, int]:
+    """What the plan leaves open, by the rule if it is known who is late, and how often."""
+    late = [group.cluster.host(rank).late for rank in group.ranks]
+    often = fmean(one.probability for one in late)
+    if fanout is not None and stragglers is not None:
+        return fanout, stragglers
+    if not often:
+        return fanout or FANOUT, STRAGGLERS if stragglers is None else stragglers
+    by = fmean(one.delay.seconds for one in late if one.probability)
+    found = choose(
+        workers,
+        Lateness(probability=often, delay=Duration(by)),
+        compute=ASSUMED_COMPUTE,
+        message=ASSUMED_NBYTES / group.slowest_bytes_per_second(),
+        fanout=fanout,
+        stragglers=stragglers,
+    )
+    return found.fanout, found.stragglers
+
+
+def spare_ranks(plan: Plan, group: Group, catalog: Catalog | None = None) -> list[int]:
+    """Whose end doesn't end the run: all but the root's if nobody is waited for."""
+    root = root_of(plan, group, catalog)
+    return [] if root is None else [rank for rank in group.ranks if rank != root]
+
+
+def root_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> int | None:
+    """The rank that nobody can do without; None if that is so of everybody."""
+    if plan.cadence.staleness is not None:
+        return most_reliable_first(group)[0]
+    return allocation_of(plan, group, catalog).host if is_relayed(plan, catalog) else None

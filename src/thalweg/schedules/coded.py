@@ -1,0 +1,77 @@
+"""A gradient code on a tree: every parent goes on without some of its children.
+
+Answers climb: a parent decodes what its children's answers stand for, adds its own cells, and
+answers its own parent; what the root decodes is the sum of all cells. It comes down the same tree.
+A star is a tree of one layer (gradient coding); CodedReduce has more.
+
+Who runs it waits for nobody: a result makes all that was still to be done with its chunk
+unnecessary, on whichever rank it comes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from thalweg.codes import ROOT, Allocation
+from thalweg.schedules.chunks import pieces, singles, split
+from thalweg.schedules.group import Group
+from thalweg.schedules.moves import Kind, Move, Program, Quorum
+from thalweg.schedules.programs import Part, in_turn
+from thalweg.schedules.schedule import Condition, Schedule
+
+
+def coded_tree(group: Group, elements: int, itemsize: int, allocation: Allocation) -> Schedule:
+    hops = 2 * allocation.branches.depth
+    sizes = split(elements, pieces(group, elements * itemsize, hops=hops))
+    spans = singles(0, len(sizes))
+    everything = np.ones(allocation.cells)
+    return Schedule(
+        name="coded star" if allocation.branches.depth == 1 else "coded tree",
+        ranks=group.ranks,
+        sizes=tuple(sizes),
+        itemsize=itemsize,
+        program=in_turn(_answers(allocation, spans), _results(allocation, spans)),
+        before=Condition(
+            "everybody holds the weighted sum of its cells of the data",
+            lambda rank, _: allocation.held(rank),
+        ),
+        after=Condition("everybody holds the sum of all cells", lambda _rank, _chunk: everything),
+    )
+
+
+def _answers(allocation: Allocation, spans: Part) -> Program:
+    branches, parents = allocation.branches, allocation.branches.parents
+    host = allocation.host
+    quorums = {node: Quorum(branches.children[node], code) for node, code in branches.codes.items()}
+    if parents.get(host, ROOT) != ROOT:  # the root's process answers another worker
+        quorums[ROOT] = replace(quorums[ROOT], sent=True)
+
+    def program(rank: int) -> Iterator[Move]:
+        above = parents.get(rank, ROOT)
+        for start, stop in spans:
+            if rank in quorums:
+                yield Move(Kind.QUORUM, rank, start, stop, quorums[rank])
+            if above != ROOT:
+                yield Move(Kind.ANSWER, above, start, stop)
+            elif rank != host:
+                yield Move(Kind.ANSWER, host, start, stop)
+            if rank == host:
+                yield Move(Kind.QUORUM, rank, start, stop, quorums[ROOT])
+
+    return program
+
+
+def _results(allocation: Allocation, spans: Part) -> Program:
+    above, below = allocation.above, allocation.below
+
+    def program(rank: int) -> Iterator[Move]:
+        for start, stop in spans:
+            if rank != allocation.host:
+                yield Move(Kind.COPY, above[rank], start, stop)
+            for child in below[rank]:
+                yield Move(Kind.SEND, child, start, stop)
+
+    return program
