@@ -1,23 +1,27 @@
-"""Run a schedule for real, one thread a rank."""
+"""Run a schedule for real, one thread a rank; a coded one by its nodes, letters in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from random import Random
 
 import numpy as np
 
+from thalweg.codes import Allocation
+from thalweg.facts import Cluster
 from thalweg.runtime import Part, flat, run_threads
 from thalweg.runtime.execute import execute
-from thalweg.schedules import Schedule
+from thalweg.runtime.node import Form, Node, Results, pieces_of
+from thalweg.schedules import Group, Schedule, coded_tree
 from thalweg.transports import Array, Transport
+from thalweg.transports.post import Letter
 
 TIMEOUT = 20.0
+DOUBLE = Form(np.dtype(np.float64))
 
 
-def run(
-    schedule: Schedule, inputs: dict[int, Array], cut: Collection[tuple[int, int]] = ()
-) -> dict[int, Array]:
-    """What each rank's vector becomes; messages of cut pairs are lost."""
+def run(schedule: Schedule, inputs: dict[int, Array]) -> dict[int, Array]:
+    """What each rank's vector becomes."""
 
     def work(transport: Transport) -> Array:
         vector = inputs[transport.rank].copy()
@@ -26,7 +30,90 @@ def run(
         )
         return vector
 
-    return run_threads(schedule.ranks, work, cut)
+    return run_threads(schedule.ranks, work)
+
+
+class Mail:
+    """All ranks' nodes of a coded tree. What they send is delivered in an order drawn at random,
+    mixed with their own contributions; step after step on the same nodes."""
+
+    def __init__(
+        self, allocation: Allocation, *schedules: Schedule, form: Form = DOUBLE, seed: int = 0
+    ) -> None:
+        self.allocation = allocation
+        forms = [form] * len(schedules)
+        self.nodes = {
+            rank: Node(rank, pieces_of(schedules, forms, rank), allocation)
+            for rank in allocation.ranks
+        }
+        self.step = -1
+        self._rounds = len(schedules)
+        self._draw = Random(seed)
+
+    def run(
+        self,
+        inputs: Mapping[int, Array],
+        *,
+        late: Collection[int] = (),
+        gone: Collection[int] = (),
+        cut: Collection[tuple[int, int]] = (),
+    ) -> dict[int, Results | None]:
+        """One more step, of which each rank's results are returned. Who is late contributes
+        nothing; who is gone doesn't get letters either; those from the first to the second of a cut
+        pair are lost. Every round gets the same inputs."""
+        self.step += 1
+        present = [rank for rank in self.allocation.workers if rank not in {*late, *gone}]
+        self.deliver(
+            [(rank, number) for rank in present for number in range(self._rounds)],
+            inputs,
+            gone,
+            cut,
+        )
+        found = {rank: node.finished.get(self.step) for rank, node in self.nodes.items()}
+        for node in self.nodes.values():
+            node.skip_to(self.step + 1)
+        return found
+
+    def deliver(
+        self,
+        under_way: list[tuple[int, int | Letter]],
+        inputs: Mapping[int, Array],
+        gone: Collection[int] = (),
+        cut: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """To ranks, letters or the numbers of rounds to contribute to; and all that follows."""
+        while under_way:
+            last = self._draw.randrange(len(under_way))
+            under_way[last], under_way[-1] = under_way[-1], under_way[last]
+            rank, what = under_way.pop()
+            node = self.nodes[rank]
+            sent = (
+                node.arrive(what)
+                if isinstance(what, Letter)
+                else node.contribute(self.step, what, inputs[rank])
+            )
+            under_way += [
+                (letter.peer, letter._replace(peer=rank))
+                for letter in sent
+                if letter.peer not in gone and (rank, letter.peer) not in cut
+            ]
+
+
+def tree_schedule(allocation: Allocation, elements: int, itemsize: int = 8) -> Schedule:
+    """On a flat cluster, whose ranks are those of the allocation."""
+    group = Group.everybody(Cluster.flat(len(allocation.ranks)))
+    return coded_tree(group, elements, itemsize, allocation)
+
+
+def contributions(allocation: Allocation, cells: Array) -> dict[int, Array]:
+    """What each worker computes from the cells' gradients, in their own type."""
+    found = {}
+    for worker, weights in allocation.weights.items():
+        total = np.zeros_like(cells[0])
+        for cell, weight in weights.items():
+            total += cells[cell] * cells.dtype.type(weight)
+        found[worker] = total
+    return found
 
 
 def whole_numbers(schedule: Schedule, seed: int = 0) -> dict[int, Array]:

@@ -117,31 +117,6 @@ def test_all_that_are_late_are_named(kind: str) -> None:
 
 
 @every_kind
-def test_forgotten_rounds_are_dropped_here_and_to_come(kind: str) -> None:
-    here, kept, to_come = (Label(3, number, 0, 1) for number in (0, 2, 1))
-
-    def work(transport: Transport) -> None:
-        if transport.rank == 0:
-            for label in (here, kept):
-                transport.send(1, label, np.array([1]), soon()).wait(soon())
-            tell(transport, 1)
-            hear(transport, 1)
-            transport.send(1, to_come, np.array([1]), soon()).wait(soon())
-            tell(transport, 1)
-        else:
-            hear(transport, 0)
-            transport.forget(3, 2)
-            tell(transport, 0)
-            hear(transport, 0)
-            transport.receive(0, kept, soon())
-            for label in (here, to_come):
-                with pytest.raises(PeerLate):
-                    transport.receive(0, label, monotonic() + 0.05)
-
-    run_ranks(kind, 2, work)
-
-
-@every_kind
 def test_closing_wakes_who_waits_and_ends_all_use(kind: str) -> None:
     def work(transport: Transport) -> None:
         tell(transport, 1 - transport.rank)
@@ -288,7 +263,6 @@ def test_all_to_all_at_once(kind: str) -> None:
                 wanted.remove(address)
                 np.testing.assert_array_equal(array, noise(100_000, address.peer))
             wait_for(sendings)
-            transport.forget(step + 1, 0)
 
     run_ranks(kind, size, work)
 

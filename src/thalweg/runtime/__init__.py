@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thalweg.runtime.arrivals import Arrival, Arrivals
     from thalweg.runtime.engine import Engine, Task
     from thalweg.runtime.execute import Part, View, flat
+    from thalweg.runtime.relay import Relay
     from thalweg.runtime.threads import run_threads
     from thalweg.runtime.world import World
 
@@ -25,6 +26,7 @@ __all__ = [
     "Change",
     "Engine",
     "Part",
+    "Relay",
     "Task",
     "View",
     "World",
@@ -42,6 +44,7 @@ _HOMES = {
     "Change": "agreement",
     "Engine": "engine",
     "Part": "execute",
+    "Relay": "relay",
     "Task": "engine",
     "View": "execute",
     "World": "world",

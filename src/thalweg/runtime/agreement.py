@@ -86,6 +86,15 @@ class Agreement:
         self._handed_out = 0
         self._last_step = -1
 
+    @property
+    def handed_out(self) -> int:
+        """How many proposals have taken effect here."""
+        return self._handed_out
+
+    def go_on_from(self, handed_out: int) -> None:
+        """As a rank at which so many have taken effect."""
+        self._handed_out = handed_out
+
     def propose(self, name: str, value: Json) -> None:
         """Ask for a change; all ranks make it at the same one of their next safe points."""
         entry = (name, json.loads(json.dumps(value)), token_hex(8))

@@ -9,7 +9,7 @@ import selectors
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -76,6 +76,7 @@ class Crew:
     place: Place
     returns: bool  # whether each must send a result
     keep_going: bool = False  # though one fails
+    spare: Collection[int] = ()  # ranks that the others can do without
     on_message: OnMessage
     on_line: OnLine
     director: Director | None = None
@@ -97,7 +98,10 @@ class Crew:
 
     def done(self) -> bool:
         """Nobody has to be waited for any longer."""
-        return self.called_off() or (bool(self.failures) and not self.keep_going)
+        return self.called_off() or (self.has_failed() and not self.keep_going)
+
+    def has_failed(self) -> bool:
+        return any(end.rank not in self.spare for end in self.failures)
 
     @contextmanager
     def keeping_signals(self) -> Iterator[None]:
@@ -275,6 +279,9 @@ class Crew:
             self._start(worker.rank)
         elif not worker.expected and (code != 0 or (self.returns and end.result is None)):
             self.failures.append(end)
+            if worker.rank in self.spare and not end.is_consequence() and not self.done():
+                told = end.told(self.place.called(worker.rank))
+                self._tell(self.on_line, worker.rank, "stderr", f"{told.problem}; others go on")
 
     def _hear(self, worker: _Worker, stream: str, line: bytes) -> None:
         # Of a line that redraws itself, a progress bar's, the last state is told.

@@ -28,7 +28,6 @@ from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, flat
 from thalweg.transports import Array, Transport
 
 AT_ONCE = 2  # rounds under way
-IDLE = 0.05  # seconds without a round after which the transport may tidy up
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 
 
@@ -125,10 +124,8 @@ class Engine:
         while True:
             busy = bool(self._waiting or self._running or self._done)
             try:
-                item = self._tasks.get(block=not busy, timeout=IDLE)
+                item = self._tasks.get(block=not busy)
             except Empty:
-                if not busy:
-                    self._transport.idle()
                 return False
             if item is None:
                 return True
@@ -190,12 +187,7 @@ class Engine:
                 return
 
     def _note(self, over: _Running) -> None:
-        """Its moves are done, and what is left of its messages is of no use."""
-        under_way = [r.task for r in self._running if not r.task.between_steps]
-        if not over.task.between_steps:
-            oldest = (over.task.step, over.task.round_number + 1)
-            oldest = min([oldest, *((task.step, task.round_number) for task in under_way)])
-            self._transport.forget(*oldest)
+        """Its moves are done."""
         self.arrivals.add(
             Arrival(
                 step=over.task.step,

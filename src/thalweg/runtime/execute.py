@@ -4,6 +4,8 @@ Moves start as soon as the earlier ones that share a chunk with them are done (`
 so chunks are in flight in both directions while others wait. Sums are taken in the order of the
 list, whatever the order of arrival: the result doesn't depend on timing. A chunk that was sent is
 not changed before its message has left.
+
+Every message is waited for. A schedule with quorums, which may do without some, is a `Node`'s.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import monotonic
 
-from thalweg.errors import PeerLate, TransportError
+from thalweg.errors import PeerLate, ScheduleError, TransportError
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
-from thalweg.schedules import Kind, Move, Order, Progress, Quorum, Schedule, order
+from thalweg.schedules import Kind, Move, Order, Progress, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Sending, Transport
 
 View = Callable[[int, int], Array]
@@ -101,7 +103,6 @@ class Execution:
         self.progress = Progress(self.order)
         self.ready = self.progress.ready  # a heap: the list's order is the priority
         self.awaited: dict[Address, deque[int]] = {}
-        self.answers: dict[int, dict[int, Array]] = {}  # to a quorum, by member
         self.leaving: dict[int, list[Sending]] = {}  # what must have left before a move writes
         self.sendings: list[Sending] = []
         self.came: dict[int, float] = {}
@@ -121,14 +122,11 @@ class Execution:
         move = self.order.moves[index]
         if move.kind is Kind.SEND:
             self._send(index, move)
-        elif move.quorum is None:
-            self._await(move.peer, move, index)
+        elif move.quorum is not None or move.kind is Kind.ANSWER:
+            raise ScheduleError(f"{move} can't be waited for", "run it by a Node and a Relay")
         else:
-            self.answers[index] = {}
-            for peer in move.quorum.peers:
-                if peer != self.rank:
-                    self._await(peer, move, index)
-            self._try_decode(index, move, move.quorum)
+            address = Address(move.peer, self._label(move))
+            self.awaited.setdefault(address, deque()).append(index)
 
     def _send(self, index: int, move: Move) -> None:
         array = self.view(move.start, move.stop)
@@ -149,10 +147,6 @@ class Execution:
         move = self.order.moves[index]
         target = self._target(index, move)
         incoming = self._fitting(address, array, target)
-        if move.quorum is not None:
-            self.answers[index][move.quorum.peers.index(address.peer)] = incoming
-            self._try_decode(index, move, move.quorum)
-            return
         if move.kind is Kind.ADD:
             self.arithmetic.add(target, incoming)
         else:
@@ -173,25 +167,6 @@ class Execution:
                 "give all ranks the same model and plan",
             )
         return array if array.dtype == target.dtype else array.view(target.dtype)
-
-    def _try_decode(self, index: int, move: Move, quorum: Quorum) -> None:
-        answers = self.answers[index]
-        target = self._target(index, move)
-        member = self.rank in quorum.peers
-        if member:
-            answers[quorum.peers.index(self.rank)] = target
-        weights = quorum.code.decode(frozenset(answers))
-        if weights is None:
-            return
-        terms = [(weight, answers[member]) for member, weight in sorted(weights.items())]
-        self.arithmetic.weigh(target, terms, keep=not member)
-        del self.answers[index]
-        for peer in quorum.peers:
-            self.awaited.pop(Address(peer, self._label(move)), None)
-        self._done(index)
-
-    def _await(self, peer: int, move: Move, index: int) -> None:
-        self.awaited.setdefault(Address(peer, self._label(move)), deque()).append(index)
 
     def _label(self, move: Move) -> Label:
         return Label(self.step, self.round_number, move.start, move.stop)

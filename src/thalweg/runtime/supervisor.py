@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Any
 
@@ -44,12 +44,14 @@ def run_workers(
     on_message: OnMessage = ignore,
     on_line: OnLine = print_prefixed,
     grace: float = 5.0,
+    spare: Collection[int] = (),
     debug: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Run `work(rank, report)` in `size` forks of this process; every worker's result, by rank.
 
-    The result of one that a director killed is empty. A message with a `step` in it also tells how
-    far that worker is. Times are in seconds.
+    If a worker fails that isn't `spare`, all end. The result of a spare one that failed is empty,
+    as is that of one that a director killed. A message with a `step` in it also tells how far that
+    worker is. Times are in seconds.
     """
     import torch._dynamo  # once, for all forks; optimizers load it
 
@@ -64,6 +66,7 @@ def run_workers(
         on_message=on_message,
         on_line=on_line,
         director=director,
+        spare=spare,
     )
     wanted = DEBUG_VARIABLE in os.environ if debug is None else debug
     _supervise(crew, limited, grace, timeout, wanted)
@@ -106,7 +109,7 @@ def _supervise(crew: Crew, work: Work, grace: float, timeout: float | None, debu
             crew.start(Job(work=work, place=crew.place, environment=shared, debug=debug))
             crew.watch(deadline, crew.done)
             overdue = [] if crew.done() else sorted(crew.living)
-            if crew.failures:
+            if crew.has_failed():
                 crew.watch(_earlier(deadline, monotonic() + grace), crew.called_off)
             if signal.SIGINT in crew.signals:
                 crew.interrupt(grace)
@@ -116,8 +119,10 @@ def _supervise(crew: Crew, work: Work, grace: float, timeout: float | None, debu
         raise crew.broken
     if crew.signals:
         raise KeyboardInterrupt
-    if crew.failures:
-        raise verdict(crew.size, crew.failures, crew.killed, crew.place.called) from None
+    if crew.has_failed():
+        raise verdict(
+            crew.size, crew.failures, crew.killed, crew.place.called, crew.spare
+        ) from None
     if overdue:
         raise WorkerFailed(
             f"ranks {overdue} weren't done after {timeout:g} s",

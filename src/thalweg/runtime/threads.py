@@ -12,15 +12,10 @@ from thalweg.transports import MemoryNetwork, Transport
 T = TypeVar("T")
 
 
-def run_threads(
-    ranks: Collection[int],
-    work: Callable[[Transport], T],
-    cut: Collection[tuple[int, int]] = (),
-) -> dict[int, T]:
-    """What `work` returned on every rank; messages of `cut` pairs (from, to) are lost.
-
-    If one rank fails, the others stop waiting and its error is raised."""
-    network = MemoryNetwork(ranks, cut)
+def run_threads(ranks: Collection[int], work: Callable[[Transport], T]) -> dict[int, T]:
+    """What `work` returned on every rank. If one fails, the others stop waiting and its error is
+    raised."""
+    network = MemoryNetwork(ranks)
 
     def guarded(rank: int) -> T:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,21 @@ class End:
 
 
 def verdict(
-    size: int, failures: Sequence[End], killed: Sequence[int], called: Callable[[int], str]
+    size: int,
+    failures: Sequence[End],
+    killed: Sequence[int],
+    called: Callable[[int], str],
+    spare: Collection[int] = (),
 ) -> ThalwegError:
-    """The first failure that isn't due to another; one mistake of usage that all made is that.
-    `killed` are those that a director killed."""
+    """The first failure that isn't due to another, of one that isn't spare if there is such; one
+    mistake of usage that all made is that. `killed` are those that a director killed."""
     said = {end.failure for end in failures}
     if len(failures) == size and len(said) == 1:
         failure = said.pop()
         if failure is not None and failure.exit_code == UsageError.exit_code:
             return UsageError(failure.problem, failure.remedy)
     causes = [end for end in failures if not end.is_consequence()]
+    causes.sort(key=lambda end: end.rank in spare)
     first = (causes or failures)[0]
     told = first.told(called(first.rank))
     if killed and not causes:

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic, sleep
 
@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.errors import LaunchError, RunError
 from thalweg.runtime.alarm import Alarm
+from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.launch import find_seat, open_store
 from thalweg.transports import C10dTransport, MemoryNetwork, Transport, ZeroMqTransport
 from thalweg.transports.line import Line
@@ -48,7 +49,9 @@ class World:
             rank, size, meeting = seat.rank, seat.size, seat.address
             store = open_store(seat, timeout)
         # Every rank attaches in the same order, so the n-th time is the same run for all.
-        number = store.add(f"runs/{rank}", 1)
+        # One that was restarted counts anew.
+        restarts = os.environ.get(RESTARTS_VARIABLE, "0")
+        number = store.add(f"runs/{rank}/{restarts}", 1)
         mine = PrefixStore(f"run/{number}", store)
         mine.set_timeout(timedelta(seconds=timeout))
         return cls(
@@ -68,6 +71,11 @@ class World:
             patience = timedelta(seconds=self.timeout)
             return C10dTransport(dist.new_group(timeout=patience, backend=_backend_for_cpu()))
         return ZeroMqTransport(self.rank, self.store, self.address)
+
+    def room(self, name: str) -> World:
+        """The same, with a part of the store to itself."""
+        store = PrefixStore(name, self.store)
+        return replace(self, store=store, line=Line(store, self.rank))
 
     def alarm(self) -> Alarm:
         return Alarm(self.store, self.rank, self.size)

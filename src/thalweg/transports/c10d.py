@@ -66,12 +66,6 @@ class C10dTransport:
             self._listen_to(address.peer)
         return self._inbox.take(wanted, deadline)
 
-    def forget(self, step: int, round_number: int) -> None:
-        self._inbox.forget(step, round_number)
-
-    def idle(self) -> None:
-        """The receiver threads go on by themselves."""
-
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment, and tells the others that it was the
         last. None of the threads is left after this."""

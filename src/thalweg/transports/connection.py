@@ -19,47 +19,67 @@ UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class Connection:
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], peer: int, endpoint: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        peer: int,
+        endpoint: str,
+        queue: int = QUEUE,
+    ) -> None:
         self.socket = context.socket(zmq.PUSH)
-        self.socket.setsockopt(zmq.SNDHWM, QUEUE)
+        self.socket.setsockopt(zmq.SNDHWM, queue)
         self.socket.setsockopt(zmq.LINGER, LINGER)
-        self._monitor = context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would block ZeroMQ's thread
+        self.monitor = context.socket(zmq.PAIR)
+        self.monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would block ZeroMQ's thread
         self.socket.monitor(f"inproc://to-{peer}", DOWN | UP)
-        self._monitor.connect(f"inproc://to-{peer}")
+        self.monitor.connect(f"inproc://to-{peer}")
         self._endpoint = endpoint
+        self._left: set[str] = set()  # where the peer isn't any more
         self._down_since: float | None = None
         self._open()
 
+    @property
+    def down(self) -> bool:
+        """By the news that were heard."""
+        return self._down_since is not None
+
     def seconds_down(self) -> float:
         """For how long; 0 while it is up, or was never tried."""
+        self.hear()
+        return 0.0 if self._down_since is None else monotonic() - self._down_since
+
+    def hear(self) -> None:
+        """Take in the news of the monitor."""
         while self._has_news():
-            news = parse_monitor_message(self._monitor.recv_multipart())
+            news = parse_monitor_message(self.monitor.recv_multipart())
+            if news["endpoint"].decode() in self._left:  # late news of where the peer was before
+                continue
             if news["event"] == UP:
                 self._down_since = None
             elif self._down_since is None:
                 self._down_since = monotonic()
-        return 0.0 if self._down_since is None else monotonic() - self._down_since
 
     def move_to(self, endpoint: str) -> bool:
         """Connect there instead, if that is elsewhere. What waits for the old one is dropped."""
         if endpoint == self._endpoint:
             return False
         self.socket.disconnect(self._endpoint)
+        self._left.add(self._endpoint)
+        self._left.discard(endpoint)
         self._endpoint = endpoint
         self._down_since = None
         self._open()
         return True
 
-    def close(self) -> None:
-        """What was sent last may leave, for a moment."""
+    def close(self, linger: int | None = None) -> None:
+        """What was sent last may leave, for a moment, or so many milliseconds."""
         self.socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self.socket.close()
+        self.monitor.close(linger=0)
+        self.socket.close(linger)
 
     def _open(self) -> None:
         self.socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
         self.socket.connect(self._endpoint)
 
     def _has_news(self) -> bool:
-        return bool(int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -66,12 +66,6 @@ class FaultyTransport:
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self._inner.receive_any(wanted, deadline)
 
-    def forget(self, step: int, round_number: int) -> None:
-        self._inner.forget(step, round_number)
-
-    def idle(self) -> None:
-        self._inner.idle()
-
     def close(self) -> None:
         self._inner.close()
 

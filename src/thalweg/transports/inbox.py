@@ -19,7 +19,6 @@ class Inbox:
         self.closed = False
         self._changed = Condition()
         self._messages: dict[Address, deque[Array]] = {}
-        self._oldest = (0, 0)
         self._lost: dict[int, ThalwegError] = {}
 
     def refuse_if_closed(self, doing: str) -> None:
@@ -28,7 +27,7 @@ class Inbox:
 
     def put(self, address: Address, array: Array) -> None:
         with self._changed:
-            if not self.closed and address.label[:2] >= self._oldest:
+            if not self.closed:
                 self._messages.setdefault(address, deque()).append(array)
                 self._changed.notify_all()
 
@@ -52,12 +51,6 @@ class Inbox:
                 left = deadline - monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     raise late(self.rank, wanted)
-
-    def forget(self, step: int, round_number: int) -> None:
-        with self._changed:
-            self._oldest = (step, round_number)
-            for address in [a for a in self._messages if a.label[:2] < self._oldest]:
-                del self._messages[address]
 
     def close(self) -> None:
         with self._changed:

@@ -9,11 +9,10 @@ from thalweg.transports.transport import SENT, Address, Array, Label, Sending
 
 
 class MemoryNetwork:
-    """The inboxes of all ranks; messages from the first to the second of a `cut` pair are lost."""
+    """The inboxes of all ranks."""
 
-    def __init__(self, ranks: Collection[int], cut: Collection[tuple[int, int]] = ()) -> None:
+    def __init__(self, ranks: Collection[int]) -> None:
         self.inboxes = {rank: Inbox(rank) for rank in ranks}
-        self.cut = frozenset(cut)
 
     def transport(self, rank: int) -> MemoryTransport:
         return MemoryTransport(self, rank)
@@ -31,8 +30,7 @@ class MemoryTransport:
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._inbox.refuse_if_closed("sends")
-        if (self._rank, peer) not in self._network.cut:
-            self._network.inboxes[peer].put(Address(self._rank, label), array.copy())
+        self._network.inboxes[peer].put(Address(self._rank, label), array.copy())
         return SENT
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
@@ -40,12 +38,6 @@ class MemoryTransport:
 
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self._inbox.take(wanted, deadline)
-
-    def forget(self, step: int, round_number: int) -> None:
-        self._inbox.forget(step, round_number)
-
-    def idle(self) -> None:
-        """Senders put things into the inbox themselves."""
 
     def close(self) -> None:
         self._inbox.close()

@@ -46,12 +46,6 @@ class RecordedTransport:
         self._note(False, *address, array)
         return address, array
 
-    def forget(self, step: int, round_number: int) -> None:
-        self._inner.forget(step, round_number)
-
-    def idle(self) -> None:
-        self._inner.idle()
-
     def close(self) -> None:
         self._inner.close()
 

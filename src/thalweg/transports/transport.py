@@ -52,12 +52,6 @@ class Transport(Protocol):
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         """The first of these messages to arrive; PeerLate if none is there by the deadline."""
 
-    def forget(self, step: int, round_number: int) -> None:
-        """Messages of earlier rounds are of no use any more, those that are here or to come."""
-
-    def idle(self) -> None:
-        """Called now and then while nothing is sent or wanted: make room for what comes in."""
-
     def close(self) -> None:
         """Give up what is on its way in. Waiting calls raise TransportClosed."""
 

@@ -48,12 +48,13 @@ class ZeroMqTransport:
         self._inbound.setsockopt(zmq.RCVHWM, QUEUE)
         self._inbound.setsockopt(zmq.IPV6, int(":" in host))
         try:
-            port = self._inbound.bind_to_random_port(f"tcp://{_bracketed(host)}")
+            port = self._inbound.bind_to_random_port(f"tcp://{bracketed(host)}")
         except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
             raise TransportError(
                 f"rank {rank} can't listen on {host}: {error}", "name another address"
             ) from None
-        store.set(_key(rank), f"tcp://{_bracketed(host)}:{port}")
+        store.set(_key(rank), f"tcp://{bracketed(host)}:{port}")
         self._outbound: dict[int, Connection] = {}
         self._inbox = Inbox(rank)
         self._in_use = Lock()  # sockets belong to one thread at a time
@@ -105,16 +106,6 @@ class ZeroMqTransport:
             self._inbox.refuse_if_closed("sends")
             self._take_in()
             self._look_after(peer)
-
-    def forget(self, step: int, round_number: int) -> None:
-        self._inbox.forget(step, round_number)
-
-    def idle(self) -> None:
-        """A worker that nobody waits for, under a gradient code, still has to get rid of what it
-        sends."""
-        with self._in_use:
-            if not self._inbox.closed:
-                self._take_in()
 
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment."""
@@ -236,5 +227,5 @@ def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -1,0 +1,448 @@
+"""The communication thread of one rank of a coded tree.
+
+It keeps its node of the tree going whatever the training thread does: a host that is late, or
+paused in its own computation, still passes answers up and results down. The training thread hands
+in its own part of a step and picks up the step's results; if it comes late, they are waiting for
+it.
+
+Who is above may go away. Then the results come from one beside it, or the next one further up that
+is still there (`FOLLOW`), until the parent is back. If the root itself is gone, the run is over.
+
+If too many are late for the code, the root waits for one more. After a deadline, which follows from
+how long steps have taken so far, it does what the plan says: it goes on waiting until the run's own
+timeout, or gives up, or takes what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import cycle
+from queue import Empty, SimpleQueue
+from threading import Condition, Thread
+from time import monotonic
+
+from thalweg.codes import ROOT, Allocation
+from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
+from thalweg.runtime.alarm import Alarm
+from thalweg.runtime.arrivals import Arrivals
+from thalweg.runtime.node import Form, Node, Piece, Results, pieces_of
+from thalweg.runtime.pace import Pace
+from thalweg.runtime.world import World
+from thalweg.schedules import Schedule
+from thalweg.transports import Array
+from thalweg.transports.post import Letter, Post, Sort
+
+GRACE = 2.0  # seconds for a root to come back
+ASK_AGAIN = 1.0  # seconds until somebody else is asked for a state
+AFTER_REFUSAL = 0.02  # the same, if who was asked needs one itself
+LESS_OFTEN = 1.5  # times as long, each time: the state may be on its way
+LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
+WINDOW = 0.25  # seconds for what is there to reach the root, once it is in a hurry
+SHORTEST_QUEUE = 64  # letters that may wait for one peer, at least
+
+
+class Relay:
+    """`beyond` is what to do if a step takes longer than its deadline: wait, raise or partial.
+    `timeout` is how many seconds anything may take at all."""
+
+    def __init__(
+        self,
+        post: Post,
+        node: Node,
+        allocation: Allocation,
+        alarm: Alarm,
+        *,
+        timeout: float,
+        beyond: str = "wait",
+    ) -> None:
+        self.rank = node.rank
+        self.timeout = timeout
+        self._post = post
+        self._node = node
+        self._alarm = alarm
+        self._host = allocation.host
+        self._sources = sources(allocation, self.rank)
+        self._below = allocation.below[self.rank]
+        self._all = allocation.ranks
+        self._source = 0  # which of them results come from
+        self._pace = Pace()
+        self._beyond = beyond
+        self._hurried: tuple[int, float] | None = None  # step, and until when
+        self._own: SimpleQueue[Callable[[], list[Letter]]] = SimpleQueue()
+        self._changed = Condition()
+        self._asked: set[int] = set()  # who wants this rank's state
+        self._standing: Array | None = None  # this rank's own, once it doesn't change any more
+        self._state: Array | None = None  # another rank's
+        self._asking: int | None = None  # for it; meanwhile this rank is of no help to others
+        self._refused = False  # by whom it asks, which is in the same position
+        self._broken: ThalwegError | None = None
+        self._closed = False
+        self.pieces = node.pieces
+        self._thread = Thread(target=self._work, name="thalweg-relay", daemon=True)
+        self._thread.start()
+
+    # For the training thread
+
+    def contribute(self, step: int, round_number: int, vector: Array) -> None:
+        """This rank's own part of a round; the vector is left alone from now on."""
+        ready = monotonic()
+
+        def contribute() -> list[Letter]:
+            self._pace.ready(step, round_number, ready)
+            return self._node.contribute(step, round_number, vector)
+
+        self._do(contribute)
+
+    @property
+    def arrivals(self) -> Arrivals:
+        return self._pace.arrivals
+
+    def has(self, step: int) -> bool:
+        """Whether the step's results are here."""
+        with self._changed:
+            return step in self._node.finished
+
+    def missed(self, step: int) -> bool:
+        """Whether the step is over, and its results aren't here any more."""
+        with self._changed:
+            return step < self._node.floor and step not in self._node.finished
+
+    @property
+    def newest(self) -> int:
+        """The first step that isn't over, as far as it is known here."""
+        with self._changed:
+            return self._node.floor
+
+    def result(
+        self, step: int, seconds: float | None = None, when_asked: Callable[[], None] | None = None
+    ) -> Results | None:
+        """Wait for the step's results. None if `seconds` are over first, or if it was missed.
+        `when_asked` is called meanwhile if somebody wants this rank's state."""
+        what = f"the result of step {step}"
+        asked = monotonic()
+
+        def ask_again() -> None:
+            """Not before it is overdue: it may be on its way, and everything would come twice."""
+            nonlocal asked
+            with self._changed:
+                due = asked + self._pace.deadline
+            if monotonic() >= due:
+                asked = monotonic()
+                self.follow_from(step)
+
+        def is_over() -> bool:
+            return step < self._node.floor
+
+        while not self._wait(is_over, seconds, what, ask_again, heeds=when_asked is not None):
+            if when_asked is None or not self.asked():
+                return None
+            when_asked()
+        with self._changed:
+            return self._node.finished.get(step)
+
+    def asked(self) -> bool:
+        """Whether somebody wants this rank's state."""
+        with self._changed:
+            return bool(self._asked)
+
+    def give_state(self, state: Array, *, from_now_on: bool = False) -> None:
+        """To all who have asked, or also to those who will."""
+
+        def give() -> list[Letter]:
+            if from_now_on:
+                self._standing = state
+            asked, self._asked = self._asked, set()
+            return [Letter(peer, Sort.STATE, 0, array=state) for peer in sorted(asked)]
+
+        self._do(give)
+
+    def take_state(self) -> Array:
+        """Another rank's, the parent's or that of whoever else answers."""
+        deadline, patience = monotonic() + self.timeout, ASK_AGAIN
+        with self._changed:
+            self._state = None
+        for peer in self._who_could_help():
+            with self._changed:
+                self._asking, self._refused = peer, False
+            self._do(partial(self._ask, peer))
+            if not self._wait(lambda: self._refused or self._state is not None, patience):
+                patience *= LESS_OFTEN
+            self._wait(lambda: self._state is not None, AFTER_REFUSAL)
+            with self._changed:
+                if self._state is not None:
+                    self._asking = None
+                    return self._state
+            if monotonic() >= deadline:
+                break
+        raise RunError(
+            f"rank {self.rank} asked the others for the state of the run, and nobody answered",
+            "look at what they do, or allow more time with timeout=",
+        )
+
+    def follow_from(self, step: int) -> None:
+        """Ask for the results from this step on once more: some may have been lost on the way.
+        Earlier ones that still come are passed on to those below."""
+
+        def follow() -> list[Letter]:
+            if not self._sources:
+                return []
+            return self._speaking_up(Letter(self._sources[self._source], Sort.FOLLOW, step))
+
+        self._do(follow)
+
+    def present(self) -> list[int]:
+        """The neighbours that aren't gone: who has this rank's results, and who gives it its."""
+        with self._changed:
+            source = self._sources[self._source : self._source + 1]
+            neighbours = [*source, *self._below, *self._node.followers]
+            return [peer for peer in neighbours if not self._post.is_down(peer)]
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._post.wake()
+        self._thread.join(GRACE)
+        self._post.close()
+
+    def _do(self, work: Callable[[], list[Letter]]) -> None:
+        """In the communication thread."""
+        if self._closed:
+            raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
+        self._own.put(work)
+        self._post.wake()
+
+    def _wait(
+        self,
+        over: Callable[[], bool],
+        seconds: float | None,
+        what: str = "",
+        now_and_then: Callable[[], None] = lambda: None,
+        *,
+        heeds: bool = False,
+    ) -> bool:
+        """Until this is so; False if the seconds, where they are given, are over first, or if
+        somebody asks for a state and this rank `heeds` it. RunError after the timeout, and whatever
+        broke the run."""
+        deadline = monotonic() + (self.timeout if seconds is None else seconds)
+        while monotonic() < deadline:
+            with self._changed:
+                listened = min(deadline, monotonic() + LOOK_AROUND)
+                while not over():
+                    if self._broken is not None:
+                        raise self._broken
+                    if heeds and self._asked:
+                        return False
+                    left = listened - monotonic()
+                    if left <= 0:
+                        break
+                    self._changed.wait(left)
+                else:
+                    return True
+            heard = self._alarm.heard()
+            if heard is not None:
+                raise heard
+            now_and_then()
+        if seconds is None:
+            raise RunError(
+                f"rank {self.rank} waited {self.timeout:g} s for {what}",
+                "look at what the others print, or allow more time with timeout=",
+            )
+        return False
+
+    # In the communication thread
+
+    def _work(self) -> None:
+        try:
+            while not self._closed:
+                letters = self._post.receive(self._until_something_is_due())
+                with self._changed:
+                    floor = self._node.floor
+                    out = self._own_letters()
+                    for letter in letters:
+                        out += self._arrive(letter)
+                    out += self._look_after_the_source()
+                    self._notice_who_is_gone()
+                    out += self._keep_the_deadline()
+                    for letter in out:
+                        self._post.send(letter)
+                    if self._node.floor != floor:
+                        last = self._node.floor - 1
+                        hurried = self._hurried is not None and self._hurried[0] == last
+                        self._pace.over(last, monotonic(), usual=not hurried)
+                        self._changed.notify_all()
+        except BaseException as error:
+            self._fail(error)
+
+    def _own_letters(self) -> list[Letter]:
+        out = []
+        with suppress(Empty):
+            while True:
+                out += self._own.get_nowait()()
+        return out
+
+    def _arrive(self, letter: Letter) -> list[Letter]:
+        if letter.sort is Sort.ASK:
+            if self._standing is not None:
+                return [Letter(letter.peer, Sort.STATE, 0, array=self._standing)]
+            if self._asking is not None:
+                return [Letter(letter.peer, Sort.STATE, 0)]
+            self._asked.add(letter.peer)
+            self._changed.notify_all()
+        elif letter.sort is Sort.STATE:
+            if letter.array is not None:
+                self._state = letter.array
+            elif letter.peer == self._asking:
+                self._refused = True
+            self._changed.notify_all()
+        elif letter.sort is Sort.LEAVE:
+            self._node.followers.discard(letter.peer)
+        elif letter.sort is Sort.FOLLOW:
+            return self._node.arrive(letter)
+        elif letter.sort is not Sort.HELLO:
+            self._pace.seen(letter.step, monotonic(), letter.peer)
+            if self._source and letter.sort is Sort.RESULT and letter.peer == self._sources[0]:
+                left, self._source = self._sources[self._source], 0
+                return [Letter(left, Sort.LEAVE, 0), *self._node.arrive(letter)]
+            return self._node.arrive(letter)
+        return []
+
+    def _look_after_the_source(self) -> list[Letter]:
+        """If it is gone, follow the next one that is there. Once this rank is through, it only
+        waits for those below, and the root may have ended."""
+        through = self._standing is not None
+        if through or not self._sources or not self._post.is_down(self._sources[self._source]):
+            return []
+        for index, peer in enumerate(self._sources):
+            if index > self._source and not self._post.is_down(peer):
+                self._source = index
+                return self._speaking_up(Letter(peer, Sort.FOLLOW, self._node.floor))
+        if self._post.seconds_down(self._host) > GRACE:
+            raise PeerLost(
+                f"the root, on rank {self._host}, is gone, and nobody else can decode",
+                "start the run again: it goes on from its last checkpoint",
+            )
+        return []
+
+    def _keep_the_deadline(self) -> list[Letter]:
+        """At the root: if a step takes too long, do as the plan says."""
+        now, step = monotonic(), self._node.floor
+        if self._hurried is not None and self._hurried[0] != step:
+            self._hurried = None
+        if self._hurried is not None:
+            if now < self._hurried[1]:
+                return []
+            self._hurried = step, now + WINDOW
+            return self._node.settle(step) or []
+        if not self._is_late(now) or self._beyond == "wait":
+            return []
+        if self._beyond == "partial":
+            self._hurried = step, now + WINDOW
+            return self._node.hurry(step)
+        raise RunError(
+            f"step {step} takes longer than {self._pace.deadline:.1f} s: the root waits for "
+            f"{ranks_text(self._node.missing(step))}, more than the code can do without",
+            "allow more stragglers, or let it wait or take what is there (beyond=)",
+        )
+
+    def _is_late(self, now: float) -> bool:
+        began = self._pace.began(self._node.floor)
+        return self.rank == self._host and began is not None and now > began + self._pace.deadline
+
+    def _until_something_is_due(self) -> float | None:
+        """Seconds; None if only letters matter."""
+        due = []
+        if self._sources and self._post.is_down(self._sources[self._source]):
+            due.append(monotonic() + LOOK_AROUND)
+        if self._hurried is not None:
+            due.append(self._hurried[1])
+        elif self.rank == self._host and self._beyond != "wait":
+            began = self._pace.began(self._node.floor)
+            if began is not None:
+                due.append(began + self._pace.deadline)
+        return max(0.0, min(due) - monotonic()) + 0.001 if due else None
+
+    def _speaking_up(self, letter: Letter) -> list[Letter]:
+        """To one who may not know where this rank is now."""
+        return [self._post.hello(letter.peer), letter]
+
+    def _ask(self, peer: int) -> list[Letter]:
+        """For its state; and say to others, who wait for this rank's, that it is of no help."""
+        waiting, self._asked = self._asked, set()
+        refusals = [Letter(other, Sort.STATE, 0) for other in sorted(waiting)]
+        return [*self._speaking_up(Letter(peer, Sort.ASK, 0)), *refusals]
+
+    def _who_could_help(self) -> Iterator[int]:
+        """Whom to ask for a state, without end: the nearest, and one of the others after each
+        turn."""
+        nearest = list(dict.fromkeys([*self._sources, *self._below]))
+        others = [rank for rank in self._all if rank not in (self.rank, *nearest)]
+        for other in cycle([[rank] for rank in others] or [[]]):
+            yield from (*nearest, *other)
+
+    def _notice_who_is_gone(self) -> None:
+        if self._asking is not None and self._post.is_down(self._asking) and not self._refused:
+            self._refused = True
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        kind = type(error).__name__
+        meant = (
+            error
+            if isinstance(error, ThalwegError)
+            else RunError(f"the relay of rank {self.rank} ended: {kind}: {error}", "report this")
+        )
+        ends_all = self.rank == self._host or isinstance(error, PeerLost)
+        if ends_all and not self._closed:  # the others can do without anybody but the root
+            self._alarm.sound(meant.problem)
+        with self._changed:
+            self._broken = meant
+            self._changed.notify_all()
+
+
+def sources(allocation: Allocation, rank: int) -> list[int]:
+    """Whom results may come from: the parent, those beside it, and so on up to the root. Children
+    of one parent begin with different ones beside it, so that nobody has to feed them all."""
+    branches, parents = allocation.branches, allocation.branches.parents
+    found: list[int] = []
+    node = rank
+    while rank != allocation.host and node != ROOT:
+        above = parents[node]
+        if above == ROOT:
+            found.append(allocation.host)
+            break
+        beside = [n for n in branches.children[parents[above]] if n != above]
+        turn = branches.children[above].index(node) % max(1, len(beside))
+        found += [above, *beside[turn:], *beside[:turn]]
+        node = above
+    return [peer for peer in dict.fromkeys(found) if peer != rank]
+
+
+def join_tree(
+    world: World,
+    alarm: Alarm,
+    allocation: Allocation,
+    schedules: Sequence[Schedule],
+    forms: Sequence[Form],
+    *,
+    timeout: float,
+    beyond: str = "wait",
+    make: Callable[[int, Sequence[Piece], Allocation], Node] = Node,
+) -> Relay:
+    """Meet the neighbours in the tree, tell them where this rank is, if it was there before, and
+    start."""
+    pieces = pieces_of(schedules, forms, world.rank)
+    node = make(world.rank, pieces, allocation)
+    queue = max(SHORTEST_QUEUE, (1 + node.kept) * len(pieces))  # for one who is away for a while
+    post = Post(world.rank, world.store, world.address, queue=queue)
+    try:
+        neighbours = [*sources(allocation, world.rank)[:1], *allocation.below[world.rank]]
+        post.meet(neighbours, monotonic() + timeout)
+        for neighbour in neighbours:
+            post.send(post.hello(neighbour))
+    except BaseException:
+        post.close()
+        raise
+    return Relay(post, node, allocation, alarm, timeout=timeout, beyond=beyond)

@@ -1,0 +1,167 @@
+"""Letters between ranks: never waited for, lost where nobody takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Timer
+from time import monotonic
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+import zmq
+
+from tests.transports.ranks import PATIENCE, soon
+from thalweg.errors import PeerLost, TransportError
+from thalweg.transports.post import Letter, Post, Sort
+
+
+@contextmanager
+def posts(number: int, queue: int = 64) -> Iterator[list[Post]]:
+    """Which have met."""
+    store = dist.HashStore()
+    with ExitStack() as stack:
+        made = [Post(rank, store, queue=queue) for rank in range(number)]
+        for post in made:
+            stack.callback(post.close)
+        for post in made:
+            post.meet([peer.rank for peer in made if peer is not post], soon())
+        yield made
+
+
+def received(post: Post, number: int) -> list[Letter]:
+    letters: list[Letter] = []
+    deadline = monotonic() + PATIENCE
+    while len(letters) < number:
+        assert monotonic() < deadline, letters
+        letters += post.receive(0.1)
+    return letters
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1000, 100_000])
+def test_a_letter_is_what_was_sent(elements: int) -> None:
+    array = np.random.default_rng(0).standard_normal(elements)
+    with posts(2) as (here, there):
+        assert here.send(Letter(1, Sort.ANSWER, 1 << 40, 3, 4, array))
+        [letter] = received(there, 1)
+        assert letter[:5] == (0, Sort.ANSWER, 1 << 40, 3, 4)
+        assert letter.array is not None
+        np.testing.assert_array_equal(letter.array.view(float), array)
+        here.send(Letter(1, Sort.HURRY, 7))
+        assert received(there, 1) == [Letter(0, Sort.HURRY, 7)]
+
+
+@pytest.mark.parametrize("elements", [1000, 100_000])
+def test_what_came_is_passed_on_as_it_is(elements: int) -> None:
+    """It can't be written to, and needn't be."""
+    with posts(3) as (first, second, third):
+        first.send(Letter(1, Sort.RESULT, 0, array=np.arange(elements)))
+        [came] = received(second, 1)
+        second.send(came._replace(peer=2))
+        [at_last] = received(third, 1)
+        assert at_last.peer == 1
+        assert at_last.array is not None
+        np.testing.assert_array_equal(at_last.array.view(int), np.arange(elements))
+
+
+def test_a_peer_that_takes_nothing_is_not_waited_for() -> None:
+    """Its queue fills, and what doesn't fit is lost; what it got is whole, and in order."""
+    with posts(2, queue=8) as (here, there):
+        array = np.zeros(1 << 20, np.uint8)
+        sent = [here.send(Letter(1, Sort.RESULT, step, array=array)) for step in range(200)]
+        assert not all(sent)
+        taken = [step for step, accepted in enumerate(sent) if accepted]
+        came = received(there, len(taken))
+        assert [letter.step for letter in came] == taken
+        assert {letter.array.nbytes for letter in came if letter.array is not None} == {1 << 20}
+
+
+def test_one_that_is_gone_is_known_to_be() -> None:
+    with posts(2) as (here, there):
+        assert not here.is_down(1)
+        there.close()
+        deadline = soon()
+        while not here.is_down(1):
+            assert monotonic() < deadline
+            here.receive(0.05)
+        assert here.seconds_down(1) >= 0
+        assert not here.send(Letter(1, Sort.RESULT, 0))
+        assert not here.send(Letter(5, Sort.RESULT, 0))  # was never there
+
+
+def test_one_that_is_back_elsewhere_says_so() -> None:
+    store = dist.HashStore()
+    with ExitStack() as stack:
+        here, there = Post(0, store), Post(1, store)
+        stack.callback(here.close)
+        here.meet([1], soon())
+        there.meet([0], soon())
+        here.send(Letter(1, Sort.RESULT, 0))
+        received(there, 1)
+        there.close()
+        deadline = soon()
+        while not here.is_down(1):
+            here.send(Letter(1, Sort.RESULT, 1))  # what waits for nobody
+            assert monotonic() < deadline
+            here.receive(0.05)
+        back = Post(1, store)
+        stack.callback(back.close)
+        assert back.endpoint != there.endpoint
+        back.meet([0], soon())
+        back.send(back.hello(0))
+        [hello] = received(here, 1)
+        assert hello.sort is Sort.HELLO
+        assert not here.is_down(1)
+        assert here.send(Letter(1, Sort.RESULT, 8))
+        assert received(back, 1) == [Letter(0, Sort.RESULT, 8)]
+        for _ in range(50):  # no late news of the old address
+            here.receive(0.02)
+            assert not here.is_down(1)
+
+
+def test_a_greeting_from_where_one_is_changes_nothing() -> None:
+    with posts(2) as (here, there):
+        there.send(there.hello(0))
+        received(here, 1)
+        here.send(Letter(1, Sort.RESULT, 0))
+        assert len(received(there, 1)) == 1
+
+
+def test_what_is_not_from_one_of_us_is_dropped() -> None:
+    with posts(2) as (here, there):
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stranger = context.socket(zmq.PUSH)
+        stranger.connect(there.endpoint)
+        for message in ([b""], [b"hello"], [b"x" * 28, b"y"], [b"thlp" + bytes(24)] * 3):
+            stranger.send_multipart(message)
+        stranger.send_multipart([b"thlp\x01\xff" + bytes(22)])
+        here.send(Letter(1, Sort.RESULT, 5))
+        assert [letter.step for letter in received(there, 1)] == [5]
+        stranger.close()
+        context.term()
+
+
+def test_a_wait_ends_when_woken_or_in_time() -> None:
+    with posts(1) as [post]:
+        assert post.receive(0.01) == []
+        Timer(0.05, post.wake).start()
+        start = monotonic()
+        assert post.receive(None) == []
+        assert monotonic() - start < PATIENCE
+        for _ in range(100_000):
+            post.wake()  # never waits
+        post.receive(1)
+    post.wake()  # nor after close
+    post.close()
+
+
+def test_who_never_comes_is_named() -> None:
+    missing = r"rank 3 hasn't come; is it running, with the same"
+    with posts(1) as [post], pytest.raises(PeerLost, match=missing):
+        post.meet([3], monotonic() + 0.05)
+
+
+def test_an_address_that_is_not_here() -> None:
+    with pytest.raises(TransportError, match=r"rank 0 can't listen on 192.0.2.1: .*; name another"):
+        Post(0, dist.HashStore(), "192.0.2.1")
