@@ -7,41 +7,55 @@ import pytest
 
 from thalweg.bench.training import Recipe
 from thalweg.bench.verify import TOLERANCE, VARIANTS, verify
-from thalweg.catalog import default_catalog
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
-from thalweg.facts import Cluster, Workload
-from thalweg.facts.units import Size
-from thalweg.rounds import compile_rounds
+from thalweg.facts import Cluster
 from thalweg.schedules import Group
+from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.workloads import parse_job
 
 WORKERS = 4
 
 
 def exact_plans() -> list[str]:
-    """All presets that promise exactness and have rounds, found in the catalog, not listed here."""
+    """All presets that promise exactness and run here, found in the catalog, not listed here."""
     catalog = default_catalog()
-    group = Group.everybody(Cluster.flat(WORKERS))
     found = []
     for name in catalog.presets:
         plan = catalog.plan(name)
-        try:
-            compile_rounds(plan, group, Workload.of_size(Size.parse("1KB")), 0)
-        except PlanError:
+        if catalog.guarantee(plan).promise is not Promise.EXACT or not runs(name):
             continue
         native = catalog.topologies[plan.topology.name].backend
-        if catalog.guarantee(plan).promise is Promise.EXACT:
-            found += [name] if native else [f"{name} @ transport={t}" for t in ("zeromq", "c10d")]
+        forms = [name] if native else [f"{name} @ transport={t}" for t in ("zeromq", "c10d")]
+        found += [form for form in forms if runs(form)]
     return found
+
+
+def runs(sync: str) -> bool:
+    try:
+        group = Group.everybody(Cluster.flat(WORKERS))
+        refuse_what_cannot_run(parse_plan(sync), group, has_data=True)
+    except PlanError:
+        return False
+    return True
 
 
 def test_none_is_left_out() -> None:
     names = {text.partition(" ")[0] for text in exact_plans()}
     assert names == {
         "ddp", "native", "umw", "star", "ps", "ring", "tree", "double_tree", "halving_doubling",
-        "hierarchical", "gc",
+        "hierarchical", "gc", "codedreduce",
     }  # fmt: skip
+
+
+def test_only_codes_need_a_transport_of_their_own() -> None:
+    plans = set(exact_plans())
+    over = {text.partition(" ")[0] for text in plans if text.endswith("zeromq")}
+    assert {name for name in over if f"{name} @ transport=c10d" not in plans} == {
+        "gc",
+        "codedreduce",
+    }
 
 
 def test_a_few_steps_of_every_plan() -> None:

@@ -26,9 +26,10 @@ SCENARIO = Scenario(
 )
 
 
-def result(seconds: list[float], **other: Any) -> dict[str, Any]:
+def result(seconds: list[float], first_step: int = 0, **other: Any) -> dict[str, Any]:
     usual = {
-        "first_step": 0,
+        "first_step": first_step,
+        "steps": [first_step + 1 + number for number in range(len(seconds))],
         "losses": [1.0] * len(seconds),
         "seconds": seconds,
         "evaluations": [],

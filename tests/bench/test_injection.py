@@ -29,7 +29,7 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds + self._oversleeps
 
-    def sleeps(self, injection: Injection, rank: int = 0, shares: int = 1) -> Sleeps:
+    def sleeps(self, injection: Injection, rank: int = 0, shares: float = 1) -> Sleeps:
         return Sleeps(injection, rank, shares, now=lambda: self.now, pause=self.pause)
 
 
@@ -60,7 +60,8 @@ def test_gradients_take_their_share_and_forward_the_rest() -> None:
 
 def test_a_code_for_one_straggler_takes_twice_as_long() -> None:
     clock = Clock()
-    sleeps = clock.sleeps(injected(), shares=shares_of(parse_plan("gc(stragglers=1)")))
+    shares = shares_of(parse_plan("gc(stragglers=1)"), Cluster.flat(4), rank=2)
+    sleeps = clock.sleeps(injected(), shares=shares)
     model = layers()
     sleeps.watch(model)
     sleeps.begin(0)

@@ -155,7 +155,7 @@ def test_targets_are_reached_from_their_side() -> None:
         ('"ddp"', '"dpd"', "there is no plan 'dpd'"),
         ('"ddp"', '"ring+fp16"', "ring+fp16 compresses, which this version doesn't run; leave"),
         ('"ddp"', '"auto"', "auto has no rounds before it has chosen"),
-        ('"ddp"', '"gc(stragglers=2)"', "4 workers don't form teams of 3"),
+        ('"ddp"', '"gc(stragglers=4)"', "4 workers can't do without 4; use"),
         ('"ddp", ', '"gc(stragglers=1)", ', "gc(stragglers=1) is to be compared with itself; l"),
         ("repeats = 2", "repeats = 0", "repeats of [compare] is 0; give a whole number from 1"),
     ],

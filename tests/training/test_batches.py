@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from thalweg.codes.fractional import FractionalRepetition
-from thalweg.errors import UsageError
-from thalweg.training.batches import Batches, Coding
+from tests.codes.trees import planted, within_tolerance
+from tests.running import Mail, tree_schedule
+from thalweg.catalog import default_catalog
+from thalweg.codes import allocate
+from thalweg.errors import LayoutError, UsageError
+from thalweg.training.batches import Batches
 
 
 @st.composite
@@ -18,22 +22,6 @@ def cuts(draw: st.DrawFn) -> Batches:
     batch = draw(st.integers(size, 40))
     samples = draw(st.integers(batch, 300))
     return Batches(samples=samples, batch=batch, size=size, seed=draw(st.integers(-5, 2**64)))
-
-
-def coded(stragglers: int, teams: int, samples: int, batch: int) -> list[Batches]:
-    """Each rank's."""
-    size = (stragglers + 1) * teams
-    code = FractionalRepetition(size, stragglers)
-    return [
-        Batches(
-            samples=samples,
-            batch=batch,
-            size=size,
-            seed=0,
-            coding=Coding(code=code, member=member),
-        )
-        for member in range(size)
-    ]
 
 
 @given(cuts(), st.integers(0, 5))
@@ -69,29 +57,58 @@ def test_the_weights_make_a_mean(batches: Batches) -> None:
 
 
 @given(
-    stragglers=st.integers(1, 3),
-    teams=st.integers(1, 3),
+    code=st.sampled_from(sorted(default_catalog().codes)),
+    workers=st.integers(2, 14),
+    fanout=st.integers(2, 5),
+    stragglers=st.integers(0, 2),
     extra=st.integers(0, 20),
-    data=st.data(),
+    draw=st.randoms(use_true_random=False),
 )
 def test_a_code_makes_the_same_mean(
-    stragglers: int, teams: int, extra: int, data: st.DataObject
+    code: str, workers: int, fanout: int, stragglers: int, extra: int, draw: Random
 ) -> None:
-    """From any quorum, an uneven last batch included."""
-    size = (stragglers + 1) * teams
-    ranks = coded(stragglers, teams, samples=3 * (size + extra) + 1, batch=size + extra)
-    of_sample = torch.arange(1.0, ranks[0].samples + 1, dtype=torch.float64).sqrt()
-    late = data.draw(st.sets(st.integers(0, size - 1), max_size=stragglers))
-    coding = ranks[0].coding
-    assert coding is not None
-    decoding = coding.code.decode(frozenset(range(size)) - late)
-    assert decoding is not None
-    by_rank = [list(batches.shares(2, rank)) for rank, batches in enumerate(ranks)]
+    """From any quorum, in stars and in trees, an uneven last batch included."""
+    try:
+        allocation = planted(code, workers, fanout, stragglers)
+    except LayoutError:
+        reject()
+    batch, samples = workers + extra, 3 * (workers + extra) + 1
+    batches = Batches(samples=samples, batch=batch, size=workers, seed=0, allocation=allocation)
+    of_sample = torch.arange(1.0, samples + 1, dtype=torch.float64).sqrt()
+    mail = Mail(allocation, tree_schedule(allocation, 1))
+    by_rank = [list(batches.shares(2, rank)) for rank in range(workers)]
+    seen = set()
     for shares in zip(*by_rank, strict=True):
         whole = sorted({s for share in shares for s in share.samples})
-        sums = [float(of_sample[share.samples] @ share.weights) for share in shares]
-        mean = sum(weight * sums[member] for member, weight in decoding.items())
-        assert mean == pytest.approx(float(of_sample[whole].mean()), rel=1e-12)
+        sums = {r: of_sample[s.samples] @ s.weights for r, s in enumerate(shares)}
+        inputs = {rank: one.reshape(1).numpy() for rank, one in sums.items()}
+        late = within_tolerance(allocation, draw)
+        for results in mail.run(inputs, late=late).values():
+            assert results is not None
+            [[mean]] = results.arrays
+            assert mean == pytest.approx(float(of_sample[whole].mean()), rel=1e-9)
+        seen.update(whole)
+    assert seen == set(range(samples))
+
+
+def test_who_only_goes_through_a_step_needs_few_samples() -> None:
+    allocation = planted("fractional", 7, 4, 1)
+    batches = Batches(samples=70, batch=70, size=7, seed=0, allocation=allocation)
+    (share,) = batches.shares(0, 3)
+    brief = share.in_brief()
+    assert share.counts
+    assert not brief.counts
+    assert brief.samples == share.samples[:2]
+    assert brief.weights.tolist() == share.weights[:2].tolist()
+
+
+def test_a_root_beside_the_workers_goes_along_on_few_samples() -> None:
+    plant = default_catalog().codes["fractional"].plant
+    allocation = allocate(plant(range(1, 5), 4, 1), 0)
+    batches = Batches(samples=40, batch=20, size=5, seed=0, allocation=allocation)
+    for share in batches.shares(0, 0):
+        assert not share.counts
+        assert share.weights.tolist() == [0.0, 0.0]
 
 
 @given(cuts(), st.data())

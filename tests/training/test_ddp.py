@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 from tests.training.workers import (
     TIMEOUT,
@@ -147,12 +148,20 @@ def test_accumulating_in_a_ddp_object() -> None:
     assert max(result["apart"] for result in results) < 1e-6
 
 
-@pytest.mark.parametrize(("sync", "said"), [("gossip", "a DDP object averages gradients")])
+@pytest.mark.parametrize(
+    ("sync", "said"),
+    [
+        ("gossip", "a DDP object averages gradients"),
+        ("gc(stragglers=1)", "a DDP object waits for everybody, and gc(stragglers=1) for nobody"),
+    ],
+)
 def test_what_a_ddp_object_cannot_do(sync: str, said: str) -> None:
     def work(rank: int) -> dict[str, Any]:
         dist.init_process_group("gloo")
         ddp = DistributedDataParallel(deep())
-        return raised(lambda: attach(ddp, adam(ddp), sync=sync, timeout=TIMEOUT))
+        data = TensorDataset(torch.ones(8, 6))
+        options: dict[str, Any] = {"data": data, "batch": 4, "timeout": TIMEOUT}
+        return raised(lambda: attach(ddp, adam(ddp), sync=sync, **options))
 
     results = on_ranks(2, work)
     assert one_value(results, "kind") == "PlanError"

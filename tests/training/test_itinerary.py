@@ -55,7 +55,7 @@ def test_legs_repeat_and_are_kept() -> None:
     assert len(set(groups[:4])) > 1
 
 
-@pytest.mark.parametrize("sync", ["auto", "asp", "lgc(k=2)", "codedreduce(fanout=2)"])
+@pytest.mark.parametrize("sync", ["auto", "asp", "lgc(k=2)"])
 def test_plans_without_rounds(sync: str) -> None:
     with pytest.raises(PlanError):
         itinerary(sync, 0)

@@ -7,7 +7,7 @@ turns, and its row says why; the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,22 @@ from thalweg.bench.jobs import result_of
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
+from thalweg.coding import spare_ranks
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.lab import Event
 from thalweg.runtime.crew import OnMessage
 from thalweg.runtime.supervisor import Report, Work, run_workers
+from thalweg.schedules import Group
 from thalweg.training.averager import is_native
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
 Row = dict[str, Any]
-RunAll = Callable[[Work, OnMessage], Trial]
-"""Runs fresh workers in the scenario's cluster; `side_by_side` and `in_lab` make one."""
+RunAll = Callable[[Work, OnMessage, Collection[int]], Trial]
+"""Runs fresh workers in the scenario's cluster, of which some are spare; `side_by_side` and
+`in_lab` make one."""
 Progress = Callable[[int, int, str], None]
 """Called with how many steps are done, of how many, and under which plan."""
 TIMEOUT = "5min"  # for a worker to wait for another
@@ -38,8 +41,10 @@ TIMEOUT = "5min"  # for a worker to wait for another
 def side_by_side(workers: int) -> RunAll:
     """On this machine, where links have no rates and no events happen."""
 
-    def run_all(work: Work, on_message: OnMessage) -> Trial:
-        return Trial(results=run_workers(workers, work, timeout=None, on_message=on_message))
+    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> Trial:
+        return Trial(
+            results=run_workers(workers, work, timeout=None, on_message=on_message, spare=spare)
+        )
 
     return run_all
 
@@ -47,7 +52,7 @@ def side_by_side(workers: int) -> RunAll:
 def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
     """In the lab, whose links are as declared when a run begins."""
 
-    def run_all(work: Work, on_message: OnMessage) -> Trial:
+    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> Trial:
         lab.restore()
         director = lab.director(events)
         results = run_workers(
@@ -57,6 +62,7 @@ def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
             place=lab.place,
             director=director,
             on_message=on_message,
+            spare=spare,
         )
         return Trial(results=results, fired=tuple(director.fired))
 
@@ -104,7 +110,8 @@ def _trial(
     def work(rank: int, report: Report) -> dict[str, Any]:
         return result_of(train(scenario.job, sync, recipe, report))
 
-    trial = run_all(work, on_message)
+    spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
+    trial = run_all(work, on_message, spare)
     if not trial.told:
         raise RunError("no worker came to the end", "let the events leave one alive")
     return trial

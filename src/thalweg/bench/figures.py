@@ -96,7 +96,7 @@ def row_of_failure(sync: str, error: str) -> dict[str, Any]:
 
 def _steps(result: Result, key: str) -> dict[int, float]:
     """One worker's seconds or losses by step, from 1."""
-    return dict(enumerate(result[key], start=result["first_step"] + 1))
+    return dict(zip(result["steps"], result[key], strict=True))
 
 
 def _counted(scenario: Scenario, trial: Trial) -> list[float]:

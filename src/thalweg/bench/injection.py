@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Lateness
 from thalweg.plan import Plan
-from thalweg.training.batches import is_coded
+from thalweg.schedules import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +66,12 @@ class Injection:
         )
 
 
-def shares_of(plan: Plan) -> int:
-    """How many shares of the batch a worker computes: a code that does without s of them gives each
-    block to s + 1 (Tandon et al., ICML 2017, Theorem 1)."""
-    if plan.redundancy is None or not is_coded(plan):
-        return 1
-    stragglers = plan.redundancy.arguments["stragglers"]
-    assert isinstance(stragglers, int)
-    return 1 + stragglers
+def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
+    """How many N-th parts of the batch a worker computes: more than one under a code."""
+    if not is_relayed(plan):
+        return 1.0
+    allocation = allocation_of(plan, Group.everybody(cluster))
+    return float(cluster.workers * allocation.loads.get(rank, 0))
 
 
 class Sleeps:
@@ -82,7 +81,7 @@ class Sleeps:
         self,
         injection: Injection,
         rank: int,
-        shares: int = 1,
+        shares: float = 1.0,
         *,
         now: Callable[[], float] = perf_counter,
         pause: Callable[[float], None] = sleep,

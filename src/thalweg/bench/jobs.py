@@ -11,11 +11,14 @@ from typing import Any
 
 from thalweg.bench.site import Site
 from thalweg.bench.training import Outcome, Recipe, train
+from thalweg.catalog import parse_plan
+from thalweg.coding import spare_ranks
 from thalweg.errors import RunError
-from thalweg.facts import Duration
+from thalweg.facts import Cluster, Duration
 from thalweg.runtime import Alarm, World
 from thalweg.runtime.launch import find_seat
 from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.schedules import Group
 from thalweg.training import Run
 from thalweg.workloads import Job
 
@@ -40,8 +43,15 @@ def train_at(site: Site, job: Job, sync: str, recipe: Recipe, progress: Progress
         progress(message)
 
     grace = INTERRUPT_GRACE if recipe.checkpoint else 5.0
+    cluster = site.cluster or Cluster.flat(site.workers)
     return run_workers(
-        site.workers, work, timeout=None, on_message=heard, grace=grace, place=site.place
+        site.workers,
+        work,
+        timeout=None,
+        on_message=heard,
+        grace=grace,
+        place=site.place,
+        spare=spare_ranks(parse_plan(sync), Group.everybody(cluster)),
     )
 
 
@@ -70,6 +80,7 @@ def _result(world: World, alarm: Alarm, rank: int, seconds: float) -> Result:
 def result_of(outcome: Outcome) -> Result:
     return {
         "first_step": outcome.first_step,
+        "steps": outcome.steps,
         "losses": outcome.losses,
         "seconds": outcome.seconds,
         "evaluations": outcome.evaluations,
@@ -78,32 +89,38 @@ def result_of(outcome: Outcome) -> Result:
         "fingerprint": outcome.fingerprint,
         "peak_bytes": outcome.peak_nbytes,
         "stopped": outcome.stopped,
+        "approximate": outcome.approximate,
     }
 
 
 def step_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Per step: the mean of all ranks' losses and seconds."""
-    first = results[0]["first_step"]
-    losses = zip(*(result["losses"] for result in results), strict=True)
-    seconds = zip(*(result["seconds"] for result in results), strict=True)
+    """Per step: the mean losses and seconds of the ranks that took it."""
+    by_step: dict[int, list[tuple[float, float]]] = {}
+    for result in filter(None, results):
+        taken = zip(result["losses"], result["seconds"], strict=True)
+        for step, figures in zip(result["steps"], taken, strict=True):
+            by_step.setdefault(step, []).append(figures)
     return [
-        {"step": step, "loss": fmean(loss), "seconds": fmean(taken)}
-        for step, (loss, taken) in enumerate(zip(losses, seconds, strict=True), start=first + 1)
+        {"step": step, "loss": fmean(loss), "seconds": fmean(seconds)}
+        for step, (loss, seconds) in ((n, zip(*f, strict=True)) for n, f in sorted(by_step.items()))
     ]
 
 
 def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The run in a few figures; the first steps, which set things up, don't count for the time."""
+    told = [result for result in results if result]
     warm = [row["seconds"] for row in rows[min(5, len(rows) // 2) :]]
     return {
         "final_loss": rows[-1]["loss"] if rows else None,
-        "metric": results[0]["metric"],
+        "metric": told[0]["metric"],
         "seconds_per_step": fmean(warm) if warm else None,
-        "steps": results[0]["first_step"] + len(rows),
-        "identical": len({result["fingerprint"] for result in results}) == 1,
-        "fingerprint": results[0]["fingerprint"],
-        "peak_bytes": max(result["peak_bytes"] for result in results),
-        "stopped": results[0]["stopped"],
+        "steps": rows[-1]["step"] if rows else told[0]["first_step"],
+        "identical": len({result["fingerprint"] for result in told}) == 1,
+        "fingerprint": told[0]["fingerprint"],
+        "peak_bytes": max(result["peak_bytes"] for result in told),
+        "stopped": told[0]["stopped"],
+        "approximate": told[0]["approximate"],
+        "lost": [rank for rank, result in enumerate(results) if not result],
     }
 
 

@@ -49,16 +49,19 @@ class Recipe:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a worker has at the end. `losses` are of its own samples; `evaluations` are pairs of a
-    step and the metric there, and take no part in `seconds`."""
+    step and the metric there, and take no part in `seconds`. Under a code a worker that was far
+    behind may have left out `steps`."""
 
     model: nn.Module
     first_step: int
+    steps: list[int]
     losses: list[float]
     seconds: list[float]
     evaluations: list[tuple[int, float]]
     metric: float | None
     deviation: float | None  # of its parameters from the mean of all, relative to that
     stopped: bool
+    approximate: dict[int, float]  # steps, and the share of the batch that they have seen
     peak_nbytes: int
 
     @property
@@ -94,7 +97,7 @@ def train(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
     pauses = _Pauses(run, job, model, parse_plan(sync), recipe)
-    losses, seconds = _steps(run, job, model, optimizer, recipe, progress, pauses)
+    steps, losses, seconds = _steps(run, job, model, optimizer, recipe, progress, pauses)
     metric, deviation = None, None
     if recipe.checkpoint is not None:
         run.save(recipe.checkpoint)
@@ -107,12 +110,14 @@ def train(
     return Outcome(
         model=model,
         first_step=first_step,
+        steps=steps,
         losses=losses,
         seconds=seconds,
         evaluations=pauses.evaluated,
         metric=metric,
         deviation=deviation,
         stopped=run.stopping,
+        approximate=dict(run.approximate),
         peak_nbytes=_peak_nbytes(),
     )
 
@@ -125,11 +130,12 @@ def _steps(
     recipe: Recipe,
     progress: Progress,
     pauses: _Pauses,
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[int], list[float], list[float]]:
+    steps: list[int] = []
     losses: list[float] = []
     seconds: list[float] = []
     if run.step >= recipe.steps:
-        return losses, seconds
+        return steps, losses, seconds
     for epoch in run.epochs(sys.maxsize):
         start = perf_counter()
         for number, batch in enumerate(run.batches(epoch), start=1):
@@ -143,17 +149,18 @@ def _steps(
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             optimizer.zero_grad()
+            steps.append(run.step)
             losses.append(loss)
             seconds.append(perf_counter() - start)
             progress({"step": run.step, "loss": loss, "seconds": seconds[-1]})
             pauses.after_step()
             start = perf_counter()
             if run.step >= recipe.steps:
-                return losses, seconds
+                return steps, losses, seconds
             if recipe.checkpoint and recipe.save_every and run.step % recipe.save_every == 0:
                 run.save(recipe.checkpoint)
         optimizer.zero_grad()  # of a step that the epoch's end cut short
-    return losses, seconds
+    return steps, losses, seconds
 
 
 class _Pauses:
@@ -165,7 +172,8 @@ class _Pauses:
         self._sleeps: Sleeps | None = None
         self._evaluations: Evaluations | None = None
         if recipe.injection is not None:
-            self._sleeps = Sleeps(recipe.injection, run.rank, shares_of(plan))
+            shares = shares_of(plan, recipe.injection.cluster, run.rank)
+            self._sleeps = Sleeps(recipe.injection, run.rank, shares)
             self._sleeps.watch(model)
         if recipe.evaluate_every is not None:
             seconds = Duration.parse(recipe.timeout).seconds
@@ -177,7 +185,7 @@ class _Pauses:
         return [] if self._evaluations is None else self._evaluations.values
 
     def before_step(self) -> None:
-        if self._sleeps is not None:
+        if self._sleeps is not None and not self._run.catching_up:
             self._sleeps.begin(self._run.step)
 
     def after_step(self) -> None:

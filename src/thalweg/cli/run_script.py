@@ -17,17 +17,24 @@ def command(
         typer.Argument(metavar="COMMAND ...", help="A .py file or a program, and its arguments."),
     ],
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many to start.")],
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going", help="Though a worker fails, under a plan that can do without it."
+        ),
+    ] = False,
 ) -> None:
     """Run a script as several workers on this machine, with their output side by side.
 
     thalweg run --workers 4 train.py --lr 0.1
 
     A .py file runs in this Python. What torchrun sets is set for each worker: RANK, WORLD_SIZE,
-    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one fails, the others are ended.
+    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one fails, the others are ended, or with --keep-going
+    go on as long as they can; the exit code is 1 either way.
     """
     from thalweg.runtime.supervisor import run_command  # torch takes a second: not at import
 
-    run_command(workers, with_interpreter(arguments))
+    run_command(workers, with_interpreter(arguments), keep_going=keep_going)
 
 
 def with_interpreter(arguments: list[str]) -> list[str]:

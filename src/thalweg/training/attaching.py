@@ -13,17 +13,21 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
+from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
+from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.launch import find_cluster
 from thalweg.schedules import Group
 from thalweg.training.averager import refuse_what_cannot_run
-from thalweg.training.batches import Batches, coding_of
+from thalweg.training.batches import Batches
+from thalweg.training.course import Course
 from thalweg.training.ending import Ending, errors_in_one_line
+from thalweg.training.feed import Feed
 from thalweg.training.run import Run, Stateful
-from thalweg.training.sameness import agree, description
+from thalweg.training.sameness import agree, compare, description
 from thalweg.transports import Transport
 
 
@@ -69,16 +73,21 @@ def attach(
         group = Group.everybody(find_cluster(cluster, world.size, os.environ))
         refuse_what_cannot_run(plan, group, has_data=data is not None)
         _refuse_a_stranger(model, optimizer)
-        batches = _batches(plan, group, world, data, batch, seed)
+        feed = _feed(plan, group, world, data, batch, seed, loader or {})
         settings = {
             "batch": batch,
-            "samples": batches and batches.samples,
+            "samples": feed and feed.batches.samples,
             "seed": seed,
             "state objects": len(state),
             "resume": "given" if resume else "absent",
             "racks": group.racks,
         }
-        agree(world, alarm, description(str(plan), model, optimizer, settings), seconds)
+        own = description(str(plan), model, optimizer, settings)
+        returns = is_relayed(plan) and int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+        if returns:
+            compare(world, alarm, own, seconds)
+        else:
+            agree(world, alarm, own, seconds)
         engine = Engine(wrap(world.transport(plan.settings.transport or "zeromq")), alarm, seconds)
         try:
             run = Run(
@@ -90,12 +99,10 @@ def attach(
                 engine=engine,
                 alarm=alarm,
                 ending=ending,
-                data=data,
-                batches=batches,
-                loader=loader or {},
+                course=Course(feed),
                 state=state,
             )
-            run.start(None if resume is None else Path(resume))
+            run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()
             raise
@@ -117,9 +124,15 @@ def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
         )
 
 
-def _batches(
-    plan: Plan, group: Group, world: World, data: Dataset[Any] | None, batch: int | None, seed: int
-) -> Batches | None:
+def _feed(
+    plan: Plan,
+    group: Group,
+    world: World,
+    data: Dataset[Any] | None,
+    batch: int | None,
+    seed: int,
+    loader: Mapping[str, Any],
+) -> Feed | None:
     if (data is None) != (batch is None):
         raise UsageError("data= and batch= go together", "give attach() both or neither")
     if data is None or batch is None:
@@ -127,10 +140,11 @@ def _batches(
     length = getattr(data, "__len__", None)
     if length is None:
         raise UsageError("the data has no length", "use a map-style dataset, or your own loader")
-    return Batches(
+    batches = Batches(
         samples=length(),
         batch=batch,
         size=world.size,
         seed=seed,
-        coding=coding_of(plan, group, world.rank),
+        allocation=allocation_of(plan, group) if is_relayed(plan) else None,
     )
+    return Feed(data=data, batches=batches, loader=loader, rank=world.rank)

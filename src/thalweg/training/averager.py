@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.catalog import default_catalog
-from thalweg.errors import PlanError
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.coding import is_relayed, root_of, spare_ranks, waits_for_nobody
+from thalweg.errors import PlanError, RunError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan, What
 from thalweg.rounds import compile_rounds
-from thalweg.runtime import Engine, World
+from thalweg.runtime import Alarm, Engine, World
 from thalweg.schedules import Group
-from thalweg.training.batches import is_coded
-from thalweg.training.gradients import GradientAverager
+from thalweg.training.asynchronous import AsynchronousAverager
+from thalweg.training.carriers import EngineCarrier
+from thalweg.training.coded import CodedAverager
+from thalweg.training.course import Course
+from thalweg.training.gradients import GradientAverager, layout_of
+from thalweg.training.handover import State
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
 from thalweg.training.parameters import ParameterAverager
 
+UNDER_WAY = "tree"  # in the store: which coded plan runs, and since when
 ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
@@ -39,23 +48,82 @@ class Averager(Protocol):
         """Leave the model as if it had never been there."""
 
 
-def averager_for(
-    model: nn.Module, plan: Plan, group: Group, engine: Engine, clock: Clock, world: World
-) -> Averager:
-    parameters = trainable(model)
-    native = is_native(plan)
-    if isinstance(model, DistributedDataParallel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where plans run: this rank among the others. `snapshot` is what it holds before a step."""
+
+    world: World
+    alarm: Alarm
+    group: Group
+    engine: Engine
+    clock: Clock
+    course: Course
+    snapshot: Callable[[], State]
+
+    def averager(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> Averager:
+        """From the clock's step on."""
+        parameters = trainable(model)
+        native = is_native(plan)
+        if isinstance(model, DistributedDataParallel):
+            _refuse_for_ddp(plan)
+            return DdpAdapter(model, plan, self.group, self.engine, self.clock, native=native)
+        if native and self.world.size > 1:  # alone there is nothing to average
+            self.world.join_process_group()
+            return NativeAverager(model, plan)
         if plan.what is What.PARAMETERS:
-            raise PlanError(
-                f"a DDP object averages gradients, and {plan} parameters",
-                "attach the model without DDP round it",
+            return ParameterAverager(parameters, plan, self.group, self.engine, self.clock)
+        if is_relayed(plan):
+            return self._relayed(parameters, plan)
+        if plan.cadence.staleness is not None:
+            return AsynchronousAverager(
+                parameters,
+                optimizer,
+                self.clock,
+                self.world.room(f"server/{self.clock.step}"),
+                self.alarm,
+                root=self.keeper(plan),
+                staleness=plan.cadence.staleness,
+                bucket=plan.settings.bucket,
             )
-        return DdpAdapter(model, plan, group, engine, clock, native=native)
-    if native and world.size > 1:  # alone there is nothing to average, nor perhaps a network
-        world.join_process_group()
-        return NativeAverager(model, plan)
-    kind = ParameterAverager if plan.what is What.PARAMETERS else GradientAverager
-    return kind(parameters, plan, group, engine, clock)
+        layout = layout_of(parameters, plan.settings.bucket)
+        carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock)
+        return GradientAverager(parameters, layout, carrier)
+
+    def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:
+        since = self.clock.step
+        averager = CodedAverager(
+            parameters,
+            plan,
+            self.group,
+            self.clock,
+            self.world.room(f"tree/{since}"),
+            self.alarm,
+            course=self.course,
+            snapshot=self.snapshot,
+        )
+        if averager.tree.is_root:
+            self.world.put(UNDER_WAY, json.dumps([str(plan), since]))
+        return averager
+
+    def plan_under_way(self) -> tuple[Plan, int]:
+        """The coded plan that the others run, and since which step."""
+        found = self.world.wait_for(UNDER_WAY, self.engine.timeout, self.alarm)
+        if found is None:
+            raise RunError("this rank was restarted, and nobody runs a coded plan", "start all")
+        text, since = json.loads(found)
+        return parse_plan(text), since
+
+    def keeper(self, plan: Plan) -> int:
+        """The rank that writes and reads checkpoints."""
+        return root_of(plan, self.group) or 0
+
+
+def _refuse_for_ddp(plan: Plan) -> None:
+    remedy = "attach the model without DDP round it"
+    if plan.what is What.PARAMETERS:
+        raise PlanError(f"a DDP object averages gradients, and {plan} parameters", remedy)
+    if waits_for_nobody(plan):
+        raise PlanError(f"a DDP object waits for everybody, and {plan} for nobody", remedy)
 
 
 def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
@@ -80,9 +148,17 @@ def refuse_what_does_not_run_yet(plan: Plan) -> None:
 def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
     """Plans that this version doesn't run, or not here: said before anything moves."""
     refuse_what_does_not_run_yet(plan)
-    compile_rounds(plan, group, ANY_WORKLOAD, 0)
-    if is_coded(plan) and not has_data:
+    if waits_for_nobody(plan):
+        spare_ranks(plan, group)
+    else:
+        compile_rounds(plan, group, ANY_WORKLOAD, 0)
+    if is_relayed(plan) and not has_data:
         raise PlanError(
-            f"{plan} gives each worker several blocks of the data, which your loader can't",
+            f"{plan} gives late workers less of the data to go through, which your loader can't",
             "give data= and batch= to attach()",
+        )
+    if waits_for_nobody(plan) and plan.settings.transport not in (None, "zeromq"):
+        raise PlanError(
+            f"{plan} can't wait for whoever comes first over {plan.settings.transport}",
+            "use transport=zeromq",
         )

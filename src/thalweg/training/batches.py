@@ -3,8 +3,8 @@
 Every epoch has its own order of the samples, drawn from seed and epoch alone: all ranks know it
 without asking, and a resumed run goes on in it. A batch is cut into near-equal shares, one a
 rank. What a plan aggregates must be the mean over the whole batch of B samples: plans that average
-N ranks need N/B on each sample, whatever the size of the share; coded plans sum up n blocks, of
-which each rank has some, weighted by its row of the code, and need that weight over B.
+N ranks need N/B on each sample, whatever the size of the share; coded plans sum up cells of the
+batch, of which each worker has some, with weights of their own, and need that weight over B.
 """
 
 from __future__ import annotations
@@ -14,42 +14,24 @@ from dataclasses import dataclass
 
 import torch
 
-from thalweg.catalog import default_catalog
-from thalweg.declarations import Code
+from thalweg.codes import Allocation
 from thalweg.errors import UsageError
-from thalweg.plan import Plan
-from thalweg.schedules import Group
 from thalweg.schedules.chunks import split
 
 PRIME = 1_000_003  # keeps (seed, epoch) pairs apart
 SEEDS = 2**63  # so many does torch know
+FEWEST = 2  # samples of which there is a variance
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     samples: list[int]
     weights: torch.Tensor  # one a sample, float64
+    counts: bool = True  # in the sum; else nobody waits for what is computed of it
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coding:
-    """This rank's row of the code: the weights of the blocks that it takes."""
-
-    code: Code
-    member: int
-
-
-def is_coded(plan: Plan) -> bool:
-    return plan.redundancy is not None and plan.redundancy.name in default_catalog().codes
-
-
-def coding_of(plan: Plan, group: Group, rank: int) -> Coding | None:
-    """This rank's part in the plan's code; None if it has none."""
-    if plan.redundancy is None or not is_coded(plan):
-        return None
-    make = default_catalog().codes[plan.redundancy.name].make
-    code = make(group.size, stragglers=plan.redundancy.arguments["stragglers"])
-    return Coding(code=code, member=group.order.index(rank))
+    def in_brief(self) -> Share:
+        """As few samples as a model can go through, batch norm included."""
+        return Share(self.samples[:FEWEST], self.weights[:FEWEST], counts=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +43,7 @@ class Batches:
     batch: int
     size: int
     seed: int
-    coding: Coding | None = None
+    allocation: Allocation | None = None  # under a code
 
     def __post_init__(self) -> None:
         if self.batch < self.size:
@@ -74,10 +56,12 @@ class Batches:
                 f"the data has {self.samples} samples, and a batch {self.batch}",
                 "give a smaller batch",
             )
+        if self.allocation is not None:
+            self.allocation.refuse_batch(self.batch)
 
     def __len__(self) -> int:
         whole, rest = divmod(self.samples, self.batch)
-        return whole + (rest >= self.size)
+        return whole + self._suffices(rest)
 
     def shares(self, epoch: int, rank: int, first: int = 0) -> Iterator[Share]:
         """This rank's shares of the epoch's batches, from the `first` on."""
@@ -94,17 +78,25 @@ class Batches:
             seed = (seed * PRIME + place) % SEEDS
         return torch.Generator().manual_seed(seed)
 
+    def _suffices(self, samples: int) -> bool:
+        """For everybody."""
+        fits = self.allocation is None or self.allocation.suffices(samples)
+        return samples >= self.size and fits
+
     def _share(self, batch: torch.Tensor, rank: int) -> Share:
-        if self.coding is None:
+        if self.allocation is None:
             own = _cut(batch, self.size)[rank].tolist()
             weight = self.size / len(batch)
             return Share(own, torch.full((len(own),), weight, dtype=torch.float64))
-        row = self.coding.code.row(self.coding.member)
-        blocks = [(w, block) for w, block in zip(row, _cut(batch, len(row)), strict=True) if w]
-        weights = [weight / len(batch) for weight, block in blocks for _ in block]
+        taken = self.allocation.samples(rank, len(batch))
+        if not taken:  # a root beside the workers: it has to hold the model, and go along
+            return Share(batch.tolist(), torch.zeros(len(batch), dtype=torch.float64)).in_brief()
         return Share(
-            torch.cat([block for _, block in blocks]).tolist(),
-            torch.tensor(weights, dtype=torch.float64),
+            torch.cat([batch[start:stop] for start, stop, _ in taken]).tolist(),
+            torch.tensor(
+                [weight / len(batch) for start, stop, weight in taken for _ in range(start, stop)],
+                dtype=torch.float64,
+            ),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
 from types import TracebackType
@@ -28,15 +28,16 @@ class Ending:
 
     def __init__(self, world: World, alarm: Alarm) -> None:
         self.rank = world.rank
-        self._world = world
         self._alarm = alarm
+        self.is_spare = False  # the others can do without this rank
         self._failed = False
         self._left = False
         _OneLine.watched[:] = [*(e for e in _OneLine.watched if not e.failed), self]
 
     def fail(self, problem: str) -> None:
         self._failed = True
-        self._alarm.sound(problem)
+        if not self.is_spare:
+            self._alarm.sound(problem)
 
     @contextmanager
     def telling_errors(self) -> Iterator[None]:
@@ -53,14 +54,15 @@ class Ending:
     def failed(self) -> bool:
         return self._failed
 
-    def leave(self, step: int) -> None:
+    def leave(self, step: int, part: Callable[[float], bool]) -> None:
+        """`part` waits for the others, so many seconds, and says whether that was enough."""
         if self._left:
             return
         self._left = True
         _OneLine.watched[:] = [e for e in _OneLine.watched if e is not self]
         patience = AFTER_FAILURE if self._failed else FAREWELL
-        if not self._world.part(patience, self._alarm):
-            self._alarm.sound(f"its part of the run ended after step {step}")
+        if not part(patience):
+            self.fail(f"its part of the run ended after step {step}")
         elif self._failed and self._alarm.heard() is not None:
             sleep(BEHIND)
 

@@ -3,7 +3,7 @@
 A bucket leaves as soon as backward has finished its last gradient and the buckets before it have
 left; all ranks therefore send in the same order. What travels is a scaled copy: a step that fails
 leaves the local gradients as they were. When backward ends, the averages of all buckets are
-written into the gradients together.
+written into the gradients together. How a bucket travels is its carrier's business.
 
 Parameters that took no part keep no gradient, as without Thalweg, unless they took part on another
 rank: a flag for each travels at the end of the last bucket.
@@ -12,7 +12,6 @@ rank: a flag for each travels at the end of the last bucket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,35 +21,23 @@ from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.facts import Size
-from thalweg.plan import Plan
-from thalweg.runtime import Engine
-from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
-from thalweg.training.batches import is_coded
-from thalweg.training.itinerary import Clock, Itinerary, Leg
+from thalweg.training.carriers import Carrier
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
 
 FLAGS = "thalweg: who took part"  # not a name that a parameter can have
 
 
 class GradientAverager:
+    """`layout` is the one that `layout_of` made of these parameters."""
+
     def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        plan: Plan,
-        group: Group,
-        engine: Engine,
-        clock: Clock,
+        self, parameters: Mapping[str, nn.Parameter], layout: Layout, carrier: Carrier
     ) -> None:
         self._parameters = parameters
-        self._engine = engine
-        self._clock = clock
-        self._layout = layout_of(parameters, plan.settings.bucket)
-        self._itinerary = Itinerary(plan, group, self._layout.workload, engine.rank)
-        self._itinerary.at(clock.step)  # what can't be done is said now
-        self._home = {name: b.index for b in self._layout.buckets for name in b.views}
-        self._coded = is_coded(plan)
-        self._last_summed = -1  # step
+        self._layout = layout
+        self._carrier = carrier
+        self._home = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
         self._backward: _Backward | None = None
         self._hooks = [_hook(p, partial(self._ready, name)) for name, p in parameters.items()]
@@ -79,8 +66,9 @@ class GradientAverager:
         if not self._on:
             return
         if self._backward is None or not self._backward.end.is_to_come():
-            self._begin()
-        assert self._backward is not None
+            self._drop()
+            self._carrier.begin()
+            self._backward = _Backward(self._layout, AtTheEnd(self._finish))
         index = self._home[name]
         if not self._backward.missing[index]:
             raise RunError(
@@ -89,46 +77,24 @@ class GradientAverager:
                 "use_reentrant=False",
             )
         self._backward.missing[index].discard(name)
-        self._send_what_is_complete()
-
-    def _begin(self) -> None:
-        self._drop()
-        if self._coded and self._last_summed == self._clock.step:
-            raise RunError(
-                "two backwards in one step: a code would add up the first one's sums again",
-                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
-            )
-        leg = self._itinerary.at(self._clock.step)
-        self._backward = _Backward(self._layout, leg, AtTheEnd(self._finish))
+        while (bucket := self._backward.next_complete()) is not None:
+            self._send(bucket)
 
     def _drop(self) -> None:
         """Forget a backward that failed, once the buckets that had left are free again."""
         failed, self._backward = self._backward, None
         if failed is not None:
-            self._engine.wait(failed.sent)
+            self._carrier.drop()
 
-    def _send_what_is_complete(self) -> None:
-        backward = self._backward
-        assert backward is not None
-        while (bucket := backward.next_complete()) is not None:
-            self._send(backward, bucket)
-
-    def _send(self, backward: _Backward, bucket: FlatBucket) -> None:
-        leg = backward.leg
-        if backward.first_round is None:
-            backward.first_round = self._clock.claim(leg.numbers)
-        for stop in leg.stops:
-            if stop.round.bucket == bucket.index:
-                self._fill(bucket, 1 / stop.divisor)
-                task = stop.task(bucket, self._clock.step, backward.first_round)
-                backward.sent.append(self._engine.submit(task))
+    def _send(self, bucket: FlatBucket) -> None:
+        self._carrier.send(bucket, partial(self._fill, bucket))
 
     @torch.no_grad()
-    def _fill(self, bucket: FlatBucket, factor: float) -> None:
+    def _fill(self, bucket: FlatBucket, factor: float, presence: float = 1.0) -> None:
         for name, view in bucket.views.items():
             if name == FLAGS:
                 took_part = [p.grad is not None for p in self._parameters.values()]
-                view.copy_(torch.tensor(took_part))
+                view.copy_(presence * torch.tensor(took_part))
             elif (gradient := self._parameters[name].grad) is None:
                 view.zero_()
             elif gradient.is_sparse:
@@ -141,16 +107,15 @@ class GradientAverager:
         backward = self._backward
         assert backward is not None
         for bucket in backward.left():
-            self._send(backward, bucket)
+            self._send(bucket)
         self._backward = None
-        self._engine.wait(backward.sent)
-        self._last_summed = self._clock.step
+        self._carrier.finish()
         self._commit()
 
     @torch.no_grad()
     def _commit(self) -> None:
         flags = self._layout.buckets[self._home[FLAGS]].views[FLAGS]
-        took_part = dict(zip(self._parameters, (flags > 0).tolist(), strict=True))
+        took_part = dict(zip(self._parameters, (flags != 0).tolist(), strict=True))
         for bucket in self._layout.buckets:
             for name, view in bucket.views.items():
                 if name == FLAGS or not took_part[name]:
@@ -165,12 +130,9 @@ class GradientAverager:
 class _Backward:
     """How far one backward is, those inside it (of reentrant checkpoints) included."""
 
-    def __init__(self, layout: Layout, leg: Leg, end: AtTheEnd) -> None:
-        self.leg = leg
+    def __init__(self, layout: Layout, end: AtTheEnd) -> None:
         self.end = end
         self.missing = {b.index: set(b.views) for b in layout.buckets}
-        self.first_round: int | None = None
-        self.sent: list[Future[None]] = []
         self._unsent = list(reversed(layout.buckets))
 
     def next_complete(self) -> FlatBucket | None:

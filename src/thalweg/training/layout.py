@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thalweg.errors import WorkloadError
+from thalweg.errors import TransportError, WorkloadError
 from thalweg.facts import Bucket, Size, Tensor, Workload
 from thalweg.facts.workload import ITEM_BYTES
 from thalweg.runtime import Arithmetic, arithmetic_of
@@ -28,6 +28,15 @@ class FlatBucket:
     views: Mapping[str, torch.Tensor]
     vector: Array
     arithmetic: Arithmetic
+
+    def take(self, array: Array) -> None:
+        """These values, or their bytes, instead of its own."""
+        if array.nbytes != self.vector.nbytes:
+            raise TransportError(
+                f"bucket {self.index} has {self.vector.nbytes} bytes, and {array.nbytes} came",
+                "give all ranks the same model and plan",
+            )
+        self.vector[:] = array.view(self.vector.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

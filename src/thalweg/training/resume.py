@@ -1,7 +1,8 @@
-"""From a run to its checkpoint and back: rank 0 writes and reads, the others send and are told.
+"""From a run to its checkpoint and back: one rank writes and reads, the others send and are told.
 
-No shared folder is needed. What is rank 0's in an exact plan is everybody's; what is each rank's
-own, the state of its random number generators, goes to rank 0 through the store.
+No shared folder is needed. What is one rank's in an exact plan is everybody's; what is each rank's
+own, the state of its random number generators, goes to rank 0 through the store. Under a code the
+root writes and reads, and waits for nobody: others' random states aren't kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import thalweg
 from thalweg.errors import CheckpointError, RunError
 from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
+from thalweg.training.course import Position
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
 
@@ -29,14 +31,6 @@ if TYPE_CHECKING:
     from thalweg.training.run import Stateful
 
 FINE = "fine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """The next batch to take."""
-
-    epoch: int = 0
-    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +54,38 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: Sequence[Stateful],
     keep: int,
+    alone: bool = False,
 ) -> None:
-    """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails."""
+    """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails.
+    `alone`, a rank writes without the others, and without what only they know."""
+
+    def write(ranks: list[Any]) -> None:
+        checkpoint.write(
+            directory,
+            checkpoint.Checkpoint(
+                step=step,
+                plan=plan,
+                size=world.size,
+                position={**asdict(position), **sampling},
+                model=model.state_dict(),
+                optimizer=optimizer.state_dict(),
+                state=[part.state_dict() for part in state],
+                ranks=ranks,
+            ),
+            version=thalweg.__version__,
+            keep=keep,
+        )
+
+    if alone:
+        write([_random_states() if rank == world.rank else None for rank in range(world.size)])
+        return
     own = f"save/{number}/{world.rank}"
     world.put(own, json.dumps(_random_states()))
     problem = FINE
     if world.rank == 0:
         keys = [f"save/{number}/{rank}" for rank in range(world.size)]
         try:
-            checkpoint.write(
-                directory,
-                checkpoint.Checkpoint(
-                    step=step,
-                    plan=plan,
-                    size=world.size,
-                    position={**asdict(position), **sampling},
-                    model=model.state_dict(),
-                    optimizer=optimizer.state_dict(),
-                    state=[part.state_dict() for part in state],
-                    ranks=[json.loads(_wait(world, alarm, key, timeout)) for key in keys],
-                ),
-                version=thalweg.__version__,
-                keep=keep,
-            )
+            write([json.loads(_wait(world, alarm, key, timeout)) for key in keys])
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
         world.put(f"save/{number}", problem)
@@ -99,15 +102,16 @@ def load(
     world: World,
     alarm: Alarm,
     timeout: float,
+    reader: int,
     sharing: Sharing,
     sampling: dict[str, int],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Sequence[Stateful],
 ) -> Loaded | None:
-    """Go back to the newest checkpoint; None if there is none."""
+    """Go back to the newest checkpoint that the rank `reader` finds; None if there is none."""
     tensors: dict[str, torch.Tensor] = {}
-    if world.rank == 0:
+    if world.rank == reader:
         saying, tensors = _read(directory, model, sampling, len(state))
         world.put("resume", json.dumps(saying))
     saying = json.loads(_wait(world, alarm, "resume", timeout))
@@ -115,13 +119,13 @@ def load(
         raise CheckpointError(saying["problem"], saying["remedy"])
     if "step" not in saying:
         return None
-    sharing.take_from(0, [*(p.detach() for p in model.parameters()), *model.buffers()])
-    if world.rank != 0:
+    sharing.take_from(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
+    if world.rank != reader:
         tensors = {
             name: torch.empty(shape, dtype=getattr(torch, dtype))
             for name, (shape, dtype) in saying["tensors"].items()
         }
-    sharing.take_from(0, (tensors[name] for name in saying["tensors"]))
+    sharing.take_from(reader, (tensors[name] for name in saying["tensors"]))
     states = unpack(saying["tree"], tensors)
     with _same_kind(saying["path"], type(model).__name__):
         model.load_state_dict(states["model"], strict=False)
@@ -133,8 +137,9 @@ def load(
     for part, saved in zip(state, states["state"], strict=True):
         with _same_kind(saying["path"], type(part).__name__):
             part.load_state_dict(saved)
-    if world.size == saying["size"]:
-        _set_random_states(saying["ranks"][world.rank])
+    own = saying["ranks"][world.rank] if world.size == saying["size"] else None
+    if own is not None:
+        _set_random_states(own)
     return Loaded(step=saying["step"], position=_position(saying["position"]))
 
 
@@ -145,7 +150,7 @@ def _position(saved: dict[str, int]) -> Position:
 def _read(
     directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """On rank 0: load the model; what to tell the others, and the tensors that they will need."""
+    """On the reader: load the model; what to tell the others, and the tensors they will need."""
     try:
         found = checkpoint.latest(directory)
         if found is None:

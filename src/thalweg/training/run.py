@@ -6,30 +6,34 @@ import atexit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import tee
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from thalweg.catalog import parse_plan
-from thalweg.errors import PlanError, RunError, ThalwegError, UsageError
+from thalweg.coding import spare_ranks, waits_for_nobody
+from thalweg.errors import PlanError, RunError, ThalwegError
 from thalweg.plan import Plan, What
 from thalweg.runtime import Agreement, Alarm, Arrivals, Engine, World
 from thalweg.schedules import Group
+from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.averager import (
     Averager,
-    averager_for,
+    Setting,
     refuse_what_cannot_run,
     trainable,
 )
-from thalweg.training.batches import Batches, Share, coding_of
+from thalweg.training.coded import CodedAverager, Tree
+from thalweg.training.course import Course
 from thalweg.training.ending import Ending
+from thalweg.training.feed import IsOver, weighted_mean
+from thalweg.training.handover import State
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
-from thalweg.training.resume import Position, load, save
+from thalweg.training.replicas import refuse_what_differs, warn_of_what_differs
+from thalweg.training.resume import load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
 
@@ -58,9 +62,7 @@ class Run:
         engine: Engine,
         alarm: Alarm,
         ending: Ending,
-        data: Dataset[Any] | None,
-        batches: Batches | None,
-        loader: Mapping[str, Any],
+        course: Course,
         state: Sequence[Stateful],
     ) -> None:
         self._model = model
@@ -71,23 +73,28 @@ class Run:
         self._engine = engine
         self._alarm = alarm
         self._ending = ending
-        self._data = data
-        self._batches = batches
-        self._loader = dict(loader)
+        self._course = course
         self._state = tuple(state)
         self._clock = Clock()
         self._sharing = Sharing(group, engine, self._clock)
+        self._setting = Setting(
+            world=world,
+            alarm=alarm,
+            group=group,
+            engine=engine,
+            clock=self._clock,
+            course=course,
+            snapshot=self._snapshot,
+        )
         self._agreement = Agreement(world.store, rank=world.rank, size=world.size)
+        self._agreed = 0  # changes that had taken effect before this step
         self._averager: Averager | None = None
         self._averaged: set[int] = set()  # parameters, by identity
-        self._share: Share | None = None  # of the batch that is being computed
-        self._reached = Position()  # what the samples taken so far lead to
-        self._position = Position()  # what the last step of the optimizer has used
-        self._stopping = False
         self._passed_safe_point = False
+        self._shares_random = False
+        self._warns = False
         self._closed = False
         self._in_consensus = False
-        self._steps_in_epoch = 0
         self._hooks: list[Any] = []
         self._meetings = 0  # at the store: saves and transitions
 
@@ -115,75 +122,58 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether all ranks have agreed to stop here."""
-        return self._stopping
+        return self._course.stopping
 
     @property
     def arrivals(self) -> Arrivals:
         """When this rank and its peers arrived at each bucket of the last steps."""
-        return self._engine.arrivals
+        return self._engine.arrivals if self._tree is None else self._tree.arrivals
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether this batch is only gone through, under a code: its step is over, and what came
+        of it is applied."""
+        return not self._course.counts
+
+    @property
+    def approximate(self) -> Mapping[int, float]:
+        """Under a code with beyond=partial: the steps whose gradient was scaled up from a part of
+        the batch, and how large that was."""
+        return self._averager.approximate if isinstance(self._averager, CodedAverager) else {}
 
     # Data
 
     def epochs(self, number: int) -> Iterator[int]:
         """0, 1, ..., number - 1; a resumed run begins with the epoch it had reached."""
-        while self._reached.epoch < number and not self._stopping:
-            epoch = self._reached.epoch
-            self._steps_in_epoch = 0
-            yield epoch
-            self._share = None
-            left_early = self._reached.epoch == epoch  # its batches weren't asked for, or not all
-            if left_early and not self._stopping:
-                self._reached = self._position = Position(epoch=epoch + 1)
+        yield from self._course.epochs(number)
 
     def batches(self, epoch: int) -> Iterator[Any]:
         """This rank's share of each batch; between two of them is the safe point, where plans
         change and runs stop."""
-        if self._batches is None or self._data is None:
-            raise UsageError("run.batches needs the data", "give data= and batch= to attach()")
-        first = self._reached.batch if epoch == self._reached.epoch else 0
-        cut: Batches | None = None
-        loaded: Iterator[tuple[Share, Any]] = iter(())
-        for number in range(first, len(self._batches)):
-            self.safe_point()
-            if self._stopping:
-                break
-            if cut is not self._batches:  # another plan may have other shares
-                cut, loaded = self._batches, self._load(self._batches, epoch, number)
-            self._share, batch = next(loaded)
-            self._reached = Position(epoch=epoch, batch=number + 1)
-            yield batch
-        else:
-            self._reached = self._position = Position(epoch=epoch + 1)
-        self._share = None
+        yield from self._course.batches(epoch, self.safe_point, self._over)
 
-    def _load(self, batches: Batches, epoch: int, first: int) -> Iterator[tuple[Share, Any]]:
-        assert self._data is not None
-        shares, ahead = tee(batches.shares(epoch, self.rank, first))
-        try:
-            loader: DataLoader[Any] = DataLoader(
-                self._data,
-                batch_sampler=(share.samples for share in ahead),
-                generator=batches.generator(epoch, first, self.rank),  # not the script's
-                **self._loader,
-            )
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"loader= doesn't suit a DataLoader: {error}", "leave it out"
-            ) from None
-        return zip(shares, loader, strict=True)
+    def _over(self) -> IsOver:
+        step, tree = self.step, self._tree
+        return lambda number: tree is not None and tree.has(step + number)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, from one loss a sample: such that what the plan aggregates
         is the mean over the whole batch of all ranks, whatever this rank's share of it is."""
-        if self._share is None:
-            return losses.mean()
-        if losses.shape != self._share.weights.shape:
-            raise UsageError(
-                f"run.mean got {list(losses.shape)} losses for {len(self._share.weights)} samples",
-                'give it one loss a sample (reduction="none")',
-            )
-        exact = losses.to(torch.promote_types(losses.dtype, torch.float32))
-        return torch.dot(exact, self._share.weights.to(exact))
+        return weighted_mean(losses, self._course.share)
+
+    @contextmanager
+    def shared_random(self) -> Iterator[None]:
+        """Inside, torch's random numbers are the same for all workers that compute the same samples
+        under a code: for dropout, which would make them differ. Afterwards they go on as if nothing
+        had happened."""
+        self._shares_random = True
+        feed, share = self._course.feed, self._course.share
+        if feed is None or share is None:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(feed.seed_of(self.step, share))
+            yield
 
     # Synchronising
 
@@ -198,8 +188,13 @@ class Run:
     def consensus(self) -> Iterator[None]:
         """Inside, all replicas are equal: parameters (under plans that let them differ) and
         statistics such as batch norm's are the mean over all ranks. Afterwards the parameters are
-        this rank's own again."""
+        this rank's own again. Under a code nobody waits for anybody here either: parameters are
+        equal anyway, statistics are this rank's own."""
         self._attached.settle()
+        if waits_for_nobody(self._plan):
+            self._catch_up()
+            yield
+            return
         parameters = trainable(self._model).values() if self._replicas_differ else ()
         own = [parameter.detach().clone() for parameter in parameters]
         self._in_consensus = True
@@ -220,7 +215,7 @@ class Run:
     def switch(self, sync: str) -> None:
         """Propose another plan, on any rank: all ranks take it up at the same safe point."""
         plan = parse_plan(sync)
-        refuse_what_cannot_run(plan, self._group, has_data=self._data is not None)
+        refuse_what_cannot_run(plan, self._group, has_data=self._course.feed is not None)
         if isinstance(self._model, nn.parallel.DistributedDataParallel):
             raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
         if plan.settings.transport != self._plan.settings.transport:
@@ -242,9 +237,13 @@ class Run:
             return
         self._passed_safe_point = True
         self._refuse_new_parameters()
+        self._catch_up()
+        if self._tree is not None:
+            self._tree.serve()
+        self._agreed = self._agreement.handed_out
         for change in self._agreement.settle(self.step):
             if change.name == "stop":
-                self._stopping = True
+                self._course.stopping = True
             elif change.name == "sync":
                 self._take_up(parse_plan(str(change.value)))
 
@@ -252,9 +251,13 @@ class Run:
 
     def save(self, directory: str | Path, *, keep: int = 2) -> None:
         """Write a checkpoint, which `attach(resume=directory)` goes on from; to be called on every
-        rank. The newest `keep` are kept."""
+        rank. The newest `keep` are kept. Rank 0 writes; under a plan that waits for nobody the root
+        does, alone."""
         self._meetings += 1
+        alone = waits_for_nobody(self._plan)
         with self.consensus():
+            if alone and self.rank != self._setting.keeper(self._plan):
+                return
             save(
                 Path(directory),
                 world=self._world,
@@ -263,12 +266,13 @@ class Run:
                 number=self._meetings,
                 step=self.step,
                 plan=str(self._plan),
-                position=self._next_position(),
-                sampling=self._sampling(),
+                position=self._course.resume_at,
+                sampling=self._sampling,
                 model=_inner(self._model),
                 optimizer=self._optimizer,
                 state=self._state,
                 keep=keep,
+                alone=alone,
             )
 
     def close(self) -> None:
@@ -283,13 +287,38 @@ class Run:
         if self._averager is not None and not self._ending.failed:
             with suppress(ThalwegError):  # who has failed says so elsewhere
                 self._averager.detach()
-        self._ending.leave(self.step)
+        self._ending.leave(self.step, self._part)
+        if self._tree is not None:
+            self._tree.close()
         self._engine.close()
+
+    def _part(self, seconds: float) -> bool:
+        """Wait until those who may still need this rank have ended too; False if they don't."""
+        if isinstance(self._averager, AsynchronousAverager):
+            return self._averager.part(seconds)
+        if self._tree is None:
+            return self._world.part(seconds, self._alarm)
+        if not self._ending.failed:
+            self._course.leave_epoch()
+            self._catch_up()
+        return self._tree.part(seconds, replace(self._snapshot(), ended=True))
 
     # What attach() does
 
-    def start(self, resume: Path | None) -> None:
-        """Begin from a checkpoint if there is one, else from rank 0's model."""
+    def start(self, resume: Path | None, *, returns: bool) -> None:
+        """Begin from a checkpoint if there is one, else from rank 0's model; if this rank returns
+        to a run that goes on, from another's."""
+        if returns:
+            self._come_back()
+        else:
+            self._begin(resume)
+        self._averaged = {id(parameter) for parameter in trainable(self._model).values()}
+        self._hooks = [
+            self._optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
+            self._model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
+        ]
+
+    def _begin(self, resume: Path | None) -> None:
         loaded = None
         if resume is not None:
             loaded = load(
@@ -297,8 +326,9 @@ class Run:
                 world=self._world,
                 alarm=self._alarm,
                 timeout=self._engine.timeout,
+                reader=self._setting.keeper(self._plan),
                 sharing=self._sharing,
-                sampling=self._sampling(),
+                sampling=self._sampling,
                 model=_inner(self._model),
                 optimizer=self._optimizer,
                 state=self._state,
@@ -307,15 +337,26 @@ class Run:
             self._sharing.take_from(0, _tensors(self._model))
         else:
             self._clock.step = loaded.step
-            self._reached = self._position = loaded.position
-        self._averager = averager_for(
-            self._model, self._plan, self._group, self._engine, self._clock, self._world
-        )
-        self._averaged = {id(parameter) for parameter in trainable(self._model).values()}
-        self._hooks = [
-            self._optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
-            self._model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
-        ]
+            self._course.jump(loaded.position)
+        self._run_plan()
+
+    def _come_back(self) -> None:
+        self._plan, since = self._setting.plan_under_way()
+        self._clock.step = since
+        self._run_plan()
+        if self._tree is not None:
+            self._take_over(self._tree.take())
+
+    def _run_plan(self) -> None:
+        """From this step on."""
+        self._averager = self._setting.averager(self._model, self._optimizer, self._plan)
+        self._ending.is_spare = self.rank in spare_ranks(self._plan, self._group)
+        allocation = self._tree.allocation if self._tree else None
+        if self._course.feed is not None:
+            self._course.feed = self._course.feed.under(allocation)
+        if self._tree is not None:
+            refuse_what_differs(self._model, self._tree.allocation)
+            self._warns = self._tree.is_root  # one of all is enough
 
     @property
     def _attached(self) -> Averager:
@@ -325,15 +366,17 @@ class Run:
 
     def _stepped(self) -> None:
         self._attached.after_step()
+        if self._warns:
+            warn_of_what_differs(self._model, random=not self._shares_random)
+            self._warns = False
         self._clock.tick()
-        self._steps_in_epoch += 1
-        self._position = self._reached
+        self._course.stepped()
         self._passed_safe_point = False
 
     def _forward(self) -> None:
         """With one's own loader this is the safe point, if it is a step that begins."""
         steps = self._model.training and torch.is_grad_enabled() and not self._in_consensus
-        if steps and self._batches is None:
+        if steps and self._course.feed is None:
             self.safe_point()
 
     def _refuse_new_parameters(self) -> None:
@@ -347,38 +390,69 @@ class Run:
                     "attach the model when it is complete",
                 )
 
+    @property
     def _sampling(self) -> dict[str, int]:
-        """What the place in the data depends on."""
-        if self._batches is None:
-            return {}
-        cut = self._batches
-        return {"samples": cut.samples, "batch size": cut.batch, "seed": cut.seed}
-
-    def _next_position(self) -> Position:
-        """Where a resumed run begins. The place in one's own loader isn't known: an epoch in which
-        steps were taken counts as done."""
-        if self._batches is None and self._steps_in_epoch:
-            return Position(epoch=self._position.epoch + 1)
-        return self._position
+        return {} if self._course.feed is None else self._course.feed.sampling
 
     def _take_up(self, plan: Plan) -> None:
         """Leaving a plan under which replicas differ makes them equal once more."""
+        self._attached.settle()
         self._attached.detach()
         if self._replicas_differ and plan.what is not What.PARAMETERS:
-            self._meetings += 1
-            slots = slots_of_all(
-                self._optimizer, self._world, self._alarm, self._meetings, self._engine.timeout
-            )
+            slots = self._slots()
             self._sharing.average(p.detach() for p in trainable(self._model).values())
             self._sharing.average_what_differs([*_statistics(self._model), *slots])
+        if isinstance(self._averager, AsynchronousAverager):
+            self._averager.part(self._engine.timeout)
+            self._sharing.take_from(self._setting.keeper(self._plan), self._slots())
+        if self._tree is not None:
+            # Those who come later have this change still before them.
+            self._tree.part(self._engine.timeout, replace(self._snapshot(), agreed=self._agreed))
+            self._tree.close()
         self._plan = plan
-        if self._batches is not None:
-            coding = coding_of(plan, self._group, self.rank)
-            if coding != self._batches.coding:
-                self._batches = replace(self._batches, coding=coding)
-        self._averager = averager_for(
-            self._model, plan, self._group, self._engine, self._clock, self._world
+        self._run_plan()
+
+    def _slots(self) -> list[torch.Tensor]:
+        """The optimizer's, those included that only other ranks had until now."""
+        self._meetings += 1
+        return slots_of_all(
+            self._optimizer, self._world, self._alarm, self._meetings, self._engine.timeout
         )
+
+    # Under a code
+
+    @property
+    def _tree(self) -> Tree | None:
+        return self._averager.tree if isinstance(self._averager, CodedAverager) else None
+
+    def _catch_up(self) -> None:
+        """Go on from another's state if the others are too far ahead to have their results."""
+        if self._tree is not None and self._tree.left_behind(self.step):
+            self._take_over(self._tree.take())
+
+    def _snapshot(self) -> State:
+        return State(
+            step=self.step,
+            position=self._course.position,
+            plan=str(self._plan),
+            agreed=self._agreement.handed_out,
+            ended=False,
+            model=_inner(self._model).state_dict(),
+            optimizer=self._optimizer.state_dict(),
+            objects=[part.state_dict() for part in self._state],
+        )
+
+    def _take_over(self, state: State) -> None:
+        """Go on as the one whose state this is."""
+
+        def load() -> None:
+            state.load_into(_inner(self._model), self._optimizer, self._state)
+
+        load()
+        self._clock.step = state.step
+        self._course.jump(state.position, again=load)
+        self._course.stopping = self._course.stopping or state.ended
+        self._agreement.go_on_from(state.agreed)
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

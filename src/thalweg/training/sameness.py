@@ -54,8 +54,7 @@ def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
     """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes."""
     if world.rank == 0:
         world.put("same/0", json.dumps(own))
-    reference = json.loads(_from(world, alarm, 0, "same/0", timeout))
-    different = next(differences(reference, json.loads(json.dumps(own))), "")
+    different = _difference(world, alarm, own, timeout)
     world.put(f"verdict/{world.rank}", different or SAME)
     who: dict[str, list[int]] = {}
     for rank in range(world.size):
@@ -68,6 +67,21 @@ def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
             f"not all ranks hold the same as rank 0 ({said})",
             "start all of them with the same script and arguments",
         )
+
+
+def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
+    """Mismatch, on this rank alone, if it differs from what rank 0 had when all began."""
+    different = _difference(world, alarm, own, timeout)
+    if different:
+        raise Mismatch(
+            f"rank {world.rank} comes back with something else than it had ({different})",
+            "start it with the same script and arguments as the others",
+        )
+
+
+def _difference(world: World, alarm: Alarm, own: Description, timeout: float) -> str:
+    reference = json.loads(_from(world, alarm, 0, "same/0", timeout))
+    return next(differences(reference, json.loads(json.dumps(own))), "")
 
 
 def differences(reference: Description, own: Description) -> Iterator[str]:

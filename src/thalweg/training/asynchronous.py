@@ -1,0 +1,303 @@
+"""The plan `asp`: everybody goes at its own pace.
+
+At the end of backward a worker sends its gradients to the root, which takes a step with them
+(`parameter_server.py`), and is answered with the parameters. The script's own optimizer finds no
+gradients, and so does nothing; when it has "stepped", the new parameters are put in place.
+
+    worker    backward ── gradients ──> root: takes a step
+              parameters in place <── parameters as they are then
+
+The root is a worker too: the server has a thread of its own there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from queue import Empty, SimpleQueue
+from threading import Condition, Thread
+from time import monotonic
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from thalweg.errors import PeerLost, RunError
+from thalweg.facts import Size
+from thalweg.runtime import Alarm, World
+from thalweg.training.carriers import Fill
+from thalweg.training.gradients import GradientAverager, layout_of
+from thalweg.training.itinerary import Clock
+from thalweg.training.layout import FlatBucket
+from thalweg.training.parameter_server import ParameterServer
+from thalweg.transports import Array
+from thalweg.transports.post import Letter, Post, Sort
+
+GRACE = 2.0  # seconds for a peer whose connection is down to come back
+LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
+
+
+class Box(Protocol):
+    """Where a worker's letters go: each push of all buckets, and each meeting, has one answer."""
+
+    def push(self, step: int, bucket: int, gradients: Array) -> None: ...
+
+    def meet(self) -> None: ...
+
+    def answer(self) -> list[Array]:
+        """Wait for the parameters, bucket by bucket."""
+        ...
+
+    def part(self, seconds: float) -> bool:
+        """Leave; the root waits for the others to do so, and says whether they did."""
+        ...
+
+
+class AsynchronousAverager(GradientAverager):
+    """`root` is the rank that has the server."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        clock: Clock,
+        world: World,
+        alarm: Alarm,
+        *,
+        root: int,
+        staleness: int,
+        bucket: Size,
+    ) -> None:
+        layout = layout_of(parameters, bucket)
+        post = Post(world.rank, world.store, world.address, queue=4 * len(layout.buckets))
+        try:
+            others = [rank for rank in range(world.size) if rank != root]
+            post.meet(others if world.rank == root else [root], monotonic() + world.timeout)
+        except BaseException:
+            post.close()
+            raise
+        self._optimizer = optimizer
+        self._near: NearBox | None = None
+        if world.rank == root:
+            buffers = layout_of(parameters, bucket)
+            server = ParameterServer(parameters, optimizer, buffers, range(world.size), staleness)
+            self._near = NearBox(post, server, alarm, world)
+        self._box: Box = self._near or FarBox(post, root, alarm, world, len(layout.buckets))
+        super().__init__(parameters, layout, _Carrier(self._box, clock))
+        self._answered = False
+
+    @property
+    def is_root(self) -> bool:
+        return self._near is not None
+
+    def after_step(self) -> None:
+        """The script's optimizer had nothing to do; here is what the server made of it."""
+        if self._answered:
+            self._put_in_place()
+            self._answered = False
+
+    def settle(self) -> None:
+        """Meet all others: everybody has the same parameters then, and the root the optimizer's
+        state."""
+        self._box.meet()
+        for bucket, array in zip(self._layout.buckets, self._box.answer(), strict=True):
+            bucket.take(array)
+        self._put_in_place()
+        if self._near is not None:
+            own = self._optimizer.state_dict()
+            self._optimizer.load_state_dict({**own, "state": self._near.optimizer_state})
+
+    def part(self, seconds: float) -> bool:
+        return self._box.part(seconds)
+
+    def _commit(self) -> None:
+        self._answered = True
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _put_in_place(self) -> None:
+        for bucket in self._layout.buckets:
+            for name, view in bucket.views.items():
+                if name in self._parameters:
+                    self._parameters[name].copy_(view)
+
+
+class _Carrier:
+    def __init__(self, box: Box, clock: Clock) -> None:
+        self._box = box
+        self._clock = clock
+        self._sent: list[FlatBucket] = []
+
+    def begin(self) -> None:
+        self._sent.clear()
+
+    def send(self, bucket: FlatBucket, fill: Fill) -> None:
+        fill(1.0)
+        self._sent.append(bucket)
+        self._box.push(self._clock.step, bucket.index, bucket.vector.copy())
+
+    def finish(self) -> None:
+        answer = self._box.answer()
+        for bucket in self._sent:
+            bucket.take(answer[bucket.index])
+
+    def drop(self) -> None:
+        """What travels is a copy; what the server has of it waits for the rest."""
+
+
+class FarBox:
+    """Of a worker on another rank than the server: letters to that."""
+
+    def __init__(self, post: Post, root: int, alarm: Alarm, world: World, buckets: int) -> None:
+        self._post = post
+        self._root = root
+        self._alarm = alarm
+        self._world = world
+        self._buckets = buckets
+
+    def push(self, step: int, bucket: int, gradients: Array) -> None:
+        self._post.send(Letter(self._root, Sort.ANSWER, step, bucket, array=gradients))
+
+    def meet(self) -> None:
+        self._post.send(Letter(self._root, Sort.ASK, 0))
+
+    def answer(self) -> list[Array]:
+        came: dict[int, Array] = {}
+        deadline = monotonic() + self._world.timeout
+        while len(came) < self._buckets:
+            for letter in self._post.receive(LOOK_AROUND):
+                if letter.sort is Sort.RESULT and letter.array is not None:
+                    came[letter.piece] = letter.array
+            self._listen(deadline)
+        return [came[bucket] for bucket in range(self._buckets)]
+
+    def part(self, seconds: float) -> bool:
+        self._post.send(Letter(self._root, Sort.LEAVE, 0))
+        self._post.close()
+        return True
+
+    def _listen(self, deadline: float) -> None:
+        if self._post.is_down(self._root) and self._post.seconds_down(self._root) > GRACE:
+            raise PeerLost(
+                f"the root, on rank {self._root}, is gone, with the parameters",
+                "start the run again: it goes on from its last checkpoint",
+            )
+        heard = self._alarm.heard()
+        if heard is not None:
+            raise heard
+        if monotonic() >= deadline:
+            raise RunError(
+                f"rank {self._world.rank} waited {self._world.timeout:g} s for the parameters",
+                "look at what the others do, or allow more time with timeout=",
+            )
+
+
+class NearBox:
+    """Of the root's own worker; and the server's thread, which answers all."""
+
+    def __init__(self, post: Post, server: ParameterServer, alarm: Alarm, world: World) -> None:
+        self.optimizer_state: dict[str, Any] = {}
+        self._post = post
+        self._server = server
+        self._alarm = alarm
+        self._world = world
+        self._requests: SimpleQueue[Callable[[], list[int]]] = SimpleQueue()
+        self._changed = Condition()
+        self._answer: list[Array] | None = None
+        self._broken: BaseException | None = None
+        self._closed = False
+        self._thread = Thread(target=self._work, name="thalweg-server", daemon=True)
+        self._thread.start()
+
+    def push(self, step: int, bucket: int, gradients: Array) -> None:
+        self._do(lambda: self._server.push(self._world.rank, bucket, gradients))
+
+    def meet(self) -> None:
+        self._do(lambda: self._server.meet(self._world.rank))
+
+    def answer(self) -> list[Array]:
+        deadline = monotonic() + self._world.timeout
+        while monotonic() < deadline:
+            with self._changed:
+                self._changed.wait_for(self._has_news, LOOK_AROUND)
+                if self._broken is not None:
+                    raise self._broken
+                if self._answer is not None:
+                    answer, self._answer = self._answer, None
+                    return answer
+            heard = self._alarm.heard()
+            if heard is not None:
+                raise heard
+        raise RunError(
+            f"the server waited {self._world.timeout:g} s for other workers",
+            "look at what they do, or allow more time with timeout=",
+        )
+
+    def part(self, seconds: float) -> bool:
+        deadline = monotonic() + seconds
+        self._do(lambda: self._server.lose(self._world.rank))
+        with self._changed:
+            left = self._changed.wait_for(
+                lambda: not self._server.clocks or self._broken is not None,
+                max(0.0, deadline - monotonic()),
+            )
+        self._closed = True
+        self._post.wake()
+        self._thread.join(GRACE)
+        self._post.close()
+        return left
+
+    def _has_news(self) -> bool:
+        return self._answer is not None or self._broken is not None
+
+    def _do(self, request: Callable[[], list[int]]) -> None:
+        self._requests.put(request)
+        self._post.wake()
+
+    # In the server's thread
+
+    def _work(self) -> None:
+        try:
+            while not self._closed:
+                letters = self._post.receive(LOOK_AROUND)
+                with self._changed:
+                    self._serve(letters)
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._alarm.sound(f"the server of asp ended: {type(error).__name__}: {error}")
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+
+    def _serve(self, letters: list[Letter]) -> None:
+        try:
+            while True:
+                self._tell(self._requests.get_nowait()())
+        except Empty:
+            pass
+        for letter in letters:
+            if letter.sort is Sort.ANSWER and letter.array is not None:
+                self._tell(self._server.push(letter.peer, letter.piece, letter.array))
+            elif letter.sort is Sort.ASK:
+                self._tell(self._server.meet(letter.peer))
+            elif letter.sort is Sort.LEAVE:
+                self._tell(self._server.lose(letter.peer))
+        for rank in list(self._server.clocks):
+            if self._post.is_down(rank) and self._post.seconds_down(rank) > GRACE:
+                warnings.warn(f"rank {rank} is gone, and its share of the data", stacklevel=1)
+                self._tell(self._server.lose(rank))
+
+    def _tell(self, whom: list[int]) -> None:
+        """The parameters as they are now, to these."""
+        if not whom:
+            return
+        parameters = self._server.answer()
+        for rank in whom:
+            if rank == self._world.rank:
+                self._answer = parameters
+                self.optimizer_state = deepcopy(self._server.optimizer.state_dict()["state"])
+            else:
+                for bucket, array in enumerate(parameters):
+                    self._post.send(Letter(rank, Sort.RESULT, 0, bucket, array=array))

@@ -1,0 +1,206 @@
+"""Coded plans: a rank hands in its part of the sum, and takes the step's result when it is there,
+whether it was waited for or not.
+
+The relay's thread goes on meanwhile, so a rank that was late finds the results of the steps that it
+missed waiting for it. It goes through them at its next safe points, on a few samples each, and
+takes up the others' gradients instead of its own. If it is so far behind that they aren't kept any
+more, it takes over another rank's state instead (`handover.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from time import monotonic, sleep
+
+from torch import nn
+
+from thalweg.codes import Allocation
+from thalweg.coding import allocation_of, fastest, is_compensated
+from thalweg.errors import RunError
+from thalweg.plan import Plan
+from thalweg.runtime import Alarm, Arrivals, Relay, World
+from thalweg.runtime.fastest import FastestNode
+from thalweg.runtime.node import Form, Node, Piece
+from thalweg.runtime.relay import join_tree
+from thalweg.schedules import Group, Schedule, check, coded_tree
+from thalweg.training.carriers import Fill
+from thalweg.training.course import Course
+from thalweg.training.gradients import GradientAverager, layout_of
+from thalweg.training.handover import State
+from thalweg.training.itinerary import Clock
+from thalweg.training.layout import FlatBucket, Layout
+
+PAUSE = 0.01  # seconds between two looks at who is through
+
+
+class CodedAverager(GradientAverager):
+    """`course` says whether what is computed now belongs into the sum; `snapshot` is what this rank
+    holds before the step."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: Plan,
+        group: Group,
+        clock: Clock,
+        world: World,
+        alarm: Alarm,
+        *,
+        course: Course,
+        snapshot: Callable[[], State],
+    ) -> None:
+        layout = layout_of(parameters, plan.settings.bucket)
+        allocation = allocation_of(plan, group)
+        relay = _open(plan, group, allocation, layout, world, alarm)
+        self.tree = Tree(relay, allocation, world, snapshot)
+        self._carrier_of_all = RelayCarrier(self.tree, relay, layout, clock, course)
+        super().__init__(parameters, layout, self._carrier_of_all)
+
+    @property
+    def approximate(self) -> Mapping[int, float]:
+        """Steps whose sum was scaled up from a part of the data, and how large that was."""
+        return self._carrier_of_all.approximate
+
+
+class Tree:
+    """This rank's place in a coded tree."""
+
+    def __init__(
+        self, relay: Relay, allocation: Allocation, world: World, snapshot: Callable[[], State]
+    ) -> None:
+        self.allocation = allocation
+        self._relay = relay
+        self._world = world
+        self._snapshot = snapshot
+        self._astray = False
+
+    @property
+    def is_root(self) -> bool:
+        return self._relay.rank == self.allocation.host
+
+    @property
+    def arrivals(self) -> Arrivals:
+        return self._relay.arrivals
+
+    def has(self, step: int) -> bool:
+        """Whether its result is here, so that nobody waits for this rank's part."""
+        return self._relay.has(step)
+
+    def left_behind(self, step: int) -> bool:
+        """Whether this rank can't go on by itself: a result that it needs can't be had any more."""
+        return self._astray or self._relay.missed(step)
+
+    def lose(self) -> None:
+        """It went on without a result, and holds what nobody else does."""
+        self._astray = True
+
+    def serve(self) -> None:
+        """Give this rank's state to whoever asked for it. Between two steps, or while it waits for
+        a result: what it holds is from before the step until then."""
+        if self._relay.asked():
+            self._relay.give_state(self._snapshot().in_bytes())
+
+    def take(self) -> State:
+        """Another rank's state, the parent's if it answers."""
+        state = State.of_bytes(self._relay.take_state())
+        self._relay.follow_from(state.step)
+        self._astray = False
+        return state
+
+    def part(self, seconds: float, state: State) -> bool:
+        """Wait until all neighbours are through as well, or gone; they may need results and this
+        state until then. False if it takes too long."""
+        self._relay.give_state(state.in_bytes(), from_now_on=True)
+        self._world.put(f"through/{self._relay.rank}", "")
+        deadline = monotonic() + seconds
+        while any(not self._is_through(rank) for rank in self._relay.present()):
+            if monotonic() >= deadline:
+                return False
+            sleep(PAUSE)
+        return True
+
+    def close(self) -> None:
+        self._relay.close()
+
+    def _is_through(self, rank: int) -> bool:
+        return self._world.line.ask(lambda store: store.check([f"through/{rank}"]))
+
+
+class RelayCarrier:
+    def __init__(
+        self,
+        tree: Tree,
+        relay: Relay,
+        layout: Layout,
+        clock: Clock,
+        course: Course,
+    ) -> None:
+        self.approximate: dict[int, float] = {}
+        self._tree = tree
+        self._relay = relay
+        self._presence = float(tree.allocation.held(relay.rank).sum())
+        self._layout = layout
+        self._clock = clock
+        self._course = course
+        self._last = -1  # step that was summed up
+
+    def begin(self) -> None:
+        if self._last == self._clock.step:
+            raise RunError(
+                "two backwards in one step: a code would add up the first one's sums again",
+                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
+            )
+        self._course.refuse_second_step()
+
+    def send(self, bucket: FlatBucket, fill: Fill) -> None:
+        if self._course.counts:
+            fill(1.0, self._presence)
+            self._relay.contribute(self._clock.step, bucket.index, bucket.vector.copy())
+
+    def finish(self) -> None:
+        step = self._clock.step
+        results = self._relay.result(step, when_asked=self._tree.serve)
+        self._last = step
+        if results is None:  # too late even for that: the next safe point puts it right
+            self._tree.lose()
+            for bucket in self._layout.buckets:
+                bucket.vector.fill(0)
+            return
+        if results.covered:
+            self.approximate[step] = results.covered / self._tree.allocation.cells
+        for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
+            self._layout.buckets[piece.round].vector[piece.start : piece.stop] = array
+
+    def drop(self) -> None:
+        """Nothing has to be waited for: what travels is a copy."""
+
+
+def _open(
+    plan: Plan,
+    group: Group,
+    allocation: Allocation,
+    layout: Layout,
+    world: World,
+    alarm: Alarm,
+) -> Relay:
+    @cache
+    def schedule(elements: int, itemsize: int) -> Schedule:
+        built = coded_tree(group, elements, itemsize, allocation)
+        check(built)
+        return built
+
+    make: Callable[[int, Sequence[Piece], Allocation], Node] = Node
+    if is_compensated(plan):
+        make = partial(FastestNode, k=fastest(plan, group.size))
+    assert plan.redundancy is not None
+    return join_tree(
+        world,
+        alarm,
+        allocation,
+        [schedule(len(bucket.vector), bucket.vector.itemsize) for bucket in layout.buckets],
+        [Form(bucket.vector.dtype, bucket.arithmetic) for bucket in layout.buckets],
+        timeout=world.timeout,
+        beyond=str(plan.redundancy.arguments.get("beyond", "wait")),
+        make=make,
+    )

@@ -1,0 +1,199 @@
+"""Training under a gradient code: as without one, whoever is late."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.coded import (
+    EPOCHS,
+    STEPS,
+    STEPS_A_EPOCH,
+    TREE,
+    Board,
+    Script,
+    all_of,
+    late,
+    train_together,
+    trained,
+)
+from tests.training.workers import on_ranks, one_value, raised, same_bits
+from thalweg.runtime import node
+from thalweg.training import Run
+
+SOME_LATE = all_of(
+    late(6, at=2, until=6),
+    late(1, at=7, until=10),
+    late(3, at=8, until=17),
+    late(2, at=12, until=15),
+)
+
+
+def far(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:
+    """The largest difference of a parameter."""
+    pairs = zip(one[0]["values"], other[0]["values"], strict=True)
+    return max(abs(a - b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        TREE,
+        "codedreduce(fanout=2, stragglers=1, root=separate)",
+        "codedreduce(fanout=3, stragglers=1, code=cyclic)",
+        "codedreduce(fanout=2, stragglers=1, code=cyclic_mds, root=separate)",
+        "gc(stragglers=2)",
+        "gc(stragglers=2, code=cyclic)",
+        "gc(stragglers=2, code=cyclic_mds)",
+    ],
+)
+def test_it_trains_as_without_a_code_whoever_is_late(sync: str) -> None:
+    calm, troubled, ring = train_together(
+        Script(sync=sync), Script(sync=sync, act=SOME_LATE), Script(sync="ring")
+    )
+    for results in (calm, troubled, ring):
+        assert same_bits(results)
+        assert one_value(results, "steps") == list(range(1, STEPS + 1))
+    assert far(calm, ring) < 1e-12
+    assert far(troubled, ring) < 1e-12
+    if "cyclic" not in sync:  # there the late change by what others are multiplied
+        assert same_bits(calm + troubled)
+    for rank in (3, 6):
+        assert troubled[rank]["gone_through"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2},
+        {"clip": 0.05},
+        {"frozen": True},
+        {"sync": f"{TREE} @ bucket=100B"},
+        {"loader": {"num_workers": 1}},
+    ],
+    ids=["accumulation", "clipping", "a frozen layer", "several buckets", "a loader of its own"],
+)
+def test_ways_of_training(options: dict[str, Any]) -> None:
+    script: dict[str, Any] = {"sync": TREE, "epochs": 2, **options}
+    calm, troubled, ring = train_together(
+        Script(**script),
+        Script(**script, act=all_of(late(6, at=1, until=4), late(1, at=2, until=4))),
+        Script(**{**script, "sync": "ring"}),
+    )
+    assert same_bits(calm + troubled)
+    assert far(calm, ring) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str
+)
+def test_narrower_parameters(dtype: torch.dtype, tolerance: float) -> None:
+    calm, troubled, ring = train_together(
+        Script(sync=TREE, dtype=dtype),
+        Script(sync=TREE, dtype=dtype, act=SOME_LATE),
+        Script(sync="ring", dtype=dtype),
+    )
+    assert same_bits(calm + troubled)
+    assert far(calm, ring) < tolerance
+
+
+# One that is late
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_one_who_is_late_catches_up_by_what_waits_for_it(rank: int) -> None:
+    """The root's own worker, one in the first layer, a leaf."""
+    calm, troubled = train_together(
+        Script(sync=TREE), Script(sync=TREE, act=late(rank, at=3, until=15))
+    )
+    assert same_bits(calm + troubled)
+    assert one_value(troubled, "steps") == list(range(1, STEPS + 1))
+    assert set(troubled[rank]["gone_through"]) & set(range(4, 15))
+
+
+@pytest.mark.parametrize(
+    ("rank", "at", "until"),
+    [
+        (4, 1, 4),  # in the same epoch
+        (0, 1, 4),
+        (1, 3, 2 * STEPS_A_EPOCH + 1),  # over the end of an epoch, and of another
+        (2, STEPS_A_EPOCH - 1, STEPS_A_EPOCH + 4),
+        (3, STEPS - 7, STEPS),  # to the very end
+        (0, STEPS - 7, STEPS),
+        (5, STEPS_A_EPOCH, STEPS),
+    ],
+)
+def test_one_left_behind_takes_over_a_state(
+    rank: int, at: int, until: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (calm,) = train_together(Script(sync=TREE))
+    monkeypatch.setattr(node, "MOST_KEPT", 2)
+    (troubled,) = train_together(Script(sync=TREE, act=late(rank, at=at, until=until)))
+    assert same_bits(calm + troubled)
+    assert one_value(troubled, "lr") == one_value(calm, "lr")
+    assert one_value(troubled, "epoch") == EPOCHS
+    left_out = set(range(1, STEPS + 1)) - set(troubled[rank]["steps"])
+    assert left_out
+
+
+# Changes of plan
+
+
+@pytest.mark.parametrize("kept", [64, 2])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_into_a_code_and_out_again_with_one_who_is_late(
+    kept: int, rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is late once in between, and once when the others have left."""
+    monkeypatch.setattr(node, "MOST_KEPT", kept)
+
+    def proposes(run: Run, board: Board) -> None:
+        if run.rank == 4 and run.step == 1:
+            run.switch(TREE)
+        if run.step >= 17:
+            with suppress(FileExistsError):  # the first who is there
+                (tmp_path / "proposed").touch(exist_ok=False)
+                run.switch("ring")
+
+    act = all_of(proposes, late(rank, at=10, until=15), late(rank, at=20, until=24))
+    changed, ring = train_together(
+        Script(sync="ring", act=act, epochs=8), Script(sync="ring", epochs=8)
+    )
+    assert same_bits(changed)
+    assert far(changed, ring) < 1e-12
+    plans: dict[str, str] = {}
+    for result in changed:
+        assert all(plans.setdefault(step, plan) == plan for step, plan in result["plans"].items())
+    course = [(plan, len(list(steps))) for plan, steps in groupby(plans[str(i)] for i in range(40))]
+    assert course in (
+        [("ring", 8), (TREE, 16), ("ring", 16)],
+        [("ring", 8), (TREE, 24), ("ring", 8)],  # if the one who proposed it took so long
+    )
+    assert one_value(changed, "lr") == one_value(ring, "lr")
+
+
+# What can't be
+
+
+@pytest.mark.parametrize(
+    ("sync", "said"),
+    [
+        ("gc(stragglers=4)", "4 workers can't do without 4; use stragglers=3 or less, or 5 wor"),
+        ("codedreduce(fanout=2, stragglers=2)", "a parent of 2 can't do without 2 of them; use"),
+        ("gc @ transport=c10d", "gc @ transport=c10d can't wait for whoever comes first over"),
+        ("gc(code=cyclic, stragglers=2, beyond=partial)", "gc(code=cyclic, stragglers=2, beyond="),
+        ("gc+fp16", "gc+fp16 compresses, which this version doesn't run"),
+    ],
+)
+def test_plans_that_are_refused_on_all_ranks(sync: str, said: str) -> None:
+    board = Board(4)
+    results = on_ranks(4, lambda rank: raised(lambda: trained(Script(sync=sync), board)))
+    assert one_value(results, "kind") in ("PlanError", "LayoutError", "UnsoundPlan")
+    assert one_value(results, "text").startswith(said)
+    assert "; " in results[0]["text"]
+    assert "\n" not in results[0]["text"]
