@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli import bench_train
+from thalweg.cli import bench_stragglers, bench_train
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
     LabOption,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thalweg.bench.site import Site
 
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
+app.command("stragglers")(bench_stragglers.command)
 app.command("train")(bench_train.command)
 
 

@@ -1,0 +1,113 @@
+"""The training problem of the straggler study: soft-max regression, solved before the clock starts.
+
+An exact scheme goes through the same models whoever was late, so the models are known beforehand,
+and so is every message that a worker will send. Models are those of a few steps of gradient
+descent, and are gone through again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.codes import Allocation
+
+SAMPLES, FEATURES = 6552, 5000  # as in the authors' program; 84 and 156 divide 6552
+MOST_MODELS = 8
+MESSAGES_NBYTES = 512 << 20  # of all workers and models together
+RATE = 1e-3  # of learning, per sample
+AT_ONCE = 512  # samples that are summed in double precision
+Single = NDArray[np.float32]
+Double = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Samples of as many features as make a gradient of `elements` for its classes."""
+
+    elements: int
+    samples: int = SAMPLES
+    models: int = MOST_MODELS
+    seed: int = 0
+
+    @classmethod
+    def for_workers(cls, workers: int, elements: int, seed: int) -> Softmax:
+        """With so many models as memory has room for one message a worker of each."""
+        room = MESSAGES_NBYTES // (4 * elements * workers)
+        return cls(elements, models=max(1, min(MOST_MODELS, room)), seed=seed)
+
+    @property
+    def classes(self) -> int:
+        """At least two; features are what is left."""
+        return max(2, self.elements // FEATURES)
+
+    @property
+    def features(self) -> int:
+        return -(-self.elements // self.classes)
+
+    @cached_property
+    def _data(self) -> tuple[Single, NDArray[np.int64]]:
+        draw = np.random.default_rng(self.seed)
+        truth = draw.standard_normal((self.features, self.classes), dtype=np.float32)
+        inputs = draw.standard_normal((self.samples, self.features), dtype=np.float32)
+        return inputs, np.argmax(inputs @ truth, axis=1)
+
+    @cached_property
+    def _errors(self) -> list[Single]:
+        """For each model, what it says of each sample less what is right."""
+        inputs, labels = self._data
+        model = np.zeros((self.features, self.classes), np.float32)
+        found = []
+        for _ in range(self.models):
+            scores = inputs @ model
+            odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+            error = odds / odds.sum(axis=1, keepdims=True)
+            error[np.arange(self.samples), labels] -= 1
+            found.append(error)
+            model = model - RATE * (inputs.T @ error)
+        return found
+
+    @cached_property
+    def true_gradients(self) -> list[Double]:
+        """By model: the sum over all samples, in double precision."""
+        inputs, _ = self._data
+        totals = [np.zeros((self.features, self.classes)) for _ in self._errors]
+        for start in range(0, self.samples, AT_ONCE):
+            some = inputs[start : start + AT_ONCE].T.astype(np.float64)
+            for total, error in zip(totals, self._errors, strict=True):
+                total += some @ error[start : start + AT_ONCE]
+        return [total.reshape(-1)[: self.elements] for total in totals]
+
+    def gradients(self, allocation: Allocation) -> list[list[Single]]:
+        """By model and cell: the sum over the samples of this cell."""
+        cuts = [round(cut * self.samples) for cut in allocation.cuts]
+        return [
+            [self._part(error, start, stop) for start, stop in pairwise(cuts)]
+            for error in self._errors
+        ]
+
+    def _part(self, error: Single, start: int, stop: int) -> Single:
+        inputs, _ = self._data
+        return np.ascontiguousarray(
+            (inputs[start:stop].T @ error[start:stop]).reshape(-1)[: self.elements]
+        )
+
+
+def message(gradients: Sequence[Single], weights: Mapping[int, float]) -> Single:
+    """What a worker sends: its cells times their weights."""
+    if list(weights.values()) == [1.0]:
+        return gradients[next(iter(weights))]
+    total = np.zeros_like(gradients[0], np.float64)
+    for cell, weight in weights.items():
+        total += weight * gradients[cell]
+    return total.astype(np.float32)
+
+
+def distance(one: Single | Double, truth: Double) -> float:
+    """Between two gradients, as a part of the true one's norm."""
+    return float(np.linalg.norm(one - truth) / np.linalg.norm(truth))
