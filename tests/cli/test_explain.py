@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,9 @@ def test_it_draws_the_moves_and_says_the_cost() -> None:
         "ddp", "umw", "ps", "ring", "tree(fanout=3)", "double_tree", "halving_doubling",
         "hierarchical", "hierarchical(form=leader)", "gc(stragglers=1)", "dssync",
         "local_sgd(every=1)", "local_sgd(every=2)", "hierarchical+powersgd(rank=4)", "ring+int8",
-        "dssync+int8", "ring+topk(ratio=0.01) @ bucket=1MB",
+        "dssync+int8", "ring+topk(ratio=0.01) @ bucket=1MB", "gc(stragglers=2, code=cyclic)",
+        "codedreduce", "codedreduce(fanout=2, stragglers=1, root=separate)",
+        "gc(stragglers=1, code=cyclic_mds)+fp16", "lgc", "lgc(k=3)+fp16", "asp",
     ],
 )  # fmt: skip
 def test_every_kind_of_plan(plan: str, tmp_path: Path) -> None:
@@ -123,13 +126,16 @@ CONTRADICTION = (
         (["ring", "--workers", "4", "--svg", "-"], "--svg needs a file, not standard output; give"),
         (["ring", "--workers", "300", "--svg", "x"], "300 workers are too many for a draw"),
         (["ring", "--lab", "1000000x1000000"], "workers are too many; give at most"),
-        (["gc", "--workers", "1"], "1 workers don't form teams of 2 (stragglers=1); use more"),
+        (["gc", "--workers", "1"], "can't do without 1"),
         (["ring", "--cluster", "none.toml"], "can't read none.toml: No such file or directory"),
         (["ring", "--cluster", "bad.toml"], "bad.toml: rank 0 is on x and on y; give every rank"),
         (["ring", "--workers", "4", "--frobnicate"], "No such option"),
         (["ps(servers=5)", "--workers", "4"], "ps has 5 servers but only 4 workers; give"),
-        (["gc(stragglers=4)", "--workers", "4"], "4 workers don't form teams of 5"),
-        (["codedreduce", "--workers", "20"], "codedreduce has no rounds in this version; try gc"),
+        (["gc(stragglers=4)", "--workers", "4"], "can't do without 4"),
+        (["auto", "--workers", "20"], "auto has no rounds before it has chosen; name a plan"),
+        (["lgc(k=5)", "--workers", "4"], "no 5 fastest among 4 workers; use k=4 or less"),
+        (["gc", "--workers", "8", "--batch", "2"], "a batch of 2 has no sample for worker"),
+        (["ring", "--workers", "8", "--batch", "64"], "ring has no code, so everybody computes"),
         ([], "Missing argument"),
     ],
 )  # fmt: skip
@@ -159,13 +165,154 @@ def test_a_traceback_only_for_those_who_ask() -> None:
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("plan", ["asp", "lgc(k=3)", "codedreduce", "auto"])
-def test_plans_without_rounds_show_their_choices_and_say_why(plan: str) -> None:
-    done = thalweg("explain", plan, "--workers", "20")
+def at_seats(workers: int, *seats: int) -> list[int]:
+    """Who has these seats of a coded tree, layer by layer; rank 0, with the root, has the last."""
+    return [(seat + 1) % workers for seat in seats]
+
+
+def teams_of_two(workers: int, first: int, last: int) -> str:
+    """Neighbours from one seat to another, as wide as if all ranks had two digits."""
+    seats = at_seats(workers, *range(first, last + 1))
+    pairs = zip(seats[::2], seats[1::2], strict=True)
+    text = " | ".join(f"{one} {other}" for one, other in pairs)
+    return text.ljust(len(" | ".join(["10 10"] * (len(seats) // 2))))
+
+
+def listed(ranks: list[int]) -> str:
+    return " ".join(map(str, ranks))
+
+
+def test_a_coded_tree_shows_who_computes_what() -> None:
+    done = thalweg("explain", "codedreduce(fanout=4, stragglers=1)", "--workers", "20")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert "root, in the process of rank 0: needs one of each of 2 teams" in lines
+    assert f"│   └── {teams_of_two(20, 8, 11)}  1/3 to 1/2" in lines
+    assert f"└── {teams_of_two(20, 16, 19)}  5/6 to 1" in lines
+    assert "any 1 under every parent at once, which makes 5" in lines
+    assert any("1/6 of the batch a worker, 3.33 times the 1/20" in line for line in lines)
+    on_time = listed(at_seats(20, 0, 2, 4, 8, 12, 16))
+    assert any(f"14 of 20 at best, if {on_time} are on time" in line for line in lines)
+    assert f"stops a step  2 late ones, like {listed(at_seats(20, 0, 1))}" in lines
+    assert "the process of rank 0 alone: it has the root" in lines
+
+
+@pytest.mark.parametrize(
+    ("plan", "workers", "where", "traffic"),
+    [
+        (
+            "codedreduce(fanout=4, stragglers=1)", 4 + 4**2,
+            "in the process of rank 0, which as a leaf also answers rank 4",
+            f"sends {4 + 1}x the data (4x down, 1x up) and receives 4x",
+        ),
+        (
+            "codedreduce(fanout=3, stragglers=1, code=cyclic)", 3 + 3**2,
+            "in the process of rank 0, which as a leaf also answers rank 3",
+            f"sends {3 + 1}x the data (3x down, 1x up) and receives 3x",
+        ),
+        (
+            "gc(stragglers=1)", 6,
+            "in the process of rank 0, which answers it too, without a message",
+            f"sends {6 - 1}x the data and receives {6 - 1}x",
+        ),
+        (
+            "codedreduce(fanout=2, stragglers=1, root=separate)", 1 + 2 + 2**2,
+            "rank 0, which computes nothing",
+            "sends 2x the data and receives 2x",
+        ),
+    ],
+)  # fmt: skip
+def test_where_the_root_is_and_what_its_process_carries(
+    plan: str, workers: int, where: str, traffic: str
+) -> None:
+    done = thalweg("explain", plan, "--workers", str(workers), "--bytes", "4KB")
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    at = lines.index(f"root          {where}")
+    assert lines[at + 1] == f"              its process {traffic}"
+
+
+def test_large_trees_fit_on_a_screen() -> None:
+    replicas = thalweg("explain", "codedreduce(fanout=4, stragglers=1)", "--workers", "84")
+    assert f"── {teams_of_two(84, 76, 83)}  13/14 to 1" in replicas.stdout
+    weighted = "codedreduce(fanout=4, stragglers=1, code=cyclic)"
+    for plan in (weighted, "gc(stragglers=1, code=cyclic_mds)", "gc(stragglers=1)"):
+        done = thalweg("explain", plan, "--workers", "84", "--bytes", "1KB")
+        assert done.returncode == 0
+        assert sum("── " in line for line in done.stdout.splitlines()) <= 20
+
+
+def test_a_batch_numbers_the_samples() -> None:
+    plan = "codedreduce(fanout=3, stragglers=1, code=cyclic)"
+    done = thalweg("explain", plan, "--workers", "12", "--batch", "15")
+    work = re.findall(r"── (\d+)(?: \+ any 2 of 3)? +(\S.*)", done.stdout)
+    assert [int(rank) for rank, _ in work] == at_seats(12, 0, 3, 4, 5, 1, 6, 7, 8, 2, 9, 10, 11)
+    without_weights = [re.sub(r" x[-.\d]+", "", parts) for _, parts in work]
+    assert without_weights[:4] == ["0-1, 5-6", "2-3, 4, 7", "4, 7, 8-9", "2-3, 8-9"]
+
+
+def test_every_worker_and_its_weights_are_in_the_rows() -> None:
+    plan = "codedreduce(fanout=3, stragglers=1, code=cyclic)"
+    place = ["--workers", "12", "--batch", "15", "--json", "-"]
+    document = json.loads(thalweg("explain", plan, *place).stdout)
+    workers = {row["rank"]: row for row in document["rows"] if row["kind"] == "worker"}
+    assert sorted(workers) == list(range(12))
+    assert {row["load"] for row in workers.values()} == {"4/15"}
+    tops, leaves = at_seats(12, 0, 1, 2), at_seats(12, *range(3, 12))
+    assert [(part["from"], part["to"]) for part in workers[tops[0]]["parts"]] == [
+        ("0", "2/15"), ("1/3", "7/15")
+    ]  # fmt: skip
+    assert [(part["from"], part["to"]) for part in workers[tops[0]]["samples"]] == [(0, 2), (5, 7)]
+    for number, leaf in enumerate(leaves):
+        team = leaves[number // 3 * 3 :][:3]
+        assert (workers[leaf]["answers"], workers[leaf]["team"]) == (tops[number // 3], team)
+    code = document["settings"]["code"]
+    assert code["layers"] == [tops, leaves]
+    assert (code["root"], code["root_computes"], code["root_answers"]) == (0, True, tops[-1])
+    size = document["settings"]["bytes"]
+    assert code["root_traffic"] == {"down": 3 * size, "up": size, "received": 3 * size}
+    assert document["settings"]["sent"]["0"] == (3 + 1) * size
+    assert document["settings"]["received"]["0"] == 3 * size
+    assert code["tolerance"]["under_every_parent"] == 4
+    assert code["tolerance"]["at_best"] == 6
+    assert code["redundancy"] == pytest.approx(3.2)
+    [round_] = [row for row in document["rows"] if row["kind"] == "round"]
+    assert round_["schedule"] == "coded tree"
+
+
+def test_measured_lateness_says_how_often_a_step_waits(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        '[[rack]]\nname = "a"\nhosts = [{ name = "x", ranks = [0] }, '
+        '{ name = "y", ranks = [1, 2, 3], late = { probability = 0.1, delay = "2s" } }]\n'
+    )
+    done = thalweg("explain", "gc(stragglers=1)", "--cluster", "c.toml", cwd=tmp_path)
+    assert "has to wait   1 % of the steps, if each worker is late at 0 to 10 %" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("asp(staleness=2)", "who is more than 2 steps ahead of the slowest"),
+        ("lgc(k=3)", "the fastest 3 of 20 make the step"),
+    ],
+)
+def test_plans_without_rounds_say_who_sends_what(plan: str, words: str) -> None:
+    done = thalweg("explain", plan, "--workers", "20", "--bytes", "1KB")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "choices         topology" in done.stdout
+    assert "promise         lossy" in done.stdout
+    assert words in done.stdout
+    document = json.loads(
+        thalweg("explain", plan, "--workers", "20", "--bytes", "1KB", "--json", "-").stdout
+    )
+    assert document["settings"]["mailbox"]["up_bytes"] == 1000
+    assert document["settings"]["received"]["0"] == 19 * 1000
+    assert [row["answers"] for row in document["rows"]] == [None, *[0] * 19]
+
+
+def test_a_plan_that_is_still_to_be_chosen_shows_its_choices_and_says_why() -> None:
+    done = thalweg("explain", "auto", "--workers", "20")
     assert done.returncode == 2
     assert "choices         topology" in done.stdout
-    assert "promise" in done.stdout
-    assert "rounds" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -45,3 +45,49 @@ def test_long_schedules_are_drawn_until_the_first_chunk_has_arrived() -> None:
 def test_nothing_to_draw_is_a_picture_too() -> None:
     ET.fromstring(draw(explained("local_sgd(every=2)", [3])))
     ET.fromstring(draw(explained("ring", [1])))
+
+
+def texts(root: ET.Element) -> set[str | None]:
+    return {text.text for text in root.iter(f"{SVG}text")}
+
+
+def bars(root: ET.Element) -> list[ET.Element]:
+    return [r for r in root.iter(f"{SVG}rect") if r.attrib["class"] in {"one", "plus", "minus"}]
+
+
+def test_a_coded_tree_has_a_bar_for_every_part() -> None:
+    explanation = explained("codedreduce(fanout=3, stragglers=1, code=cyclic)", [12])
+    root = ET.fromstring(draw(explanation))
+    view = explanation.coded
+    assert view is not None
+    parts = [part for rank in range(12) for part in view.parts(rank)]
+    legend = 3
+    assert len(bars(root)) == len(parts) + legend
+    weights = {f"{part.weight:.3g}" for part in parts} - {"1"}
+    assert weights <= texts(root)
+    assert {"root, in rank 0", "rank 0, has the root", "rank 3"} <= texts(root)
+    [tip] = [t.text or "" for t in root.iter(f"{SVG}title") if "has the root" in (t.text or "")]
+    assert tip.startswith("rank 0 computes ")
+    assert tip.endswith(", and answers rank 3")
+    assert "its process sends 4x the data (3x down, 1x up) and receives 3x" in texts(root)
+    assert "any 1, whoever they are" in texts(root)
+
+
+def test_replicas_have_the_same_bars_and_a_bracket() -> None:
+    root = ET.fromstring(draw(explained("codedreduce(fanout=4, stragglers=1)", [20])))
+    brackets = [path for path in root.iter(f"{SVG}path") if path.attrib["class"] == "bracket"]
+    assert len(brackets) == 5 * 2  # teams of five parents
+    places = [(bar.attrib["x"], bar.attrib["width"]) for bar in bars(root)[:-1]]  # and the legend
+    assert sorted(places.count(place) for place in set(places)) == [2, 2, 4, 4, 4, 4]
+
+
+def test_a_root_that_computes_nothing_is_named() -> None:
+    root = ET.fromstring(draw(explained("gc(stragglers=1, root=separate)", [5])))
+    assert "root, rank 0" in texts(root)
+
+
+def test_without_rounds_it_is_a_star() -> None:
+    root = ET.fromstring(draw(explained("lgc(k=3)", [5])))
+    ups = [line for line in root.iter(f"{SVG}line") if line.attrib["class"] == "up"]
+    assert len(ups) == 4 + 1  # and the legend
+    assert any("the fastest 3 of 5" in (text or "") for text in texts(root))

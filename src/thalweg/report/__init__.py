@@ -1,6 +1,7 @@
 """What Thalweg shows: explanations, drawings."""
 
 from thalweg.report.comparison import Course, draw_comparison
+from thalweg.report.document import rows, settings
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, explain, first_step
 from thalweg.report.svg import draw
 from thalweg.report.terminal import heading, render
@@ -19,4 +20,6 @@ __all__ = [
     "first_step",
     "heading",
     "render",
+    "rows",
+    "settings",
 ]

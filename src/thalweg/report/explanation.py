@@ -6,12 +6,17 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from thalweg.catalog import Catalog, Guarantee
+from thalweg.coding import is_coded
+from thalweg.errors import UsageError
 from thalweg.facts import Link, Workload
 from thalweg.plan import Plan
+from thalweg.report.coded import Coded, RootTraffic, coded
+from thalweg.report.mailbox import Mailbox, has_mailbox, mailbox
 from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import (
     Arrow,
     Group,
+    Kind,
     Schedule,
     Timeline,
     Traffic,
@@ -61,14 +66,20 @@ class Explanation:
     period: int  # steps after which the groups repeat
     turns: tuple[tuple[tuple[int, ...], ...], ...]  # who meets at the first of them, if it varies
     uncompressed_seconds: float | None  # of the same plan without its compressor
+    coded: Coded | None = None
+    mailbox: Mailbox | None = None  # instead of scenes
 
     @property
     def traffic(self) -> Traffic:
-        """Of all rounds together."""
+        """Of all rounds together, or of one step of everybody if there are none."""
+        if self.mailbox is not None:
+            return self.mailbox.traffic
         return together(scene.traffic for scene in self.scenes)
 
     @property
     def sequential_moves(self) -> int | None:
+        if self.mailbox is not None:
+            return None
         numbers = [scene.sequential_moves for scene in self.scenes]
         return None if None in numbers else sum(number or 0 for number in numbers)
 
@@ -78,9 +89,22 @@ class Explanation:
 
 
 def explain(
-    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+    plan: Plan,
+    group: Group,
+    workload: Workload,
+    step: int,
+    catalog: Catalog,
+    batch: int | None = None,
 ) -> Explanation:
-    """Raises ScheduleError if a schedule doesn't keep its promise."""
+    """Raises ScheduleError if a schedule doesn't keep its promise. `batch` numbers the samples that
+    a code gives each worker."""
+    view = coded(plan, group, batch, catalog) if is_coded(plan, catalog) else None
+    if view is None and batch is not None:
+        raise UsageError(
+            f"{plan} has no code, so everybody computes its share of a batch", "leave --batch out"
+        )
+    if has_mailbox(plan):
+        return _without_rounds(plan, group, workload, step, catalog)
     compiled = compile_rounds(plan, group, workload, step, catalog)
     at_once: dict[int, list[Round]] = {}
     for round_ in compiled:
@@ -100,6 +124,47 @@ def explain(
         period=period,
         turns=tuple(tuple(g.ranks for g in divide(group, turn)) for turn in listed if divide),
         uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
+        coded=None if view is None else replace(view, at_root=_at_root(view, scenes, workload)),
+    )
+
+
+def _at_root(view: Coded, scenes: tuple[Scene, ...], workload: Workload) -> RootTraffic | None:
+    host = view.allocation.host
+    schedules = [round_.schedule for scene in scenes for round_ in scene.rounds]
+    if not schedules:
+        return None
+    sent = {Kind.SEND: 0, Kind.ANSWER: 0}
+    for schedule in schedules:
+        for move in schedule.moves(host):
+            if move.kind.sends:
+                sent[move.kind] += schedule.span_bytes(move)
+    return RootTraffic(
+        data=workload.nbytes,
+        results=sent[Kind.SEND],
+        answers=sent[Kind.ANSWER],
+        received=sum(scene.traffic.received[host] for scene in scenes),
+    )
+
+
+def _without_rounds(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+) -> Explanation:
+    plain = None
+    if plan.precision is not None:
+        as_it_is = mailbox(replace(plan, precision=None), group, workload, step, catalog)
+        slowest = _slowest_link(as_it_is.traffic, group)
+        plain = slowest[1] if slowest else None
+    return Explanation(
+        plan=plan,
+        guarantee=catalog.guarantee(plan),
+        group=group,
+        workload=workload,
+        step=step,
+        scenes=(),
+        period=1,
+        turns=(),
+        uncompressed_seconds=plain,
+        mailbox=mailbox(plan, group, workload, step, catalog),
     )
 
 

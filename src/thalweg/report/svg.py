@@ -1,7 +1,9 @@
-"""A scene as a picture: ranks as lines, rack by rack, time to the right, a message as an arrow.
+"""An explanation as a picture.
 
-The way of the first chunk is drawn in full colour, everything else faintly behind it, and the
-picture ends when the first chunk has arrived everywhere.
+Under a code the tree comes first, and what everybody computes; a plan without rounds is a star. A
+scene has ranks as lines, rack by rack, time to the right, and a message as an arrow. The way of the
+first chunk is drawn in full colour, everything else faintly behind it, and the picture ends when
+that chunk has arrived everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from dataclasses import dataclass
 from math import ceil
 from xml.etree import ElementTree as ET
 
+from thalweg.report.coded_svg import CodedPicture
 from thalweg.report.explanation import Explanation, Scene, among
+from thalweg.report.mailbox_svg import MailboxPicture
+from thalweg.report.shapes import line, tip, words
 from thalweg.schedules import Arrow, Kind
 
 LEFT, TOP, LINE, GAP = 130, 64, 26, 18
@@ -51,25 +56,39 @@ class _View:
 
 
 def draw(explanation: Explanation) -> str:
-    """All scenes of the first bucket, one below the other, as an SVG document."""
+    """A code's tree or a star, and all scenes of the first bucket, one below the other, as an SVG
+    document."""
+    above = _above(explanation)
     scenes = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
     views = [_view(scene) for scene in scenes]
-    width = max([640, *(view.right + 40 for view in views)])
-    height = TOP + sum(view.height for view in views) + 30
+    width = max([640, *(view.right + 40 for view in views), *(one.width for one in above)])
+    height = TOP + sum(one.height for one in above) + sum(view.height for view in views) + 30
     size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
     ET.SubElement(root, "style").text = STYLE
     title = f"{explanation.plan}: {among(explanation.group)}, step {explanation.step}"
-    _text(root, 16, 26, title, "title")
+    words(root, 16, 26, title, "title")
     promise = explanation.guarantee
-    _text(root, 16, 46, f"{promise.promise.value}: {promise.result}", "faint")
+    words(root, 16, 46, f"{promise.promise.value}: {promise.result}", "faint")
     top = TOP
+    for one in above:
+        one.draw(root, top)
+        top += one.height
     for view in views:
         _draw_scene(root, view, top)
         top += view.height
-    _legend(root, top + 12, {arrow.kind for v in views for beat in v.beats for arrow in beat})
+    if views:
+        _legend(root, top + 12, {arrow.kind for v in views for beat in v.beats for arrow in beat})
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _above(explanation: Explanation) -> list[CodedPicture | MailboxPicture]:
+    if explanation.coded is not None:
+        return [CodedPicture(explanation.coded)]
+    if explanation.mailbox is not None:
+        return [MailboxPicture(explanation.mailbox, explanation.group.order)]
+    return []
 
 
 def _view(scene: Scene) -> _View:
@@ -86,7 +105,7 @@ def _first(arrow: Arrow) -> bool:
 def _draw_scene(root: ET.Element, view: _View, top: int) -> None:
     left_out = len(view.scene.beats) - len(view.beats)
     more = f" (beats 1 to {len(view.beats)} of {len(view.scene.beats)})" if left_out else ""
-    _text(root, 16, top + 20, view.scene.title + more)
+    words(root, 16, top + 20, view.scene.title + more)
     lanes: dict[int, int] = {}
     y = top + 34
     cluster = view.scene.rounds[0].group.cluster
@@ -94,15 +113,15 @@ def _draw_scene(root: ET.Element, view: _View, top: int) -> None:
         width, height = view.right + 12, LINE * len(rack)
         band = {"x": "8", "y": str(y), "width": str(width), "height": str(height)}
         ET.SubElement(root, "rect", {"class": "rack", **band})
-        _text(root, 14, y + LINE // 2 + 4, cluster.rack(rack[0]).name, "faint")
+        words(root, 14, y + LINE // 2 + 4, cluster.rack(rack[0]).name, "faint")
         for rank in rack:
             lanes[rank] = y + LINE // 2
-            _text(root, 74, lanes[rank] + 4, f"rank {rank}")
-            _line(root, LEFT, lanes[rank], view.right, lanes[rank], "lane")
+            words(root, 74, lanes[rank] + 4, f"rank {rank}")
+            line(root, LEFT, lanes[rank], view.right, lanes[rank], "lane")
             y += LINE
         y += GAP
     for beat in range(0, len(view.beats), ceil(24 / view.width)):
-        _text(root, LEFT + view.width * beat + view.width // 2 - 4, y + 4, str(beat + 1), "faint")
+        words(root, LEFT + view.width * beat + view.width // 2 - 4, y + 4, str(beat + 1), "faint")
     _arrows(root, view, lanes, y)
 
 
@@ -114,20 +133,20 @@ def _arrows(root: ET.Element, view: _View, lanes: dict[int, int], below: int) ->
         x1 = LEFT + view.width * beat + inset
         x2 = x1 + view.width - 2 * inset
         for arrow in arrows:
-            (source, target, start, stop), kind = arrow
+            (source, target, start, stop, _), kind = arrow
             if not _first(arrow) and total > MOST_ARROWS:
                 continue
             layer = front if _first(arrow) else behind
             name = f"arrow {kind.name}" + (" first" if _first(arrow) else "")
-            line = _line(layer, x1, lanes[source], x2, lanes[target], name)
+            drawn = line(layer, x1, lanes[source], x2, lanes[target], name)
             chunks = f"chunk {start}" if stop == start + 1 else f"chunks {start}-{stop - 1}"
-            tip = f"beat {beat + 1}: {chunks} from {source} to {target}, {kind.value}"
-            ET.SubElement(line, "title").text = tip
+            text = f"beat {beat + 1}: {chunks} from {source} to {target}, {kind.value}"
+            tip(drawn, text)
             if _first(arrow):
                 dot = {"cx": str(x2), "cy": str(lanes[target]), "r": "3"}
                 ET.SubElement(layer, "circle", {"class": name, "fill": "none", **dot})
     if total > MOST_ARROWS:
-        _text(root, LEFT, below + 18, f"{total} messages: only chunk 0's way is drawn", "faint")
+        words(root, LEFT, below + 18, f"{total} messages: only chunk 0's way is drawn", "faint")
 
 
 def _legend(root: ET.Element, y: int, kinds: set[Kind]) -> None:
@@ -135,16 +154,7 @@ def _legend(root: ET.Element, y: int, kinds: set[Kind]) -> None:
     for kind, meaning in LEGEND:
         if kind not in kinds:
             continue
-        _line(root, x, y - 4, x + 22, y - 4, f"arrow first {kind.name}")
-        _text(root, x + 28, y, meaning, "faint")
+        line(root, x, y - 4, x + 22, y - 4, f"arrow first {kind.name}")
+        words(root, x + 28, y, meaning, "faint")
         x += 50 + 7 * len(meaning)
-    _text(root, x, y, "thick: the way of chunk 0; numbers: beats", "faint")
-
-
-def _text(parent: ET.Element, x: int, y: int, text: str, name: str = "") -> None:
-    ET.SubElement(parent, "text", {"x": str(x), "y": str(y), "class": name}).text = text
-
-
-def _line(parent: ET.Element, x1: int, y1: int, x2: int, y2: int, name: str) -> ET.Element:
-    ends = {"x1": str(x1), "y1": str(y1), "x2": str(x2), "y2": str(y2)}
-    return ET.SubElement(parent, "line", {"class": name, **ends})
+    words(root, x, y, "thick: the way of chunk 0; numbers: beats", "faint")

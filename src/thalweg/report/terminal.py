@@ -12,7 +12,9 @@ from rich.text import Text
 from thalweg.catalog import Guarantee
 from thalweg.facts import Workload, about
 from thalweg.plan import Plan
+from thalweg.report.coded_terminal import coded_tree
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, among, first_step
+from thalweg.report.mailbox import Mailbox
 from thalweg.schedules import Arrow, Group, Kind, Message
 
 SIGNS = {Kind.ADD: "+", Kind.COPY: "=", Kind.QUORUM: "*"}
@@ -26,6 +28,14 @@ def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[Re
     """What follows the heading, top to bottom; at most so many beats of each drawing."""
     if explanation.turns:
         yield _turns(explanation)
+    if explanation.coded is not None:
+        yield coded_tree(explanation.coded)
+    if explanation.mailbox is not None:
+        yield _story(explanation.mailbox)
+        yield _ranks(explanation)
+        yield _links(explanation)
+        yield _closing(explanation)
+        return
     if not explanation.scenes:
         usual = first_step(explanation.plan)
         yield Text(f"\nNothing travels at step {explanation.step}; try --step {usual}.")
@@ -80,6 +90,15 @@ def _turns(explanation: Explanation) -> RenderableType:
     if len(explanation.turns) < explanation.period:
         table.caption = f"The first of {explanation.period} steps."
     return Block("", table)
+
+
+def _story(found: Mailbox) -> RenderableType:
+    title = Text("\nWho sends what to whom", style="bold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    for name, text in found.story:
+        grid.add_row(name, text)
+    return Block(title, grid)
 
 
 def _drawing(scene: Scene, most_beats: int, width: int) -> RenderableType:
@@ -224,7 +243,11 @@ def _links(explanation: Explanation) -> RenderableType:
 def _closing(explanation: Explanation) -> RenderableType:
     promises = dict.fromkeys(s.rounds[0].schedule.after.text for s in explanation.scenes)
     lines = ["", f"Checked: {', then '.join(promises)}."]
-    if explanation.sequential_moves is None:
+    if explanation.mailbox is not None:
+        lines[1:] = [
+            "Bytes are those of one step of every worker. There are no common rounds to check."
+        ]
+    elif explanation.sequential_moves is None:
         lines.append(f"Moves are drawn and counted for up to {MOST_WORKERS_DRAWN} workers.")
     else:
         lines.append(
