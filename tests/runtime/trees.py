@@ -25,8 +25,9 @@ PATIENCE = 30.0  # seconds, which only a hang takes
 class Ranks:
     """`relays` by rank; `inputs` are what each contributes, times the step's number plus one."""
 
-    def __init__(self, allocation: Allocation, beyond: str = "wait") -> None:
+    def __init__(self, allocation: Allocation, beyond: str = "wait", first: int = 0) -> None:
         self.allocation = allocation
+        self.first = first
         self.store = dist.HashStore()
         self.beyond = beyond
         cells = np.random.default_rng(0).integers(-99, 99, (allocation.cells, ELEMENTS))
@@ -53,6 +54,7 @@ class Ranks:
             [DOUBLE],
             timeout=PATIENCE,
             beyond=self.beyond,
+            first=self.first,
         )
         return self.relays[rank]
 
@@ -80,9 +82,9 @@ class Ranks:
 
 
 @contextmanager
-def ranks(allocation: Allocation, beyond: str = "wait") -> Iterator[Ranks]:
+def ranks(allocation: Allocation, beyond: str = "wait", first: int = 0) -> Iterator[Ranks]:
     """All have met."""
-    everybody = Ranks(allocation, beyond)
+    everybody = Ranks(allocation, beyond, first)
     try:
         at_once(everybody.join, allocation.ranks)
         yield everybody

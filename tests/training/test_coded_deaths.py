@@ -213,7 +213,7 @@ def test_one_that_is_stopped_is_not_kept_in_memory(
             os.kill(os.getpid(), signal.SIGSTOP)
         if run.rank == 0 and run.step >= 10:
             held.append(psutil.Process().memory_info().rss)
-            assert held[-1] - held[0] < 16 << 20  # and all results together are 64 MB
+            assert held[-1] - held[0] < 24 << 20  # and all results together are 64 MB
 
     ended = train_among_the_dying(
         Script(sync=TEAMS, act=act, make=large, epochs=40 // STEPS_A_EPOCH),

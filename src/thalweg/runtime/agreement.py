@@ -13,8 +13,9 @@ No rank waits for another, and no clock is read. A seal extends the one before, 
 has first read that one, and the log only grows. A rank holds the number of proposals that it
 has handed out, so that each takes effect once.
 
-The last of all ranks to read a seal removes it and cuts from the log what all have now handed
-out: the store doesn't grow with the length of the run.
+A seal is removed, and what it holds is cut from the log, when nobody can be that far behind any
+more: the store doesn't grow with the length of the run. Who reads it again, since it was restarted
+meanwhile, reads the same.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from thalweg.transports.line import Line, Store
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _LOG = "agreement/log"
+KEPT = 32  # seals; the oldest is further behind than any rank that still goes through the steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,9 @@ class Agreement:
         if not 0 <= rank < size or period < 1:
             raise ValueError(f"rank {rank} of {size} with a period of {period} steps")
         self._line = Line(store, rank)
-        self._size = size
         self._period = period
         self._handed_out = 0
+        self._sealed: dict[int, _Log] = {}
         self._last_step = -1
 
     @property
@@ -116,11 +118,13 @@ class Agreement:
     def _seal(self, store: Store, step: int) -> _Log:
         key = f"agreement/seal/{step}"
         seal = _Log.read(store.compare_set(key, "", _text(store)))
-        if store.add(f"{key}/readers", 1) == self._size:
-            store.delete_key(key)
-            store.delete_key(f"{key}/readers")
-            if seal.proposals:
-                _edit(store, lambda log: log.after(seal.stop))
+        self._sealed[step] = seal
+        old = step - KEPT * self._period
+        if old in self._sealed:
+            store.delete_key(f"agreement/seal/{old}")
+            over = self._sealed.pop(old)
+            if over.proposals:
+                _edit(store, lambda log: log.after(over.stop))
         return seal
 
 

@@ -40,6 +40,12 @@ class Alarm:
                 self._found = PeerFailed(problem, f"look at {ranks_text(absent)} and its output")
         self.sound(problem)
 
+    def witness(self, what: str) -> int:
+        """How many ranks have seen this, with this one."""
+        with suppress(RunError):
+            return self._line.ask(lambda store: store.add(f"seen/{what}", 1))
+        return 0
+
     def heard(self) -> PeerFailed | None:
         """What another rank sounded, or that the store is gone; None while all is quiet."""
         try:

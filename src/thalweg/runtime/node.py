@@ -179,6 +179,16 @@ class Node:
             self._answer_in_part(letter.step, opened, letter.piece)
         return self._letters()
 
+    def answer_again(self, step: int) -> list[Letter]:
+        """What this rank answered in a step that isn't over: it may have been lost."""
+        opened = self._open.get(step)
+        for index, way in enumerate(opened.ways if opened else ()):
+            for move in self.pieces[index].moves[: way.at]:
+                if move.kind is Kind.ANSWER and way.result is None and way.value is not None:
+                    letter = Letter(move.peer, Sort.ANSWER, step, index, array=way.value)
+                    self._out.append(letter)
+        return self._letters()
+
     def skip_to(self, step: int) -> None:
         """Nothing before this step is of use."""
         self.floor = max(self.floor, step)

@@ -40,6 +40,7 @@ AFTER_REFUSAL = 0.02  # the same, if who was asked needs one itself
 LESS_OFTEN = 1.5  # times as long, each time: the state may be on its way
 LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
 WINDOW = 0.25  # seconds for what is there to reach the root, once it is in a hurry
+PATIENCE_BELOW = 30.0  # seconds for those below to come, before it begins without them
 SHORTEST_QUEUE = 64  # letters that may wait for one peer, at least
 
 
@@ -66,6 +67,7 @@ class Relay:
         self._sources = sources(allocation, self.rank)
         self._below = allocation.below[self.rank]
         self._all = allocation.ranks
+        self._spare = allocation.branches.codes[ROOT].stragglers
         self._source = 0  # which of them results come from
         self._pace = Pace()
         self._beyond = beyond
@@ -130,7 +132,7 @@ class Relay:
                 due = asked + self._pace.deadline
             if monotonic() >= due:
                 asked = monotonic()
-                self.follow_from(step)
+                self.follow_from(step, another=True)
 
         def is_over() -> bool:
             return step < self._node.floor
@@ -149,14 +151,11 @@ class Relay:
 
     def give_state(self, state: Array, *, from_now_on: bool = False) -> None:
         """To all who have asked, or also to those who will."""
-
-        def give() -> list[Letter]:
+        with self._changed:
             if from_now_on:
                 self._standing = state
             asked, self._asked = self._asked, set()
-            return [Letter(peer, Sort.STATE, 0, array=state) for peer in sorted(asked)]
-
-        self._do(give)
+        self._do(lambda: [Letter(peer, Sort.STATE, 0, array=state) for peer in sorted(asked)])
 
     def take_state(self) -> Array:
         """Another rank's, the parent's or that of whoever else answers."""
@@ -181,14 +180,18 @@ class Relay:
             "look at what they do, or allow more time with timeout=",
         )
 
-    def follow_from(self, step: int) -> None:
-        """Ask for the results from this step on once more: some may have been lost on the way.
-        Earlier ones that still come are passed on to those below."""
+    def follow_from(self, step: int, *, another: bool = False) -> None:
+        """Ask for the results from this step on once more, and answer once more: some letters may
+        have been lost on the way. From `another` source than so far, which may be silent though
+        its connection stands. Earlier results that still come are passed on to those below."""
 
         def follow() -> list[Letter]:
+            again = self._node.answer_again(step)
             if not self._sources:
-                return []
-            return self._speaking_up(Letter(self._sources[self._source], Sort.FOLLOW, step))
+                return again
+            left = self._move_on() if another else []
+            letter = Letter(self._sources[self._source], Sort.FOLLOW, step)
+            return [*again, *left, *self._speaking_up(letter)]
 
         self._do(follow)
 
@@ -315,10 +318,10 @@ class Relay:
         through = self._standing is not None
         if through or not self._sources or not self._post.is_down(self._sources[self._source]):
             return []
-        for index, peer in enumerate(self._sources):
-            if index > self._source and not self._post.is_down(peer):
-                self._source = index
-                return self._speaking_up(Letter(peer, Sort.FOLLOW, self._node.floor))
+        left = self._move_on()
+        if not self._post.is_down(self._sources[self._source]):
+            letter = Letter(self._sources[self._source], Sort.FOLLOW, self._node.floor)
+            return [*left, *self._speaking_up(letter)]
         if self._post.seconds_down(self._host) > GRACE:
             raise PeerLost(
                 f"the root, on rank {self._host}, is gone, and nobody else can decode",
@@ -364,6 +367,16 @@ class Relay:
                 due.append(began + self._pace.deadline)
         return max(0.0, min(due) - monotonic()) + 0.001 if due else None
 
+    def _move_on(self) -> list[Letter]:
+        """To the next source that is there, if there is one; what to tell the last."""
+        before = self._source
+        for turn in range(1, len(self._sources)):
+            index = (before + turn) % len(self._sources)
+            if not self._post.is_down(self._sources[index]):
+                self._source = index
+                return [Letter(self._sources[before], Sort.LEAVE, 0)] if before else []
+        return []
+
     def _speaking_up(self, letter: Letter) -> list[Letter]:
         """To one who may not know where this rank is now."""
         return [self._post.hello(letter.peer), letter]
@@ -387,6 +400,12 @@ class Relay:
             self._refused = True
             self._changed.notify_all()
 
+    def _ends_all(self, error: BaseException) -> bool:
+        """Nobody but the root is needed by all; it is gone if more say so than may be late."""
+        if self.rank == self._host:
+            return True
+        return isinstance(error, PeerLost) and self._alarm.witness("no root") > self._spare
+
     def _fail(self, error: BaseException) -> None:
         kind = type(error).__name__
         meant = (
@@ -394,8 +413,7 @@ class Relay:
             if isinstance(error, ThalwegError)
             else RunError(f"the relay of rank {self.rank} ended: {kind}: {error}", "report this")
         )
-        ends_all = self.rank == self._host or isinstance(error, PeerLost)
-        if ends_all and not self._closed:  # the others can do without anybody but the root
+        if not self._closed and self._ends_all(error):
             self._alarm.sound(meant.problem)
         with self._changed:
             self._broken = meant
@@ -430,17 +448,21 @@ def join_tree(
     timeout: float,
     beyond: str = "wait",
     make: Callable[[int, Sequence[Piece], Allocation], Node] = Node,
+    first: int = 0,
 ) -> Relay:
     """Meet the neighbours in the tree, tell them where this rank is, if it was there before, and
-    start."""
+    start with the step `first`. Who is below may come later, or never."""
     pieces = pieces_of(schedules, forms, world.rank)
     node = make(world.rank, pieces, allocation)
+    node.skip_to(first)
     queue = max(SHORTEST_QUEUE, (1 + node.kept) * len(pieces))  # for one who is away for a while
     post = Post(world.rank, world.store, world.address, queue=queue)
     try:
-        neighbours = [*sources(allocation, world.rank)[:1], *allocation.below[world.rank]]
-        post.meet(neighbours, monotonic() + timeout)
-        for neighbour in neighbours:
+        above, below = sources(allocation, world.rank)[:1], allocation.below[world.rank]
+        post.meet(above, monotonic() + timeout)
+        with suppress(PeerLost):
+            post.meet(below, monotonic() + min(timeout, PATIENCE_BELOW))
+        for neighbour in (*above, *below):
             post.send(post.hello(neighbour))
     except BaseException:
         post.close()

@@ -28,7 +28,6 @@ from thalweg.facts import Size
 from thalweg.runtime import Alarm, World
 from thalweg.training.carriers import Fill
 from thalweg.training.gradients import GradientAverager, layout_of
-from thalweg.training.itinerary import Clock
 from thalweg.training.layout import FlatBucket
 from thalweg.training.parameter_server import ParameterServer
 from thalweg.transports import Array
@@ -36,12 +35,13 @@ from thalweg.transports.post import Letter, Post, Sort
 
 GRACE = 2.0  # seconds for a peer whose connection is down to come back
 LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
+OVERDUE = 5.0  # seconds without an answer after which a request is repeated
 
 
 class Box(Protocol):
     """Where a worker's letters go: each push of all buckets, and each meeting, has one answer."""
 
-    def push(self, step: int, bucket: int, gradients: Array) -> None: ...
+    def push(self, bucket: int, gradients: Array) -> None: ...
 
     def meet(self) -> None: ...
 
@@ -61,7 +61,6 @@ class AsynchronousAverager(GradientAverager):
         self,
         parameters: Mapping[str, nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        clock: Clock,
         world: World,
         alarm: Alarm,
         *,
@@ -78,18 +77,16 @@ class AsynchronousAverager(GradientAverager):
             post.close()
             raise
         self._optimizer = optimizer
+        held = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
+        self._served = {name for name, p in parameters.items() if id(p) in held}
         self._near: NearBox | None = None
         if world.rank == root:
             buffers = layout_of(parameters, bucket)
             server = ParameterServer(parameters, optimizer, buffers, range(world.size), staleness)
             self._near = NearBox(post, server, alarm, world)
         self._box: Box = self._near or FarBox(post, root, alarm, world, len(layout.buckets))
-        super().__init__(parameters, layout, _Carrier(self._box, clock))
+        super().__init__(parameters, layout, _Carrier(self._box))
         self._answered = False
-
-    @property
-    def is_root(self) -> bool:
-        return self._near is not None
 
     def after_step(self) -> None:
         """The script's optimizer had nothing to do; here is what the server made of it."""
@@ -120,14 +117,13 @@ class AsynchronousAverager(GradientAverager):
     def _put_in_place(self) -> None:
         for bucket in self._layout.buckets:
             for name, view in bucket.views.items():
-                if name in self._parameters:
+                if name in self._served:
                     self._parameters[name].copy_(view)
 
 
 class _Carrier:
-    def __init__(self, box: Box, clock: Clock) -> None:
+    def __init__(self, box: Box) -> None:
         self._box = box
-        self._clock = clock
         self._sent: list[FlatBucket] = []
 
     def begin(self) -> None:
@@ -136,7 +132,7 @@ class _Carrier:
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         fill(1.0)
         self._sent.append(bucket)
-        self._box.push(self._clock.step, bucket.index, bucket.vector.copy())
+        self._box.push(bucket.index, bucket.vector.copy())
 
     def finish(self) -> None:
         answer = self._box.answer()
@@ -156,22 +152,36 @@ class FarBox:
         self._alarm = alarm
         self._world = world
         self._buckets = buckets
+        self._number = 0  # of the request
+        self._said: list[Letter] = []
 
-    def push(self, step: int, bucket: int, gradients: Array) -> None:
-        self._post.send(Letter(self._root, Sort.ANSWER, step, bucket, array=gradients))
+    def push(self, bucket: int, gradients: Array) -> None:
+        self._say(Letter(self._root, Sort.ANSWER, self._number, bucket, array=gradients))
 
     def meet(self) -> None:
-        self._post.send(Letter(self._root, Sort.ASK, 0))
+        self._say(Letter(self._root, Sort.ASK, self._number))
 
     def answer(self) -> list[Array]:
         came: dict[int, Array] = {}
-        deadline = monotonic() + self._world.timeout
+        deadline, overdue = monotonic() + self._world.timeout, monotonic() + OVERDUE
         while len(came) < self._buckets:
             for letter in self._post.receive(LOOK_AROUND):
-                if letter.sort is Sort.RESULT and letter.array is not None:
+                current = letter.sort is Sort.RESULT and letter.step == self._number
+                if current and letter.array is not None:
                     came[letter.piece] = letter.array
             self._listen(deadline)
+            if monotonic() > overdue:
+                overdue = monotonic() + OVERDUE
+                for letter in self._said:
+                    self._post.send(letter)
+        self._number += 1
+        self._said.clear()
         return [came[bucket] for bucket in range(self._buckets)]
+
+    def _say(self, letter: Letter) -> None:
+        """Letters may be lost: what isn't answered is said again."""
+        self._said.append(letter)
+        self._post.send(letter)
 
     def part(self, seconds: float) -> bool:
         self._post.send(Letter(self._root, Sort.LEAVE, 0))
@@ -199,6 +209,7 @@ class NearBox:
 
     def __init__(self, post: Post, server: ParameterServer, alarm: Alarm, world: World) -> None:
         self.optimizer_state: dict[str, Any] = {}
+        self._meets = False
         self._post = post
         self._server = server
         self._alarm = alarm
@@ -206,16 +217,21 @@ class NearBox:
         self._requests: SimpleQueue[Callable[[], list[int]]] = SimpleQueue()
         self._changed = Condition()
         self._answer: list[Array] | None = None
+        self._served: dict[int, int] = {}  # how many requests of each worker were answered
         self._broken: BaseException | None = None
         self._closed = False
         self._thread = Thread(target=self._work, name="thalweg-server", daemon=True)
         self._thread.start()
 
-    def push(self, step: int, bucket: int, gradients: Array) -> None:
+    def push(self, bucket: int, gradients: Array) -> None:
         self._do(lambda: self._server.push(self._world.rank, bucket, gradients))
 
     def meet(self) -> None:
-        self._do(lambda: self._server.meet(self._world.rank))
+        def meet() -> list[int]:
+            self._meets = True
+            return self._server.meet(self._world.rank)
+
+        self._do(meet)
 
     def answer(self) -> list[Array]:
         deadline = monotonic() + self._world.timeout
@@ -278,26 +294,33 @@ class NearBox:
         except Empty:
             pass
         for letter in letters:
-            if letter.sort is Sort.ANSWER and letter.array is not None:
+            if letter.sort is Sort.LEAVE:
+                self._tell(self._server.lose(letter.peer))
+            elif letter.step < self._served.get(letter.peer, 0):  # repeated: the answer was lost
+                self._tell([letter.peer], letter.step)
+            elif letter.sort is Sort.ANSWER and letter.array is not None:
                 self._tell(self._server.push(letter.peer, letter.piece, letter.array))
             elif letter.sort is Sort.ASK:
                 self._tell(self._server.meet(letter.peer))
-            elif letter.sort is Sort.LEAVE:
-                self._tell(self._server.lose(letter.peer))
         for rank in list(self._server.clocks):
             if self._post.is_down(rank) and self._post.seconds_down(rank) > GRACE:
                 warnings.warn(f"rank {rank} is gone, and its share of the data", stacklevel=1)
                 self._tell(self._server.lose(rank))
 
-    def _tell(self, whom: list[int]) -> None:
-        """The parameters as they are now, to these."""
+    def _tell(self, whom: list[int], number: int | None = None) -> None:
+        """The parameters as they are now, to these; in answer to their next request, or one that
+        was answered before."""
         if not whom:
             return
         parameters = self._server.answer()
         for rank in whom:
             if rank == self._world.rank:
                 self._answer = parameters
-                self.optimizer_state = deepcopy(self._server.optimizer.state_dict()["state"])
-            else:
-                for bucket, array in enumerate(parameters):
-                    self._post.send(Letter(rank, Sort.RESULT, 0, bucket, array=array))
+                if self._meets:
+                    self.optimizer_state = deepcopy(self._server.optimizer.state_dict()["state"])
+                    self._meets = False
+                continue
+            answered = self._served.get(rank, 0) if number is None else number
+            self._served[rank] = max(self._served.get(rank, 0), answered + 1)
+            for bucket, array in enumerate(parameters):
+                self._post.send(Letter(rank, Sort.RESULT, answered, bucket, array=array))

@@ -78,7 +78,6 @@ class Setting:
             return AsynchronousAverager(
                 parameters,
                 optimizer,
-                self.clock,
                 self.world.room(f"server/{self.clock.step}"),
                 self.alarm,
                 root=self.keeper(plan),
@@ -91,7 +90,9 @@ class Setting:
 
     def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:
         since = self.clock.step
-        averager = CodedAverager(
+        if self.world.rank == self.keeper(plan):  # one who comes back is to find the new tree
+            self.world.put(UNDER_WAY, json.dumps([str(plan), since]))
+        return CodedAverager(
             parameters,
             plan,
             self.group,
@@ -101,9 +102,6 @@ class Setting:
             course=self.course,
             snapshot=self.snapshot,
         )
-        if averager.tree.is_root:
-            self.world.put(UNDER_WAY, json.dumps([str(plan), since]))
-        return averager
 
     def plan_under_way(self) -> tuple[Plan, int]:
         """The coded plan that the others run, and since which step."""

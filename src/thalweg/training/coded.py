@@ -10,9 +10,11 @@ more, it takes over another rank's state instead (`handover.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from time import monotonic, sleep
 
+import torch
 from torch import nn
 
 from thalweg.codes import Allocation
@@ -52,10 +54,15 @@ class CodedAverager(GradientAverager):
     ) -> None:
         layout = layout_of(parameters, plan.settings.bucket)
         allocation = allocation_of(plan, group)
-        relay = _open(plan, group, allocation, layout, world, alarm)
+        relay = _open(plan, group, allocation, layout, world, alarm, clock.step)
         self.tree = Tree(relay, allocation, world, snapshot)
+        self._course = course
         self._carrier_of_all = RelayCarrier(self.tree, relay, layout, clock, course)
         super().__init__(parameters, layout, self._carrier_of_all)
+
+    def _ready(self, name: str, parameter: torch.Tensor) -> None:
+        self._course.computed = True
+        super()._ready(name, parameter)
 
     @property
     def approximate(self) -> Mapping[int, float]:
@@ -112,12 +119,13 @@ class Tree:
         """Wait until all neighbours are through as well, or gone; they may need results and this
         state until then. False if it takes too long."""
         self._relay.give_state(state.in_bytes(), from_now_on=True)
-        self._world.put(f"through/{self._relay.rank}", "")
         deadline = monotonic() + seconds
-        while any(not self._is_through(rank) for rank in self._relay.present()):
-            if monotonic() >= deadline:
-                return False
-            sleep(PAUSE)
+        with suppress(RunError):  # the store is gone, and so are the others
+            self._world.put(f"through/{self._relay.rank}", "")
+            while any(not self._is_through(rank) for rank in self._relay.present()):
+                if monotonic() >= deadline:
+                    return False
+                sleep(PAUSE)
         return True
 
     def close(self) -> None:
@@ -143,6 +151,7 @@ class RelayCarrier:
         self._layout = layout
         self._clock = clock
         self._course = course
+        self._begun = -1  # step that a part was handed in for
         self._last = -1  # step that was summed up
 
     def begin(self) -> None:
@@ -152,11 +161,13 @@ class RelayCarrier:
                 "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
             )
         self._course.refuse_second_step()
+        self._course.refuse_skipped_batch()
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         if self._course.counts:
             fill(1.0, self._presence)
             self._relay.contribute(self._clock.step, bucket.index, bucket.vector.copy())
+            self._begun = self._clock.step
 
     def finish(self) -> None:
         step = self._clock.step
@@ -173,7 +184,12 @@ class RelayCarrier:
             self._layout.buckets[piece.round].vector[piece.start : piece.stop] = array
 
     def drop(self) -> None:
-        """Nothing has to be waited for: what travels is a copy."""
+        """Nothing has to be waited for: what travels is a copy. But it can't be taken back."""
+        if self._begun == self._clock.step != self._last:
+            raise RunError(
+                "a backward failed after a part of it had gone into the sum",
+                "let this worker end: the others go on without it, and it may come back",
+            )
 
 
 def _open(
@@ -183,6 +199,7 @@ def _open(
     layout: Layout,
     world: World,
     alarm: Alarm,
+    first: int,
 ) -> Relay:
     @cache
     def schedule(elements: int, itemsize: int) -> Schedule:
@@ -203,4 +220,5 @@ def _open(
         timeout=world.timeout,
         beyond=str(plan.redundancy.arguments.get("beyond", "wait")),
         make=make,
+        first=first,
     )

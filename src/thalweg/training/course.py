@@ -29,6 +29,8 @@ class Course:
         self.stopping = False
         self._reached = Position()  # what the samples taken so far lead to
         self._steps_in_epoch = 0
+        self.computed = True  # there was a backward on this batch
+        self._skipped = False  # a batch before it had none
         self._used = False  # a step was taken with this batch
         self._epoch: int | None = None  # that the script is in
         self._again: Callable[[], None] | None = None
@@ -38,6 +40,10 @@ class Course:
         """Whether what is computed now belongs to the step, or is only gone through."""
         return self.share is None or self.share.counts
 
+    def watch(self) -> None:
+        """From this batch on, whether each is computed and used once."""
+        self._skipped, self.computed = False, True
+
     def refuse_second_step(self) -> None:
         """Where others tell by the step which batch it is of."""
         if self._used:
@@ -45,6 +51,15 @@ class Course:
                 "the optimizer steps twice on one batch, which late workers can't go along with "
                 "under this plan",
                 "step once a batch, or use another plan",
+            )
+
+    def refuse_skipped_batch(self) -> None:
+        """For the same reason: the others' part of this step is of another batch."""
+        if self._skipped:
+            raise RunError(
+                "a batch was left out here, and the others don't know it: under this plan the step "
+                "says which batch it is of",
+                "call backward on every batch, or use another plan",
             )
 
     @property
@@ -91,6 +106,7 @@ class Course:
             self.share, batch = next(loaded)
             self._reached = expected = Position(epoch=epoch, batch=self._reached.batch + 1)
             self._used = False
+            self._skipped, self.computed = self._skipped or not self.computed, False
             yield batch
         else:
             if self._reached.epoch == epoch:
@@ -106,9 +122,9 @@ class Course:
     def jump(self, position: Position, again: Callable[[], None] | None = None) -> None:
         """Go on from there. If that is in another epoch than the script's, `again` is called when
         that is over, since scripts change things at the end of an epoch."""
-        elsewhere = self._epoch not in (None, position.epoch)
-        self._again = again if elsewhere else None
+        self._again = again if self._epoch != position.epoch else None
         self._reached = self.position = position
+        self.watch()
 
     def leave_epoch(self) -> None:
         """The script is through with one."""

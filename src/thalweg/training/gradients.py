@@ -118,10 +118,12 @@ class GradientAverager:
         took_part = dict(zip(self._parameters, (flags != 0).tolist(), strict=True))
         for bucket in self._layout.buckets:
             for name, view in bucket.views.items():
-                if name == FLAGS or not took_part[name]:
+                if name == FLAGS:
                     continue
                 parameter = self._parameters[name]
-                if parameter.grad is None:
+                if not took_part[name]:  # in the result, whatever it did here
+                    parameter.grad = None
+                elif parameter.grad is None:
                     parameter.grad = view.to(parameter.device, copy=True)
                 else:
                     parameter.grad.copy_(view)

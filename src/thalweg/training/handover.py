@@ -32,7 +32,8 @@ class State:
 
     step: int
     position: Position
-    plan: str
+    meetings: int  # at the store, so far
+    shared: int  # rounds between steps, so far
     agreed: int  # changes of plan and the like, up to there
     ended: bool  # its training is over
     model: dict[str, Any]
@@ -45,7 +46,8 @@ class State:
         head = {
             "step": self.step,
             "position": [self.position.epoch, self.position.batch],
-            "plan": self.plan,
+            "meetings": self.meetings,
+            "shared": self.shared,
             "agreed": self.agreed,
             "ended": self.ended,
             "tree": tree,
@@ -63,7 +65,8 @@ class State:
         return cls(
             step=head["step"],
             position=Position(epoch=epoch, batch=batch),
-            plan=head["plan"],
+            meetings=head["meetings"],
+            shared=head["shared"],
             agreed=head["agreed"],
             ended=head["ended"],
             **parts,

@@ -23,11 +23,11 @@ class Clock:
     def __init__(self, step: int = 0) -> None:
         self.step = step
         self._next_round = 0
-        self._next_between = BETWEEN_STEPS
+        self.shared = 0  # rounds between steps, so far
 
     def claim_between(self) -> int:
-        self._next_between += 1
-        return self._next_between - 1
+        self.shared += 1
+        return BETWEEN_STEPS + self.shared - 1
 
     def claim(self, rounds: int) -> int:
         """The number of the first of so many rounds."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from thalweg.catalog import parse_plan
-from thalweg.coding import spare_ranks, waits_for_nobody
+from thalweg.coding import allocation_of, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.errors import PlanError, RunError, ThalwegError
 from thalweg.plan import Plan, What
 from thalweg.runtime import Agreement, Alarm, Arrivals, Engine, World
@@ -153,8 +153,8 @@ class Run:
         yield from self._course.batches(epoch, self.safe_point, self._over)
 
     def _over(self) -> IsOver:
-        step, tree = self.step, self._tree
-        return lambda number: tree is not None and tree.has(step + number)
+        step = self.step
+        return lambda number: self._tree is not None and self._tree.has(step + number)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, from one loss a sample: such that what the plan aggregates
@@ -216,6 +216,7 @@ class Run:
         """Propose another plan, on any rank: all ranks take it up at the same safe point."""
         plan = parse_plan(sync)
         refuse_what_cannot_run(plan, self._group, has_data=self._course.feed is not None)
+        self._refuse_what_does_not_suit(plan)
         if isinstance(self._model, nn.parallel.DistributedDataParallel):
             raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
         if plan.settings.transport != self._plan.settings.transport:
@@ -241,11 +242,14 @@ class Run:
         if self._tree is not None:
             self._tree.serve()
         self._agreed = self._agreement.handed_out
+        plan = None
         for change in self._agreement.settle(self.step):
             if change.name == "stop":
                 self._course.stopping = True
-            elif change.name == "sync":
-                self._take_up(parse_plan(str(change.value)))
+            elif change.name == "sync":  # the last of several
+                plan = parse_plan(str(change.value))
+        if plan is not None:
+            self._take_up(plan)
 
     # Checkpoints
 
@@ -253,8 +257,8 @@ class Run:
         """Write a checkpoint, which `attach(resume=directory)` goes on from; to be called on every
         rank. The newest `keep` are kept. Rank 0 writes; under a plan that waits for nobody the root
         does, alone."""
-        self._meetings += 1
         alone = waits_for_nobody(self._plan)
+        self._meetings += not alone
         with self.consensus():
             if alone and self.rank != self._setting.keeper(self._plan):
                 return
@@ -287,10 +291,12 @@ class Run:
         if self._averager is not None and not self._ending.failed:
             with suppress(ThalwegError):  # who has failed says so elsewhere
                 self._averager.detach()
-        self._ending.leave(self.step, self._part)
-        if self._tree is not None:
-            self._tree.close()
-        self._engine.close()
+        try:
+            self._ending.leave(self.step, self._part)
+        finally:
+            if self._tree is not None:
+                self._tree.close()
+            self._engine.close()
 
     def _part(self, seconds: float) -> bool:
         """Wait until those who may still need this rank have ended too; False if they don't."""
@@ -298,9 +304,10 @@ class Run:
             return self._averager.part(seconds)
         if self._tree is None:
             return self._world.part(seconds, self._alarm)
-        if not self._ending.failed:
-            self._course.leave_epoch()
-            self._catch_up()
+        if self._ending.failed:
+            return True  # what it holds may be half a step, and isn't the end of the run
+        self._course.leave_epoch()
+        self._catch_up()
         return self._tree.part(seconds, replace(self._snapshot(), ended=True))
 
     # What attach() does
@@ -347,15 +354,24 @@ class Run:
         if self._tree is not None:
             self._take_over(self._tree.take())
 
+    def _refuse_what_does_not_suit(self, plan: Plan) -> None:
+        """The data, or the model."""
+        if is_relayed(plan):
+            allocation = allocation_of(plan, self._group)
+            refuse_what_differs(self._model, allocation)
+            if self._course.feed is not None:
+                self._course.feed.under(allocation)
+
     def _run_plan(self) -> None:
         """From this step on."""
+        self._refuse_what_does_not_suit(self._plan)
+        self._course.watch()
         self._averager = self._setting.averager(self._model, self._optimizer, self._plan)
         self._ending.is_spare = self.rank in spare_ranks(self._plan, self._group)
         allocation = self._tree.allocation if self._tree else None
         if self._course.feed is not None:
             self._course.feed = self._course.feed.under(allocation)
         if self._tree is not None:
-            refuse_what_differs(self._model, self._tree.allocation)
             self._warns = self._tree.is_root  # one of all is enough
 
     @property
@@ -434,7 +450,8 @@ class Run:
         return State(
             step=self.step,
             position=self._course.position,
-            plan=str(self._plan),
+            meetings=self._meetings,
+            shared=self._clock.shared,
             agreed=self._agreement.handed_out,
             ended=False,
             model=_inner(self._model).state_dict(),
@@ -449,7 +466,8 @@ class Run:
             state.load_into(_inner(self._model), self._optimizer, self._state)
 
         load()
-        self._clock.step = state.step
+        self._clock.step, self._clock.shared = state.step, state.shared
+        self._meetings = state.meetings
         self._course.jump(state.position, again=load)
         self._course.stopping = self._course.stopping or state.ended
         self._agreement.go_on_from(state.agreed)
