@@ -279,7 +279,8 @@ class Crew:
             self._start(worker.rank)
         elif not worker.expected and (code != 0 or (self.returns and end.result is None)):
             self.failures.append(end)
-            if worker.rank in self.spare and not end.is_consequence() and not self.done():
+            alone = not end.is_consequence() and not end.is_mistake()  # others make those as well
+            if worker.rank in self.spare and alone and not self.done():
                 told = end.told(self.place.called(worker.rank))
                 self._tell(self.on_line, worker.rank, "stderr", f"{told.problem}; others go on")
 

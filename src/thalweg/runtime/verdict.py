@@ -39,6 +39,10 @@ class End:
             return False
         return self.failure.kind in CONSEQUENCES or "gloo/transport" in self.failure.problem
 
+    def is_mistake(self) -> bool:
+        """Of usage."""
+        return self.failure is not None and self.failure.exit_code == UsageError.exit_code
+
     def told(self, who: str) -> WorkerFailed:
         if self.failure is not None:
             return WorkerFailed(f"{who}: {self.failure.problem}", self.failure.remedy)
