@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from thalweg.errors import WorkerFailed
 from thalweg.runtime.place import Workers
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.training import Run, attach
+from thalweg.training.handover import State
 
 TREE = "codedreduce(fanout=3, stragglers=1)"
 """On 7 workers: 1 and 2 are the first layer; 3, 4 and 0, which has the root, are below 1, and 5, 6
@@ -72,11 +74,14 @@ def all_of(*acts: Act) -> Act:
 
 
 def late(rank: int, *, at: int, until: int) -> Act:
-    """This rank's training stands still before step `at` until another has taken `until` steps."""
+    """This rank's training stands still before step `at` until another has taken `until` steps, and
+    word of it is here."""
 
     def act(run: Run, board: Board) -> None:
-        if run.rank == rank and run.step == at:
+        tree = run._tree
+        if run.rank == rank and run.step == at and tree is not None:
             board.wait(lambda: board.furthest(but=rank) >= until)
+            board.wait(lambda: tree._relay.newest >= until)
 
     return act
 
@@ -125,10 +130,15 @@ class Script:
 
 def trained(script: Script, board: Board) -> dict[str, Any]:
     """On one rank; what it holds at the end, the steps that it took, and its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
+    load = State.load_into
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        patch.object(State, "load_into", autospec=True, side_effect=load) as loaded,
+    ):
         warnings.simplefilter("always")
         result = _trained(script, board)
-    return {**result, "warnings": [str(warning.message) for warning in caught]}
+    told = [str(warning.message) for warning in caught]
+    return {**result, "warnings": told, "taken_over": loaded.call_count}
 
 
 def _trained(script: Script, board: Board) -> dict[str, Any]:

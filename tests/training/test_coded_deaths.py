@@ -200,7 +200,7 @@ def large() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 20_000), nn.Tanh(), nn.Linear(20_000, 3))  # 1.6 MB in float64
 
 
-@pytest.mark.parametrize("until", [25, 40])
+@pytest.mark.parametrize("until", [pytest.param(25, marks=pytest.mark.slow), 40])
 def test_one_that_is_stopped_is_not_kept_in_memory(
     until: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
