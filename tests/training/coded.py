@@ -75,13 +75,13 @@ def all_of(*acts: Act) -> Act:
 
 def late(rank: int, *, at: int, until: int) -> Act:
     """This rank's training stands still before step `at` until another has taken `until` steps, and
-    word of it is here."""
+    word of it is here, if only that this rank is left behind."""
 
     def act(run: Run, board: Board) -> None:
         tree = run._tree
         if run.rank == rank and run.step == at and tree is not None:
             board.wait(lambda: board.furthest(but=rank) >= until)
-            board.wait(lambda: tree._relay.newest >= until)
+            board.wait(lambda: tree.left_behind(at) or tree._relay.newest >= until)
 
     return act
 
@@ -245,6 +245,10 @@ class Ended:
         self.said: list[tuple[int, str]] = []
         self.failure: WorkerFailed | None = None
 
+    def hear(self, rank: int, stream: str, line: str) -> None:
+        if not line.startswith("[W"):  # torch's, which an interpreter of its own would not show
+            self.said.append((rank, line))
+
     @property
     def told(self) -> list[dict[str, Any]]:
         """Of those who lived to the end."""
@@ -304,7 +308,7 @@ def train_among_the_dying(
             work,
             timeout=SECONDS,
             director=Fate(restart, resume, lambda: when(board)),
-            on_line=lambda rank, stream, line: ended.said.append((rank, line)),
+            on_line=ended.hear,
             spare=range(1, size),
         )
         ended.by_rank = dict(enumerate(results))
