@@ -45,7 +45,7 @@ def test_every_gradient_is_a_step_with_its_share_of_the_learning_rate() -> None:
     setup.push(1, 0.25)
     assert float(setup.server.parameters["weight"].detach()) == pytest.approx(before - 0.5 * 0.75)
     assert float(setup.model.weight.detach()) == before  # the script's own is left alone
-    assert setup.server.updates == 2
+    assert setup.server.clocks == {0: 1, 1: 1}
 
 
 def test_the_scripts_learning_rate_is_followed() -> None:

@@ -41,7 +41,6 @@ class Task:
     round_number: int
     bucket: int = 0
     arithmetic: Arithmetic = NUMPY
-    between_steps: bool = False  # beside the rounds of a step, with numbers of its own
 
 
 _Item = tuple[Task, Future[None], float]  # and when it was handed in

@@ -57,8 +57,8 @@ class CodedAverager(GradientAverager):
         relay = _open(plan, group, allocation, layout, world, alarm, clock.step)
         self.tree = Tree(relay, allocation, world, snapshot)
         self._course = course
-        self._carrier_of_all = RelayCarrier(self.tree, relay, layout, clock, course)
-        super().__init__(parameters, layout, self._carrier_of_all)
+        self._relayed = RelayCarrier(self.tree, relay, layout, clock, course)
+        super().__init__(parameters, layout, self._relayed)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         self._course.computed = True
@@ -67,7 +67,7 @@ class CodedAverager(GradientAverager):
     @property
     def approximate(self) -> Mapping[int, float]:
         """Steps whose sum was scaled up from a part of the data, and how large that was."""
-        return self._carrier_of_all.approximate
+        return self._relayed.approximate
 
 
 class Tree:

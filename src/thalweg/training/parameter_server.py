@@ -36,7 +36,6 @@ class ParameterServer:
     ) -> None:
         self.optimizer = deepcopy(optimizer)
         self.clocks = dict.fromkeys(workers, 0)  # steps that each has taken; who is gone has none
-        self.updates = 0
         self._script = optimizer
         self._layout = layout
         self._staleness = staleness
@@ -120,4 +119,3 @@ class ParameterServer:
             if "lr" in own:
                 own["lr"] = own["lr"] / self._share
         self.optimizer.step()
-        self.updates += 1

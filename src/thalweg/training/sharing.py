@@ -73,7 +73,6 @@ class Sharing:
             step=self._clock.step,
             round_number=self._clock.claim_between(),
             arithmetic=arithmetic_of(buffer.dtype),
-            between_steps=True,
         )
         try:
             self._engine.run([task])

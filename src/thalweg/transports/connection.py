@@ -1,4 +1,4 @@
-"""An outbound ZeroMQ connection, and whether anybody is at its other end.
+"""ZeroMQ's ends: where a rank listens, and its connections to others, if anybody is there.
 
 ZeroMQ reconnects by itself and says nothing of it, but its monitor does. A connection that broke or
 was refused is down until a handshake succeeds; one that gets no answer at all is not: its packets
@@ -12,10 +12,34 @@ from time import monotonic
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from thalweg.errors import TransportError
+
 QUEUE = 256  # messages to or from one peer
 LINGER = 2000  # milliseconds for what was sent last to leave
 DOWN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def _bracketed(host: str) -> str:
+    """As an endpoint has it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def listen(
+    context: zmq.Context[zmq.Socket[bytes]], rank: int, host: str, queue: int = QUEUE
+) -> tuple[zmq.Socket[bytes], str]:
+    """A socket for whatever comes, and its endpoint; `context` is gone if it can't be had."""
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, queue)
+    socket.setsockopt(zmq.IPV6, int(":" in host))
+    try:
+        port = socket.bind_to_random_port(f"tcp://{_bracketed(host)}")
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        raise TransportError(
+            f"rank {rank} can't listen on {host}: {error}", "name another address"
+        ) from None
+    return socket, f"tcp://{_bracketed(host)}:{port}"
 
 
 class Connection:

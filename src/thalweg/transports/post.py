@@ -23,11 +23,10 @@ import numpy as np
 import zmq
 from torch._C._distributed_c10d import Store
 
-from thalweg.errors import PeerLost, RunError, TransportError
-from thalweg.transports.connection import Connection
+from thalweg.errors import PeerLost, RunError
+from thalweg.transports.connection import Connection, listen
 from thalweg.transports.line import Line
 from thalweg.transports.transport import Array
-from thalweg.transports.zeromq import bracketed
 
 HEADER = struct.Struct("<4sBBHIQII")  # magic, version, sort, zero, sender, step, piece, covered
 MAGIC, VERSION = b"thlp", 1
@@ -69,17 +68,7 @@ class Post:
         self._line = Line(store, rank)
         self._queue = queue
         self._context = zmq.Context(io_threads=1)
-        self._inbound = self._context.socket(zmq.PULL)
-        self._inbound.setsockopt(zmq.RCVHWM, queue)
-        self._inbound.setsockopt(zmq.IPV6, int(":" in host))
-        try:
-            port = self._inbound.bind_to_random_port(f"tcp://{bracketed(host)}")
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise TransportError(
-                f"rank {rank} can't listen on {host}: {error}", "name another address"
-            ) from None
-        self.endpoint = f"tcp://{bracketed(host)}:{port}"
+        self._inbound, self.endpoint = listen(self._context, rank, host, queue)
         store.set(_key(rank), self.endpoint)
         self._connections: dict[int, Connection] = {}
         self._woken, self._waker = os.pipe()

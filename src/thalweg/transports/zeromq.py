@@ -23,8 +23,8 @@ import torch
 import zmq
 from torch._C._distributed_c10d import Store
 
-from thalweg.errors import PeerLost, RunError, TransportError
-from thalweg.transports.connection import QUEUE, Connection
+from thalweg.errors import PeerLost, RunError
+from thalweg.transports.connection import Connection, listen
 from thalweg.transports.inbox import Inbox, late
 from thalweg.transports.line import Line
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending, in_bytes
@@ -44,17 +44,8 @@ class ZeroMqTransport:
         self._rank = rank
         self._line = Line(store, rank)
         self._context = zmq.Context(io_threads=1)
-        self._inbound = self._context.socket(zmq.PULL)
-        self._inbound.setsockopt(zmq.RCVHWM, QUEUE)
-        self._inbound.setsockopt(zmq.IPV6, int(":" in host))
-        try:
-            port = self._inbound.bind_to_random_port(f"tcp://{bracketed(host)}")
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise TransportError(
-                f"rank {rank} can't listen on {host}: {error}", "name another address"
-            ) from None
-        store.set(_key(rank), f"tcp://{bracketed(host)}:{port}")
+        self._inbound, endpoint = listen(self._context, rank, host)
+        store.set(_key(rank), endpoint)
         self._outbound: dict[int, Connection] = {}
         self._inbox = Inbox(rank)
         self._in_use = Lock()  # sockets belong to one thread at a time
@@ -225,7 +216,3 @@ def _keep_freed_memory() -> None:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
-
-
-def bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
