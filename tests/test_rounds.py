@@ -155,7 +155,11 @@ def test_shuffled_groups_divide_everybody_and_mix(rack_sizes: list[int]) -> None
     group = Group.everybody(Cluster.regular(rack_sizes, interleaved=True))
     steps = [shuffle.groups(group, step) for step in range(shuffle.period(group))]
     for groups in steps:
-        assert sorted(r for members in groups for r in members.ranks) == sorted(group.ranks)
+        met = [r for members in groups for r in members.ranks]
+        assert len(met) == len(set(met))
+        assert len(met) >= group.size - len(
+            rack_sizes
+        )  # nobody else is left for the last of a rack
     meetings = [members.ranks for groups in steps for members in groups]
     reached = {group.ranks[0]}
     for _ in group.ranks:

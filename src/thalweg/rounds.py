@@ -20,7 +20,15 @@ from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Choice, Plan, What
-from thalweg.schedules import Group, Schedule, Topology, all_gather, all_to_all, coded_tree
+from thalweg.schedules import (
+    Group,
+    Meeting,
+    Schedule,
+    Topology,
+    all_gather,
+    all_to_all,
+    coded_tree,
+)
 
 
 class When(Enum):
@@ -38,6 +46,7 @@ class Round:
     stage: int  # of its payload
     when: When
     delay: int  # steps until the result is applied
+    lasts: int  # steps for which its members meet nobody else
     bucket: int
     group: Group
     what: What
@@ -81,25 +90,25 @@ class _Compiler:
         self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
 
     def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
-        groups = self._groups(group)
+        meetings = self._meetings(group)
         first = 0
-        for bucket in workload.buckets(self.plan.settings.bucket) if groups else ():
+        for bucket in workload.buckets(self.plan.settings.bucket) if meetings else ():
             for payload in self._payloads(bucket):
                 stages = 0
-                for members in groups:
-                    schedules = self._schedules_once(members, payload)
+                for meeting in meetings:
+                    schedules = self._schedules_once(meeting.group, payload)
                     stages = max(stages, len(schedules))
                     for stage, schedule in enumerate(schedules):
-                        yield self._round(first + stage, stage, bucket, members, payload, schedule)
+                        yield self._round(first + stage, stage, bucket, meeting, payload, schedule)
                 first += stages
 
-    def _groups(self, group: Group) -> tuple[Group, ...]:
+    def _meetings(self, group: Group) -> tuple[Meeting, ...]:
         cadence = self.plan.cadence
         if (self.step + 1) % cadence.every == 0:
             divide = self.topology.groups
-            return (group,) if divide is None else divide(group, self.meeting)
+            return (Meeting(group),) if divide is None else divide(group, self.meeting)
         if cadence.inside:
-            return tuple(group.subgroup(rack) for rack in group.racks)
+            return tuple(Meeting(group.subgroup(rack)) for rack in group.racks)
         return ()
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
@@ -138,7 +147,7 @@ class _Compiler:
         number: int,
         stage: int,
         bucket: Bucket,
-        group: Group,
+        meeting: Meeting,
         payload: Payload,
         schedule: Schedule,
     ) -> Round:
@@ -148,9 +157,10 @@ class _Compiler:
             number=number,
             stage=stage,
             when=When.READY if gradients else When.AFTER,
-            delay=self.plan.cadence.delay,
+            delay=self.plan.cadence.delay + meeting.lasts - 1,
+            lasts=meeting.lasts,
             bucket=bucket.index,
-            group=group,
+            group=meeting.group,
             what=self.plan.what,
             payload=payload,
             codec=None if payload.exact else self.plan.precision,

@@ -282,7 +282,8 @@ def test_shuffle_through_uplinks(racks: int, members: int) -> None:
     """A ring of one representative of each rack: 2(C-1)/C S."""
     cluster = Cluster.regular([members] * racks, interleaved=True)
     for step in range(members):
-        for group in shuffle.groups(Group.everybody(cluster), step):
+        for meeting in shuffle.groups(Group.everybody(cluster), step):
+            group = meeting.group
             found = traffic(ring(group, 120 * racks * members, ITEM, step), cluster)
             if len(group.racks) > 1:
                 expected = {Fraction(2 * (racks - 1), racks)}

@@ -122,7 +122,7 @@ def explain(
         step=step,
         scenes=scenes,
         period=period,
-        turns=tuple(tuple(g.ranks for g in divide(group, turn)) for turn in listed if divide),
+        turns=tuple(tuple(m.ranks for m in divide(group, turn)) for turn in listed if divide),
         uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
         coded=None if view is None else replace(view, at_root=_at_root(view, scenes, workload)),
     )

@@ -13,8 +13,10 @@ from thalweg.schedules.collectives import (
     reduce_scatter,
     scatter,
 )
+from thalweg.schedules.contention import Contention, Rates, judge
 from thalweg.schedules.dataflow import Arrow, Message, Order, Progress, Timeline, order, timeline
 from thalweg.schedules.group import Group
+from thalweg.schedules.meeting import Meeting, connected
 from thalweg.schedules.moves import Kind, Move, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
 from thalweg.schedules.topology import Topology
@@ -24,14 +26,17 @@ __all__ = [
     "Arrow",
     "Condition",
     "Content",
+    "Contention",
     "Group",
     "Kind",
+    "Meeting",
     "Message",
     "Move",
     "Order",
     "Program",
     "Progress",
     "Quorum",
+    "Rates",
     "Schedule",
     "Timeline",
     "Topology",
@@ -43,7 +48,9 @@ __all__ = [
     "check",
     "check_code",
     "coded_tree",
+    "connected",
     "gather",
+    "judge",
     "order",
     "reduce",
     "reduce_scatter",

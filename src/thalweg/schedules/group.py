@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster, Duplex
+from thalweg.schedules.contention import Contention, declared, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Group:
 
     ranks: tuple[int, ...]
     cluster: Cluster
+    contention: Contention | None = None  # as the cluster's rates have it if None
     racks: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     order: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -48,7 +50,12 @@ class Group:
         return ((root, *(rank for rank in own if rank != root)), *others)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
-        return Group(tuple(ranks), self.cluster)
+        return Group(tuple(ranks), self.cluster, self.contention)
+
+    @property
+    def contended(self) -> Contention:
+        """What is too slow to meet the others at every step."""
+        return judge(self, declared(self)) if self.contention is None else self.contention
 
     def best_connected(self) -> int:
         """The member with the fastest NIC, the first of equals: where a master belongs."""

@@ -3,8 +3,8 @@
 `build(group, elements, itemsize, step, **arguments)` is a pure function to a schedule; most ignore
 the step. `coded_fanout(workers, **arguments)` is how many children a node has in the form that goes
 on without stragglers (`schedules.coded`), for topologies that have one; None if that is open.
-`groups(group, step)` divides the members for topologies that let them meet by turns; the schedule
-is then built for each group.
+`groups(group, step)` are the meetings that begin at a step, for topologies that let members meet by
+turns; the schedule is then built for each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from thalweg.declarations import Parameter
 from thalweg.schedules.group import Group
+from thalweg.schedules.meeting import Meeting
 from thalweg.schedules.schedule import Schedule
 
 
@@ -24,7 +25,7 @@ class Topology:
     build: Callable[..., Schedule]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     coded_fanout: Callable[..., int | None] | None = None
-    groups: Callable[[Group, int], tuple[Group, ...]] | None = None
+    groups: Callable[[Group, int], tuple[Meeting, ...]] | None = None
     period: Callable[[Group], int] = lambda group: 1  # steps after which the groups repeat
     mixes: bool = False  # averages neighbours, not everybody: replicas differ, their mean is kept
     backend: bool = False  # the backend's own collective, described here and run there

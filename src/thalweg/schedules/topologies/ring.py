@@ -19,10 +19,15 @@ from thalweg.schedules.topology import Topology
 
 
 def ring(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
+    pieces = pieces_of(group, elements, itemsize)
+    return round_ring("ring", group, group.order, elements, itemsize, pieces)
+
+
+def pieces_of(group: Group, elements: int, itemsize: int) -> int:
+    """In how many each part travels."""
     part_bytes = split(elements, group.size)[0] * itemsize
     part_seconds = part_bytes / group.slowest_bytes_per_second()
-    pieces = 2 if part_seconds > 2 * group.longest_seconds() else 1
-    return round_ring("ring", group, group.order, elements, itemsize, pieces)
+    return 2 if part_seconds > 2 * group.longest_seconds() else 1
 
 
 def round_ring(

@@ -1,0 +1,134 @@
+"""Which racks and hosts are too slow to meet the others at every step, and how often they do.
+
+With S bytes of parameters and b bytes per second, a pair takes S/b, a ring of m members 2(m-1)/m of
+it. What a step takes where nothing is slow is the usual exchange, a rack's without its
+representative, and the computation. A link is given as many steps for its pair as it needs:
+
+    a host    whose NIC has less than 0.6 of the usual rate
+    a rack    whose uplink has less than 0.6 of the usual rate of racks, if the exchange between all
+              racks would take more than 1.67 of the usual step; all racks, if even pairs of them do
+
+A number of steps is a power of two, so that the windows of slow and slower links nest, and at most
+8: drift grows with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, inf, log2
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thalweg.schedules.group import Group
+
+SLOW = 0.6  # of the usual rate
+LONGEST = 8  # steps
+SLACK = 1.1  # a pair may take so much longer than the steps that it is given
+
+Paces = tuple[tuple[str, int], ...]
+"""By name: it meets others every so many steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """`pairs`: the representatives of racks meet in pairs, not all at once."""
+
+    racks: Paces = ()
+    hosts: Paces = ()
+    pairs: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.racks or self.hosts)
+
+    def at_most(self, steps: int) -> Contention:
+        """The same, with shorter windows."""
+        if steps == 1:
+            return Contention(pairs=self.pairs)
+        racks, hosts = (
+            tuple((name, min(pace, steps)) for name, pace in paces)
+            for paces in (self.racks, self.hosts)
+        )
+        return Contention(racks=racks, hosts=hosts, pairs=self.pairs)
+
+    def __str__(self) -> str:
+        said = [f"{name} every {steps} steps" for name, steps in (*self.racks, *self.hosts)]
+        return ", ".join(said + (["racks in pairs"] if self.pairs else [])) or "nothing is slow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What one exchange gets of each link, in bytes per second."""
+
+    nics: Mapping[str, float]  # by host
+    uplinks: Mapping[str, float]  # by rack; absent: never the bottleneck
+
+
+def declared(group: Group) -> Rates:
+    """As the cluster says. The ranks of a host share its NIC."""
+    cluster = group.cluster
+    nics, uplinks = {}, {}
+    for rack in cluster.racks:
+        if rack.uplink is not None:
+            uplinks[rack.name] = min(rack.uplink.out, rack.uplink.into).bits_per_second / 8
+        for host in rack.hosts:
+            here = sum(rank in group.ranks for rank in host.ranks)
+            if here:
+                rate = min(host.nic.out, host.nic.into).bits_per_second / 8
+                nics[host.name] = rate / here
+    return Rates(nics=nics, uplinks=uplinks)
+
+
+def judge(group: Group, rates: Rates, busy: float = 0.0) -> Contention:
+    """`busy` is how many seconds are computed for each byte that is exchanged."""
+    usual_nic = median(rates.nics.values())
+    usual = _inside(group) / usual_nic + busy
+    hosts = {
+        name: _steps(1 / rate, usual)
+        for name, rate in rates.nics.items()
+        if rate < SLOW * usual_nic
+    }
+    names = [group.cluster.rack(rack[0]).name for rack in group.racks]
+    crossing = {name: min(rates.uplinks.get(name, inf), usual_nic) for name in names}
+    racks, pairs = _racks(crossing, usual) if len(names) > 1 else ({}, False)
+    return Contention(racks=_listed(racks), hosts=_listed(hosts), pairs=pairs)
+
+
+def _racks(crossing: Mapping[str, float], usual: float) -> tuple[dict[str, int], bool]:
+    """Those to keep apart, and whether the others meet in pairs."""
+    fits = usual / SLOW
+    middle = median(crossing.values())
+    whole = _ring(len(crossing))
+    apart = {
+        name: _steps(1 / rate, usual)
+        for name, rate in crossing.items()
+        if rate < SLOW * middle and whole / rate > fits
+    }
+    left = {name: rate for name, rate in crossing.items() if name not in apart}
+    slowest = min(left.values())
+    if _ring(len(left)) / slowest <= fits:
+        return apart, False
+    if 1 / slowest > fits:
+        return {name: _steps(1 / rate, usual) for name, rate in crossing.items()}, True
+    return apart, True
+
+
+def _ring(members: int) -> float:
+    """What a ring of so many takes, for each byte that a member has and a rate of one."""
+    return 2 * (members - 1) / members
+
+
+def _inside(group: Group) -> float:
+    """The same for the usual rack while its representative is away; a pair's if nobody is left."""
+    staying = [len(rack) - (len(group.racks) > 1) for rack in group.racks]
+    return max(1.0, median(_ring(max(2, members)) for members in staying))
+
+
+def _steps(seconds: float, usual: float) -> int:
+    needed = seconds / (SLACK * usual)
+    return int(min(LONGEST, max(2, 2 ** ceil(log2(max(needed, 1.0))))))
+
+
+def _listed(paces: Mapping[str, int]) -> Paces:
+    return tuple(sorted(paces.items()))
