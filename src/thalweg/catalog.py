@@ -23,8 +23,8 @@ from thalweg.compress import Compressor
 from thalweg.declarations import Parameter, Promise, listed, nearest, settle
 from thalweg.errors import PlanError, UnsoundPlan
 from thalweg.facts import Size
-from thalweg.plan import Call, Choice, Plan, PlanText, Settings, What
-from thalweg.presets import PRESETS, Preset
+from thalweg.plan import Cadence, Call, Choice, Plan, PlanText, Settings
+from thalweg.presets import AVERAGED, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
 
 COMPENSATE = "compensate"  # redundancy without a code: what was late is made up for
@@ -87,7 +87,7 @@ class Catalog:
         lossy = plan.precision is not None
         promise = Promise.LOSSY if lossy else Promise.EXACT
         often = f"every {plan.cadence.every} steps" if plan.cadence.every > 1 else "every step"
-        if plan.what is What.PARAMETERS:
+        if plan.averages_parameters:
             topology = self.topologies[plan.topology.name]
             return Guarantee(
                 Promise.EVENTUAL,
@@ -176,7 +176,7 @@ class Catalog:
                 "late too",
                 f"use {listed(self._names(in_step=False), 'or')}",
             )
-        if plan.what is What.PARAMETERS and compressor.biased:
+        if plan.averages_parameters and compressor.biased:
             yield (
                 f"{compressor.name} leaves out most of a parameter, and groups that change can't "
                 "make up for it by error feedback",
@@ -232,15 +232,18 @@ def _by_name(parts: Sequence[Any]) -> dict[str, Any]:
 
 
 def _preset_of(topology: Topology) -> Preset:
-    what = What.PARAMETERS if topology.mixes else What.GRADIENTS
+    def choose(values: dict[str, Any]) -> dict[str, Any]:
+        own = {name: values[name] for name in topology.parameters}
+        chosen: dict[str, Any] = {"topology": Choice.of(topology.name, own)}
+        if topology.mixes:
+            chosen |= {"what": averaged(values), "cadence": Cadence(delay=values["delay"])}
+        return chosen
+
     return Preset(
         name=topology.name,
         summary=topology.summary,
-        parameters=topology.parameters,
-        choose=lambda values: {
-            "topology": Choice.of(topology.name, values),
-            "what": what,
-        },
+        parameters={**topology.parameters, **(AVERAGED if topology.mixes else {})},
+        choose=choose,
     )
 
 

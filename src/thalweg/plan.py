@@ -61,6 +61,7 @@ class PlanText:
 class What(Enum):
     GRADIENTS = "gradients"
     PARAMETERS = "parameters after a local step"
+    EVERYTHING = "parameters and optimizer state after a local step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,11 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.text)
+
+    @property
+    def averages_parameters(self) -> bool:
+        """Each rank takes a step of its own, so replicas differ."""
+        return self.what is not What.GRADIENTS
 
 
 def _text(value: Value) -> str:

@@ -32,6 +32,22 @@ CODED = {
 }
 
 
+AVERAGED = {
+    "delay": Parameter(kind=int, default=0, least=0, most=1, help="steps until applied"),
+    "optimizer": Parameter(
+        kind=str,
+        default="local",
+        choices=("local", "averaged"),
+        help="whether its state (momentum and the like) is averaged too",
+    ),
+}
+
+
+def averaged(values: dict[str, Any]) -> What:
+    """What a parameter plan with these values averages."""
+    return What.EVERYTHING if values["optimizer"] == "averaged" else What.PARAMETERS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """`choose` makes the choices (fields of `Plan`) from the values of the parameters."""
@@ -46,7 +62,7 @@ def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
     by_rack = values["levels"] == "rack"
     return {
         "topology": Choice.of("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
-        "what": What.PARAMETERS,
+        "what": averaged(values),
         "cadence": Cadence(
             every=values["every"],
             inside=by_rack,
@@ -114,7 +130,12 @@ PRESETS = (
     Preset(
         name="dssync",
         summary="divide and shuffle: parameters averaged in small groups that take turns",
-        choose=lambda values: {"topology": Choice("shuffle"), "what": What.PARAMETERS},
+        parameters=AVERAGED,
+        choose=lambda values: {
+            "topology": Choice("shuffle"),
+            "what": averaged(values),
+            "cadence": Cadence(delay=values["delay"]),
+        },
     ),
     Preset(
         name="local_sgd",
@@ -127,7 +148,7 @@ PRESETS = (
                 choices=("flat", "rack"),
                 help="rack: racks also average among themselves at every step",
             ),
-            "delay": Parameter(kind=int, default=0, least=0, most=1, help="steps until applied"),
+            **AVERAGED,
         },
         choose=_local_sgd,
     ),

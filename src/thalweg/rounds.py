@@ -127,7 +127,7 @@ class _Compiler:
     def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
         if payload.exact or self.compressor is None or self.compressor.summable:
             return [self._topology_schedule(group, payload)]
-        shards = self.compressor.elementwise and self.plan.what is What.GRADIENTS
+        shards = self.compressor.elementwise and not self.plan.averages_parameters
         if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
             return [
                 all_to_all(group, payload.elements, payload.itemsize),
@@ -151,12 +151,11 @@ class _Compiler:
         payload: Payload,
         schedule: Schedule,
     ) -> Round:
-        gradients = self.plan.what is What.GRADIENTS
         return Round(
             step=self.step,
             number=number,
             stage=stage,
-            when=When.READY if gradients else When.AFTER,
+            when=When.AFTER if self.plan.averages_parameters else When.READY,
             delay=self.plan.cadence.delay + meeting.lasts - 1,
             lasts=meeting.lasts,
             bucket=bucket.index,

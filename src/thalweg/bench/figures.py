@@ -79,7 +79,33 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
         "losses": _over_repeats(trials, "losses"),
         "seconds": _over_repeats(trials, "seconds"),
         "events": _events(scenario, trials),
+        "adjustments": [trial.told[0]["adjustments"] for trial in trials],
+        "pace": _pace(scenario, trials),
     }
+
+
+def _pace(scenario: Scenario, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """What a step takes each host before the first event and after the last."""
+    paces: dict[int, tuple[list[float], list[float]]] = {}
+    for trial in trials:
+        happened = [fired.step for fired in trial.fired if fired.step is not None]
+        if not happened:
+            return []
+        counted = scenario.counted(happened)
+        for rank, result in enumerate(trial.results):
+            seconds = _steps(result, "seconds") if result else {}
+            before, after = paces.setdefault(rank, ([], []))
+            before += [seconds[s] for s in counted if s in seconds and s <= min(happened)]
+            after += [seconds[s] for s in counted if s in seconds and s > max(happened)]
+    return [
+        {
+            "rank": rank,
+            "host": scenario.cluster.host(rank).name,
+            "before": fmean(before) if before else None,
+            "after": fmean(after) if after else None,
+        }
+        for rank, (before, after) in sorted(paces.items())
+    ]
 
 
 def row_of_failure(sync: str, error: str) -> dict[str, Any]:

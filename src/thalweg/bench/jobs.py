@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -90,6 +91,7 @@ def result_of(outcome: Outcome) -> Result:
         "peak_bytes": outcome.peak_nbytes,
         "stopped": outcome.stopped,
         "approximate": outcome.approximate,
+        "adjustments": [asdict(made) for made in outcome.adjustments],
     }
 
 

@@ -23,6 +23,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Duration
 from thalweg.plan import Plan
 from thalweg.training import Run, attach
+from thalweg.training.watch import Adjustment
 from thalweg.workloads import Job
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -62,6 +63,7 @@ class Outcome:
     deviation: float | None  # of its parameters from the mean of all, relative to that
     stopped: bool
     approximate: dict[int, float]  # steps, and the share of the batch that they have seen
+    adjustments: list[Adjustment]  # of the groups, under plans that have them
     peak_nbytes: int
 
     @property
@@ -118,6 +120,7 @@ def train(
         deviation=deviation,
         stopped=run.stopping,
         approximate=dict(run.approximate),
+        adjustments=list(run.adjustments),
         peak_nbytes=_peak_nbytes(),
     )
 

@@ -8,9 +8,12 @@ each of its peers came. All by this rank's clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock
+
+from thalweg.runtime.execute import Leading
 
 KEPT = 10_000  # rounds
 
@@ -25,6 +28,7 @@ class Arrival:
     started: float  # the communication thread took it up
     ended: float
     peers: dict[int, float]  # first message of each peer
+    leading: Mapping[int, Leading] = field(default_factory=dict)  # where hands are shaken
 
 
 class Arrivals:
@@ -41,6 +45,11 @@ class Arrivals:
     def __iter__(self) -> Iterator[Arrival]:
         with self._lock:
             return iter(list(self._rounds))
+
+    def last(self, number: int) -> list[Arrival]:
+        """The newest, oldest first."""
+        with self._lock:
+            return list(islice(reversed(self._rounds), number))[::-1]
 
     def __len__(self) -> int:
         return len(self._rounds)

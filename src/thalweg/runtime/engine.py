@@ -195,6 +195,7 @@ class Engine:
                 started=over.started,
                 ended=monotonic(),
                 peers=over.execution.came,
+                leading=over.execution.leading,
             )
         )
 

@@ -6,21 +6,30 @@ list, whatever the order of arrival: the result doesn't depend on timing. A chun
 not changed before its message has left.
 
 Every message is waited for. A schedule with quorums, which may do without some, is a `Node`'s.
+
+Groups that change from step to step shake hands: a rank sends to a peer once that has said that it
+takes part, and has finished once all of them have said that its messages are there. Otherwise who
+is early pushes its messages into a link that the peer's last group still needs.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import takewhile
 from time import monotonic
+
+import numpy as np
 
 from thalweg.errors import PeerLate, ScheduleError, TransportError
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.schedules import Kind, Move, Order, Progress, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Sending, Transport
 
+READY, THERE = 0, 1  # the empty spans under which hands are shaken
+SIGNAL = np.zeros(1, np.uint8)
 View = Callable[[int, int], Array]
 """From a span of chunks to the writable array that holds it on this rank."""
 LOOK_AROUND = 0.5  # seconds of waiting after which `while_waiting` is called
@@ -34,10 +43,33 @@ class Part:
     schedule: Schedule
     rank: int
     order: Order
+    handshake: bool = False
+    leading: Mapping[int, int] = field(default_factory=dict)  # see `Leading`
 
     @classmethod
-    def of(cls, schedule: Schedule, rank: int) -> Part:
-        return cls(schedule, rank, order(schedule.moves(rank)))
+    def of(cls, schedule: Schedule, rank: int, *, handshake: bool = False) -> Part:
+        moves = order(schedule.moves(rank))
+        if not handshake:
+            return cls(schedule, rank, moves)
+        peers = {move.peer for move in moves.moves if move.kind is not Kind.SEND}
+        return cls(schedule, rank, moves, True, {p: _leading(schedule, p, rank) for p in peers})
+
+
+@dataclass(slots=True)
+class Leading:
+    """The messages that a peer sends without waiting for any, once this rank has said that it takes
+    part: from the first's arrival to the last's nothing but the link between the two holds them up.
+    """
+
+    began: float
+    ended: float
+    nbytes: int = 0  # without the first's
+
+
+def _leading(schedule: Schedule, peer: int, rank: int) -> int:
+    """How many such messages there are."""
+    at_once = takewhile(lambda move: move.kind is Kind.SEND, schedule.moves(peer))
+    return sum(move.peer == rank for move in at_once)
 
 
 def flat(schedule: Schedule, vector: Array) -> View:
@@ -106,6 +138,51 @@ class Execution:
         self.leaving: dict[int, list[Sending]] = {}  # what must have left before a move writes
         self.sendings: list[Sending] = []
         self.came: dict[int, float] = {}
+        self.leading: dict[int, Leading] = {}
+        self._expected = dict(part.leading)
+        self._held: dict[int, deque[int]] = {}  # sends to a peer that isn't ready
+        self._left: Counter[int] = Counter()  # messages that are to come from each peer
+        if part.handshake:
+            self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        """Tell those who will send to this rank that it is there."""
+        for move in self.order.moves:
+            if move.kind is Kind.SEND:
+                self._held.setdefault(move.peer, deque())
+            else:
+                self._left[move.peer] += 1
+        for peer in self._left:
+            self._signal(peer, READY)
+        for peer in self._held:
+            for signal in (READY, THERE):
+                self.awaited[Address(peer, self._signal_label(signal))] = deque([-1])
+
+    def _signal(self, peer: int, signal: int) -> None:
+        self.transport.send(peer, self._signal_label(signal), SIGNAL, self.deadline)
+
+    def _signal_label(self, signal: int) -> Label:
+        return Label(self.step, self.round_number, signal, signal)
+
+    def _hear(self, address: Address) -> None:
+        """A peer is ready for what is sent to it, or has it."""
+        del self.awaited[address]
+        if address.label.start == READY:
+            for index in self._held.pop(address.peer):
+                self._send(index, self.order.moves[index])
+
+    def _note(self, peer: int, nbytes: int) -> None:
+        """That a message is there; the peer is told when it was the last."""
+        if self._expected.get(peer):
+            self._expected[peer] -= 1
+            now = monotonic()
+            lead = self.leading.setdefault(peer, Leading(now, now, -nbytes))
+            lead.ended = now
+            lead.nbytes += nbytes
+        if peer in self._left:
+            self._left[peer] -= 1
+            if not self._left[peer]:
+                self._signal(peer, THERE)
 
     def start_ready(self) -> bool:
         """Start every move that nothing holds back; whether all moves are done."""
@@ -121,7 +198,10 @@ class Execution:
     def _start(self, index: int) -> None:
         move = self.order.moves[index]
         if move.kind is Kind.SEND:
-            self._send(index, move)
+            if move.peer in self._held:
+                self._held[move.peer].append(index)
+            else:
+                self._send(index, move)
         elif move.quorum is not None or move.kind is Kind.ANSWER:
             raise ScheduleError(f"{move} can't be waited for", "run it by a Node and a Relay")
         else:
@@ -139,6 +219,9 @@ class Execution:
 
     def arrive(self, address: Address, array: Array) -> None:
         """One of the messages that are awaited."""
+        if address.label.start == address.label.stop:
+            self._hear(address)
+            return
         self.came.setdefault(address.peer, monotonic())
         queue = self.awaited[address]
         index = queue.popleft()
@@ -151,6 +234,7 @@ class Execution:
             self.arithmetic.add(target, incoming)
         else:
             target[:] = incoming
+        self._note(address.peer, array.nbytes)
         self._done(index)
 
     def _target(self, index: int, move: Move) -> Array:

@@ -81,6 +81,7 @@ def attach(
             "state objects": len(state),
             "resume": "given" if resume else "absent",
             "racks": group.racks,
+            "kept apart": str(group.contended) if plan.averages_parameters else "",
         }
         own = description(str(plan), model, optimizer, settings)
         returns = is_relayed(plan) and int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from thalweg.errors import PlanError, RunError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan, What
 from thalweg.rounds import compile_rounds
-from thalweg.runtime import Alarm, Engine, World
+from thalweg.runtime import Agreement, Alarm, Engine, World
 from thalweg.schedules import Group
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.carriers import EngineCarrier
@@ -29,6 +30,8 @@ from thalweg.training.handover import State
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
 from thalweg.training.parameters import ParameterAverager
+from thalweg.training.slots import averaged_tensors
+from thalweg.training.watch import Watch
 
 UNDER_WAY = "tree"  # in the store: which coded plan runs, and since when
 ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
@@ -58,6 +61,7 @@ class Setting:
     engine: Engine
     clock: Clock
     course: Course
+    agreement: Agreement
     snapshot: Callable[[], State]
 
     def averager(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> Averager:
@@ -70,8 +74,8 @@ class Setting:
         if native and self.world.size > 1:  # alone there is nothing to average
             self.world.join_process_group()
             return NativeAverager(model, plan)
-        if plan.what is What.PARAMETERS:
-            return ParameterAverager(parameters, plan, self.group, self.engine, self.clock)
+        if plan.averages_parameters:
+            return self._by_parameters(model, optimizer, plan)
         if is_relayed(plan):
             return self._relayed(parameters, plan)
         if plan.cadence.staleness is not None:
@@ -87,6 +91,30 @@ class Setting:
         layout = layout_of(parameters, plan.settings.bucket)
         carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock)
         return GradientAverager(parameters, layout, carrier)
+
+    def _by_parameters(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
+    ) -> ParameterAverager:
+        room = self.world.room(f"groups/{self.clock.step}")
+
+        def watch(nbytes: int) -> Watch:
+            return Watch(self.group, room, self.agreement, self.engine.arrivals, nbytes)
+
+        divides = default_catalog().topologies[plan.topology.name].groups is not None
+        return ParameterAverager(
+            partial(
+                averaged_tensors,
+                model,
+                optimizer if plan.what is What.EVERYTHING else None,
+                room,
+                self.alarm,
+            ),
+            plan,
+            self.group,
+            self.engine,
+            self.clock,
+            watch if divides and self.world.size > 1 else None,
+        )
 
     def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:
         since = self.clock.step
@@ -118,7 +146,7 @@ class Setting:
 
 def _refuse_for_ddp(plan: Plan) -> None:
     remedy = "attach the model without DDP round it"
-    if plan.what is What.PARAMETERS:
+    if plan.averages_parameters:
         raise PlanError(f"a DDP object averages gradients, and {plan} parameters", remedy)
     if waits_for_nobody(plan):
         raise PlanError(f"a DDP object waits for everybody, and {plan} for nobody", remedy)

@@ -75,6 +75,7 @@ class Itinerary:
         self._workload = workload
         self._rank = rank
         self._cycle = cycle(plan, group, default_catalog())
+        self._handshake = default_catalog().topologies[plan.topology.name].mixes
         self._legs: dict[int, Leg] = {}
         self._parts: dict[int, tuple[Schedule, Part]] = {}  # by identity: buckets share schedules
 
@@ -93,5 +94,6 @@ class Itinerary:
     def _part(self, schedule: Schedule) -> Part:
         if id(schedule) not in self._parts:
             check(schedule)
-            self._parts[id(schedule)] = schedule, Part.of(schedule, self._rank)
+            part = Part.of(schedule, self._rank, handshake=self._handshake)
+            self._parts[id(schedule)] = schedule, part
         return self._parts[id(schedule)][1]

@@ -1,45 +1,67 @@
 """Parameter plans: every rank takes its own step, then parameters are averaged in its group.
 
-With `delay=1` the average travels while the next step is computed, and is applied one step late:
-x += mean(x') - x', where x' is what was sent, so that the step taken meanwhile is kept.
+What is averaged is more than parameters: batch norm's statistics always, the optimizer's state if
+the plan says so. A result that is applied late (`delay=1`, or a meeting that lasts several steps)
+travels while the next steps are computed: x += mean(x') - x', where x' is what was sent, so that
+the steps taken meanwhile are kept. Either way the mean over all ranks stays what it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import monotonic
 
 import torch
-from torch import nn
 
 from thalweg.plan import Plan
 from thalweg.runtime import Engine
-from thalweg.schedules import Group
+from thalweg.schedules import Contention, Group
 from thalweg.training.itinerary import Clock, Itinerary
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
+from thalweg.training.watch import Watch
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Under way; to be applied when the optimizer takes step `due`."""
+
+    futures: tuple[Future[None], ...]
+    buckets: tuple[FlatBucket, ...]
+    due: int
+    late: bool
 
 
 class ParameterAverager:
+    """`tensors` is asked after the first step: an optimizer has no state before. `watch` adjusts
+    the groups, in plans that have several."""
+
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        tensors: Callable[[], Tensors],
         plan: Plan,
         group: Group,
         engine: Engine,
         clock: Clock,
+        watch: Callable[[int], Watch] | None = None,
     ) -> None:
-        self._parameters = parameters
+        self._ask_for_tensors = tensors
+        self._plan = plan
+        self._group = group
         self._engine = engine
         self._clock = clock
-        self._delayed = plan.cadence.delay > 0
-        self._layout = Layout.of(parameters, plan.settings.bucket)
-        self._itinerary = Itinerary(plan, group, self._layout.workload, engine.rank)
-        self._itinerary.at(plan.cadence.every - 1)  # what can't be done is said now
-        self._on_its_way: list[Future[None]] = []
+        self._make_watch = watch
+        self._under_way: list[_Exchange] = []
         self._sent: dict[str, torch.Tensor] = {}
-        if self._delayed:
-            self._sent = {name: torch.empty_like(p) for name, p in parameters.items()}
+        self._over = monotonic()  # when the last step's exchange was
+        self._tensors: Tensors = {}
+        self._layout: Layout | None = None
+        self._itinerary: Itinerary | None = None
+        self._watch: Watch | None = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -48,37 +70,80 @@ class ParameterAverager:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        self.settle()
-        leg = self._itinerary.at(self._clock.step)
+        busy = monotonic() - self._over
+        layout, itinerary = self._layout, self._itinerary
+        if layout is None or itinerary is None:
+            layout, itinerary = self._prepare()
+        step = self._clock.step
+        self._finish(step)
+        leg = itinerary.at(step)
         first = self._clock.claim(leg.numbers)
+        futures, buckets = [], []
         for stop in leg.stops:
-            bucket = self._layout.buckets[stop.round.bucket]
-            for name, view in bucket.views.items():
-                scaled_into(view, self._parameters[name], 1 / stop.divisor)
-                if self._delayed:
-                    self._sent[name].copy_(self._parameters[name])
-            task = stop.task(bucket, self._clock.step, first)
-            self._on_its_way.append(self._engine.submit(task))
-        if not self._delayed:
-            self.settle()
+            bucket = layout.buckets[stop.round.bucket]
+            self._fill(bucket, 1 / stop.divisor, keep=stop.round.delay > 0)
+            futures.append(self._engine.submit(stop.task(bucket, step, first)))
+            buckets.append(bucket)
+        if leg.stops:
+            delay = leg.stops[0].round.delay
+            exchange = _Exchange(tuple(futures), tuple(buckets), step + delay, delay > 0)
+            self._under_way.append(exchange)
+        if self._plan.cadence.delay == 0:
+            self._finish(step)
+        self._over = monotonic()
+        if self._watch is not None:
+            self._watch.tell(step, busy)
+            self._watch.look(step)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Wait for what is on its way, and apply it."""
-        if not self._on_its_way:
-            return
-        waiting, self._on_its_way = self._on_its_way, []
-        self._engine.wait(waiting)
-        for bucket in self._layout.buckets:
-            self._apply(bucket)
+        """Wait for what is under way, and apply it."""
+        self._finish(None)
 
     def detach(self) -> None:
         self.settle()
 
-    def _apply(self, bucket: FlatBucket) -> None:
+    def adopt(self, contention: Contention) -> None:
+        """From this step on, meet by the table that keeps these apart."""
+        self.settle()
+        self._group = replace(self._group, contention=contention)
+        if self._layout is not None:
+            self._itinerary = self._route(self._layout)
+        if self._watch is not None:
+            self._watch.adopt(contention, self._clock.step)
+
+    def _prepare(self) -> tuple[Layout, Itinerary]:
+        self._tensors = self._ask_for_tensors()
+        self._layout = Layout.of(self._tensors, self._plan.settings.bucket)
+        self._itinerary = self._route(self._layout)
+        if self._make_watch is not None:
+            self._watch = self._make_watch(self._layout.workload.nbytes)
+        return self._layout, self._itinerary
+
+    def _route(self, layout: Layout) -> Itinerary:
+        return Itinerary(self._plan, self._group, layout.workload, self._engine.rank)
+
+    def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
         for name, view in bucket.views.items():
-            parameter = self._parameters[name]
-            if self._delayed:
-                parameter.add_(view.to(parameter.device) - self._sent[name])
+            scaled_into(view, self._tensors[name], factor)
+            if keep:
+                if name not in self._sent:
+                    self._sent[name] = torch.empty_like(self._tensors[name])
+                self._sent[name].copy_(self._tensors[name])
+
+    def _finish(self, step: int | None) -> None:
+        """What is due at this step; all if None."""
+        over = [e for e in self._under_way if step is None or e.due <= step]
+        self._under_way = [e for e in self._under_way if e not in over]
+        for exchange in over:
+            self._engine.wait(list(exchange.futures))
+            for bucket in exchange.buckets:
+                self._apply(bucket, late=exchange.late)
+
+    def _apply(self, bucket: FlatBucket, *, late: bool) -> None:
+        for name, view in bucket.views.items():
+            tensor = self._tensors[name]
+            if late:
+                tensor.add_(view.to(tensor.device) - self._sent[name])
             else:
-                parameter.copy_(view)
+                tensor.copy_(view)

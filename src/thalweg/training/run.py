@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,8 +16,8 @@ from torch import nn
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.errors import PlanError, RunError, ThalwegError
-from thalweg.plan import Plan, What
-from thalweg.runtime import Agreement, Alarm, Arrivals, Engine, World
+from thalweg.plan import Plan
+from thalweg.runtime import Agreement, Alarm, Arrivals, Change, Engine, World
 from thalweg.schedules import Group
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.averager import (
@@ -32,10 +33,12 @@ from thalweg.training.feed import IsOver, weighted_mean
 from thalweg.training.handover import State
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
+from thalweg.training.parameters import ParameterAverager
 from thalweg.training.replicas import refuse_what_differs, warn_of_what_differs
 from thalweg.training.resume import load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
+from thalweg.training.watch import CHANGE, Adjustment, contention_in
 
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
 
@@ -77,6 +80,8 @@ class Run:
         self._state = tuple(state)
         self._clock = Clock()
         self._sharing = Sharing(group, engine, self._clock)
+        self._agreement = Agreement(world.store, rank=world.rank, size=world.size)
+        self._adjustments: list[Adjustment] = []
         self._setting = Setting(
             world=world,
             alarm=alarm,
@@ -84,9 +89,9 @@ class Run:
             engine=engine,
             clock=self._clock,
             course=course,
+            agreement=self._agreement,
             snapshot=self._snapshot,
         )
-        self._agreement = Agreement(world.store, rank=world.rank, size=world.size)
         self._agreed = 0  # changes that had taken effect before this step
         self._averager: Averager | None = None
         self._averaged: set[int] = set()  # parameters, by identity
@@ -128,6 +133,11 @@ class Run:
     def arrivals(self) -> Arrivals:
         """When this rank and its peers arrived at each bucket of the last steps."""
         return self._engine.arrivals if self._tree is None else self._tree.arrivals
+
+    @property
+    def adjustments(self) -> Sequence[Adjustment]:
+        """What was kept apart in the groups of this run, since when, and why."""
+        return tuple(self._adjustments)
 
     @property
     def catching_up(self) -> bool:
@@ -210,7 +220,7 @@ class Run:
 
     @property
     def _replicas_differ(self) -> bool:
-        return self._plan.what is What.PARAMETERS
+        return self._plan.averages_parameters
 
     def switch(self, sync: str) -> None:
         """Propose another plan, on any rank: all ranks take it up at the same safe point."""
@@ -248,8 +258,21 @@ class Run:
                 self._course.stopping = True
             elif change.name == "sync":  # the last of several
                 plan = parse_plan(str(change.value))
+            elif change.name == CHANGE:
+                self._adjust(change)
         if plan is not None:
             self._take_up(plan)
+
+    def _adjust(self, change: Change) -> None:
+        """Groups that keep something else apart, unless the plan has none any more."""
+        if not isinstance(self._averager, ParameterAverager):
+            return
+        contention, reason = contention_in(change.value)
+        self._averager.adopt(contention)
+        made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
+        self._adjustments.append(made)
+        if self.rank == 0:
+            logging.getLogger("thalweg").info("%s", made)
 
     # Checkpoints
 
@@ -414,7 +437,7 @@ class Run:
         """Leaving a plan under which replicas differ makes them equal once more."""
         self._attached.settle()
         self._attached.detach()
-        if self._replicas_differ and plan.what is not What.PARAMETERS:
+        if self._replicas_differ and not plan.averages_parameters:
             slots = self._slots()
             self._sharing.average(p.detach() for p in trainable(self._model).values())
             self._sharing.average_what_differs([*_statistics(self._model), *slots])
@@ -431,9 +454,10 @@ class Run:
     def _slots(self) -> list[torch.Tensor]:
         """The optimizer's, those included that only other ranks had until now."""
         self._meetings += 1
-        return slots_of_all(
+        slots = slots_of_all(
             self._optimizer, self._world, self._alarm, self._meetings, self._engine.timeout
         )
+        return list(slots.values())
 
     # Under a code
 

@@ -9,18 +9,37 @@ from __future__ import annotations
 import json
 
 import torch
+from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.runtime import Alarm, World
 
+STATISTICS = ("running_mean", "running_var")
 Kinds = dict[str, tuple[list[int], str]]  # shape and type by place
+
+
+def averaged_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, alarm: Alarm
+) -> dict[str, torch.Tensor]:
+    """What a parameter plan averages, by name: the trained parameters, batch norm's statistics, and
+    this optimizer's slots."""
+    tensors = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    for prefix, module in model.named_modules():
+        for name in STATISTICS:
+            values = getattr(module, name, None)
+            if isinstance(values, torch.Tensor) and values.is_floating_point():
+                tensors[f"{prefix}.{name}"] = values
+    if optimizer is not None:
+        slots = slots_of_all(optimizer, world, alarm, 0, world.timeout)
+        tensors |= {f"optimizer/{place}": slot for place, slot in slots.items()}
+    return tensors
 
 
 def slots_of_all(
     optimizer: torch.optim.Optimizer, world: World, alarm: Alarm, number: int, timeout: float
-) -> list[torch.Tensor]:
-    """This rank's floating-point slots, those included that only other ranks had until now; for the
-    `number`-th meeting of all ranks."""
+) -> dict[str, torch.Tensor]:
+    """This rank's floating-point slots by place, those included that only other ranks had until
+    now; for the `number`-th meeting of all ranks."""
     own = _slots(optimizer)
     kinds: Kinds = {
         place: (list(slot.shape), str(slot.dtype).removeprefix("torch."))
@@ -35,7 +54,7 @@ def slots_of_all(
                 "look at what it does there, or allow more time with timeout=",
             )
         kinds |= json.loads(found)
-    return [_slot(optimizer, place, *kinds[place]) for place in sorted(kinds)]
+    return {place: _slot(optimizer, place, *kinds[place]) for place in sorted(kinds)}
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -1,0 +1,204 @@
+"""Adjustment while training: who has become slow is kept apart, and who has recovered no longer is.
+
+After each step every rank puts into the store what the links gave it (`runtime.goodput`). One of
+them, the leader, judges all of it (`schedules.contention`), and proposes what to keep apart through
+the agreement, so that all take up the new table of meetings at the same step.
+
+A table doesn't flap. A link counts as slow when its last few rates all were, and as recovered when
+all of them are near the usual again and some steps have passed; twice as many the next time, if it
+becomes slow again soon after.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from thalweg.runtime import Agreement, Arrivals, World
+from thalweg.runtime.agreement import Json
+from thalweg.runtime.goodput import LOOKED_AT, Links, Seen, Ways, goodput
+from thalweg.schedules import Contention, Group, judge
+
+LEADER = 0
+CHANGE = "contention"  # in the agreement
+RECOVERED = 0.85  # of the usual rate
+DWELL, LONGEST_DWELL = 24, 2000  # steps for which something stays apart at least
+SOON = 4  # times the dwell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjustment:
+    """From `step` on, these are kept apart."""
+
+    step: int
+    kept_apart: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.kept_apart} ({self.reason})"
+
+
+def contention_in(value: Json) -> tuple[Contention, str]:
+    """What was agreed on, and why."""
+    told: Any = value
+    racks, hosts = (tuple(sorted(told[key].items())) for key in ("racks", "hosts"))
+    return Contention(racks=racks, hosts=hosts, pairs=told["pairs"]), told["reason"]
+
+
+class Watch:
+    def __init__(
+        self,
+        group: Group,
+        world: World,
+        agreement: Agreement,
+        arrivals: Arrivals,
+        nbytes: int,
+    ) -> None:
+        self._world = world
+        self._agreement = agreement
+        self._arrivals = arrivals
+        self._nbytes = nbytes
+        self._told = -1  # the last step of which this rank has told
+        self._judge = _Judge(group) if world.rank == LEADER else None
+        self._keys = [_key(rank) for rank in range(world.size)]
+        world.put(_key(world.rank), json.dumps([0.0, []]))
+
+    def adopt(self, contention: Contention, step: int) -> None:
+        if self._judge is not None:
+            self._judge.adopt(contention, step)
+
+    def tell(self, step: int, busy: float) -> None:
+        """What this rank has seen, and how long it computes."""
+        rank = self._world.rank
+        recent = [a for a in self._arrivals.last(LOOKED_AT * 4) if a.step > step - LOOKED_AT]
+        seen = [list(one) for one in goodput(rank, recent)]
+        if seen:
+            self._world.put(_key(rank), json.dumps([busy, seen]))
+
+    def look(self, step: int) -> None:
+        """On the leader: propose another table if this one doesn't suit any more."""
+        if self._judge is None:
+            return
+        told = self._world.line.ask(
+            lambda store: store.multi_get(self._keys) if store.check(self._keys) else None
+        )
+        if told is None:  # somebody hasn't come so far
+            return
+        busy, seen = zip(*map(json.loads, told), strict=True)
+        for entries in seen:
+            self._judge.see(Seen(*entry) for entry in entries)
+        wanted = self._judge.decide(step, median(busy) / self._nbytes)
+        if wanted is not None:
+            contention, reason = wanted
+            self._agreement.propose(
+                CHANGE,
+                {
+                    "racks": dict(contention.racks),
+                    "hosts": dict(contention.hosts),
+                    "pairs": contention.pairs,
+                    "reason": reason,
+                },
+            )
+
+
+class _Judge:
+    """The leader's: what the links gave, what is kept apart, and since when."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._links = Links(group)
+        self._newest: dict[tuple[int, int], int] = {}  # by source and target
+        self._adopted = group.contended
+        self._proposed = self._adopted
+        self._since = 0
+        self._left: dict[str, int] = {}  # when what was kept apart was let back
+        self._dwell: dict[str, int] = {}
+
+    def see(self, seen: Iterable[Seen]) -> None:
+        for one in sorted(seen):
+            if one.step > self._newest.get((one.source, one.target), -1):
+                self._newest[one.source, one.target] = one.step
+                self._links.add(one)
+
+    def adopt(self, contention: Contention, step: int) -> None:
+        before, now = (dict((*c.racks, *c.hosts)) for c in (self._adopted, contention))
+        for name in before.keys() - now.keys():
+            self._left[name] = step
+        for name in now.keys() - before.keys():
+            dwell = self._dwell.get(name, DWELL)
+            soon = step - self._left.get(name, -LONGEST_DWELL * SOON) < SOON * dwell
+            self._dwell[name] = min(2 * dwell, LONGEST_DWELL) if soon else DWELL
+        self._adopted = self._proposed = contention
+        self._since = step
+
+    def decide(self, step: int, busy: float) -> tuple[Contention, str] | None:
+        """Another table than the one that is adopted or proposed, and why."""
+        rates = self._links.rates()
+        if rates is None:
+            return None
+        judged = judge(self._group, rates, busy)
+        links = self._links
+        wanted = Contention(
+            racks=self._settled(self._adopted.racks, judged.racks, links.uplinks, step),
+            hosts=self._settled(self._adopted.hosts, judged.hosts, links.nics, step),
+            pairs=judged.pairs or (self._adopted.pairs and step - self._since < DWELL),
+        )
+        if wanted in (self._adopted, self._proposed):
+            return None
+        self._proposed = wanted
+        return wanted, self._reason(wanted, rates.nics, rates.uplinks)
+
+    def _settled(
+        self,
+        adopted: tuple[tuple[str, int], ...],
+        judged: tuple[tuple[str, int], ...],
+        ways: Ways,
+        step: int,
+    ) -> tuple[tuple[str, int], ...]:
+        old, new = dict(adopted), dict(judged)
+        settled = {}
+        for name in old.keys() | new.keys():
+            rested = step - self._since >= self._dwell.get(name, DWELL)
+            pace, was = new.get(name, 1), old.get(name, 1)
+            if pace < was and not (rested and self._has_recovered(name, pace, ways)):
+                pace = was
+            if pace > 1:
+                settled[name] = pace
+        return tuple(sorted(settled.items()))
+
+    def _has_recovered(self, name: str, pace: int, ways: Ways) -> bool:
+        """As well as the others; or for a shorter window, which it has been judged by its best."""
+        return pace > 1 or ways.worst(name) >= RECOVERED * ways.usual()
+
+    def _reason(
+        self, wanted: Contention, nics: Mapping[str, float], uplinks: Mapping[str, float]
+    ) -> str:
+        said = []
+        kinds: list[tuple[str, dict[str, int], dict[str, int], Mapping[str, float], float]] = [
+            ("uplink", dict(wanted.racks), dict(self._adopted.racks), uplinks, _usual(uplinks)),
+            ("NIC", dict(wanted.hosts), dict(self._adopted.hosts), nics, _usual(nics)),
+        ]
+        for kind, now, before, rates, usual in kinds:
+            for name in sorted(now.keys() | before.keys()):
+                if now.get(name) != before.get(name):
+                    what = f"the {kind} of {name} gives {_mbit(rates[name])}"
+                    said.append(f"{what}, usual is {_mbit(usual)}")
+        if wanted.pairs != self._adopted.pairs:
+            slower = "takes much longer than inside them" if wanted.pairs else "has become faster"
+            said.append(f"an exchange between racks {slower}")
+        return "; ".join(said)
+
+
+def _usual(rates: Mapping[str, float]) -> float:
+    return median(rates.values()) if rates else 0.0
+
+
+def _mbit(rate: float) -> str:
+    return f"{rate * 8 / 1e6:.3g} Mbit/s"
+
+
+def _key(rank: int) -> str:
+    return f"seen/{rank}"
