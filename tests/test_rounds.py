@@ -127,11 +127,15 @@ def test_cadence() -> None:
         False,
         True,
     ] * 2
+    racks = [(0, 1, 2, 3), (4, 5, 6, 7)]
     inside = rounds("local_sgd(every=2, levels=rack, delay=1)", 0)
-    assert [r.group.ranks for r in inside] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    everybody = rounds("local_sgd(every=2, levels=rack, delay=1)", 1)
-    assert [r.group.ranks for r in everybody] == [tuple(range(8))]
-    assert {r.delay for r in inside + everybody} == {1}
+    assert [(r.group.ranks, r.delay) for r in inside] == [(rack, 0) for rack in racks]
+    both = rounds("local_sgd(every=2, levels=rack, delay=1)", 1)
+    assert [r.group.ranks for r in both if r.delay == 0] == racks
+    across = [r for r in both if r.delay == 1]
+    assert [r.group.ranks for r in across] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    quarter = (512 * 256 + 512) // 4
+    assert [r.span for r in across] == [(i * quarter, (i + 1) * quarter) for i in range(4)]
 
 
 def test_shuffled_groups_take_turns() -> None:

@@ -10,7 +10,7 @@ two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from thalweg.catalog import Catalog, default_catalog
@@ -29,6 +29,8 @@ from thalweg.schedules import (
     all_to_all,
     coded_tree,
 )
+from thalweg.schedules.chunks import split
+from thalweg.schedules.topologies.ring import ring
 
 
 class When(Enum):
@@ -48,6 +50,7 @@ class Round:
     delay: int  # steps until the result is applied
     lasts: int  # steps for which its members meet nobody else
     bucket: int
+    span: tuple[int, int]  # elements of the bucket, from and to
     group: Group
     what: What
     payload: Payload
@@ -90,6 +93,9 @@ class _Compiler:
         self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
 
     def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
+        if self.plan.cadence.inside and self.plan.cadence.delay and len(group.racks) > 1:
+            yield from self._two_levels(group, workload)
+            return
         meetings = self._meetings(group)
         first = 0
         for bucket in workload.buckets(self.plan.settings.bucket) if meetings else ():
@@ -101,6 +107,31 @@ class _Compiler:
                     for stage, schedule in enumerate(schedules):
                         yield self._round(first + stage, stage, bucket, meeting, payload, schedule)
                 first += stages
+
+    def _two_levels(self, group: Group, workload: Workload) -> Iterator[Round]:
+        """Racks average at every step. When all are to meet, the j-th of each rack then average the
+        j-th part of what their racks have, which is applied a step late: while that travels, the
+        next step is computed."""
+        slots = min(len(rack) for rack in group.racks)
+        meet = (self.step + 1) % self.plan.cadence.every == 0
+        across = [group.subgroup([rack[slot] for rack in group.racks]) for slot in range(slots)]
+        number = 0
+        for bucket in workload.buckets(self.plan.settings.bucket):
+            [payload] = self._payloads(bucket)
+            for rack in group.racks:
+                meeting = Meeting(group.subgroup(rack))
+                schedule = ring(meeting.group, payload.elements, payload.itemsize, self.step)
+                round_ = self._round(number, 0, bucket, meeting, payload, schedule)
+                yield replace(round_, delay=0)
+            start = 0
+            for members, size in zip(across, split(bucket.elements, slots), strict=True):
+                part = Payload("part", size, bucket.itemsize, exact=True)
+                schedule = ring(members, size, bucket.itemsize, self.step)
+                round_ = self._round(number + 1, 0, bucket, Meeting(members), part, schedule)
+                start += size
+                if meet:
+                    yield replace(round_, span=(start - size, start))
+            number += 2
 
     def _meetings(self, group: Group) -> tuple[Meeting, ...]:
         cadence = self.plan.cadence
@@ -159,6 +190,7 @@ class _Compiler:
             delay=self.plan.cadence.delay + meeting.lasts - 1,
             lasts=meeting.lasts,
             bucket=bucket.index,
+            span=(0, bucket.elements),
             group=meeting.group,
             what=self.plan.what,
             payload=payload,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.training.workers import TIMEOUT, apart, fingerprint, on_ranks, one_value, same_bits
+from thalweg.errors import Mismatch
 from thalweg.facts import Cluster
 from thalweg.training import Run, attach
 
@@ -18,7 +19,11 @@ MIXING = [
     "local_sgd(every=3)",
     "local_sgd(every=2, delay=1)",
     "local_sgd(every=1, delay=1)",
+    "local_sgd(every=1, levels=rack)",
+    "local_sgd(every=1, levels=rack, delay=1)",
+    "local_sgd(every=2, levels=rack, delay=1)",
     "dssync",
+    "dssync(delay=1)",
     "gossip",
     "gossip(graph=exponential)",
 ]
@@ -65,19 +70,29 @@ def test_averaging_every_step_is_averaging_gradients(optimizer: str) -> None:
     assert max(result["apart"] for result in results) < 1e-12
 
 
-@pytest.mark.parametrize("racks", [(4,), (2, 2)])
-@pytest.mark.parametrize("sync", MIXING)
-def test_the_mean_is_kept(sync: str, racks: tuple[int, ...]) -> None:
+SLOW_HOST = Cluster.regular([4], nic=["10mbit", "100mbit", "100mbit", "100mbit"])
+SLOW_RACK = Cluster.regular([2, 2], nic="100mbit", uplink=["10mbit", "100mbit"])
+
+
+@pytest.mark.parametrize(
+    ("sync", "cluster"),
+    [
+        *((sync, Cluster.regular([4])) for sync in MIXING),
+        *((sync, Cluster.regular([2, 2])) for sync in MIXING),
+        *((sync, Cluster.regular([3, 1])) for sync in MIXING if "rack" in sync or "ds" in sync),
+        *((sync, cluster) for sync in MIXING if "ds" in sync for cluster in (SLOW_HOST, SLOW_RACK)),
+    ],
+)
+def test_the_mean_is_kept(sync: str, cluster: Cluster) -> None:
     """Averaging adds nothing to the mean: it moves as the replicas' own steps move it."""
 
     def work(rank: int) -> dict[str, Any]:
         model = small()
         sgd = torch.optim.SGD(model.parameters(), 0.2)
-        cluster = Cluster.regular(racks)
         run = attach(model, sgd, sync=sync, cluster=cluster, timeout=TIMEOUT)
         start = flat(model)
         moved = torch.zeros_like(start)
-        for number in range(6):
+        for number in range(24 if cluster in (SLOW_HOST, SLOW_RACK) else 6):
             before = flat(model)
             step(model, sgd, 10 * number + rank)
             gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
@@ -214,3 +229,52 @@ def test_the_bits_of_an_average() -> None:
 
     prints = [result["prints"] for result in on_ranks(3, work)]
     assert [len(set(at_step)) for at_step in zip(*prints, strict=True)] == [3, 3, 1, 3, 3, 1]
+
+
+@pytest.mark.parametrize("sync", ["dssync", "local_sgd(every=1, levels=rack, delay=1)"])
+def test_statistics_are_averaged_with_the_parameters(sync: str) -> None:
+    """In a group of all: batch norm's, but no other buffer."""
+
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = Normed()
+        sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+        run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
+        model.table.fill_(rank)
+        model(torch.full((4, 3), float(rank))).sum().backward()
+        sgd.step()
+        run.close()
+        return {"mean": model.norm.running_mean.tolist(), "table": model.table[0].item()}
+
+    for rank, result in enumerate(on_ranks(3, work)):
+        assert result["mean"] == pytest.approx([0.1 * 1.0] * 3)  # of 0, 1 and 2; momentum 0.1
+        assert result["table"] == rank
+
+
+@pytest.mark.parametrize(("optimizer", "equal"), [("local", False), ("averaged", True)])
+def test_the_optimizers_state_is_averaged_if_asked(optimizer: str, equal: bool) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = small()
+        adam = torch.optim.Adam(model.parameters(), 0.01)
+        run = attach(model, adam, sync=f"dssync(optimizer={optimizer})", timeout=TIMEOUT)
+        for number in range(3):
+            step(model, adam, 10 * number + rank)
+        run.close()
+        first = next(iter(model.parameters()))
+        return {"print": fingerprint(model), "slot": adam.state[first]["exp_avg"].tolist()}
+
+    results = on_ranks(3, work)  # one group of all: what is averaged is equal
+    assert same_bits(results)
+    assert all(result["slot"] == results[0]["slot"] for result in results) == equal
+
+
+def test_who_expects_other_groups_is_told() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = small()
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        cluster = SLOW_RACK if rank else Cluster.regular([2, 2])
+        with pytest.raises(Mismatch, match="kept apart") as error:
+            attach(model, sgd, sync="dssync", cluster=cluster, timeout=TIMEOUT)
+        return {"said": str(error.value)}
+
+    assert "rack0" in on_ranks(4, work)[0]["said"]

@@ -31,6 +31,7 @@ from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
 from thalweg.training.parameters import ParameterAverager
 from thalweg.training.slots import averaged_tensors
+from thalweg.training.two_level import TwoLevelAverager
 from thalweg.training.watch import Watch
 
 UNDER_WAY = "tree"  # in the store: which coded plan runs, and since when
@@ -94,21 +95,24 @@ class Setting:
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
-    ) -> ParameterAverager:
+    ) -> ParameterAverager | TwoLevelAverager:
         room = self.world.room(f"groups/{self.clock.step}")
+        tensors = partial(
+            averaged_tensors,
+            model,
+            optimizer if plan.what is What.EVERYTHING else None,
+            room,
+            self.alarm,
+        )
+        if plan.cadence.inside and plan.cadence.delay and len(self.group.racks) > 1:
+            return TwoLevelAverager(tensors, plan, self.group, self.engine, self.clock)
 
         def watch(nbytes: int) -> Watch:
             return Watch(self.group, room, self.agreement, self.engine.arrivals, nbytes)
 
         divides = default_catalog().topologies[plan.topology.name].groups is not None
         return ParameterAverager(
-            partial(
-                averaged_tensors,
-                model,
-                optimizer if plan.what is What.EVERYTHING else None,
-                room,
-                self.alarm,
-            ),
+            tensors,
             plan,
             self.group,
             self.engine,

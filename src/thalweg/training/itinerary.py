@@ -12,6 +12,7 @@ from thalweg.rounds import Round, compile_rounds, cycle
 from thalweg.runtime import Part, Task
 from thalweg.schedules import Group, Schedule, check
 from thalweg.training.layout import FlatBucket
+from thalweg.transports import Array
 
 
 class Clock:
@@ -48,11 +49,14 @@ class Stop:
     part: Part
     divisor: int  # makes the sum a mean
 
-    def task(self, bucket: FlatBucket, step: int, first_round: int) -> Task:
-        """For the engine; the rounds of this step are numbered from `first_round` on."""
+    def task(
+        self, bucket: FlatBucket, step: int, first_round: int, vector: Array | None = None
+    ) -> Task:
+        """For the engine; the rounds of this step are numbered from `first_round` on. On the
+        bucket's own vector, or another of its kind."""
         return Task(
             part=self.part,
-            vector=bucket.vector,
+            vector=bucket.vector if vector is None else vector,
             step=step,
             round_number=first_round + self.round.number,
             bucket=bucket.index,

@@ -25,6 +25,7 @@ class FlatBucket:
     """One bucket's buffer: a view of it for each tensor, and the array that travels."""
 
     index: int
+    flat: torch.Tensor
     views: Mapping[str, torch.Tensor]
     vector: Array
     arithmetic: Arithmetic
@@ -70,6 +71,7 @@ def _flat(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> FlatBucket:
         start += tensor.elements
     return FlatBucket(
         index=bucket.index,
+        flat=buffer,
         views=views,
         vector=as_array(buffer),
         arithmetic=arithmetic_of(like.dtype),

@@ -148,6 +148,7 @@ class DdpAdapter:
             buffer = torch.empty_like(like, device="cpu")
             self._buckets[index] = FlatBucket(
                 index=index,
+                flat=buffer.reshape(-1),
                 views={WHOLE: buffer},
                 vector=as_array(buffer),
                 arithmetic=arithmetic_of(buffer.dtype),

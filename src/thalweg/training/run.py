@@ -252,14 +252,16 @@ class Run:
         if self._tree is not None:
             self._tree.serve()
         self._agreed = self._agreement.handed_out
-        plan = None
+        plan, groups = None, None
         for change in self._agreement.settle(self.step):
             if change.name == "stop":
                 self._course.stopping = True
-            elif change.name == "sync":  # the last of several
+            elif change.name == "sync":  # the last of several, as with groups
                 plan = parse_plan(str(change.value))
             elif change.name == CHANGE:
-                self._adjust(change)
+                groups = change
+        if groups is not None:
+            self._adjust(groups)
         if plan is not None:
             self._take_up(plan)
 
