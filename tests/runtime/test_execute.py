@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from hashlib import sha256
 from itertools import product
-from time import monotonic
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from thalweg.facts import Cluster
 from thalweg.runtime import Part, arithmetic_of, flat, run_threads
 from thalweg.runtime.execute import execute
 from thalweg.schedules import Group
-from thalweg.transports import Array, Transport
+from thalweg.transports import Address, Array, Label, Sending, Transport
 
 GROUP = Group.everybody(Cluster.flat(4))
 
@@ -153,3 +154,84 @@ def test_every_topology_in_real_processes(kind: str, racks: list[int]) -> None:
     for digests in run_ranks(kind, group.size, work):
         for case, bits in digests.items():
             assert agreed.setdefault(case, bits) == bits, case
+
+
+class Log:
+    """A transport that writes down when what was sent."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.sent: list[tuple[float, int, Label]] = []
+
+    @property
+    def rank(self) -> int:
+        return self.inner.rank
+
+    def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
+        self.sent.append((monotonic(), peer, label))
+        return self.inner.send(peer, label, array, deadline)
+
+    def receive(self, peer: int, label: Label, deadline: float) -> Array:
+        return self.inner.receive(peer, label, deadline)
+
+    def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
+        return self.inner.receive_any(wanted, deadline)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def shaking_hands(
+    late: int, seconds: float
+) -> dict[int, tuple[list[tuple[float, int, Label]], float]]:
+    """Of a ring in which one is late: what each rank sent when, and when it had finished."""
+    schedule = build("ring", GROUP, 100)
+
+    def work(transport: Transport) -> tuple[list[tuple[float, int, Label]], float]:
+        log = Log(transport)
+        if transport.rank == late:
+            sleep(seconds)
+        vector = np.full(100, float(transport.rank))
+        part = Part.of(schedule, transport.rank, handshake=True)
+        execute(part, log, flat(schedule, vector), timeout=10)
+        np.testing.assert_array_equal(vector, 6.0)
+        return log.sent, monotonic()
+
+    return run_threads(GROUP.ranks, work)
+
+
+def test_nothing_is_sent_to_one_who_is_not_ready() -> None:
+    found = shaking_hands(late=2, seconds=0.3)
+    came = min(moment for moment, _, _ in found[2][0])  # its own first word
+    for rank, (sent, _) in found.items():
+        to_it = [moment for moment, peer, label in sent if peer == 2 and label.start < label.stop]
+        assert all(moment > came for moment in to_it), rank
+    assert any(peer == 2 for sent, _ in found.values() for _, peer, label in sent)
+
+
+def test_who_has_finished_knows_that_its_messages_are_there() -> None:
+    found = shaking_hands(late=0, seconds=0.2)
+    for rank, (sent, finished) in found.items():
+        [last] = {peer for _, peer, label in sent if label.start < label.stop}
+        told = [
+            moment for moment, peer, label in found[last][0] if peer == rank and label[2:] == (1, 1)
+        ]
+        assert len(told) == 1
+        assert told[0] < finished
+
+
+@pytest.mark.parametrize("kind", REAL)
+def test_hands_are_shaken_over_real_transports(kind: str) -> None:
+    schedule = build("ring", GROUP, 1000)
+
+    def work(transport: Transport) -> list[float]:
+        results = []
+        for number in range(3):
+            vector = np.full(1000, float(transport.rank + number))
+            part = Part.of(schedule, transport.rank, handshake=True)
+            execute(part, transport, flat(schedule, vector), round_number=number, timeout=20)
+            results += [float(vector.min()), float(vector.max())]
+        return results
+
+    for results in run_ranks(kind, GROUP.size, work):
+        assert results == [6.0, 6.0, 10.0, 10.0, 14.0, 14.0]

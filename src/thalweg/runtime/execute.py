@@ -159,7 +159,8 @@ class Execution:
                 self.awaited[Address(peer, self._signal_label(signal))] = deque([-1])
 
     def _signal(self, peer: int, signal: int) -> None:
-        self.transport.send(peer, self._signal_label(signal), SIGNAL, self.deadline)
+        label = self._signal_label(signal)
+        self.sendings.append(self.transport.send(peer, label, SIGNAL, self.deadline))
 
     def _signal_label(self, signal: int) -> Label:
         return Label(self.step, self.round_number, signal, signal)

@@ -1,0 +1,109 @@
+"""When the leader changes the table, and when it doesn't."""
+
+from __future__ import annotations
+
+from thalweg.facts import Cluster
+from thalweg.runtime.goodput import Seen
+from thalweg.schedules import Contention, Group
+from thalweg.schedules.topologies import shuffle
+from thalweg.training.watch import DWELL, _Judge
+
+USUAL = 12.5e6
+EVEN = Group.everybody(Cluster.regular([4] * 4))
+APART = Contention(racks=(("rack0", 4),))
+
+
+class Course:
+    """A run as its leader sees it; whatever it proposes is taken up at the next multiple of 8."""
+
+    def __init__(self) -> None:
+        self.judge = _Judge(EVEN)
+        self.group = EVEN
+        self.step = 0
+        self.proposed: Contention | None = None
+        self.changes: list[tuple[int, Contention, str]] = []
+
+    def run(self, steps: int, rack0: float = 1.0) -> None:
+        """So many steps, with this part of the usual rate through rack 0's uplink."""
+        for _ in range(steps):
+            if self.proposed is not None and self.step % 8 == 0:
+                self.group = Group(EVEN.ranks, EVEN.cluster, self.proposed)
+                self.judge.adopt(self.proposed, self.step)
+                self.proposed = None
+            for meeting in shuffle.groups(self.group, self.step):
+                order = meeting.group.order[:: -1 if self.step % 2 else 1]
+                for i, target in enumerate(order):
+                    source = order[i - 1]
+                    crosses = (source < 4) != (target < 4)
+                    rate = USUAL * (rack0 if crosses else 1.0)
+                    self.judge.see([Seen(self.step, source, target, rate)])
+            wanted = self.judge.decide(self.step, 0.0)
+            if wanted is not None:
+                self.proposed, reason = wanted
+                self.changes.append((self.step, *wanted))
+                assert reason
+            self.step += 1
+
+
+def test_nothing_changes_while_nothing_is_slow() -> None:
+    course = Course()
+    course.run(100, rack0=0.8)
+    assert course.changes == []
+
+
+def test_one_slow_step_is_no_reason() -> None:
+    course = Course()
+    course.run(20)
+    for _ in range(10):
+        course.run(1, rack0=0.2)
+        course.run(3)
+    assert course.changes == []
+
+
+def test_a_slow_rack_is_kept_apart_and_let_back() -> None:
+    course = Course()
+    course.run(20)
+    course.run(40, rack0=0.25)
+    [(step, contention, reason)] = course.changes
+    assert contention == APART
+    assert step <= 25
+    assert "rack0 gives 25 Mbit/s, usual is 100 Mbit/s" in reason
+    course.run(80)
+    [_, (back, nothing, _)] = course.changes
+    assert not nothing
+    assert back > 60
+
+
+def test_what_has_become_slow_again_stays_apart_for_longer() -> None:
+    course = Course()
+    course.run(16)
+    pauses = []
+    for _ in range(4):
+        course.run(16, rack0=0.25)
+        before = course.step
+        while not course.changes or course.changes[-1][1]:
+            course.run(1)
+        course.run(9)
+        pauses.append(course.step - before)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 3 * DWELL
+
+
+def test_half_recovered_is_still_slow() -> None:
+    course = Course()
+    course.run(16)
+    course.run(16, rack0=0.25)
+    course.run(120, rack0=0.7)  # more than what makes a rack slow, less than what makes it well
+    assert [contention.racks != () for _, contention, _ in course.changes].count(False) == 0
+
+
+def test_steps_that_compute_for_long_need_no_windows() -> None:
+    judge = _Judge(EVEN)
+    for step in range(8):
+        for meeting in shuffle.groups(EVEN, step):
+            order = meeting.group.order[:: -1 if step % 2 else 1]
+            for i, target in enumerate(order):
+                crosses = (order[i - 1] < 4) != (target < 4)
+                judge.see([Seen(step, order[i - 1], target, USUAL / (4 if crosses else 1))])
+    hidden = judge.decide(8, busy=10 / USUAL)  # ten times what a pair takes
+    assert hidden is None
