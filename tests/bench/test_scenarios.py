@@ -22,11 +22,16 @@ def test_the_telling_ones_are_there() -> None:
         "contended-uplink",
         "eighty-four-hosts",
         "even-rack",
+        "flows-through-an-uplink",
+        "four-racks",
         "interleaved-ranks",
         "late-workers",
         "one-slow-nic",
         "oversubscribed-uplink",
         "overlap",
+        "slow-nic-of-sixteen",
+        "slow-uplink-and-nic",
+        "slow-uplink-of-four",
         "two-sites",
     }
 

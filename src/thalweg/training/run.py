@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +217,25 @@ class Run:
             with torch.no_grad():
                 for parameter, values in zip(parameters, own, strict=True):
                     parameter.copy_(values)
+
+    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these floating-point tensors with their mean over all ranks; to be called on
+        every rank, between two steps."""
+        self._sharing.average(tensors)
+
+    def drift(self) -> float:
+        """How far the replicas' parameters are from their mean: the root of the mean square of
+        that distance over all ranks. To be called on every rank, between two steps; nothing is
+        changed. 0 under plans that keep replicas equal."""
+        if not self._replicas_differ:
+            return 0.0
+        parameters = [p.detach() for p in trainable(self._model).values()]
+        means = [parameter.clone() for parameter in parameters]
+        self.average(means)
+        pairs = zip(parameters, means, strict=True)
+        square = torch.stack([(own - mean).double().square().sum() for own, mean in pairs]).sum()
+        self.average([square])
+        return float(square.sqrt())
 
     @property
     def _replicas_differ(self) -> bool:
