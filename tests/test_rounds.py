@@ -135,10 +135,18 @@ def test_cadence() -> None:
 
 
 def test_shuffled_groups_take_turns() -> None:
-    table = [[r.group.ranks for r in rounds("dssync", step)] for step in range(8)]
+    even = Group.everybody(Cluster.regular([4, 4], nic="200mbit", uplink="200mbit"))
+    table = [[r.group.ranks for r in rounds("dssync", step, even)] for step in range(8)]
     assert table[0] == [(0, 4), (1, 2, 3), (5, 6, 7)]
     assert table[1] == [(1, 5), (0, 2, 3), (4, 6, 7)]
     assert table[:4] == table[4:]
+
+
+def test_a_slow_uplink_is_crossed_in_windows() -> None:
+    compiled = [[(r.group.ranks, r.lasts, r.delay) for r in rounds("dssync", s)] for s in range(8)]
+    assert compiled[0] == [((0, 4), 4, 3), ((1, 2, 3), 1, 0), ((5, 6, 7), 1, 0)]
+    assert compiled[1] == compiled[3] == [((1, 2, 3), 1, 0), ((5, 6, 7), 1, 0)]
+    assert compiled[4][0] == ((1, 5), 4, 3)
 
 
 def test_a_long_period_costs_nothing() -> None:
