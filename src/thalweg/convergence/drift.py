@@ -47,7 +47,8 @@ def drift(replicas: Sequence[ArrayLike]) -> Drift:
     mean = values.mean(axis=0)
     absolute = float(np.sqrt(((values - mean) ** 2).sum(axis=1).mean()))
     length = float(np.linalg.norm(mean))
-    return Drift(absolute=absolute, relative=absolute / length if length else inf * bool(absolute))
+    relative = absolute / length if length else inf if absolute else 0.0
+    return Drift(absolute=absolute, relative=relative)
 
 
 def mean_moved(before: Sequence[ArrayLike], after: Sequence[ArrayLike]) -> float:
