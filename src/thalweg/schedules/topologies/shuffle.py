@@ -273,6 +273,7 @@ TOPOLOGY = Topology(
     summary="small groups by turns: one of each rack between the racks, the others inside",
     build=_by_turns,
     groups=groups,
+    keeps_apart=adopted,
     period=lambda group: lcm(2, period(group)),
     mixes=True,
 )
