@@ -82,8 +82,31 @@ def test_a_cluster_file_and_a_workload_file(tmp_path: Path) -> None:
 
 def test_groups_over_one_period() -> None:
     done = thalweg("explain", "dssync", "--lab", "2x3", "--bytes", "1MB")
-    assert "{0 3}  {1 2}  {4 5}" in done.stdout
-    assert "{1 4}  {0 2}  {3 5}" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["rack0", "rank", "0,", "host0", "A", "b", "b"] in lines
+    assert ["rank", "5,", "host5", "c", "c", "A"] in lines
+    assert ["connected", "yes:", "what", "one", "learns", "reaches", "everybody"] in lines
+
+
+def test_mixing_is_in_the_settings(tmp_path: Path) -> None:
+    clusters = Path(__file__).parent.parent.parent / "examples" / "clusters"
+    place = ["--cluster", str(clusters / "slow-host.toml"), "--bytes", "4KB", "--json", "-"]
+    settings = json.loads(thalweg("explain", "dssync", *place, cwd=tmp_path).stdout)["settings"]
+    assert settings["period"] == 240
+    assert settings["turns"][0][:3] == [[4, 0], [1, 15], [5, 10, 16]]
+    assert settings["lasts"][0][:3] == [4, 4, 1]
+    mixing = settings["mixing"]
+    assert mixing["connected"]
+    assert mixing["longest_pause"] == 4
+    assert mixing["drift_before"] == pytest.approx(mixing["drift"] + 0.95)
+    assert [(each["kind"], each["name"], each["steps"]) for each in mixing["kept_apart"]] == [
+        ("rack", "A", 4),
+        ("host", "A5", 4),
+    ]
+    assert {each["bits_per_second"] for each in mixing["kept_apart"]} == {250e6}
+    ring = json.loads(thalweg("explain", "ring", *place, cwd=tmp_path).stdout)["settings"]
+    assert "mixing" not in ring
+    assert (ring["period"], ring["turns"], ring["lasts"]) == (1, [], [])
 
 
 def test_many_workers_are_summed_up() -> None:

@@ -6,11 +6,13 @@ rounds, a row of kind `worker` is what one worker computes, or sends and receive
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from thalweg.codes import ROOT
 from thalweg.report.coded import Coded, Part, RootTraffic
 from thalweg.report.explanation import Explanation, Scene
+from thalweg.report.groups import Groups
 from thalweg.report.mailbox import Mailbox
 
 Entries = dict[str, Any]
@@ -19,6 +21,8 @@ Entries = dict[str, Any]
 def settings(explanation: Explanation) -> Entries:
     plan, guarantee = explanation.plan, explanation.guarantee
     slowest = explanation.slowest_link()
+    groups = explanation.groups
+    turns = () if groups is None else groups.turns
     common: Entries = {
         "sync": str(plan),
         "workers": explanation.group.size,
@@ -36,8 +40,9 @@ def settings(explanation: Explanation) -> Entries:
         "result": guarantee.result,
         "late": guarantee.late,
         "dead": guarantee.dead,
-        "period": explanation.period,
-        "turns": [[list(ranks) for ranks in groups] for groups in explanation.turns],
+        "period": 1 if groups is None else groups.period,
+        "turns": [[list(meeting.ranks) for meeting in turn] for turn in turns],
+        "lasts": [[meeting.lasts for meeting in turn] for turn in turns],
         "sequential_moves": explanation.sequential_moves,
         "sent": explanation.traffic.sent,
         "received": explanation.traffic.received,
@@ -46,11 +51,44 @@ def settings(explanation: Explanation) -> Entries:
         "slowest_link_seconds": slowest[1] if slowest else None,
         "uncompressed_seconds": explanation.uncompressed_seconds,
     }
+    if groups is not None:
+        common["mixing"] = _mixing(groups)
     if explanation.coded is not None:
         common["code"] = _code(explanation.coded)
     if explanation.mailbox is not None:
         common["mailbox"] = _mailbox(explanation.mailbox)
     return common
+
+
+def _mixing(groups: Groups) -> Entries | None:
+    """Variances, in units of one step's noise; None for what is endless."""
+    found = groups.outlook
+    if found is None:
+        return None
+    return {
+        "connected": found.connected,
+        "gap": found.gap,
+        "sigma_gap": found.sigma_gap,
+        "contraction": found.contraction,
+        "steps_to_1e-3": found.steps_to_little,
+        "drift": found.drift if isfinite(found.drift) else None,
+        "drift_before": found.drift_before if isfinite(found.drift_before) else None,
+        "period": found.period,
+        "looked_at": found.looked_at,
+        "longest_pause": found.longest_pause,
+        "racks_in_pairs": groups.pairs,
+        "kept_apart": [
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "bits_per_second": each.rate.bits_per_second,
+                "usual_bits_per_second": each.usual.bits_per_second,
+                "wanted": each.wanted,
+                "steps": each.steps,
+            }
+            for each in groups.apart
+        ],
+    }
 
 
 def rows(explanation: Explanation) -> list[Entries]:

@@ -11,6 +11,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Link, Workload
 from thalweg.plan import Plan
 from thalweg.report.coded import Coded, RootTraffic, coded
+from thalweg.report.groups import Groups, groups_of
 from thalweg.report.mailbox import Mailbox, has_mailbox, mailbox
 from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import (
@@ -27,7 +28,6 @@ from thalweg.schedules import (
 )
 
 MOST_WORKERS_DRAWN = 256
-MOST_TURNS_LISTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,8 @@ class Explanation:
     workload: Workload
     step: int
     scenes: tuple[Scene, ...]
-    period: int  # steps after which the groups repeat
-    turns: tuple[tuple[tuple[int, ...], ...], ...]  # who meets at the first of them, if it varies
     uncompressed_seconds: float | None  # of the same plan without its compressor
+    groups: Groups | None = None  # where replicas differ
     coded: Coded | None = None
     mailbox: Mailbox | None = None  # instead of scenes
 
@@ -111,9 +110,6 @@ def explain(
         at_once.setdefault(round_.number, []).append(round_)
     director = _Director(group)
     scenes = tuple(director.scene(tuple(rounds)) for rounds in at_once.values())
-    topology = catalog.topologies[plan.topology.name]
-    divide, period = topology.groups, topology.period(group)
-    listed = range(min(period, MOST_TURNS_LISTED)) if divide is not None else ()
     return Explanation(
         plan=plan,
         guarantee=catalog.guarantee(plan),
@@ -121,9 +117,8 @@ def explain(
         workload=workload,
         step=step,
         scenes=scenes,
-        period=period,
-        turns=tuple(tuple(m.ranks for m in divide(group, turn)) for turn in listed if divide),
         uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
+        groups=groups_of(plan, group, catalog),
         coded=None if view is None else replace(view, at_root=_at_root(view, scenes, workload)),
     )
 
@@ -161,8 +156,6 @@ def _without_rounds(
         workload=workload,
         step=step,
         scenes=(),
-        period=1,
-        turns=(),
         uncompressed_seconds=plain,
         mailbox=mailbox(plan, group, workload, step, catalog),
     )

@@ -1,9 +1,9 @@
 """An explanation as a picture.
 
-Under a code the tree comes first, and what everybody computes; a plan without rounds is a star. A
-scene has ranks as lines, rack by rack, time to the right, and a message as an arrow. The way of the
-first chunk is drawn in full colour, everything else faintly behind it, and the picture ends when
-that chunk has arrived everywhere.
+Under a code the tree comes first, and what everybody computes; where replicas differ, who meets
+whom over one period; a plan without rounds is a star. A scene has ranks as lines, rack by rack,
+time to the right, and a message as an arrow. The way of the first chunk is drawn in full colour,
+everything else faintly behind it, and the picture ends when that chunk has arrived everywhere.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 from thalweg.report.coded_svg import CodedPicture
 from thalweg.report.explanation import Explanation, Scene, among
+from thalweg.report.groups_svg import GroupsPicture
 from thalweg.report.mailbox_svg import MailboxPicture
 from thalweg.report.shapes import line, tip, words
 from thalweg.schedules import Arrow, Kind
@@ -56,8 +57,8 @@ class _View:
 
 
 def draw(explanation: Explanation) -> str:
-    """A code's tree or a star, and all scenes of the first bucket, one below the other, as an SVG
-    document."""
+    """A code's tree, the groups or a star, and all scenes of the first bucket, one below the other,
+    as an SVG document."""
     above = _above(explanation)
     scenes = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
     views = [_view(scene) for scene in scenes]
@@ -83,9 +84,11 @@ def draw(explanation: Explanation) -> str:
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _above(explanation: Explanation) -> list[CodedPicture | MailboxPicture]:
+def _above(explanation: Explanation) -> list[CodedPicture | GroupsPicture | MailboxPicture]:
     if explanation.coded is not None:
         return [CodedPicture(explanation.coded)]
+    if explanation.groups is not None:
+        return [GroupsPicture(explanation.groups)]
     if explanation.mailbox is not None:
         return [MailboxPicture(explanation.mailbox, explanation.group.order)]
     return []

@@ -14,6 +14,7 @@ from thalweg.facts import Workload, about
 from thalweg.plan import Plan
 from thalweg.report.coded_terminal import coded_tree
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, among, first_step
+from thalweg.report.groups_terminal import groups_facts, groups_table
 from thalweg.report.mailbox import Mailbox
 from thalweg.schedules import Arrow, Group, Kind, Message
 
@@ -26,8 +27,10 @@ FEW = 16  # ranks that still get a column or a row of their own
 
 def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[RenderableType]:
     """What follows the heading, top to bottom; at most so many beats of each drawing."""
-    if explanation.turns:
-        yield _turns(explanation)
+    if explanation.groups is not None:
+        if explanation.groups.turns:
+            yield groups_table(explanation.groups, width)
+        yield groups_facts(explanation.groups)
     if explanation.coded is not None:
         yield coded_tree(explanation.coded)
     if explanation.mailbox is not None:
@@ -74,22 +77,6 @@ def heading(
         assumed = " and ".join(group.cluster.assumed)
         grid.add_row("assumed", f"{assumed} (say yours with --cluster)")
     return grid
-
-
-def _turns(explanation: Explanation) -> RenderableType:
-    table = Table(
-        title="Who meets, over one period",
-        title_justify="left",
-        caption_justify="left",
-        box=None,
-    )
-    table.add_column("step", justify="right")
-    table.add_column("groups")
-    for step, groups in enumerate(explanation.turns):
-        table.add_row(str(step), "  ".join("{" + _listed(ranks) + "}" for ranks in groups))
-    if len(explanation.turns) < explanation.period:
-        table.caption = f"The first of {explanation.period} steps."
-    return Block("", table)
 
 
 def _story(found: Mailbox) -> RenderableType:

@@ -4,7 +4,8 @@
 the step. `coded_fanout(workers, **arguments)` is how many children a node has in the form that goes
 on without stragglers (`schedules.coded`), for topologies that have one; None if that is open.
 `groups(group, step)` are the meetings that begin at a step, for topologies that let members meet by
-turns; the schedule is then built for each.
+turns; the schedule is then built for each. `keeps_apart(group)` is what meets the others less
+often, since it is slow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from thalweg.declarations import Parameter
+from thalweg.schedules.contention import Contention
 from thalweg.schedules.group import Group
 from thalweg.schedules.meeting import Meeting
 from thalweg.schedules.schedule import Schedule
@@ -26,6 +28,7 @@ class Topology:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     coded_fanout: Callable[..., int | None] | None = None
     groups: Callable[[Group, int], tuple[Meeting, ...]] | None = None
+    keeps_apart: Callable[[Group], Contention] | None = None
     period: Callable[[Group], int] = lambda group: 1  # steps after which the groups repeat
     mixes: bool = False  # averages neighbours, not everybody: replicas differ, their mean is kept
     backend: bool = False  # the backend's own collective, described here and run there

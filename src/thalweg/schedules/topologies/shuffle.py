@@ -78,10 +78,12 @@ class _Table:
         steps = range(min(self.period, LOOKED_AT))
         meetings = ([members for members, _ in self._begin(step)] for step in steps)
         mixes = connected(self.group.ranks, meetings)
-        return mixes and (not self.contention or self._longest_pause(steps) <= LONGEST)
+        into_the_next = range(steps.stop + LONGEST)
+        return mixes and (not self.contention or self._longest_pause(into_the_next) <= LONGEST)
 
     def _longest_pause(self, steps: range) -> int:
-        """The most steps from one meeting of a rank to its next, or to the first."""
+        """The most steps from one meeting of a rank to its next, from the beginning to its first,
+        or from its last to the end."""
         last = dict.fromkeys(self.group.ranks, -1)
         pauses = [1]
         for step in steps:
@@ -271,6 +273,7 @@ TOPOLOGY = Topology(
     summary="small groups by turns: one of each rack between the racks, the others inside",
     build=_by_turns,
     groups=groups,
+    keeps_apart=adopted,
     period=lambda group: lcm(2, period(group)),
     mixes=True,
 )

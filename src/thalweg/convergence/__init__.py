@@ -1,0 +1,23 @@
+"""Whether replicas averaged in groups come together, how fast, and how far apart they stay."""
+
+from thalweg.convergence.contraction import Contraction, contraction_of, steps_to
+from thalweg.convergence.drift import Drift, ExpectedDrift, drift, expected_drift, mean_moved
+from thalweg.convergence.mixing import Exchange, Mixing, mixing_of
+from thalweg.convergence.outlook import Outlook, outlook, outlook_of
+
+__all__ = [
+    "Contraction",
+    "Drift",
+    "Exchange",
+    "ExpectedDrift",
+    "Mixing",
+    "Outlook",
+    "contraction_of",
+    "drift",
+    "expected_drift",
+    "mean_moved",
+    "mixing_of",
+    "outlook",
+    "outlook_of",
+    "steps_to",
+]
