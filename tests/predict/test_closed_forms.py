@@ -60,7 +60,7 @@ def assert_same_bytes(form: Cost, schedule: Schedule, group: Group) -> None:
 
 
 @pytest.mark.parametrize("variant", FORMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(racks=st.integers(1, 9), members=st.integers(1, 9))
 def test_bytes_on_the_busiest_links(variant: str, racks: int, members: int) -> None:
     group = even(racks, members)
@@ -98,7 +98,7 @@ def test_halving_doubling_in_one_rack(workers: int) -> None:
     assert form.moves == timeline(schedule).sequential_moves
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(racks=st.integers(1, 9), members=st.integers(1, 9), turn=st.integers(0, 6))
 def test_exponential_gossip(racks: int, members: int, turn: int) -> None:
     group = even(racks, members)
@@ -109,7 +109,7 @@ def test_exponential_gossip(racks: int, members: int, turn: int) -> None:
         assert_same_bytes(form, schedule, group)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(racks=st.integers(2, 9), members=st.integers(1, 9))
 def test_a_ring_that_goes_round_the_racks_leaves_each_at_every_hop(
     racks: int, members: int

@@ -155,10 +155,12 @@ def gossip_exponential(x: Symbols, distance: int) -> Cost:
         alpha;   S max{beta1, min(G, d, N-d) beta2}
 
     One-peer exponential gossip has d = 1, 2, 4, ... by turns; not in the table."""
-    crossing = max(0, min(x.G, distance, x.N - distance)) if x.C > 1 else 0
+    if x.N == 1:
+        return cost(x)
+    leaving = min(x.G, distance, x.N - distance) if x.C > 1 else 0
     return cost(
         replace(x, k=1),
-        Phase(moves=1, crossings=int(x.C > 1), nic=x.S, uplink=crossing * x.S),
+        Phase(moves=1, crossings=int(x.C > 1), nic=x.S, uplink=leaving * x.S),
     )
 
 

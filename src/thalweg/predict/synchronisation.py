@@ -17,6 +17,7 @@ from itertools import groupby
 
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.coding import waits_for_nobody
+from thalweg.declarations import Value
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.predict import closed_forms as forms
@@ -64,18 +65,20 @@ def _meeting_seconds(rounds: Sequence[Round], plan: Plan) -> float | None:
 
 
 def _seconds_at_once(rounds: Sequence[Round], plan: Plan) -> float | None:
-    costs = [_form(round_, plan) for round_ in rounds]
-    if any(cost is None for cost in costs):
-        return None
-    slowest = 0.0
     exact = all(_is_exact(round_) for round_ in rounds)
-    shared = 0.0 if exact else _busiest_seconds(rounds)
-    for round_, cost in zip(rounds, costs, strict=True):
-        if cost is None or round_.group.size == 1:
-            continue
-        busiest = cost.busiest if exact else _busiest_seconds([round_])
-        slowest = max(slowest, cost.latency + cost.transfer * _ratio(busiest, cost.busiest))
-    return max(slowest, shared)
+    slowest = 0.0 if exact else _busiest_seconds(rounds)  # groups may share a host's NIC
+    for round_ in rounds:
+        cost = _form(round_, plan)
+        if cost is None:
+            return None
+        seconds = cost.seconds if exact else _on_these_links(cost, _busiest_seconds([round_]))
+        slowest = max(slowest, seconds)
+    return slowest
+
+
+def _on_these_links(cost: Cost, busiest: float) -> float:
+    """With the seconds of the real busiest link; nothing where everybody is on one host."""
+    return cost.latency + cost.transfer * busiest / cost.busiest if busiest else 0.0
 
 
 def _form(round_: Round, plan: Plan) -> Cost | None:
@@ -87,15 +90,14 @@ def _form(round_: Round, plan: Plan) -> Cost | None:
         case "star":
             return forms.star(replace(x, k=chunks))
         case "ps":
-            servers = arguments["servers"]
-            x = replace(x, P=servers if isinstance(servers, int) else x.N)
-            return forms.ps(replace(x, k=chunks // x.P))
+            servers = _number(arguments["servers"], x.N)
+            return forms.ps(replace(x, P=servers, k=chunks // servers))
         case "ring":
             return forms.ring(x)
         case "native":
             return forms.ring(x, leaving=_leaving(group, sorted(group.ranks)))
         case "tree":
-            return tree_forms.tree(replace(x, k=chunks), _whole(arguments["fanout"]))
+            return tree_forms.tree(replace(x, k=chunks), _number(arguments["fanout"], 2))
         case "double_tree":
             return tree_forms.double_tree(replace(x, k=chunks // 2))
         case "halving_doubling":
@@ -140,9 +142,5 @@ def _busiest_seconds(rounds: Sequence[Round]) -> float:
     )
 
 
-def _ratio(real: float, assumed: float) -> float:
-    return real / assumed if assumed > 0 else 0.0
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 1
+def _number(value: Value, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise
