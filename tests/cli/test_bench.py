@@ -31,6 +31,7 @@ def test_rows_for_both_transports_and_always_gloo(tmp_path: Path) -> None:
         assert row["median"] == median(row["seconds"])
         assert row["vs_gloo"] == pytest.approx(rows[0]["median"] / row["median"])
         assert (row["bound"], row["fraction_of_bound"]) == (None, None)
+        assert (row["predicted"], row["predicted_over_measured"]) == (None, None)
     assert document["settings"]["bytes"] == 300_000
 
 

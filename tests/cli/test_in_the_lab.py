@@ -38,6 +38,11 @@ def test_collectives_have_a_bound_and_follow_the_racks(tmp_path: Path) -> None:
         assert row["bound"] == pytest.approx(max(1.5 * 2e6 / 25e6, 2e6 / 12.5e6))
         assert 0 < row["fraction_of_bound"] < 1.1
         assert row["fraction_of_bound"] == pytest.approx(row["bound"] / row["median"])
+        assert row["predicted"] > row["bound"]
+        ratio = row["predicted"] / row["median"]
+        assert row["predicted_over_measured"] == pytest.approx(ratio)
+    gloo, *ours = document["rows"]
+    assert all(gloo["predicted"] > 1.8 * row["predicted"] for row in ours)
     assert max(row["vs_gloo"] for row in document["rows"]) > 1.2
 
 

@@ -8,13 +8,15 @@ racks can beat. Of every cut through the network, the sum of what is on one side
 the result must come back: S over the rate of each link. And each of the S bytes must be sent 2(N-1)
 times in all, N-1 to be summed and N-1 to be told: 2(N-1) S over the rate of all NICs together, and
 likewise 2(R-1) S over that of all uplinks.
+
+Beside what each row took stands what its plan's closed form predicts (`thalweg.predict`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -25,8 +27,9 @@ import torch.distributed as dist
 from thalweg.bench.site import Site
 from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
-from thalweg.facts import Cluster, Workload
+from thalweg.facts import Cluster, Size, Workload
 from thalweg.plan import Plan
+from thalweg.predict import synchronisation_seconds
 from thalweg.runtime import Engine, World
 from thalweg.runtime.launch import find_cluster
 from thalweg.runtime.supervisor import Report, run_workers
@@ -83,7 +86,19 @@ def bench_collectives(
     limit = 60.0 + total * TIMEOUT
     results = run_workers(site.workers, work, timeout=limit, on_message=heard, place=site.place)
     least = None if site.cluster is None else bound(site.cluster, workload.nbytes)
-    return _rows(rows, [result["seconds"] for result in results], least)
+    forms = [predicted(entry, site.cluster, workload) for entry in rows]
+    return _rows(rows, [result["seconds"] for result in results], least, forms)
+
+
+def predicted(entry: Entry, cluster: Cluster | None, workload: Workload) -> float | None:
+    """Seconds by the closed form of what this row runs; None where the rates aren't known."""
+    if cluster is None:
+        return None
+    plan = parse_plan("ddp" if entry.sync == GLOO else entry.sync)
+    if entry.transport == GLOO:  # all bytes at once, as `_TorchsOwn` does
+        whole = replace(plan.settings, bucket=Size(workload.nbytes))
+        plan = replace(plan, settings=whole)
+    return synchronisation_seconds(plan, Group.everybody(cluster), workload)
 
 
 def bound(cluster: Cluster, nbytes: int) -> float | None:
@@ -101,10 +116,13 @@ def bound(cluster: Cluster, nbytes: int) -> float | None:
 
 
 def _rows(
-    entries: list[Entry], by_rank: list[list[list[float]]], least: float | None
+    entries: list[Entry],
+    by_rank: list[list[list[float]]],
+    least: float | None,
+    forms: list[float | None],
 ) -> list[dict[str, Any]]:
     rows = []
-    for index, entry in enumerate(entries):
+    for index, (entry, form) in enumerate(zip(entries, forms, strict=True)):
         seconds = [max(times) for times in zip(*(rank[index] for rank in by_rank), strict=True)]
         rows.append(
             {
@@ -114,6 +132,8 @@ def _rows(
                 "median": median(seconds),
                 "bound": least,
                 "fraction_of_bound": None if least is None else least / median(seconds),
+                "predicted": form,
+                "predicted_over_measured": None if form is None else form / median(seconds),
             }
         )
     torchs_own = rows[0]["median"]

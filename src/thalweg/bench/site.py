@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Site:
     workers: int
     place: Place = HERE
-    cluster: Cluster | None = None  # with the rates of its links, if they are real
+    cluster: Cluster | None = None  # as its workers are told, if the rates of its links are real
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -41,6 +41,6 @@ def lab_site(cluster: Cluster, progress: Progress) -> Iterator[Site]:
     lab = Lab.of(cluster, without_netem="go on")
     try:
         lab.up(progress=progress)
-        yield Site(workers=cluster.workers, place=lab.place, cluster=cluster, notes=lab.notes)
+        yield Site(workers=cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes)
     finally:
         lab.down()

@@ -12,23 +12,19 @@ A trial that several tables need is run once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from thalweg.bench.site import Site, lab_site
+from thalweg.bench.site import Site
 from thalweg.bench.softmax import Softmax
 from thalweg.bench.straggler_runs import Outcome, Progress, run_trial
 from thalweg.bench.straggler_sums import Prepared
 from thalweg.bench.stragglers import SCHEMES, TABLES, Trial
 from thalweg.errors import LabError, ThalwegError
-from thalweg.facts import Cluster, Rate, about
-
-if TYPE_CHECKING:
-    from thalweg.lab.fabric import Progress as LabProgress
+from thalweg.facts import Rate, about
 
 DELAYS = (0.0, 0.5, 2.0)  # seconds
 COMPUTES = (0.0, 0.2)  # seconds
@@ -62,15 +58,6 @@ def trials_of(table: str, asked: Trial) -> list[Trial]:
     if table == "pauses" and stronger != asked.tree:
         trials.append(replace(settings[0], scheme="cr", tree=stronger))
     return trials
-
-
-@contextmanager
-def straggler_lab(cluster: Cluster, progress: LabProgress) -> Iterator[Site]:
-    """A lab whose schedules reckon with how many hosts share a core."""
-    with lab_site(cluster, progress) as site:
-        from thalweg.lab.lab import sharing_cores
-
-        yield replace(site, cluster=sharing_cores(cluster))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

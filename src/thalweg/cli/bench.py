@@ -25,6 +25,11 @@ from thalweg.facts import Size, Workload, about, read_workload
 if TYPE_CHECKING:
     from thalweg.bench.site import Site
 
+FIGURES = (
+    "predicted: by the plan's closed form",
+    "of bound: of the speed that the links allow",
+)
+
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
 app.command("stragglers")(bench_stragglers.command)
 app.command("train")(bench_train.command)
@@ -98,7 +103,7 @@ def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("plan")
     table.add_column("transport")
-    for heading in ("median", "fastest", "slowest", "of bound", "vs gloo"):
+    for heading in ("median", "fastest", "slowest", "predicted", "of bound", "vs gloo"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -107,13 +112,14 @@ def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
             about(row["median"], "s"),
             about(min(row["seconds"]), "s"),
             about(max(row["seconds"]), "s"),
+            "" if row["predicted"] is None else about(row["predicted"], "s"),
             "" if row["bound"] is None else f"{row['fraction_of_bound']:.0%}",
             f"{row['vs_gloo']:.2f}x",
         )
     table.caption = "\n".join(
         [
             "vs gloo: above 1 is faster than torch's all_reduce",
-            *(["of bound: of the speed that the links allow"] if site.cluster else []),
+            *(FIGURES if site.cluster else []),
             *site.notes,
         ]
     )

@@ -120,11 +120,12 @@ def command(
 
 def _measured(asked: Trial, tables: Sequence[str], rate: Rate) -> tuple[Study, list[str]]:
     """In a lab that is there meanwhile; and what is to be said of it."""
-    from thalweg.bench.straggler_tables import straggler_lab, study  # torch takes a second
+    from thalweg.bench.site import lab_site  # torch takes a second: not at import
+    from thalweg.bench.straggler_tables import study
 
     with ExitStack() as stack:
         with progress_bar("Building the lab") as building:
-            lab = straggler_lab(asked.tree.cluster(rate), building.show)
+            lab = lab_site(asked.tree.cluster(rate), building.show)
             site = stack.enter_context(lab)
         with progress_bar("Measuring") as bar:
             return study(asked, tables, site, rate, bar.show), site.notes

@@ -1,0 +1,146 @@
+"""Seconds of one synchronisation under a plan, by the closed form of what it runs.
+
+The rounds are those that would be run, and so are the groups, the chunks and the turns; only their
+time comes from a formula. On even racks it is the form itself. Elsewhere (uneven racks, mixed
+rates, several members on a host, a halving and doubling of no power of two) the busiest link's
+seconds are counted on the schedule, link by link, and the form says what comes on top: its latency,
+and the part of its transfer that doesn't overlap with the busiest link, in the same proportion.
+
+Rounds of several groups at once take as long as the slowest; buckets follow one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from thalweg.catalog import Catalog, default_catalog
+from thalweg.coding import waits_for_nobody
+from thalweg.declarations import Value
+from thalweg.facts import Workload
+from thalweg.plan import Plan
+from thalweg.predict import closed_forms as forms
+from thalweg.predict import tree_forms
+from thalweg.predict.cost import Cost
+from thalweg.predict.symbols import Symbols, is_even
+from thalweg.rounds import Round, compile_rounds, cycle
+from thalweg.schedules import Group, Traffic, together, traffic
+
+MOST_TURNS = 64  # looked at, of a period that may be thousands
+
+
+def synchronisation_seconds(
+    plan: Plan, group: Group, workload: Workload, catalog: Catalog | None = None
+) -> float | None:
+    """The mean over the turns of a period, each of a step at which all meet.
+
+    None where nothing travels, and for plans without a closed form: `auto`, those that wait for
+    nobody, compressors whose payloads can't be added, and topologies that this file doesn't know.
+    """
+    catalog = catalog or default_catalog()
+    if plan.topology.name == "auto" or waits_for_nobody(plan):
+        return None
+    every = plan.cadence.every
+    turns = min(cycle(plan, group, catalog) // every, MOST_TURNS)
+    meetings = [
+        compile_rounds(plan, group, workload, turn * every + every - 1, catalog)
+        for turn in range(turns)
+    ]
+    seconds = [_meeting_seconds(rounds, plan) for rounds in meetings]
+    known = [s for s in seconds if s is not None]
+    if len(known) < turns:
+        return None
+    return sum(known) / turns or None
+
+
+def _meeting_seconds(rounds: Sequence[Round], plan: Plan) -> float | None:
+    total = 0.0
+    for _, at_once in groupby(rounds, key=lambda round_: round_.number):
+        seconds = _seconds_at_once(list(at_once), plan)
+        if seconds is None:
+            return None
+        total += seconds
+    return total
+
+
+def _seconds_at_once(rounds: Sequence[Round], plan: Plan) -> float | None:
+    exact = all(_is_exact(round_) for round_ in rounds)
+    slowest = 0.0 if exact else _busiest_seconds(rounds)  # groups may share a host's NIC
+    for round_ in rounds:
+        cost = _form(round_, plan)
+        if cost is None:
+            return None
+        seconds = cost.seconds if exact else _on_these_links(cost, _busiest_seconds([round_]))
+        slowest = max(slowest, seconds)
+    return slowest
+
+
+def _on_these_links(cost: Cost, busiest: float) -> float:
+    """With the seconds of the real busiest link; nothing where everybody is on one host."""
+    return cost.latency + cost.transfer * busiest / cost.busiest if busiest else 0.0
+
+
+def _form(round_: Round, plan: Plan) -> Cost | None:
+    """The closed form of what the round's schedule does, in its chunks."""
+    group, chunks = round_.group, len(round_.schedule.sizes)
+    arguments = plan.topology.arguments
+    x = Symbols.of(group, round_.payload.nbytes)
+    match round_.schedule.name:
+        case "star":
+            return forms.star(replace(x, k=chunks))
+        case "ps":
+            servers = _number(arguments["servers"], x.N)
+            return forms.ps(replace(x, P=servers, k=chunks // servers))
+        case "ring":
+            return forms.ring(x)
+        case "native":
+            return forms.ring(x, leaving=_leaving(group, sorted(group.ranks)))
+        case "tree":
+            return tree_forms.tree(replace(x, k=chunks), _number(arguments["fanout"], 2))
+        case "double_tree":
+            return tree_forms.double_tree(replace(x, k=chunks // 2))
+        case "halving_doubling":
+            return forms.halving_doubling(x)
+        case "hierarchical" if arguments.get("form") == "leader":
+            return forms.hierarchical_by_leaders(replace(x, k=chunks // x.C))
+        case "hierarchical":
+            parts = len({i / len(rack) for rack in group.racks for i in range(len(rack))})
+            return forms.hierarchical(replace(x, k=chunks // (parts * x.C)))
+        case "gossip" if arguments["graph"] == "exponential":
+            turns = max(1, (x.N - 1).bit_length())
+            return forms.gossip_exponential(x, 1 << round_.step // plan.cadence.every % turns)
+        case "gossip":
+            return forms.gossip(x)
+    return None
+
+
+def _leaving(group: Group, order: Sequence[int]) -> int:
+    """How many members of a rack are followed, round the ring, by one of another; at most."""
+    rack_of = {rank: number for number, rack in enumerate(group.racks) for rank in rack}
+    following = dict(zip(order, (*order[1:], order[0]), strict=True))
+    return max(
+        sum(rack_of[following[rank]] != number for rank in rack)
+        for number, rack in enumerate(group.racks)
+    )
+
+
+def _is_exact(round_: Round) -> bool:
+    """Whether the form's bytes are the schedule's."""
+    group = round_.group
+    powers = all(n & (n - 1) == 0 for n in (len(group.racks), len(group.racks[0])))
+    return is_even(group) and (powers or round_.schedule.name != "halving_doubling")
+
+
+def _busiest_seconds(rounds: Sequence[Round]) -> float:
+    """Of the link that takes longest for the bytes that these rounds put on it."""
+    cluster, rates = rounds[0].group.cluster, rounds[0].group.cluster.rates()
+    found: Traffic = together(traffic(round_.schedule, cluster) for round_ in rounds)
+    return max(
+        (rates[link].seconds(nbytes) for link, nbytes in found.links.items() if link in rates),
+        default=0.0,
+    )
+
+
+def _number(value: Value, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise

@@ -1,0 +1,35 @@
+"""What `bench collectives` predicts for its rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from thalweg.bench.collectives import GLOO, Entry, entries, predicted
+from thalweg.facts import Cluster, Size, Workload
+from thalweg.predict import Symbols
+from thalweg.predict.closed_forms import ring
+from thalweg.schedules import Group
+
+WORKLOAD = Workload.of_size(Size.parse("100MB"))  # four buckets
+
+
+def cluster(interleaved: bool) -> Cluster:
+    return Cluster.regular([4] * 4, nic="1gbit", uplink="1gbit", interleaved=interleaved)
+
+
+@pytest.mark.parametrize(("interleaved", "leaving"), [(False, 1), (True, 4)])
+def test_torchs_own_row_is_a_ring_of_all_bytes_at_once(interleaved: bool, leaving: int) -> None:
+    """In the order of the rank numbers, wherever they are."""
+    place = cluster(interleaved)
+    form = ring(Symbols.of(Group.everybody(place), WORKLOAD.nbytes), leaving=leaving)
+    assert predicted(Entry(GLOO, GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
+    assert predicted(Entry("ddp", GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
+
+
+@pytest.mark.parametrize("sync", ["dssync", "gossip", "local_sgd(every=4)", "ring", "umw"])
+def test_rows_of_one_plan_are_predicted_alike_and_not_without_rates(sync: str) -> None:
+    rows = [entry for entry in entries([sync]) if entry.sync == sync]
+    zeromq, c10d = (predicted(entry, cluster(False), WORKLOAD) for entry in rows)
+    assert zeromq == c10d
+    assert zeromq is not None
+    assert predicted(rows[0], None, WORKLOAD) is None
