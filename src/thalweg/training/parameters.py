@@ -88,12 +88,12 @@ class ParameterAverager:
             delay = leg.stops[0].round.delay
             exchange = _Exchange(tuple(futures), tuple(buckets), step + delay, delay > 0)
             self._under_way.append(exchange)
+        if self._watch is not None:  # while that travels
+            self._watch.tell(step, busy)
+            self._watch.look(step)
         if self._plan.cadence.delay == 0:
             self._finish(step)
         self._over = monotonic()
-        if self._watch is not None:
-            self._watch.tell(step, busy)
-            self._watch.look(step)
 
     @torch.no_grad()
     def settle(self) -> None:
