@@ -2,6 +2,7 @@
 
 from thalweg.convergence.bound import DistanceBound, Problem, distance_bound, reach
 from thalweg.convergence.contraction import Contraction, contraction_of, steps_to
+from thalweg.convergence.crossing import crossing
 from thalweg.convergence.drift import Drift, ExpectedDrift, drift, expected_drift, mean_moved
 from thalweg.convergence.mixing import Exchange, Mixing, mixing_of
 from thalweg.convergence.outlook import Outlook, outlook, outlook_of
@@ -16,6 +17,7 @@ __all__ = [
     "Outlook",
     "Problem",
     "contraction_of",
+    "crossing",
     "distance_bound",
     "drift",
     "expected_drift",
