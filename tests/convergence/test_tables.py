@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from thalweg.catalog import default_catalog
-from thalweg.convergence import Exchange, Mixing, Outlook, mixing_of, outlook, outlook_of
+from thalweg.convergence import Exchange, Mixing, Outlook, crossing, mixing_of, outlook, outlook_of
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster
 from thalweg.schedules import Group
@@ -147,3 +148,35 @@ def test_a_long_product_is_not_lost_in_rounding() -> None:
 def test_gradient_plans_have_no_replicas_that_differ() -> None:
     with pytest.raises(PlanError, match="ring averages gradients, replicas never differ; try"):
         of("ring", 2, 2)
+
+
+HALF, ONE_RACK, ONE_HOST = "500mbit", ["250mbit"] + ["1gbit"] * 3, ["250mbit"] + ["1gbit"] * 15
+PAGE = Path(__file__).parent.parent.parent / "docs" / "does-group-averaging-converge.md"
+
+
+@pytest.mark.parametrize(
+    ("plan", "what", "uplink", "nic"),
+    [
+        ("dssync", ", nothing slow", "1gbit", "1gbit"),
+        ("dssync", ", all uplinks at half rate: racks in pairs", HALF, "1gbit"),
+        ("dssync", ", one NIC at a quarter", "1gbit", ONE_HOST),
+        ("dssync", ", one uplink at a quarter", ONE_RACK, "1gbit"),
+        ("dssync", ", both", ONE_RACK, ONE_HOST),
+        ("gossip", "", "1gbit", "1gbit"),
+        ("gossip(graph=exponential)", "", "1gbit", "1gbit"),
+        ("local_sgd(every=4)", "", "1gbit", "1gbit"),
+        ("local_sgd(every=4, levels=rack)", "", "1gbit", "1gbit"),
+    ],
+)
+def test_the_page_says_the_same(
+    plan: str, what: str, uplink: str | list[str], nic: str | list[str]
+) -> None:
+    group = Group.everybody(Cluster.regular([4] * 4, nic=nic, uplink=uplink))
+    found = outlook(CATALOG.plan(plan), group, CATALOG)
+    bytes_a_step = crossing(CATALOG.plan(plan), group, CATALOG, found.period)
+    rate = f"{found.contraction:.3f}" if found.contraction > 1e-6 else "0"
+    row = (
+        f"| `{plan}`{what} | {found.period} | {rate} | {found.steps_to_little} "
+        f"| {found.drift:.2f} | {bytes_a_step:.2f} |"
+    )
+    assert row in PAGE.read_text().splitlines(), row

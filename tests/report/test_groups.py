@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -11,8 +12,10 @@ from rich.console import Console
 from tests.report.test_svg import SVG, texts
 from thalweg import Cluster, Group, Size, Workload
 from thalweg.catalog import default_catalog
+from thalweg.facts import read_cluster
 from thalweg.report import Explanation, draw, explain, render
 
+ROOT = Path(__file__).parent.parent.parent
 RACK = ["250mbit", "1gbit", "1gbit", "1gbit"]
 HOST = ["1gbit"] * 3 + ["250mbit"] + ["1gbit"] * 12
 
@@ -114,6 +117,7 @@ def test_what_to_expect_in_words() -> None:
         "spectral gap": "0.802 over 4 steps; by singular values 0.704",
         "expected drift": "0.64 of one step's noise (variance 0.41); before averaging 1.16 (1.35)",
         "longest pause": "1 step from a worker's meeting to its next",
+        "uplinks": "1.5x the model leaves the busiest rack a step, on average",
     }
     said = facts(explained("local_sgd(every=4)", [4] * 4))
     assert said["contraction"] == "replicas are equal after 4 steps"
@@ -185,3 +189,13 @@ def test_lines_of_one_column_are_side_by_side() -> None:
     for lines in columns.values():
         for (_, end), (begin, _) in zip(sorted(lines), sorted(lines)[1:], strict=False):
             assert end < begin
+
+
+@pytest.mark.parametrize("name", ["even-racks", "slow-uplink", "slow-host"])
+def test_the_pictures_of_the_documentation_are_these(name: str) -> None:
+    """To draw them anew: thalweg explain dssync --bytes 4KB --cluster FILE --svg PICTURE."""
+    catalog = default_catalog()
+    group = Group.everybody(read_cluster(ROOT / "examples" / "clusters" / f"{name}.toml"))
+    workload = Workload.of_size(Size.parse("4KB"))
+    picture = draw(explain(catalog.plan("dssync"), group, workload, 0, catalog))
+    assert picture == (ROOT / "docs" / "pictures" / f"dssync-{name}.svg").read_text()

@@ -54,8 +54,8 @@ def test_what_is_kept_apart(given: Group, expected: Contention) -> None:
 
 
 def test_computing_hides_what_travels() -> None:
-    """A pair at a quarter takes four times a byte's usual second; with two of computing for each
-    byte, a step has 3.33 of them, and all racks at a quarter still need two steps."""
+    """At a quarter, all racks at once take 6 times what a byte does, pairs 4. A usual step takes
+    1.33 and the computing, and may be exceeded by two thirds: 2 make room for pairs, 4 for all."""
     everybody = group(slow_racks=4)
     rates = Rates(
         nics={f"host{number}": 1.0 for number in range(16)},

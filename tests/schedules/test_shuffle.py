@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,13 @@ def test_whatever_is_slow(group: Group) -> None:
 @given(any_groups(most=12))
 def test_whatever_the_rates(group: Group) -> None:
     assert_sound(group)
+
+
+def test_all_small_layouts_of_racks() -> None:
+    """Up to four racks of up to five, nothing slow."""
+    for racks in range(1, 5):
+        for sizes in combinations_with_replacement(range(1, 6), racks):
+            assert_sound(Group.everybody(Cluster.regular(sizes)))
 
 
 def test_a_pause_at_the_end_of_a_period_counts() -> None:

@@ -64,13 +64,15 @@ def command(
         int, typer.Option("--beats", min=0, help="How many to draw in the terminal; 0: all.")
     ] = 16,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="PATH", help="Draw the moves into a file.")
+        Path | None, typer.Option("--svg", metavar="PATH", help="Draw it into a file.")
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
     """Draw who sends what to whom under a plan, with its promise and its cost.
 
     Under a code: who computes which samples, with what weight, and how many may be late.
+    Where parameters are averaged in groups: who meets whom over one period, what is kept apart,
+    and how far apart replicas will be.
 
     Nothing is run: the schedule that would run is built, checked and drawn.
     `thalweg plans` lists what there is.
@@ -97,7 +99,7 @@ def command(
         explanation = explain(settled, group, workload, at, catalog, batch)
     for piece in render(explanation, most_beats, terminal.width):
         terminal.print(piece)
-    if svg is not None and (explanation.scenes or explanation.mailbox):
+    if svg is not None and (explanation.scenes or explanation.mailbox or explanation.groups):
         write_file(svg, draw(explanation))
         terminal.print(f"Drawn into {svg}.")
     write_json(json_path, "explain", settings(explanation), rows(explanation))

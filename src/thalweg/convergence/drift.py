@@ -64,29 +64,32 @@ def mean_moved(before: Sequence[ArrayLike], after: Sequence[ArrayLike]) -> float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedDrift:
-    """Variances, averaged over a period: of the replicas between two steps, and of what they are
-    after a step and before anything of it is averaged."""
+    """Variances: of the replicas between two steps, and of what they are after a step and before
+    anything of it is averaged; both averaged over a period, and `worst` before averaging."""
 
     after: float
     before: float
+    worst: float
 
 
 def expected_drift(mixing: Mixing) -> ExpectedDrift:
     """Infinite if the table isn't connected."""
-    noise = 1 - 1 / mixing.size
     if not mixing.is_connected:
-        return ExpectedDrift(after=inf, before=inf)
+        return ExpectedDrift(after=inf, before=inf, worst=inf)
+    steps, noise = len(mixing.steps), 1 - 1 / mixing.size
     covariance = _stationary(mixing)
-    total = 0.0
+    apart = np.zeros(steps)
     for step, exchanges in enumerate(mixing.steps):
         before = covariance + _noise(mixing.size)
         covariance = _averaged(mixing, step, before)
-        total += float(np.trace(covariance))
+        apart[step] += np.trace(covariance)
         for exchange in exchanges:
-            own = np.diagonal(before)[exchange.places] - np.diagonal(covariance)[exchange.places]
-            total += exchange.delay * float(own.sum())
-    after = total / len(mixing.steps) / mixing.size
-    return ExpectedDrift(after=after, before=after + noise)
+            own = np.diagonal(before - covariance)[exchange.places].sum()
+            for later in range(exchange.delay):
+                apart[(step + later) % steps] += own
+    apart /= mixing.size
+    after = float(apart.mean())
+    return ExpectedDrift(after=after, before=after + noise, worst=float(apart.max()) + noise)
 
 
 def _stationary(mixing: Mixing) -> Matrix:

@@ -76,6 +76,7 @@ def _mixing(groups: Groups) -> Entries | None:
         "period": found.period,
         "looked_at": found.looked_at,
         "longest_pause": found.longest_pause,
+        "crossing": groups.crossing,
         "racks_in_pairs": groups.pairs,
         "kept_apart": [
             {

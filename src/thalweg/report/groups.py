@@ -7,7 +7,7 @@ from math import inf, sqrt
 from statistics import median
 
 from thalweg.catalog import Catalog
-from thalweg.convergence import Outlook, outlook
+from thalweg.convergence import Outlook, crossing, outlook
 from thalweg.facts import Rate, Size, Workload
 from thalweg.plan import Plan, What
 from thalweg.rounds import compile_rounds, cycle
@@ -54,6 +54,7 @@ class Groups:
     apart: tuple[Apart, ...]
     pairs: bool
     outlook: Outlook | None  # None for many workers
+    crossing: float | None  # bytes that leave the busiest rack a step, in units of the model
 
     @property
     def left_out(self) -> int:
@@ -66,6 +67,9 @@ class Groups:
     def facts(self) -> list[tuple[str, str]]:
         """A line each, and the name of the first of its kind."""
         lines = [] if self.outlook is None else _expected(self.outlook)
+        if self.crossing is not None:
+            busiest = f"{self.crossing:.3g}x the model leaves the busiest rack a step, on average"
+            lines.append(("uplinks", busiest))
         alike: dict[str, list[str]] = {}
         for each in self.apart:
             alike.setdefault(str(each), []).append(each.name)
@@ -106,6 +110,7 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
         apart=_apart(group, kept, turns) if topology.keeps_apart is not None else (),
         pairs=kept.pairs,
         outlook=found,
+        crossing=None if found is None else crossing(plan, group, catalog, period),
     )
 
 
