@@ -139,12 +139,12 @@ class _Judge:
         rates = self._links.rates()
         if rates is None:
             return None
-        judged = judge(self._group, rates, busy)
+        judged = judge(self._group, rates, busy, self._adopted)
         links = self._links
         wanted = Contention(
             racks=self._settled(self._adopted.racks, judged.racks, links.uplinks, step),
             hosts=self._settled(self._adopted.hosts, judged.hosts, links.nics, step),
-            pairs=judged.pairs or (self._adopted.pairs and step - self._since < DWELL),
+            pairs=judged.pairs if step - self._since >= DWELL else self._adopted.pairs,
         )
         if wanted in (self._adopted, self._proposed):
             return None
