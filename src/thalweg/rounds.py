@@ -32,6 +32,8 @@ from thalweg.schedules import (
 from thalweg.schedules.chunks import split
 from thalweg.schedules.topologies.ring import ring
 
+PART = "part"  # of a bucket, which is exchanged among those who have the same
+
 
 class When(Enum):
     READY = "when the bucket is ready"
@@ -125,7 +127,7 @@ class _Compiler:
                 yield replace(round_, delay=0)
             start = 0
             for members, size in zip(across, split(bucket.elements, slots), strict=True):
-                part = Payload("part", size, bucket.itemsize, exact=True)
+                part = Payload(PART, size, bucket.itemsize, exact=True)
                 schedule = ring(members, size, bucket.itemsize, self.step)
                 round_ = self._round(number + 1, 0, bucket, Meeting(members), part, schedule)
                 start += size

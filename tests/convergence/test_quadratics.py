@@ -68,7 +68,7 @@ class Replicas:
             sent = self.values[exchange.places]
             moved = exchange.weights @ sent - sent
             self.under_way.append((number + exchange.delay, exchange, moved))
-        self._apply(number)
+            self._apply(number)
 
     def _apply(self, number: int) -> None:
         for _ in range(len(self.under_way)):

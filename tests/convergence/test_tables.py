@@ -66,7 +66,7 @@ def test_racks_in_pairs(
 
 def test_without_contention_it_depends_on_the_size_of_racks_only() -> None:
     """(G-2)/(G-1) a step."""
-    for racks, members in [(2, 3), (5, 3), (3, 5), (2, 6)]:
+    for racks, members in [(2, 3), (5, 6), (3, 5), (2, 6)]:
         rate = of("dssync", racks, members).contraction
         assert rate == pytest.approx((members - 2) / (members - 1), abs=1e-6)
 
@@ -106,10 +106,18 @@ def test_local_steps_add_up(every: int, workers: int) -> None:
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_result_one_step_late(every: int) -> None:
     """x(t) = W_{t-1} x(t-1) + u(t): as far apart as the others are before averaging."""
-    in_time = of(f"local_sgd(every={every}, levels=rack)", 4, 4)
-    late = of(f"local_sgd(every={every}, levels=rack, delay=1)", 4, 4)
+    in_time = of(f"local_sgd(every={every})", 4, 4)
+    late = of(f"local_sgd(every={every}, delay=1)", 4, 4)
     assert late.drift == pytest.approx(in_time.drift_before)
     assert late.contraction == in_time.contraction
+
+
+@pytest.mark.parametrize(("racks", "members"), [(4, 4), (8, 8), (3, 5)])
+def test_two_levels_with_the_upper_one_late(racks: int, members: int) -> None:
+    """Racks differ by one step's noise, each by that of the mean of its members."""
+    late = of("local_sgd(every=1, levels=rack, delay=1)", racks, members)
+    assert late.drift == pytest.approx((1 - 1 / racks) / members)
+    assert late.contraction == 0
 
 
 def test_two_slots_that_never_meet() -> None:

@@ -80,8 +80,9 @@ def expected_drift(mixing: Mixing) -> ExpectedDrift:
     covariance = _stationary(mixing)
     apart = np.zeros(steps)
     for step, exchanges in enumerate(mixing.steps):
-        before = covariance + _noise(mixing.size)
-        covariance = _averaged(mixing, step, before)
+        at_once = mixing.only([e for e in exchanges if not e.delay])
+        before = _averaged(at_once, 0, covariance + _noise(mixing.size))
+        covariance = _averaged(mixing, step, covariance + _noise(mixing.size))
         apart[step] += np.trace(covariance)
         for exchange in exchanges:
             own = np.diagonal(before - covariance)[exchange.places].sum()

@@ -18,6 +18,7 @@ they mix is worked out as if nothing were lost.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +27,8 @@ from numpy.typing import NDArray
 from thalweg.catalog import Catalog
 from thalweg.errors import PlanError
 from thalweg.facts import Size, Workload
-from thalweg.plan import Plan, What
-from thalweg.rounds import Round, compile_rounds, cycle
+from thalweg.plan import Plan
+from thalweg.rounds import PART, Round, compile_rounds, cycle
 from thalweg.schedules import Group, connected
 
 Matrix = NDArray[np.float64]
@@ -48,7 +49,8 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixing:
-    """The exchanges that begin at each of the first steps of a period, mostly all of them."""
+    """The exchanges that begin at each of the first steps of a period, mostly all of them. One that
+    comes later in a step is of what the earlier ones have made."""
 
     ranks: tuple[int, ...]
     period: int
@@ -91,6 +93,10 @@ class Mixing:
             for earlier, later in zip(steps, [*steps[1:], steps[0] + length], strict=True)
         )
 
+    def only(self, exchanges: Sequence[Exchange]) -> Mixing:
+        """As if there were one step, with these alone."""
+        return Mixing(self.ranks, 1, (tuple(exchanges),))
+
     def matrix(self, step: int) -> Matrix:
         """W_t, whole."""
         return self.mixed(step, np.eye(self.size))
@@ -99,27 +105,27 @@ class Mixing:
         """W_t times values, a row for each rank."""
         result = values.copy()
         for exchange in self.steps[step % len(self.steps)]:
-            result[exchange.places] = exchange.weights @ values[exchange.places]
+            result[exchange.places] = exchange.weights @ result[exchange.places]
         return result
 
     def mixed_first(self, step: int, values: Matrix) -> Matrix:
         """Values times W_t: what a later product becomes if step t comes before it."""
         result = values.copy()
-        for exchange in self.steps[step % len(self.steps)]:
-            result[:, exchange.places] = values[:, exchange.places] @ exchange.weights
+        for exchange in reversed(self.steps[step % len(self.steps)]):
+            result[:, exchange.places] = result[:, exchange.places] @ exchange.weights
         return result
 
 
 def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
     """Of any plan that averages parameters."""
-    if plan.what is not What.PARAMETERS:
+    if not plan.averages_parameters:
         raise PlanError(f"{plan} averages {plan.what.value}, replicas never differ", "try dssync")
     plain = replace(plan, precision=None)
     period = cycle(plain, group, catalog)
     ranks = tuple(sorted(group.ranks))
     places = {rank: place for place, rank in enumerate(ranks)}
     steps = [
-        tuple(_exchange(round_, places) for round_ in rounds if round_.group.size > 1)
+        tuple(_exchanges(rounds, places))
         for rounds in (
             compile_rounds(plain, group, ONE_VALUE, step, catalog)
             for step in range(min(period, MOST_STEPS))
@@ -135,6 +141,20 @@ def _repeats(steps: list[tuple[Exchange, ...]]) -> int:
     seen = [{(each.ranks, each.weights.tobytes(), each.lasts) for each in step} for step in steps]
     lengths = (n for n in range(1, len(steps)) if len(steps) % n == 0)
     return next((n for n in lengths if seen == seen[:n] * (len(seen) // n)), len(steps))
+
+
+def _exchanges(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[Exchange]:
+    """Parts that racks exchange among their like are together an average of everybody's."""
+    across = None
+    for round_ in rounds:
+        if round_.payload.name == PART:
+            across = round_
+        elif round_.group.size > 1:
+            yield _exchange(round_, places)
+    if across is not None:
+        size = len(places)
+        everybody = np.full((size, size), 1 / size)
+        yield Exchange(tuple(places), np.arange(size), everybody, delay=across.delay)
 
 
 def _exchange(round_: Round, places: dict[int, int]) -> Exchange:

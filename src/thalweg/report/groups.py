@@ -9,7 +9,7 @@ from statistics import median
 from thalweg.catalog import Catalog
 from thalweg.convergence import Outlook, crossing, outlook
 from thalweg.facts import Rate, Size, Workload
-from thalweg.plan import Plan, What
+from thalweg.plan import Plan
 from thalweg.rounds import compile_rounds, cycle
 from thalweg.schedules import Contention, Group, Meeting
 from thalweg.schedules.contention import declared
@@ -87,7 +87,7 @@ def _few(members: list[str]) -> str:
 
 def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
     """None for plans whose replicas never differ."""
-    if plan.what is not What.PARAMETERS:
+    if not plan.averages_parameters:
         return None
     plain = replace(plan, precision=None)
     topology = catalog.topologies[plan.topology.name]
