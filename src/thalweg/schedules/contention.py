@@ -8,8 +8,9 @@ representative, and the computation. A link is given as many steps for its pair 
     a rack    whose uplink has less than 0.6 of the usual rate of racks, if the exchange between all
               racks would take more than 1.67 of the usual step; all racks, if even pairs of them do
 
-Representatives meet all together if that takes little longer than the usual step, else in pairs:
-these mix more slowly, but an uplink that is busy all the time makes everybody wait for its turn.
+Representatives meet all together if that leaves their uplinks some time to rest in a usual step,
+else in pairs. These mix more slowly, but through an uplink that is always busy one step's exchange
+holds up the next one's.
 
 A number of steps is a power of two, so that the windows of slow and slower links nest, and at most
 8: drift grows with it.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 SLOW = 0.6  # of the usual rate
 LONGEST = 8  # steps
-TOGETHER = {None: 1.25, True: 1.0, False: 1.5}  # of the usual step, by whether they meet in pairs
+TOGETHER = {None: 1.0, True: 0.85, False: 1.25}  # of a usual step, by whether they meet in pairs
 SLACK = 1.1  # a pair may take so much longer than the steps that it is given
 
 Paces = tuple[tuple[str, int], ...]
@@ -97,36 +98,33 @@ def judge(
         if rate < SLOW * usual_nic
     }
     names = [group.cluster.rack(rack[0]).name for rack in group.racks]
+    if len(names) == 1:
+        return Contention(hosts=_listed(hosts))
     crossing = {name: min(rates.uplinks.get(name, inf), usual_nic) for name in names}
-    together = TOGETHER[None if adopted is None else adopted.pairs] * usual
-    racks, pairs = _racks(crossing, usual, together) if len(names) > 1 else ({}, False)
-    return Contention(racks=_listed(racks), hosts=_listed(hosts), pairs=pairs)
+    racks = _apart(crossing, usual)
+    near = [name for name in names if name not in racks]
+    all_at_once = _ring(len(near)) / min((rates.uplinks.get(name, inf) for name in near), default=1)
+    rest = TOGETHER[None if adopted is None else adopted.pairs]
+    return Contention(racks=_listed(racks), hosts=_listed(hosts), pairs=all_at_once > rest * usual)
 
 
-def _racks(
-    crossing: Mapping[str, float], usual: float, together: float
-) -> tuple[dict[str, int], bool]:
-    """Those to keep apart, and whether the others meet in pairs."""
+def _apart(crossing: Mapping[str, float], usual: float) -> dict[str, int]:
+    """The racks that are too slow, by the rates of one exchange through their uplinks."""
     fits = usual / SLOW
-    middle = median(crossing.values())
-    whole = _ring(len(crossing))
-    apart = {
+    middle, whole = median(crossing.values()), _ring(len(crossing))
+    slow = {
         name: _steps(1 / rate, usual)
         for name, rate in crossing.items()
         if rate < SLOW * middle and whole / rate > fits
     }
-    left = {name: rate for name, rate in crossing.items() if name not in apart}
-    slowest = min(left.values())
-    if _ring(len(left)) / slowest <= together:
-        return apart, False
-    if 1 / slowest > fits:
-        return {name: _steps(1 / rate, usual) for name, rate in crossing.items()}, True
-    return apart, True
+    if any(1 / rate > fits for name, rate in crossing.items() if name not in slow):
+        return {name: _steps(1 / rate, usual) for name, rate in crossing.items()}
+    return slow
 
 
 def _ring(members: int) -> float:
     """What a ring of so many takes, for each byte that a member has and a rate of one."""
-    return 2 * (members - 1) / members
+    return 2 * (members - 1) / members if members else 0.0
 
 
 def _inside(group: Group) -> float:
