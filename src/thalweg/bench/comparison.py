@@ -1,7 +1,7 @@
 """A scenario's plans against one another: the same job, the same start, the same mishaps.
 
-Every run has fresh workers. The plans take turns and the whole is repeated, so that the noise of
-the machine meets them all alike. A plan that fails in the scenario is left out of the remaining
+Every run has fresh workers. The plans take turns and the whole is repeated, each time from another
+start with samples in another order, so that the noise of the machine and luck meet them all alike. A plan that fails in the scenario is left out of the remaining
 turns, and its row says why; the others go on.
 """
 
@@ -101,6 +101,7 @@ def _trial(
 ) -> Trial:
     recipe = Recipe(
         steps=scenario.steps,
+        seed=repeat,
         batch=scenario.batch,
         timeout=TIMEOUT,
         evaluate_every=scenario.evaluate_every if scenario.target else None,

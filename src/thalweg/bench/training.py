@@ -34,6 +34,7 @@ class Recipe:
     """How a job is trained, whatever the plan."""
 
     steps: int
+    seed: int = 0  # of the model's first values and of the order of samples
     batch: int | None = None  # the job's own if None
     accumulate: int = 1  # backwards a step
     clip: float | None = None  # the largest norm of all gradients
@@ -79,7 +80,7 @@ def train(
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> Outcome:
     """As a script would, with every option of `Recipe`; on all ranks of the run at once."""
-    model = job.model().to(recipe.dtype)
+    model = job.model(recipe.seed).to(recipe.dtype)
     if recipe.frozen:
         next(model.parameters()).requires_grad_(False)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
@@ -90,6 +91,7 @@ def train(
         data=job.data,
         batch=recipe.batch or job.batch,
         resume=recipe.checkpoint,
+        seed=recipe.seed,
         timeout=recipe.timeout,
     )
     on_start(run)

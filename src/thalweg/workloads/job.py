@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -23,7 +24,13 @@ Batch = tuple[torch.Tensor, ...]
 
 MODEL_SEED = 0
 DATA_SEED = 1  # another, or samples would resemble the first weights
+APART = 1000  # the seeds of two models
 _ONE_AT_A_TIME = Lock()  # torch has one random state for all threads, and ranks may be threads
+
+
+class MakeModel(Protocol):
+    def __call__(self, seed: int = 0) -> nn.Module:
+        """A fresh one, always with the same values for the same seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +38,7 @@ class Job:
     """A small training job: a model, samples, and how they are judged."""
 
     name: str  # as written
-    model: Callable[[], nn.Module]  # a fresh one, always with the same values
+    model: MakeModel
     data: Dataset[Batch]  # has a length
     losses: Callable[[nn.Module, Batch], torch.Tensor]  # one per sample
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -55,14 +62,13 @@ class JobKind:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def seeded(build: Callable[[], nn.Module]) -> MakeModel:
     """The same, but every call gives the same values and leaves the random state as it was."""
 
-    def model() -> nn.Module:
+    def model(seed: int = 0) -> nn.Module:
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                MODEL_SEED
-            )  # torch.manual_seed would reseed GPUs too
+            # torch.manual_seed would reseed GPUs too
+            torch.default_generator.manual_seed(MODEL_SEED + APART * seed)
             return build()
 
     return model
