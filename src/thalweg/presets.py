@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg.declarations import Parameter
 from thalweg.plan import Cadence, Choice, What
+from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 
 CODED = {
     "stragglers": Parameter(
@@ -130,9 +131,9 @@ PRESETS = (
     Preset(
         name="dssync",
         summary="divide and shuffle: parameters averaged in small groups that take turns",
-        parameters=AVERAGED,
+        parameters={**SHUFFLE.parameters, **AVERAGED},
         choose=lambda values: {
-            "topology": Choice("shuffle"),
+            "topology": Choice.of("shuffle", {"adjust": values["adjust"]}),
             "what": averaged(values),
             "cadence": Cadence(delay=values["delay"]),
         },

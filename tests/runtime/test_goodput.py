@@ -33,6 +33,11 @@ def test_buckets_that_share_a_link_count_together() -> None:
     assert goodput(3, rounds) == [Seen(7, 1, 3, 2000.0)]  # 2,000 bytes from 10.0 to 11.0
 
 
+def test_what_comes_at_once_is_fast_enough() -> None:
+    seen = goodput(3, [arrival(7, 0, {1: Leading(10.0, 10.0001, 1000)})])
+    assert seen == [Seen(7, 1, 3, 1000 / 0.005)]
+
+
 def test_one_message_has_no_rate() -> None:
     assert goodput(3, [arrival(7, 0, {1: Leading(10.0, 10.0, 0)})]) == []
 

@@ -1,8 +1,9 @@
 """A scenario's plans against one another: the same job, the same start, the same mishaps.
 
 Every run has fresh workers. The plans take turns and the whole is repeated, each time from another
-start with samples in another order, so that the noise of the machine and luck meet them all alike. A plan that fails in the scenario is left out of the remaining
-turns, and its row says why; the others go on.
+start with samples in another order, so that the noise of the machine and luck meet them all alike.
+A plan that fails in the scenario is left out of the remaining turns, and its row says why; the
+others go on.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from thalweg.schedules import Group, Rates
 
 AT_ONCE = 2  # rounds of a step that may share a link: what comes later has gaps
 LOOKED_AT = 4  # turns
-SHORTEST = 0.0005  # seconds between first and last, to tell a rate
+SHORTEST = 0.005  # seconds: what comes faster than that is fast enough, and noise
 
 
 class Seen(NamedTuple):
@@ -52,8 +52,8 @@ def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[Seen]:
     seen = []
     for (step, peer), leads in at_once.items():
         began, ended, nbytes = zip(*leads, strict=True)
-        seconds = max(ended) - min(began)
-        if sum(nbytes) and seconds > SHORTEST:
+        if sum(nbytes):
+            seconds = max(max(ended) - min(began), SHORTEST)
             seen.append(Seen(step, peer, rank, sum(nbytes) / seconds))
     return seen
 

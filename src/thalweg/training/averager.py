@@ -110,14 +110,14 @@ class Setting:
         def watch(nbytes: int) -> Watch:
             return Watch(self.group, room, self.agreement, self.engine.arrivals, nbytes)
 
-        divides = default_catalog().topologies[plan.topology.name].groups is not None
+        adjusts = bool(plan.topology.arguments.get("adjust"))
         return ParameterAverager(
             tensors,
             plan,
             self.group,
             self.engine,
             self.clock,
-            watch if divides and self.world.size > 1 else None,
+            watch if adjusts and self.world.size > 1 else None,
         )
 
     def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from math import lcm
 
+from thalweg.declarations import Parameter
 from thalweg.schedules.contention import Contention
 from thalweg.schedules.group import Group
 from thalweg.schedules.meeting import Meeting
@@ -34,7 +35,7 @@ def adopted(group: Group) -> Contention:
     return adopt(group).contention
 
 
-def _by_turns(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
+def _by_turns(group: Group, elements: int, itemsize: int, step: int, adjust: bool) -> Schedule:
     """A ring that goes the other way at every second step: then each link is seen with two others,
     and it can be told which is slow."""
     order = group.order[:: -1 if step % 2 else 1]
@@ -50,4 +51,9 @@ TOPOLOGY = Topology(
     keeps_apart=adopted,
     period=lambda group: lcm(2, period(group)),
     mixes=True,
+    parameters={
+        "adjust": Parameter(
+            kind=bool, default=True, help="whether groups follow what links give while training"
+        )
+    },
 )

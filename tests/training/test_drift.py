@@ -1,0 +1,82 @@
+"""Replicas drift as far apart as the table of meetings lets expect, and no further."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.workers import TIMEOUT, on_ranks
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.convergence import outlook
+from thalweg.facts import Cluster
+from thalweg.schedules import Group
+from thalweg.training import attach
+
+VALUES, LR = 2000, 0.1
+EVEN = Cluster.regular([4, 4])
+SLOW_RACK = Cluster.regular([4, 4], nic="100mbit", uplink=["40mbit", "100mbit"])
+SLOW_HOST = Cluster.regular([4, 4], nic=["50mbit", *["100mbit"] * 7])
+
+
+@pytest.mark.parametrize(
+    ("sync", "cluster"),
+    [
+        ("dssync(adjust=false)", EVEN),
+        ("dssync(adjust=false)", SLOW_RACK),
+        ("dssync(adjust=false)", SLOW_HOST),
+        ("gossip", EVEN),
+        ("local_sgd(every=4, levels=rack)", EVEN),
+        ("local_sgd(every=1, levels=rack, delay=1)", EVEN),
+    ],
+)
+def test_measured_drift_is_the_expected_one(sync: str, cluster: Cluster) -> None:
+    """Plain SGD on gradients that are noise of variance one, after three periods, over one more."""
+    catalog = default_catalog()
+    expected = outlook(parse_plan(sync), Group.everybody(cluster), catalog)
+    steps = max(8, expected.period)
+
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(VALUES, 1, bias=False)
+        sgd = torch.optim.SGD(model.parameters(), LR)
+        run = attach(model, sgd, sync=sync, cluster=cluster, timeout=TIMEOUT)
+        noise = torch.Generator().manual_seed(rank + 1)
+        squares = []
+        for number in range(3 * steps + steps):
+            sgd.zero_grad()
+            model(torch.randn(1, VALUES, generator=noise)).sum().backward()
+            sgd.step()
+            if number >= 3 * steps:
+                squares.append(run.drift() ** 2)
+        run.close()
+        return {"drift": sqrt(sum(squares) / len(squares) / VALUES) / LR}
+
+    results = on_ranks(8, work)
+    assert len({result["drift"] for result in results}) == 1  # all ranks measure the same
+    assert results[0]["drift"] == pytest.approx(sqrt(expected.drift), rel=0.1)
+
+
+def test_plans_that_keep_replicas_equal_do_not_drift() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Linear(3, 1)
+        run = attach(model, torch.optim.SGD(model.parameters(), LR), sync="ring", timeout=TIMEOUT)
+        run.close()
+        return {"drift": run.drift()}
+
+    assert [result["drift"] for result in on_ranks(2, work)] == [0.0, 0.0]
+
+
+def test_the_mean_of_any_tensors() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Linear(3, 1)
+        run = attach(model, torch.optim.SGD(model.parameters(), LR), timeout=TIMEOUT)
+        values = torch.tensor([float(rank), 1.0])
+        run.average([values])
+        run.close()
+        return {"values": values.tolist()}
+
+    assert [result["values"] for result in on_ranks(2, work)] == [[0.5, 1.0], [0.5, 1.0]]
