@@ -20,6 +20,7 @@ def test_the_telling_ones_are_there() -> None:
     assert {path.stem for path in FILES} == {
         "competing-flow",
         "contended-uplink",
+        "digits-behind-a-slow-uplink",
         "eighty-four-hosts",
         "even-rack",
         "flows-through-an-uplink",

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import takewhile
 from threading import Lock
 
 from thalweg.runtime.execute import Leading
 
 KEPT = 10_000  # rounds
+KEPT_OPEN = 16  # steps that a round may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,14 @@ class Arrivals:
         with self._lock:
             return iter(list(self._rounds))
 
-    def last(self, number: int) -> list[Arrival]:
-        """The newest, oldest first."""
+    def since(self, step: int) -> list[Arrival]:
+        """Of this step and later ones, newest first. They come in order but for rounds that took
+        several steps."""
         with self._lock:
-            return list(islice(reversed(self._rounds), number))[::-1]
+            newest = takewhile(
+                lambda arrival: arrival.step >= step - KEPT_OPEN, reversed(self._rounds)
+            )
+            return [arrival for arrival in newest if arrival.step >= step]
 
     def __len__(self) -> int:
         return len(self._rounds)

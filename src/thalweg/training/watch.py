@@ -19,8 +19,9 @@ from typing import Any
 
 from thalweg.runtime import Agreement, Arrivals, World
 from thalweg.runtime.agreement import Json
-from thalweg.runtime.goodput import LOOKED_AT, Links, Seen, Ways, goodput
+from thalweg.runtime.goodput import Links, Seen, Ways, goodput
 from thalweg.schedules import Contention, Group, judge
+from thalweg.schedules.contention import LONGEST
 
 LEADER = 0
 CHANGE = "contention"  # in the agreement
@@ -73,7 +74,7 @@ class Watch:
     def tell(self, step: int, busy: float) -> None:
         """What this rank has seen, and how long it computes."""
         rank = self._world.rank
-        recent = [a for a in self._arrivals.last(LOOKED_AT * 4) if a.step > step - LOOKED_AT]
+        recent = self._arrivals.since(step - 2 * LONGEST)  # windows that ended only now included
         seen = [list(one) for one in goodput(rank, recent)]
         if seen:
             self._world.put(_key(rank), json.dumps([busy, seen]))
