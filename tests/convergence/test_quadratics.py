@@ -38,10 +38,11 @@ def mixing(plan: str, uplink: str | list[str] = "1gbit", nic: str | list[str] = 
 
 
 TABLES = {
-    "base": mixing("dssync"),
-    "pairs": mixing("dssync", uplink="500mbit"),
+    "base": mixing("dssync", uplink="2gbit"),
+    "pairs": mixing("dssync"),
     "slow rack": mixing("dssync", uplink=SLOW_RACK),
-    "slow host": mixing("dssync", nic=SLOW_HOST),
+    "slow host": mixing("dssync", uplink="2gbit", nic=SLOW_HOST),
+    "slow host, pairs": mixing("dssync", nic=SLOW_HOST),
     "both": mixing("dssync", uplink=SLOW_RACK, nic=SLOW_HOST),
     "all racks slow": mixing("dssync", uplink="250mbit"),
     "gossip": mixing("gossip"),
@@ -145,3 +146,4 @@ def test_reach() -> None:
     assert reach(mixing("local_sgd(every=1)")) == pytest.approx(1)
     assert reach(TABLES["gossip"]) == pytest.approx(1 / (1 - 0.9493), rel=0.01)
     assert reach(TABLES["base"]) == pytest.approx(4.1, abs=0.05)
+    assert reach(TABLES["pairs"]) == pytest.approx(6.6, abs=0.05)

@@ -16,7 +16,7 @@ from thalweg.predict import as_printed, best_chunks, tree_forms
 from thalweg.predict import closed_forms as forms
 from thalweg.predict.cost import Cost
 from thalweg.predict.symbols import Symbols, is_even
-from thalweg.schedules import Group, Schedule, timeline, traffic
+from thalweg.schedules import Contention, Group, Schedule, timeline, traffic
 from thalweg.schedules.topologies import shuffle
 
 ITEM = 4
@@ -124,10 +124,17 @@ def test_a_ring_that_goes_round_the_racks_leaves_each_at_every_hop(
 def test_ds_sync_is_the_longer_of_two_rings(racks: int, members: int) -> None:
     group = even(racks, members)
     x = Symbols.of(group, 1e6 * group.size)
-    turn = [forms.ring(Symbols.of(m.group, x.S)) for m in shuffle.groups(group, 0)]
-    assert forms.ds_sync(x).seconds == max(form.seconds for form in turn)
+
+    def turn(kept: Contention) -> float:
+        meetings = shuffle.groups(replace(group, contention=kept), 0)
+        return max(forms.ring(Symbols.of(m.group, x.S)).seconds for m in meetings)
+
+    assert forms.ds_sync(x).seconds == turn(Contention())
     pair = forms.ds_sync(x, together=2)
     assert pair.seconds <= forms.ds_sync(x).seconds
+    whole = forms.ring(replace(x, N=members, C=1))  # of an odd number of racks one stays at home
+    longest = max(pair, whole, key=lambda form: form.seconds) if racks % 2 else pair
+    assert turn(Contention(pairs=True)) == longest.seconds
     assert forms.ds_sync(x).uplink in (0, pytest.approx(forms.hierarchical(x).uplink))
 
 

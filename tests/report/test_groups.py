@@ -47,10 +47,19 @@ def grid(explanation: Explanation, width: int = 120) -> dict[str, str]:
 
 
 def test_same_letter_same_group() -> None:
-    rows = grid(explained("dssync", [4] * 4))
+    rows = grid(explained("dssync", [4] * 4, uplink="2gbit"))
     assert rows["host0"] == "A  b  b  b"
     assert rows["host5"] == "c  A  c  c"
     assert rows["host15"] == "e  e  e  A"
+
+
+def test_racks_in_pairs() -> None:
+    """Until each host has met one of each other rack."""
+    rows = grid(explained("dssync", [4] * 4))
+    assert rows["host0"] == "A  c  c  c  B  c  c  c  B  c  c  c"
+    assert rows["host4"] == "B  d  d  d  A  d  d  d  B  d  d  d"
+    assert rows["host8"] == "B  e  e  e  B  e  e  e  A  e  e  e"
+    assert rows["host12"] == "A  f  f  f  A  f  f  f  A  f  f  f"
 
 
 def test_a_short_period() -> None:
@@ -109,7 +118,7 @@ def facts(explanation: Explanation) -> dict[str, str]:
 
 
 def test_what_to_expect_in_words() -> None:
-    said = facts(explained("dssync", [4] * 4))
+    said = facts(explained("dssync", [4] * 4, uplink="2gbit"))
     assert said == {
         "connected": "yes: what one learns reaches everybody",
         "contraction": "a step leaves 0.667 of what replicas differ by; a thousandth is left after "
@@ -118,6 +127,17 @@ def test_what_to_expect_in_words() -> None:
         "expected drift": "0.64 of one step's noise (variance 0.41); before averaging 1.16 (1.35)",
         "longest pause": "1 step from a worker's meeting to its next",
         "uplinks": "1.5x the model leaves the busiest rack a step, on average",
+    }
+    said = facts(explained("dssync", [4] * 4))
+    assert said == {
+        "connected": "yes: what one learns reaches everybody",
+        "contraction": "a step leaves 0.803 of what replicas differ by; a thousandth is left after "
+        "34 steps",
+        "spectral gap": "0.928 over 12 steps; by singular values 0.892",
+        "expected drift": "0.82 of one step's noise (variance 0.67); before averaging 1.27 (1.61)",
+        "longest pause": "1 step from a worker's meeting to its next",
+        "uplinks": "1x the model leaves the busiest rack a step, on average",
+        "kept apart": "racks meet in pairs by turns: uplinks are too slow for all at once",
     }
     said = facts(explained("local_sgd(every=4)", [4] * 4))
     assert said["contraction"] == "replicas are equal after 4 steps"
@@ -156,11 +176,14 @@ def drawn(explanation: Explanation, kind: str) -> list[ET.Element]:
 
 
 def test_the_three_figures_of_the_paper() -> None:
-    """Even racks, rack A's uplink contended, and a NIC in it as well."""
-    even = explained("dssync", [4] * 4)
+    """Even racks with uplinks to spare, rack A's uplink contended, and a NIC in it as well."""
+    even = explained("dssync", [4] * 4, uplink="2gbit")
     assert len(drawn(even, "between")) == 4
     assert len(drawn(even, "inside")) == 4 * 4
     assert not drawn(even, "window")
+    pairs = explained("dssync", [4] * 4)
+    assert len(drawn(pairs, "between")) == 12 * 2
+    assert len(drawn(pairs, "inside")) == 12 * 4
     slow = explained("dssync", [4] * 4, uplink=RACK)
     assert len(drawn(slow, "window")) == 4  # of the first sixteen steps
     tips = [group.findtext(f"{SVG}title") for group in drawn(slow, "window")]

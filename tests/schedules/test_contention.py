@@ -12,12 +12,17 @@ FULL, HALF, QUARTER = "1gbit", "500mbit", "250mbit"
 
 
 def group(
-    *, slow_racks: int = 0, slow_hosts: int = 0, rate: str = QUARTER, racks: int = 4
+    *,
+    slow_racks: int = 0,
+    slow_hosts: int = 0,
+    rate: str = QUARTER,
+    uplink: str = FULL,
+    racks: int = 4,
 ) -> Group:
     """Racks of four; the first racks have slow uplinks, and the first rack's last hosts slow
     NICs."""
     nics = [rate if 4 - slow_hosts <= host < 4 else FULL for host in range(4 * racks)]
-    uplinks = [rate if rack < slow_racks else FULL for rack in range(racks)]
+    uplinks = [rate if rack < slow_racks else uplink for rack in range(racks)]
     return Group.everybody(Cluster.regular([4] * racks, nic=nics, uplink=uplinks))
 
 
@@ -26,46 +31,112 @@ def paces(**steps: int) -> tuple[tuple[str, int], ...]:
 
 
 ALL_RACKS = paces(rack0=4, rack1=4, rack2=4, rack3=4)
+PAIRS = Contention(pairs=True)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (group(), Contention()),
-        (group(slow_racks=1), Contention(racks=paces(rack0=4))),
-        (group(slow_hosts=1), Contention(hosts=paces(host3=4))),
-        (
-            group(slow_racks=1, slow_hosts=1),
-            Contention(racks=paces(rack0=4), hosts=paces(host3=4)),
-        ),
-        (group(slow_racks=4), Contention(racks=ALL_RACKS, pairs=True)),
-        (group(slow_racks=1, rate=HALF), Contention(racks=paces(rack0=2))),
-        (group(slow_hosts=1, rate=HALF), Contention(hosts=paces(host3=2))),
-        (group(slow_racks=4, rate=HALF), Contention(pairs=True)),
-        (group(slow_racks=4, rate="700mbit"), Contention(pairs=True)),
-        (group(slow_racks=4, rate="950mbit"), Contention(pairs=False)),
-        (group(slow_racks=2), Contention(racks=paces(rack0=4, rack1=4))),
-        (group(slow_racks=1, rate="10mbit"), Contention(racks=paces(rack0=8))),
-    ],
-    ids=str,
-)
+CASES = {
+    "nothing": (group(), PAIRS),
+    "rack": (group(slow_racks=1), Contention(racks=paces(rack0=4))),
+    "two racks": (group(slow_racks=2), Contention(racks=paces(rack0=4, rack1=4))),
+    "all racks": (group(slow_racks=4), Contention(racks=ALL_RACKS)),
+    "host": (group(slow_hosts=1), Contention(hosts=paces(host3=4), pairs=True)),
+    "host, fast uplinks": (
+        group(slow_hosts=1, uplink="2gbit"),
+        Contention(hosts=paces(host3=4)),
+    ),
+    "rack and host": (
+        group(slow_racks=1, slow_hosts=1),
+        Contention(racks=paces(rack0=4), hosts=paces(host3=4)),
+    ),
+    "rack at half": (group(slow_racks=1, rate=HALF), Contention(racks=paces(rack0=2))),
+    "host at half": (
+        group(slow_hosts=1, rate=HALF),
+        Contention(hosts=paces(host3=2), pairs=True),
+    ),
+    "rack at a hundredth": (
+        group(slow_racks=1, rate="10mbit"),
+        Contention(racks=paces(rack0=8)),
+    ),
+    "uplinks at 0.5": (group(uplink=HALF), PAIRS),
+    "uplinks at 0.7": (group(uplink="700mbit"), PAIRS),
+    "uplinks at 0.95": (group(uplink="950mbit"), PAIRS),
+    "uplinks at 1.1": (group(uplink="1100mbit"), PAIRS),
+    "uplinks at 1.2": (group(uplink="1200mbit"), Contention()),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES.values(), ids=CASES)
 def test_what_is_kept_apart(given: Group, expected: Contention) -> None:
+    """Four representatives at once put 1.5 S on an uplink; three who stay in a rack take 1.33 S /
+    NIC. So four meet all together from an uplink of 1.5/1.33 = 1.125 of the NIC's rate on; three
+    racks, the others of a slow one, take 1.33 S as well, two take S, and none nothing."""
     assert given.contended == expected
     assert shuffle.adopted(given) == expected
 
 
+@pytest.mark.parametrize(
+    ("racks", "members", "pairs"),
+    [
+        (2, 4, False),  # 1.00 against 1.33
+        (3, 4, False),  # 1.33 against 1.33
+        (4, 4, True),  # 1.50 against 1.33
+        (4, 5, False),  # 1.50 against 1.50
+        (5, 6, False),  # 1.60 against 1.60
+        (8, 8, True),  # 1.75 against 1.71
+        (2, 2, False),  # 1.00 against 1.00, a pair's
+        (3, 2, True),  # 1.33 against 1.00
+    ],
+)
+def test_as_many_racks_as_stay_in_one_meet_all_together(
+    racks: int, members: int, pairs: bool
+) -> None:
+    """With uplinks of the NICs' rate, 2(C-1)/C against 2(G-2)/(G-1): pairs if C > G-1, and C > 2.
+    Uplinks that nobody has declared are never busy."""
+    sizes = [members] * racks
+    known = Group.everybody(Cluster.regular(sizes, nic=FULL, uplink=FULL))
+    assert known.contended == Contention(pairs=pairs)
+    assert Group.everybody(Cluster.regular(sizes, nic=FULL)).contended == Contention()
+
+
+def rates(uplink: float) -> Rates:
+    """Of four racks of four, in parts of a NIC's."""
+    return Rates(
+        nics={f"host{number}": 1.0 for number in range(16)},
+        uplinks={f"rack{number}": uplink for number in range(4)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("adopted", "together", "split"),
+    [
+        (None, 1.13, 1.12),
+        (Contention(), 0.91, 0.89),
+        (PAIRS, 1.33, 1.32),
+    ],
+    ids=["new", "all together", "in pairs"],
+)
+def test_a_table_is_not_changed_for_a_small_gain(
+    adopted: Contention | None, together: float, split: float
+) -> None:
+    """At the rate r of the NICs' all at once take 1.5/r, which is 1.125/r of a usual step. A new
+    table has them in pairs for more than 1 of it (r < 1.125), one that has them together for more
+    than 1.25 (r < 0.9), one that has pairs unless it is at most 0.85 (r < 1.324)."""
+    assert judge(group(), rates(together), adopted=adopted) == Contention()
+    assert judge(group(), rates(split), adopted=adopted) == PAIRS
+
+
 def test_computing_hides_what_travels() -> None:
     """At a quarter, all racks at once take 6 times what a byte does, pairs 4. A usual step takes
-    1.33 and the computing, and may be exceeded by two thirds: 2 make room for pairs, 4 for all."""
+    1.33 and the computing. Pairs may exceed it by two thirds: 1 leaves room for 3.89, 2 for 5.56.
+    All at once may not exceed it at all: 4 leave 5.33, 5 leave 6.33."""
     everybody = group(slow_racks=4)
-    rates = Rates(
-        nics={f"host{number}": 1.0 for number in range(16)},
-        uplinks={f"rack{number}": 0.25 for number in range(4)},
+    assert judge(everybody, rates(0.25), busy=1.0) == Contention(
+        racks=paces(rack0=2, rack1=2, rack2=2, rack3=2)
     )
-    assert judge(everybody, rates, busy=2.0).pairs
-    assert not judge(everybody, rates, busy=2.0).racks
-    assert judge(everybody, rates, busy=4.0) == Contention()
-    assert str(judge(everybody, rates, busy=4.0)) == "nothing is slow"
+    assert judge(everybody, rates(0.25), busy=2.0) == PAIRS
+    assert judge(everybody, rates(0.25), busy=4.0) == PAIRS
+    assert judge(everybody, rates(0.25), busy=5.0) == Contention()
+    assert str(judge(everybody, rates(0.25), busy=5.0)) == "nothing is slow"
 
 
 def test_ranks_of_a_host_share_its_nic() -> None:

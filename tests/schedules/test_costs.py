@@ -292,6 +292,18 @@ def test_shuffle_through_uplinks(racks: int, members: int) -> None:
                 assert uplinks(found, 120 * racks * members) == set()
 
 
+@pytest.mark.parametrize(("racks", "busy"), [(4, 4), (5, 4)])
+def test_shuffle_in_pairs_through_uplinks(racks: int, busy: int) -> None:
+    """S through the uplink of every rack, but of one if their number is odd."""
+    cluster = Cluster.regular([4] * racks, nic="1gbit", uplink="1gbit", interleaved=True)
+    for step in range(4 * racks):
+        meetings = [m.group for m in shuffle.groups(Group.everybody(cluster), step)]
+        between = [group for group in meetings if len(group.racks) > 1]
+        assert sum(len(group.racks) for group in between) == busy
+        for group in between:
+            assert uplinks(traffic(ring(group, 120, ITEM, step), cluster), 120) == {1}
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_exponential_gossip_reaches_the_mean_in_log2_steps(stages: int) -> None:
     workers = 1 << stages

@@ -46,9 +46,21 @@ class Course:
 
 
 def test_nothing_changes_while_nothing_is_slow() -> None:
+    """A ring of four through 0.95 of the rate takes 1.5/0.95 of a pair, 1.18 of a usual step."""
+    course = Course()
+    course.run(100, rack0=0.95)
+    assert course.changes == []
+
+
+def test_an_uplink_that_is_always_busy_leads_to_pairs() -> None:
+    """A ring of four through 0.8 of the rate takes 1.5/0.8 of a pair, 1.41 of a usual step: too
+    much for all at once, too little to keep the rack apart."""
     course = Course()
     course.run(100, rack0=0.8)
-    assert course.changes == []
+    [(step, contention, reason)] = course.changes
+    assert contention == Contention(pairs=True)
+    assert step == DWELL
+    assert reason == "an exchange between racks takes much longer than inside them"
 
 
 def test_one_slow_step_is_no_reason() -> None:
