@@ -107,22 +107,26 @@ def rates(uplink: float) -> Rates:
 
 
 @pytest.mark.parametrize(
-    ("adopted", "together", "split"),
+    ("uplink", "adopted", "together", "split"),
     [
-        (None, 1.13, 1.12),
-        (Contention(), 0.91, 0.89),
-        (PAIRS, 1.33, 1.32),
+        (FULL, None, 1.13, 1.12),
+        (FULL, Contention(), 1.13, 1.12),
+        (FULL, PAIRS, 1.33, 1.32),
+        ("2gbit", Contention(), 0.81, 0.8),
+        ("2gbit", PAIRS, 0.94, 0.93),
     ],
-    ids=["new", "all together", "in pairs"],
+    ids=["new", "was in pairs", "in pairs", "all together", "no longer"],
 )
 def test_a_table_is_not_changed_for_a_small_gain(
-    adopted: Contention | None, together: float, split: float
+    uplink: str, adopted: Contention | None, together: float, split: float
 ) -> None:
     """At the rate r of the NICs' all at once take 1.5/r, which is 1.125/r of a usual step. A new
-    table has them in pairs for more than 1 of it (r < 1.125), one that has them together for more
-    than 1.25 (r < 0.9), one that has pairs unless it is at most 0.85 (r < 1.324)."""
-    assert judge(group(), rates(together), adopted=adopted) == Contention()
-    assert judge(group(), rates(split), adopted=adopted) == PAIRS
+    table has them in pairs for more than 1 of it (r < 1.125). If uplinks are declared to be no
+    faster than NICs, it stays so unless it is at most 0.85 (r < 1.324). If they are, only more than
+    1.4 leads to pairs (r < 0.804), and no more than 1.2 back (r >= 0.9375)."""
+    everybody = Group.everybody(Cluster.regular([4] * 4, nic=FULL, uplink=uplink))
+    assert judge(everybody, rates(together), adopted=adopted) == Contention()
+    assert judge(everybody, rates(split), adopted=adopted) == PAIRS
 
 
 def test_computing_hides_what_travels() -> None:

@@ -119,3 +119,19 @@ def test_steps_that_compute_for_long_need_no_windows() -> None:
                 judge.see([Seen(step, order[i - 1], target, USUAL / (4 if crosses else 1))])
     hidden = judge.decide(8, busy=10 / USUAL)  # ten times what a pair takes
     assert hidden is None
+
+
+def test_racks_that_meet_in_pairs_meet_all_together_again() -> None:
+    course = Course()
+    course.run(40, rack0=0.75)
+    assert [change.pairs for _, change, _ in course.changes] == [True]
+    course.run(60)
+    assert [change.pairs for _, change, _ in course.changes] == [True, False]
+
+
+def test_a_rack_that_is_kept_apart_splits_nobody_else() -> None:
+    course = Course()
+    course.run(16)
+    course.run(16, rack0=0.25)
+    course.run(80, rack0=0.7)
+    assert not any(change.pairs for _, change, _ in course.changes)

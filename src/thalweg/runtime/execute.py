@@ -57,8 +57,9 @@ class Part:
 
 @dataclass(slots=True)
 class Leading:
-    """The messages that a peer sends without waiting for any, once this rank has said that it takes
-    part: from the first's arrival to the last's nothing but the link between the two holds them up.
+    """The messages of a peer that nothing but the link between the two holds up, from the first's
+    arrival to the last's: those that it sends without waiting for any, once this rank has said that
+    it takes part; in a pair all of them.
     """
 
     began: float
@@ -68,6 +69,8 @@ class Leading:
 
 def _leading(schedule: Schedule, peer: int, rank: int) -> int:
     """How many such messages there are."""
+    if len(schedule.ranks) == 2:
+        return sum(move.kind is Kind.SEND for move in schedule.moves(peer))
     at_once = takewhile(lambda move: move.kind is Kind.SEND, schedule.moves(peer))
     return sum(move.peer == rank for move in at_once)
 

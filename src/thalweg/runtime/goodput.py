@@ -22,7 +22,7 @@ from thalweg.runtime.arrivals import Arrival
 from thalweg.schedules import Group, Rates
 
 AT_ONCE = 2  # rounds of a step that may share a link: what comes later has gaps
-LOOKED_AT = 4  # turns
+LOOKED_AT = 5  # turns
 SHORTEST = 0.005  # seconds: what comes faster than that is fast enough, and noise
 
 

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 SLOW = 0.6  # of the usual rate
 LONGEST = 8  # steps
-TOGETHER = {None: 1.0, True: 0.85, False: 1.25}  # of a usual step, by whether they meet in pairs
+NEW = 1.0  # of a usual step, for which an exchange of all racks may keep an uplink busy
+TOGETHER = {  # the same while it runs, by whether it began in pairs, and whether it meets so now:
+    True: {True: 0.85, False: 1.0},  # uplinks are seen through NICs: what is declared is trusted
+    False: {True: 1.2, False: 1.4},
+}
 SLACK = 1.1  # a pair may take so much longer than the steps that it is given
 
 Paces = tuple[tuple[str, int], ...]
@@ -97,15 +101,27 @@ def judge(
         for name, rate in rates.nics.items()
         if rate < SLOW * usual_nic
     }
-    names = [group.cluster.rack(rack[0]).name for rack in group.racks]
-    if len(names) == 1:
-        return Contention(hosts=_listed(hosts))
+    names = _names(group)
     crossing = {name: min(rates.uplinks.get(name, inf), usual_nic) for name in names}
-    racks = _apart(crossing, usual)
-    near = [name for name in names if name not in racks]
-    all_at_once = _ring(len(near)) / min((rates.uplinks.get(name, inf) for name in near), default=1)
-    rest = TOGETHER[None if adopted is None else adopted.pairs]
-    return Contention(racks=_listed(racks), hosts=_listed(hosts), pairs=all_at_once > rest * usual)
+    racks = _listed(_apart(crossing, usual) if len(names) > 1 else {})
+    pairs = in_pairs(group, rates, racks, busy, adopted)
+    return Contention(racks=racks, hosts=_listed(hosts), pairs=pairs)
+
+
+def in_pairs(
+    group: Group, rates: Rates, apart: Paces, busy: float, adopted: Contention | None
+) -> bool:
+    """Whether the racks that aren't kept apart meet in pairs."""
+    near = [name for name in _names(group) if name not in dict(apart)]
+    if len(near) < 3:
+        return False
+    usual = _inside(group) / median(rates.nics.values()) + busy
+    rest = NEW if adopted is None else TOGETHER[group.contended.pairs][adopted.pairs]
+    return _ring(len(near)) / min(rates.uplinks.get(name, inf) for name in near) > rest * usual
+
+
+def _names(group: Group) -> list[str]:
+    return [group.cluster.rack(rack[0]).name for rack in group.racks]
 
 
 def _apart(crossing: Mapping[str, float], usual: float) -> dict[str, int]:
@@ -124,7 +140,7 @@ def _apart(crossing: Mapping[str, float], usual: float) -> dict[str, int]:
 
 def _ring(members: int) -> float:
     """What a ring of so many takes, for each byte that a member has and a rate of one."""
-    return 2 * (members - 1) / members if members else 0.0
+    return 2 * (members - 1) / members
 
 
 def _inside(group: Group) -> float:

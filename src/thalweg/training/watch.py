@@ -21,7 +21,7 @@ from thalweg.runtime import Agreement, Arrivals, World
 from thalweg.runtime.agreement import Json
 from thalweg.runtime.goodput import Links, Seen, Ways, goodput
 from thalweg.schedules import Contention, Group, judge
-from thalweg.schedules.contention import LONGEST
+from thalweg.schedules.contention import LONGEST, in_pairs
 
 LEADER = 0
 CHANGE = "contention"  # in the agreement
@@ -142,10 +142,12 @@ class _Judge:
             return None
         judged = judge(self._group, rates, busy, self._adopted)
         links = self._links
+        racks = self._settled(self._adopted.racks, judged.racks, links.uplinks, step)
+        pairs = in_pairs(self._group, rates, racks, busy, self._adopted)
         wanted = Contention(
-            racks=self._settled(self._adopted.racks, judged.racks, links.uplinks, step),
+            racks=racks,
             hosts=self._settled(self._adopted.hosts, judged.hosts, links.nics, step),
-            pairs=judged.pairs if step - self._since >= DWELL else self._adopted.pairs,
+            pairs=pairs if step - self._since >= DWELL else self._adopted.pairs,
         )
         if wanted in (self._adopted, self._proposed):
             return None
