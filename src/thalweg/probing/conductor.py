@@ -11,7 +11,6 @@ from thalweg.probing.exchange import ANSWERS, ORDERS, Exchange
 from thalweg.probing.network import Flow
 from thalweg.probing.worker import LEADER, OVER, Order, obey
 
-SHORTEST_SPAN = 0.05  # seconds
 FLOWS_A_CORE = 4  # where hosts share a machine
 Counted = Callable[[int], None]
 """Called with the number of measurements so far."""
@@ -32,7 +31,7 @@ class Effort:
     """How long is measured: small messages to a round trip, seconds to a flow."""
 
     pings: int = 200
-    short: float = 0.25
+    short: float = 0.3
     long: float = 0.5
 
 
@@ -44,7 +43,6 @@ class Conductor:
         self._ranks = range(size)
         self._effort = effort
         self._counted = counted
-        self._longest = 0.0  # round trip
         self.measurements = 0
         self.stations = self._introduce()
 
@@ -70,20 +68,16 @@ class Conductor:
                 one: {"do": "ping", "peer": other, "pings": pings},
             }
         )
-        self._longest = max(self._longest, found[one])
         return float(found[one])
 
     def rates(self, flows: Sequence[Flow], *, short: bool = False) -> list[float]:
-        common = {
-            "seconds": self._effort.short if short else self._effort.long,
-            "span": max(SHORTEST_SPAN, 2 * self._longest),
-        }
+        seconds = self._effort.short if short else self._effort.long
         orders: dict[int, Order] = {}
         for flow in flows:
             source, target = self._speaker(flow.source), self._speaker(flow.target)
-            orders[target] = {"do": "take", "peer": source, **common}
-            orders[source] = {"do": "send", "peer": target, **common}
-        found = self._order(orders, common["seconds"])
+            orders[target] = {"do": "take", "peer": source, "seconds": seconds}
+            orders[source] = {"do": "send", "peer": target, "seconds": seconds}
+        found = self._order(orders, seconds)
         return [float(found[self._speaker(flow.target)]) for flow in flows]
 
     def end(self, result: Any) -> None:

@@ -67,6 +67,10 @@ class Contention:
         fastest = sorted(self.out, key=lambda host: -self.speed(host))
         self.fast = [host for host in fastest if self.speed(host) >= SLOW * usual]
 
+    def forget(self) -> None:
+        """What loads were seen to do by themselves."""
+        self._alone.clear()
+
     def rates(self, flows: Sequence[Flow]) -> list[float]:
         found = self.network.rates(flows, short=True)
         self.tests += 1

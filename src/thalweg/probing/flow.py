@@ -1,9 +1,11 @@
 """One flow from one host to another, and how fast it is.
 
-The sender keeps the network busy, but no more: what it has sent and the receiver hasn't confirmed
-stays below a window, which is what was confirmed during the last `span` seconds, and half a
-megabyte at least. So no queue on the way overflows, flows that meet share fairly, and when the
-sender stops little is left under way.
+The sender keeps the link busy, but no more. The receiver confirms every message with the moment of
+its arrival, so the sender knows how much longer than the fastest one it was under way: it waited so
+long in queues on the way there (the two clocks may differ, their difference doesn't change). What is
+under way and not confirmed stays below a window, which grows while that delay is below a target and
+shrinks above it, as in LEDBAT (RFC 6817). So queues stay short, flows that meet share fairly, those
+that go the opposite way aren't held up, and when the sender stops little is left under way.
 
 The rate is the receiver's: bytes that arrived after a beginning that doesn't count (links let the
 first 128 KB or so pass without holding them back, and TCP starts slowly) over the time that they
@@ -22,11 +24,15 @@ import numpy as np
 from thalweg.probing.exchange import BYTES, CONFIRMATIONS, Exchange
 from thalweg.transports import Array, Sending
 
-LEAST_WINDOW, LARGEST_WINDOW = 1 << 19, 1 << 26  # bytes
-LEAST_MESSAGE, LARGEST_MESSAGE = 1 << 16, 1 << 22
-IN_A_WINDOW = 8  # messages
-LEAST_MESSAGES = 12  # on links so slow that the time isn't enough
+TARGET = 0.025  # seconds in queues
+GAIN = 0.5  # share of what was confirmed that the window grows by, at most
+FIRST_WINDOW, LARGEST_WINDOW = 1 << 17, 1 << 26  # bytes
+LEAST_MESSAGE, LARGEST_MESSAGE = 1 << 15, 1 << 22
+IN_A_WINDOW, LEAST_IN_A_WINDOW = 8, 2  # messages
+LEAST_MESSAGES = 16  # on links so slow that the time isn't enough
 BEGINNING = 0.3  # of the time
+LATEST_BEGINNING = 0.6
+MOMENTS = 7  # at each end
 BEGINNING_NBYTES = 1 << 18
 LAST = 1  # byte: nothing follows
 
@@ -34,48 +40,56 @@ LAST = 1  # byte: nothing follows
 class _Window:
     """What is under way, and how much of it may be."""
 
-    def __init__(self, exchange: Exchange, peer: int, span: float) -> None:
+    def __init__(self, exchange: Exchange, peer: int) -> None:
         self._exchange = exchange
         self._peer = peer
-        self._span = span
-        self._under_way: deque[tuple[int, Sending]] = deque()
-        self._confirmed: deque[tuple[float, int]] = deque()
-        self._recent = 0
-        self.outstanding = 0
+        self._under_way: deque[tuple[int, float, Sending]] = deque()
+        self._fastest = float("inf")
+        self._limit = float(FIRST_WINDOW)
+        self._outstanding = 0
 
     @property
-    def nbytes(self) -> int:
-        return max(LEAST_WINDOW, min(self._recent, LARGEST_WINDOW))
+    def full(self) -> bool:
+        return self._outstanding >= self._limit
+
+    @property
+    def empty(self) -> bool:
+        return not self._under_way
+
+    @property
+    def message(self) -> int:
+        """Bytes of the next one."""
+        return max(LEAST_MESSAGE, min(int(self._limit) // IN_A_WINDOW, LARGEST_MESSAGE))
 
     def send(self, array: Array) -> None:
-        self._under_way.append((array.nbytes, self._exchange.send(self._peer, BYTES, array)))
-        self.outstanding += array.nbytes
+        sending = self._exchange.send(self._peer, BYTES, array)
+        self._under_way.append((array.nbytes, monotonic(), sending))
+        self._outstanding += array.nbytes
 
     def take_confirmation(self) -> None:
-        self._exchange.receive(self._peer, CONFIRMATIONS)
-        nbytes, sending = self._under_way.popleft()
+        [arrived] = self._exchange.receive(self._peer, CONFIRMATIONS).view(np.float64)
+        nbytes, sent, sending = self._under_way.popleft()
         sending.wait(monotonic() + self._exchange.patience)
-        self.outstanding -= nbytes
-        self._recent += nbytes
-        now = monotonic()
-        self._confirmed.append((now, nbytes))
-        while self._confirmed[0][0] < now - self._span:
-            self._recent -= self._confirmed.popleft()[1]
+        self._outstanding -= nbytes
+        took = float(arrived) - sent
+        self._fastest = min(self._fastest, took)
+        off_target = max(-1.0, GAIN * (1.0 - (took - self._fastest) / TARGET))
+        least = LEAST_IN_A_WINDOW * LEAST_MESSAGE
+        self._limit = min(max(least, self._limit + nbytes * off_target), LARGEST_WINDOW)
 
 
-def send_flow(exchange: Exchange, peer: int, seconds: float, span: float) -> None:
+def send_flow(exchange: Exchange, peer: int, seconds: float) -> None:
     noise = np.random.default_rng(0).integers(0, 256, LARGEST_MESSAGE, np.uint8)
-    window = _Window(exchange, peer, span)
+    window = _Window(exchange, peer)
     sent = 0
     end = monotonic() + seconds
     while monotonic() < end or sent < LEAST_MESSAGES:
-        if window.outstanding >= window.nbytes:
+        if window.full:
             window.take_confirmation()
         else:
-            nbytes = min(window.nbytes // IN_A_WINDOW, LARGEST_MESSAGE)
-            window.send(noise[: max(nbytes, LEAST_MESSAGE)])
+            window.send(noise[: window.message])
             sent += 1
-    while window.outstanding:
+    while not window.empty:
         window.take_confirmation()
     exchange.send(peer, BYTES, noise[:LAST]).wait(monotonic() + exchange.patience)
 
@@ -83,27 +97,30 @@ def send_flow(exchange: Exchange, peer: int, seconds: float, span: float) -> Non
 def receive_flow(exchange: Exchange, peer: int, seconds: float) -> float:
     """Bits per second."""
     start = monotonic()
-    nothing: Array = np.zeros(1, np.uint8)
     arrivals: list[tuple[float, int]] = []
     while True:
         nbytes = exchange.receive(peer, BYTES, seconds).nbytes
         if nbytes == LAST:
             return rate_of(arrivals, seconds)
-        arrivals.append((monotonic() - start, nbytes))
-        exchange.send(peer, CONFIRMATIONS, nothing).wait(monotonic() + exchange.patience)
+        now = monotonic()
+        arrivals.append((now - start, nbytes))
+        exchange.send(peer, CONFIRMATIONS, np.array([now])).wait(now + exchange.patience)
 
 
 def rate_of(arrivals: Sequence[tuple[float, int]], seconds: float) -> float:
-    """Bits per second of these moments and bytes: from the first that is behind the beginning to
-    the last within the time, or on slow links to the last of all."""
-    marks: list[tuple[float, int]] = []
-    total = 0
-    for when, nbytes in arrivals:
-        total += nbytes
-        behind = total >= BEGINNING_NBYTES and when >= BEGINNING * seconds
-        if behind and (when <= seconds or len(marks) < 2):
-            marks.append((when, total))
-    if len(marks) < 2:
-        marks = [arrivals[0], (arrivals[-1][0], total)]
-    (first, before), (last, after) = marks[0], marks[-1]
-    return 8 * (after - before) / max(last - first, 1e-9)
+    """Bits per second of these moments and bytes, from the end of the beginning to the end of the
+    time, or on slow links to the last arrival: the median over several first and last moments,
+    since a host that stalls for a moment then takes in at once what has piled up."""
+    when = np.array([moment for moment, _ in arrivals])
+    total = np.cumsum([nbytes for _, nbytes in arrivals])
+    burst = when[min(int(total.searchsorted(BEGINNING_NBYTES)), len(when) - 1)]
+    begin = max(BEGINNING * seconds, float(burst))
+    end = seconds if begin < LATEST_BEGINNING * seconds else float(when[-1])
+    if begin >= end:
+        begin = float(when[0])
+    third = (end - begin) / 3
+    first = np.linspace(begin, begin + third, MOMENTS)
+    last = np.linspace(end - third, end, MOMENTS)
+    at_first, at_last = np.interp(first, when, total), np.interp(last, when, total)
+    slopes = np.subtract.outer(at_last, at_first) / np.subtract.outer(last, first).clip(1e-9)
+    return float(8 * np.median(slopes))

@@ -44,7 +44,7 @@ def obey(exchange: Exchange, order: Order) -> Any:
         case "echo":
             return _echo(exchange, order["peer"], order["pings"])
         case "send":
-            return send_flow(exchange, order["peer"], order["seconds"], order["span"])
+            return send_flow(exchange, order["peer"], order["seconds"])
         case _:
             return receive_flow(exchange, order["peer"], order["seconds"])
 
