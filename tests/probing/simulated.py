@@ -58,7 +58,7 @@ class Simulated:
         ]
         return [
             rate * (1 + self._noise * self._draw.uniform(-1, 1))
-            for rate in max_min_fair([[link for link in path] for path in paths], self._rates)
+            for rate in max_min_fair([list(path) for path in paths], self._rates)
         ]
 
 

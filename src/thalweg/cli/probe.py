@@ -132,7 +132,5 @@ def _at(site: Site, declared: Cluster | None, transport: str, timeout: str) -> P
         def heard(rank: int, message: dict[str, Any]) -> None:
             bar.show(message["done"], message["total"])
 
-        results = run_workers(
-            site.workers, work, timeout=LIMIT, on_message=heard, place=site.place
-        )
+        results = run_workers(site.workers, work, timeout=LIMIT, on_message=heard, place=site.place)
     return Probed.unpacked(results[0])

@@ -96,9 +96,7 @@ class Conductor:
             who = said[rank]
             together.setdefault((who["name"], who["machine"], who["stack"]), []).append(rank)
         return [
-            Station(
-                name=name, machine=machine, cores=said[ranks[0]]["cores"], ranks=tuple(ranks)
-            )
+            Station(name=name, machine=machine, cores=said[ranks[0]]["cores"], ranks=tuple(ranks))
             for (name, machine, _), ranks in together.items()
         ]
 

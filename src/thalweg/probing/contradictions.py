@@ -16,7 +16,9 @@ FAR_OFF = (0.8, 1.15)  # measured over declared; payload is 0.956 of a link's ra
 MOST = 8  # that are told in full
 
 
-def rack_contradictions(declared: Cluster, found: Racks, names: list[str], ranks: list[int]) -> list[str]:
+def rack_contradictions(
+    declared: Cluster, found: Racks, names: list[str], ranks: list[int]
+) -> list[str]:
     """Hosts by their number in `found`, and as the declaration has them by a rank."""
     if found.told is None:
         return []

@@ -1,7 +1,7 @@
 """What crossing each rack's uplink adds to a message's way.
 
-A way from rack i to rack j takes w + l_i + l_j, where w is the way within a rack: least squares over
-the round trips between racks, none below 0.
+A way from rack i to rack j takes w + l_i + l_j, where w is the way within a rack: least squares
+over the round trips between racks, none below 0.
 """
 
 from __future__ import annotations

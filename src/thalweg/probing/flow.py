@@ -1,11 +1,12 @@
 """One flow from one host to another, and how fast it is.
 
 The sender keeps the link busy, but no more. The receiver confirms every message with the moment of
-its arrival, so the sender knows how much longer than the fastest one it was under way: it waited so
-long in queues on the way there (the two clocks may differ, their difference doesn't change). What is
-under way and not confirmed stays below a window, which grows while that delay is below a target and
-shrinks above it, as in LEDBAT (RFC 6817). So queues stay short, flows that meet share fairly, those
-that go the opposite way aren't held up, and when the sender stops little is left under way.
+its arrival, so the sender knows how much longer than the fastest one it was under way: so long it
+waited in queues on the way there (the two clocks may differ, but their difference doesn't change).
+What is under way and not confirmed stays below a window, which grows while that delay is below a
+target and shrinks above it, as in LEDBAT (RFC 6817). So queues stay short, flows that meet share
+fairly, those that go the opposite way aren't held up, and when the sender stops little is left
+under way.
 
 The rate is the receiver's: bytes that arrived after a beginning that doesn't count (links let the
 first 128 KB or so pass without holding them back, and TCP starts slowly) over the time that they

@@ -71,4 +71,3 @@ def _by_rates(size: int, latency: Latency, sharing: Sharing) -> Racks:
         f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)",
         round_trips=latency.round_trips,
     )
-

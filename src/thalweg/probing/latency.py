@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from random import Random
 
@@ -69,7 +70,7 @@ def _by_leaders(network: Network) -> tuple[list[Rack], Trips]:
 def widest_gap(times: Sequence[float]) -> float | None:
     """Its middle, if it is wide enough."""
     ordered = sorted(times)
-    gaps = [(far / near, sqrt(far * near)) for near, far in zip(ordered, ordered[1:], strict=False)]
+    gaps = [(far / near, sqrt(far * near)) for near, far in pairwise(ordered)]
     if not gaps or max(gaps)[0] < LEAST_RATIO:
         return None
     return max(gaps)[1]

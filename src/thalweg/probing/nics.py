@@ -66,7 +66,7 @@ def _second_tries(nics: Nics, rack_of: dict[int, int]) -> Iterator[Flow]:
                 continue
             partners = sorted((p for p in rates if p != host), key=lambda p: -others_rates[p])
             near = [p for p in partners if rack_of[p] == rack_of[host]][:NEAR]
-            far = [p for p in partners if rack_of[p] != rack_of[host]][:FAR if near else ROUNDS]
+            far = [p for p in partners if rack_of[p] != rack_of[host]][: FAR if near else ROUNDS]
             for partner in near + far:
                 yield Flow(host, partner) if outward else Flow(partner, host)
 

@@ -1,4 +1,4 @@
-"""The whole of a probe, in order: round trips, racks, NICs, uplinks; and the cluster that results."""
+"""A whole probe, in order: round trips, racks, NICs, uplinks; and the cluster that results."""
 
 from __future__ import annotations
 
@@ -57,17 +57,13 @@ def survey(conductor: Conductor, declared: Cluster | None, transport: str, start
     )
 
 
-def _alone(
-    conductor: Conductor, declared: Cluster | None, transport: str, start: float
-) -> Probed:
+def _alone(conductor: Conductor, declared: Cluster | None, transport: str, start: float) -> Probed:
     """One host: no link to measure, only how long its ranks take to reach each other."""
     [station] = conductor.stations
     ranks = station.ranks
     note = "there is one worker, and nothing to measure"
     cluster = declared or Cluster(
-        racks=(
-            Rack(name="rack0", hosts=(Host(name=names_of([station], None)[0], ranks=ranks),)),
-        )
+        racks=(Rack(name="rack0", hosts=(Host(name=names_of([station], None)[0], ranks=ranks),)),)
     )
     trips = {}
     if len(ranks) > 1:

@@ -1,4 +1,4 @@
-"""A measured cluster as tables: hosts with their NICs, racks with their uplinks, and what to say."""
+"""A measured cluster as tables: hosts with their NICs, racks with their uplinks."""
 
 from __future__ import annotations
 
