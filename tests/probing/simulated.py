@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from thalweg.facts import Cluster, Link
+from thalweg.probing.conductor import Station
 from thalweg.probing.network import Flow
 
 
@@ -82,3 +83,21 @@ def max_min_fair(paths: list[list[Link]], rates: dict[Link, float]) -> list[floa
                         left[link] -= shares[tightest]
         del left[tightest]
     return [found[i] for i in range(len(paths))]
+
+
+class SimulatedSurvey(Simulated):
+    """With a station for each host, all on machines of their own."""
+
+    @property
+    def stations(self) -> list[Station]:
+        hosts = sorted(self.cluster.hosts, key=lambda host: host.ranks)
+        return [
+            Station(name=host.name, machine=host.name, cores=1, ranks=host.ranks) for host in hosts
+        ]
+
+    @property
+    def measurements(self) -> int:
+        return self.tests + self.pings
+
+    def round_trip_of_ranks(self, one: int, other: int) -> float:
+        return 2e-5

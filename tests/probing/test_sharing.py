@@ -40,7 +40,13 @@ def test_shared_uplinks_tell(sizes: list[int], uplink: str, interleaved: bool, s
     found, network = inferred(cluster, seed)
     assert found.racks == wanted(cluster)
     assert found.checks
-    assert network.tests < 40 + 3 * cluster.workers * len(sizes)
+    assert network.tests < 150 + 3 * cluster.workers * len(sizes)
+
+
+def test_four_racks_of_four_take_about_n_times_c_tests() -> None:
+    cluster = Cluster.regular([4] * 4, nic="100mbit", uplink="100mbit", interleaved=True)
+    for seed in range(10):
+        assert inferred(cluster, seed)[1].tests < 130
 
 
 @pytest.mark.parametrize("sizes", [[4, 4], [4, 4, 4, 4], [5, 3, 4]])

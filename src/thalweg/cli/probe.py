@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,13 +20,6 @@ from thalweg.cli.place import (
 from thalweg.cli.progress import progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, read_cluster
-
-if TYPE_CHECKING:
-    from thalweg.bench.site import Site
-    from thalweg.facts import Cluster
-    from thalweg.probing import Probed
-
-LIMIT = 3600.0  # seconds for all of it
 
 
 def command(
@@ -58,6 +50,7 @@ def command(
     what contradicts them is told.
     """
     from thalweg.bench.jobs import launched  # torch takes a second: not at import
+    from thalweg.bench.probes import probe_at, probe_here
     from thalweg.report.cluster import outcome_text, tables
     from thalweg.report.cluster_svg import draw_cluster
 
@@ -66,15 +59,16 @@ def command(
     if launched():
         if (workers, lab) != (None, None):
             raise UsageError("the launcher has started the workers", "don't say where they are")
-        found = _here(declared, transport, timeout)
-        notes: list[str] = []
+        with progress_bar("Probing") as bar:
+            here = probe_here(declared, transport, timeout, bar.show)
+        if here is None:
+            return  # rank 0 tells
+        found, notes = here, list[str]()
     else:
         place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-        with place as site:
-            found = _at(site, declared, transport, timeout)
+        with place as site, progress_bar("Probing") as bar:
+            found = probe_at(site, declared, transport, timeout, bar.show)
         notes = site.notes
-    if found is None:
-        return  # rank 0 tells
     picture = svg or out.with_suffix(".svg")
     write_file(out, found.file())
     write_file(picture, draw_cluster(found))
@@ -100,37 +94,3 @@ def command(
         "seconds": found.seconds,
     }
     write_json(json_path, "probe", settings, found.rows())
-
-
-def _here(declared: Cluster | None, transport: str, timeout: str) -> Probed | None:
-    """As one worker of a launcher's; None on all ranks but the first."""
-    import os
-
-    from thalweg.probing import measure
-    from thalweg.runtime.launch import find_seat
-
-    first = find_seat(os.environ).rank == 0
-    with progress_bar("Probing") as bar:
-        found = measure(declared, transport=transport, timeout=timeout, progress=bar.show)
-    return found if first else None
-
-
-def _at(site: Site, declared: Cluster | None, transport: str, timeout: str) -> Probed:
-    """By forks of this process at that site."""
-    from thalweg.probing import Probed, measure
-    from thalweg.runtime.supervisor import run_workers
-
-    def work(rank: int, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        def progress(done: int, total: int) -> None:
-            report({"done": done, "total": total})
-
-        found = measure(declared, transport=transport, timeout=timeout, progress=progress)
-        return found.packed() if rank == 0 else {}
-
-    with progress_bar("Probing") as bar:
-
-        def heard(rank: int, message: dict[str, Any]) -> None:
-            bar.show(message["done"], message["total"])
-
-        results = run_workers(site.workers, work, timeout=LIMIT, on_message=heard, place=site.place)
-    return Probed.unpacked(results[0])

@@ -123,14 +123,15 @@ class _Racks:
         if third:  # a, b together and x, y together, and these are elsewhere
             self.racks = [{a, b, *with_ab - third}, {x, y, *with_xy}]
             return
-        for h in _alternately(with_xy, with_ab):
-            if h in with_xy and self.share([(x, y)], h, a):
-                self._begin_with({a, b, *with_ab}, x, y, known=h)
-                return
-            if h in with_ab and self.share([(b, a)], x, h):
-                self.mirrored = True
-                self._begin_with({x, y, *with_xy}, a, b, known=h)
-                return
+        for one_x, other_x, one_a, other_a in ((x, y, a, b), (y, x, b, a)):
+            for h in _alternately(with_xy, with_ab):
+                if h in with_xy and self.share([(one_x, other_x)], h, a):
+                    self._begin_with({a, b, *with_ab}, one_x, other_x, known=h)
+                    return
+                if h in with_ab and self.share([(other_a, one_a)], x, h):
+                    self.mirrored = True
+                    self._begin_with({x, y, *with_xy}, one_a, other_a, known=h)
+                    return
         self.racks = [{a, b, *with_ab}, {x, y, *with_xy}]
 
     def _begin_with(self, rack: set[int], x: int, y: int, known: int) -> None:

@@ -10,7 +10,7 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,14 @@ def _ping(exchange: Exchange, peer: int, pings: int) -> float:
     ping = np.zeros(1, np.uint8)
     for _ in range(pings):
         start = perf_counter()
-        exchange.send(peer, PINGS, ping)
+        sending = exchange.send(peer, PINGS, ping)
         exchange.receive(peer, PONGS)
         least = min(least, perf_counter() - start)
+        sending.wait(monotonic() + exchange.patience)
     return least
 
 
 def _echo(exchange: Exchange, peer: int, pings: int) -> None:
     for _ in range(pings):
-        exchange.send(peer, PONGS, exchange.receive(peer, PINGS))
+        sending = exchange.send(peer, PONGS, exchange.receive(peer, PINGS))
+        sending.wait(monotonic() + exchange.patience)
