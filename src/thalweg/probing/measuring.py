@@ -16,6 +16,7 @@ from thalweg.probing.worker import LEADER, serve
 from thalweg.runtime import Alarm, World
 
 TRANSPORTS = ("zeromq", "c10d")
+ABOUT_A_HOST = 11  # measurements
 Progress = Callable[[int, int], None]
 """Called with how many measurements are done, and about how many there will be."""
 
@@ -87,7 +88,7 @@ def _together(
             start = monotonic()
 
             def counted(done: int) -> None:
-                progress(done, max(done + 1, 8 * world.size))
+                progress(done, max(done + 1, ABOUT_A_HOST * world.size))
 
             conductor = Conductor(exchange, world.size, effort, counted)
             found = survey(conductor, declared, transport, start).packed()

@@ -22,14 +22,18 @@ def outcome_text(found: Measured, file: Path, picture: Path) -> str:
     return "\n".join(lines)
 
 
+def heading(found: Measured) -> str:
+    numbers = (len(found.cluster.hosts), "host"), (len(found.cluster.racks), "rack")
+    return " in ".join(f"{number} {what}{'s' if number > 1 else ''}" for number, what in numbers)
+
+
 def _hosts(found: Measured) -> Table:
-    racks = len(found.cluster.racks)
-    title = f"{len(found.cluster.hosts)} hosts in {racks} rack{'s' if racks > 1 else ''}"
+    title = heading(found)
     table = Table(title=title, title_justify="left", box=None)
-    for heading in ("host", "rack", "ranks"):
-        table.add_column(heading)
-    for heading in ("NIC out", "NIC in", "round trip"):
-        table.add_column(heading, justify="right")
+    for name in ("host", "rack", "ranks"):
+        table.add_column(name)
+    for name in ("NIC out", "NIC in", "round trip"):
+        table.add_column(name, justify="right")
     for rack in found.cluster.racks:
         for host in rack.hosts:
             seconds = found.round_trips.get(host.name)
@@ -47,8 +51,8 @@ def _hosts(found: Measured) -> Table:
 def _uplinks(found: Measured) -> Table:
     table = Table(box=None)
     table.add_column("uplink of")
-    for heading in ("out", "in", "oversubscribed"):
-        table.add_column(heading, justify="right")
+    for name in ("out", "in", "oversubscribed"):
+        table.add_column(name, justify="right")
     for uplink in found.uplinks:
         factor = uplink.oversubscription
         table.add_row(

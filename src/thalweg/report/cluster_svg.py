@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import Host, Rack, about
-from thalweg.report.cluster import way_texts
+from thalweg.report.cluster import heading, way_texts
 from thalweg.report.measured import Measured, MeasuredUplink
 from thalweg.report.shapes import line, tip, words
 
@@ -49,8 +49,7 @@ def draw_cluster(found: Measured) -> str:
     size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
     ET.SubElement(root, "style").text = STYLE
-    number = f"{len(racks)} rack{'s' if len(racks) > 1 else ''}"
-    words(root, 16, 26, f"{len(found.cluster.hosts)} hosts in {number}", "title")
+    words(root, 16, 26, heading(found), "title")
     words(root, 16, 46, told, "faint")
     if len(racks) > 1:
         end = LEFT + (len(racks) - 1) * (RACK + GAP) + CABLE
