@@ -90,6 +90,14 @@ def test_one_limited_rack_among_others() -> None:
         assert found.racks == [frozenset(range(4)), frozenset(range(4, 12))]
 
 
+def test_hosts_that_share_with_nobody_are_said_to_be_loose() -> None:
+    cluster = Cluster.regular([3, 3, 1, 1], nic="100mbit", uplink="100mbit")
+    for seed in range(10):
+        found, _ = inferred(cluster, seed)
+        assert found.racks[:2] == [frozenset({0, 1, 2}), frozenset({3, 4, 5})]
+        assert found.loose == found.racks[2] == frozenset({6, 7})
+
+
 def test_rounds_have_every_host_once() -> None:
     flows = [Flow(0, 1), Flow(1, 2), Flow(2, 3), Flow(4, 5), Flow(3, 0)]
     rounds = in_rounds(flows, 2)

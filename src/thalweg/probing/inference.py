@@ -62,12 +62,14 @@ def _by_rates(size: int, latency: Latency, sharing: Sharing) -> Racks:
             reason=reason,
             round_trips=latency.round_trips,
         )
-    whole = sharing.agreed == sharing.checks and sharing.checks >= len(sharing.racks)
+    scattered = len(sharing.loose) > 1
+    whole = sharing.agreed == sharing.checks >= len(sharing.racks) and not scattered
     return Racks(
         racks=sharing.racks,
         told="rates",
         sureness="sure" if whole else "likely",
         reason="hosts of a rack slow each other's flows to other racks down, and others don't: "
-        f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)",
+        f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)"
+        + (f"; {len(sharing.loose)} hosts that share with nobody count as one rack" * scattered),
         round_trips=latency.round_trips,
     )

@@ -20,7 +20,7 @@ against two flows that fill it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -39,12 +39,14 @@ Rack = frozenset[int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     """Hosts that share an uplink. `checks` were made afterwards, and `agreed` with the racks;
-    `crowded`: many flows slowed each other down, but no two of them did."""
+    `crowded`: many flows slowed each other down, but no two of them did. `loose` hosts share with
+    nobody, and are counted as one rack."""
 
     racks: list[Rack]
     checks: int = 0
     agreed: int = 0
     crowded: bool = False
+    loose: Rack = frozenset()
 
 
 def racks_by_rates(contention: Contention) -> Sharing:
@@ -103,6 +105,7 @@ class _Racks:
         self.late = {*range(contention.network.size)} - {*hosts}
         self.racks: list[set[int]] = []
         self.mirrored = False
+        self.loose: Rack = frozenset()
 
     def share(self, load: Iterable[tuple[int, int]], source: int, target: int) -> bool:
         ways = [Flow(*pair[::-1]) if self.mirrored else Flow(*pair) for pair in load]
@@ -132,7 +135,22 @@ class _Racks:
                     self.mirrored = True
                     self._begin_with({x, y, *with_xy}, one_a, other_a, known=h)
                     return
+        first, own = self._inner(with_xy, lambda h, other: self.share([(h, x)], other, a))
+        if own:  # x and y are hosts without a rack of their own
+            self.racks = [{a, b, *with_ab}, {first, *own}]
+            return
+        first, own = self._inner(with_ab, lambda h, other: self.share([(a, h)], x, other))
+        if own:
+            self.mirrored = True
+            self.racks = [{x, y, *with_xy}, {first, *own}]
+            return
         self.racks = [{a, b, *with_ab}, {x, y, *with_xy}]
+
+    @staticmethod
+    def _inner(group: set[int], share: Callable[[int, int], bool]) -> tuple[int, set[int]]:
+        """A host of this group, and which others are found to share with it."""
+        first, *others = [*sorted(group), -1]
+        return first, {other for other in others if other >= 0 and share(first, other)}
 
     def _begin_with(self, rack: set[int], x: int, y: int, known: int) -> None:
         """One whole rack, and the rack of x with this one in it; y is elsewhere."""
@@ -176,6 +194,7 @@ class _Racks:
         rest = {*range(self.contention.network.size)}.difference(*self.racks)
         if rest:
             self.racks.append(rest)
+            self.loose = frozenset(rest)
 
     def _filling(self, rack: set[int]) -> tuple[list[tuple[int, int]], int] | None:
         """Up to two flows out of this rack into another, and where one more may go without meeting
@@ -197,7 +216,7 @@ class _Racks:
             for together, (a, x, b, y) in self._fresh(rack)
         ]
         racks = sorted((frozenset(rack) for rack in self.racks), key=min)
-        return Sharing(racks=racks, checks=len(tried), agreed=sum(tried))
+        return Sharing(racks=racks, checks=len(tried), agreed=sum(tried), loose=self.loose)
 
     def _fresh(self, rack: set[int]) -> Iterator[tuple[bool, tuple[int, int, int, int]]]:
         """Flows of two hosts of this rack, which must contend, and of one of it and one of another,
