@@ -13,6 +13,7 @@ PACKAGES = [
     "thalweg.codes",
     "thalweg.compress",
     "thalweg.facts",
+    "thalweg.probing",
     "thalweg.report",
     "thalweg.runtime",
     "thalweg.schedules",

@@ -14,6 +14,7 @@ from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import Group, Schedule, check
 
 if TYPE_CHECKING:
+    from thalweg.probing import probe
     from thalweg.training import Run, attach
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "check",
     "compile_rounds",
     "parse_plan",
+    "probe",
     "read_cluster",
     "read_workload",
 ]
@@ -42,4 +44,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("Run", "attach"):
         return getattr(import_module("thalweg.training"), name)
+    if name == "probe":
+        return import_module("thalweg.probing").probe
     raise AttributeError(f"module 'thalweg' has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import bench, demo, explain, lab, plans, run_script, train, verify
+from thalweg.cli import bench, demo, explain, lab, plans, probe, run_script, train, verify
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("explain")(explain.command)
 app.command("plans")(plans.command)
 app.command("demo")(demo.command)
+app.command("probe")(probe.command)
 app.command("train")(train.command)
 app.command("verify")(verify.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)

@@ -18,8 +18,10 @@ the order of the file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from thalweg.errors import ClusterError
@@ -36,6 +38,8 @@ from thalweg.facts.cluster import (
 )
 from thalweg.facts.tables import Table, load_toml, read_toml
 from thalweg.facts.units import Duration
+
+COMMENT_WIDTH = 96
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -59,9 +63,11 @@ def parse_cluster(text: str) -> Cluster:
     )
 
 
-def format_cluster(cluster: Cluster) -> str:
+def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
+    """As a file, with remarks as comments at its head."""
     lines = [
         "# A cluster: who is where, and how fast the links are. Edit it freely.",
+        *(f"# {line}" for remark in remarks for line in wrap(remark, COMMENT_WIDTH)),
         f'latency = "{cluster.latency}"  # one small message between two hosts of a rack',
     ]
     for rack in cluster.racks:

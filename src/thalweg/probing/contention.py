@@ -1,0 +1,113 @@
+"""Do flows slow each other down?
+
+Two flows without a common host meet only where they share an uplink:
+
+    a -> x and b -> y contend  iff  a, b are in one rack, and x, y are outside it,
+                               or   x, y are in one rack, and a, b are outside it.
+
+A *load*, one flow or more, is measured by itself and beside one flow more. If that one takes its
+rate from the load, which loses as much as the other gets, they share a link that is full:
+
+    score = (rate of the load by itself - its rate beside the other) / rate of the other
+
+is 1 then, and 0 if they share nothing. Between two equal flows it is 2 n / U - 1 for an uplink of
+U and NICs of n, so they are found to share one of up to 1.5 n. What is doubtful is measured again,
+and the median decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from statistics import median
+
+from thalweg.probing.network import Flow, Network, in_rounds
+
+SHARED = 0.3  # a score from which on they share
+DOUBTFUL = (0.15, 0.4)
+REPEATS = 3
+SLOW = 0.7  # of the usual rate of a flow; who is slower can't fill a link
+PARTNERS, MORE_PARTNERS = 2, 4
+ROOM = 8  # hosts to a flow
+SUSPECT = 0.9  # of a flow's usual rate
+
+Load = tuple[Flow, ...]
+
+
+class Contention:
+    """Remembers what every host and every load has been seen to do."""
+
+    def __init__(self, network: Network, draw: Random) -> None:
+        self.network = network
+        self.draw = draw
+        self.out: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
+        self.into: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
+        self.fast: list[int] = []  # who can fill a link as well as most, the fastest first
+        self.tests = 0
+        self.margins: list[float] = []  # how far each score was from the limit
+        self._alone: dict[Load, float] = {}
+
+    def look_round(self) -> None:
+        """What each host can send and take in, roughly: with several partners, the best counts.
+        Few flows run at once, so that few meet; who looks slow is looked at alone."""
+        at_once = max(2, min(self.network.at_once, self.network.size // ROOM))
+        seen: list[float] = []
+        for _ in range(PARTNERS):
+            order = self.draw.sample(range(self.network.size), self.network.size)
+            ring = [Flow(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
+            for flows in in_rounds(ring, at_once):
+                seen += self.rates(flows)
+        usual = median(seen)
+        for host in self.out:
+            others = [other for other in self.out if other != host]
+            for other in self.draw.sample(others, min(MORE_PARTNERS, len(others))):
+                for flow in (Flow(host, other), Flow(other, host)):
+                    if self.speed(host) < SLOW * usual:
+                        self.rates((flow,))
+        fastest = sorted(self.out, key=lambda host: -self.speed(host))
+        self.fast = [host for host in fastest if self.speed(host) >= SLOW * usual]
+
+    def forget(self) -> None:
+        """What loads were seen to do by themselves."""
+        self._alone.clear()
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        found = self.network.rates(flows, short=True)
+        self.tests += 1
+        for flow, rate in zip(flows, found, strict=True):
+            self.out[flow.source] = max(rate, self.out[flow.source])
+            self.into[flow.target] = max(rate, self.into[flow.target])
+        return found
+
+    def speed(self, host: int) -> float:
+        return min(self.out[host], self.into[host])
+
+    def flow_speed(self, flow: Flow) -> float:
+        """What its two hosts allow, as far as has been seen."""
+        return min(self.out[flow.source], self.into[flow.target])
+
+    def suspects(self, flows: Sequence[Flow]) -> list[Flow]:
+        """Those that are slower than their hosts are known to be, while all run at once."""
+        found = self.rates(flows)
+        return [
+            flow
+            for flow, rate in zip(flows, found, strict=True)
+            if rate < SUSPECT * self.flow_speed(flow)
+        ]
+
+    def share(self, load: Load, other: Flow) -> bool:
+        scores: list[float] = []
+        while not scores or (
+            len(scores) < REPEATS and DOUBTFUL[0] <= median(scores) <= DOUBTFUL[1]
+        ):
+            if scores:  # what it was compared with is in doubt as well
+                self._alone[load] = median((self._alone[load], sum(self.rates(load))))
+            scores.append(self._score(load, other))
+        self.margins.append(abs(median(scores) - SHARED))
+        return median(scores) >= SHARED
+
+    def _score(self, load: Load, other: Flow) -> float:
+        if load not in self._alone:
+            self._alone[load] = sum(self.rates(load))
+        *beside, others = self.rates((*load, other))
+        return (self._alone[load] - sum(beside)) / max(others, 1.0)

@@ -1,0 +1,145 @@
+"""What the probe found: the cluster, and everything that is to be said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Self
+
+from thalweg.facts import Cluster, Duplex, Rate, about, format_cluster, parse_cluster
+
+SLOWER = 0.6  # of the median: an outlier
+DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkFound:
+    """Bits per second; not `full`: at least so many. What all NICs of the rack together could send
+    (or take in) over what the uplink carries is its oversubscription."""
+
+    rack: str
+    out: float
+    out_full: bool
+    into: float
+    into_full: bool
+    oversubscription: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """`measured` are the hosts whose NICs were; `round_trips` are in seconds, by host. `sureness`
+    (sure, likely, guess, or declared) and `reason` are about the racks."""
+
+    cluster: Cluster
+    measured: bool
+    round_trips: dict[str, float]
+    uplinks: tuple[UplinkFound, ...]
+    sureness: str
+    reason: str
+    outliers: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    notes: tuple[str, ...]
+    transport: str
+    measurements: int
+    seconds: float
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON can have it."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            **fields,
+            "cluster": format_cluster(self.cluster),
+            "uplinks": [asdict(uplink) for uplink in self.uplinks],
+        }
+
+    @classmethod
+    def unpacked(cls, fields: dict[str, Any]) -> Self:
+        """Also on rank 0, so that all ranks hold the same."""
+        lists = ("outliers", "contradictions", "notes")
+        return cls(
+            **{
+                **fields,
+                **{name: tuple(fields[name]) for name in lists},
+                "cluster": parse_cluster(fields["cluster"]),
+                "uplinks": tuple(UplinkFound(**uplink) for uplink in fields["uplinks"]),
+            }
+        )
+
+    def file(self) -> str:
+        """The cluster file, with what was measured as comments."""
+        remarks = [
+            f"Measured over {self.transport} in {self.seconds:.0f} s; rates are payload that "
+            "arrives.",
+            f"Racks ({self.sureness}): {self.reason}.",
+            *(f"{text}." for text in (*self.outliers, *self.contradictions, *self.notes)),
+        ]
+        return format_cluster(self.cluster, remarks)
+
+    def rows(self) -> list[dict[str, Any]]:
+        hosts = [
+            {
+                "kind": "host",
+                "host": host.name,
+                "rack": rack.name,
+                "ranks": list(host.ranks),
+                "nic_mbps": mbps(min(host.nic.out, host.nic.into)) if self.measured else None,
+                "nic_out_mbps": mbps(host.nic.out) if self.measured else None,
+                "nic_in_mbps": mbps(host.nic.into) if self.measured else None,
+                "rtt_us": microseconds(self.round_trips.get(host.name)),
+            }
+            for rack in self.cluster.racks
+            for host in rack.hosts
+        ]
+        uplinks = [
+            {
+                "kind": "uplink",
+                "rack": uplink.rack,
+                "out_mbps": mbps(Rate(uplink.out)) if uplink.out_full else None,
+                "in_mbps": mbps(Rate(uplink.into)) if uplink.into_full else None,
+                "out_at_least_mbps": mbps(Rate(uplink.out)),
+                "in_at_least_mbps": mbps(Rate(uplink.into)),
+                "oversubscription": uplink.oversubscription,
+            }
+            for uplink in self.uplinks
+        ]
+        return [*hosts, *uplinks]
+
+
+def mbps(rate: Rate) -> float:
+    return round(rate.bits_per_second / 1e6, DIGITS)
+
+
+def microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 1)
+
+
+def rounded(bits_per_second: float) -> Rate:
+    """To three digits, as a person would write it."""
+    return Rate(float(f"{bits_per_second:.{DIGITS}g}"))
+
+
+def outliers_of(cluster: Cluster) -> list[str]:
+    """NICs and uplinks that are slower than their like, in words."""
+    nics = [(f"{host.name}'s NIC", host.nic) for host in cluster.hosts]
+    uplinks = [(f"{rack.name}'s uplink", rack.uplink) for rack in cluster.racks if rack.uplink]
+    return [*_slow(nics), *_slow(uplinks)]
+
+
+def _slow(links: Sequence[tuple[str, Duplex]]) -> list[str]:
+    found = []
+    for name, duplex in links:
+        ways = []
+        for way, rate in (("out", duplex.out), ("in", duplex.into)):
+            rates = [(d.out if way == "out" else d.into).bits_per_second for _, d in links]
+            usual = median(rates)
+            if len(links) > 2 and rate.bits_per_second < SLOWER * usual:
+                times = usual / rate.bits_per_second
+                ways.append((times, f"{about(rate.bits_per_second, 'bit/s')} {way}"))
+        if ways:
+            only = "" if len(ways) == 2 else f" {ways[0][1].rsplit(' ', 1)[1]}"
+            found.append(
+                f"{name} is {max(ways)[0]:.1f}x slower{only} than the others "
+                f"({', '.join(text for _, text in ways)})"
+            )
+    return found

@@ -1,0 +1,256 @@
+"""Racks from rates: who shares an uplink?
+
+One pair of flows that contend (see `contention`), a -> x and b -> y, says that a, b are in one rack
+A, or x, y in one rack X, or both. Every other host h is then tried in two places:
+
+                                    a, b together   x, y together   both
+    a -> x and h -> y contend iff   h in A          h not in X      h not in X
+    a -> x and b -> h contend iff   h not in A      h in X          h not in A
+
+so one sweep over h finds A or X, and a second finds out whether it is both. The first two columns
+are the same seen from the other end: if it is A, then x and y are in different racks, and x -> y
+contends with h -> a iff h is in the rack of x; nothing of the kind holds if it is X. From then on
+hosts of different racks are known, and a new leader z finds its rack at once: z -> x and h -> a
+contend iff h is with z. Every rack takes one sweep over the hosts that are left: N * C pairs of
+flows at most, and a few to begin and to make sure.
+
+Slow hosts come last: one flow of theirs may fit into an uplink beside another, so they are tried
+against two flows that fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from thalweg.probing.contention import Contention
+from thalweg.probing.network import Flow, in_rounds
+
+FEWEST_PAIRS = 60  # that are tried before it is said that nothing contends
+PAIRS_A_HOST = 2
+FEWEST_TO_FILL = 4  # hosts, for two flows
+CHECKS_A_RACK = 2
+MOST_ATTEMPTS = 3
+
+Rack = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Hosts that share an uplink. `checks` were made afterwards, and `agreed` with the racks;
+    `crowded`: many flows slowed each other down, but no two of them did. `loose` hosts share with
+    nobody, and are counted as one rack."""
+
+    racks: list[Rack]
+    checks: int = 0
+    agreed: int = 0
+    crowded: bool = False
+    loose: Rack = frozenset()
+
+
+def racks_by_rates(contention: Contention) -> Sharing:
+    """No racks, if no two flows contend. If checks don't agree with what was found, something was
+    disturbed, and all is tried again: the best attempt counts."""
+    attempts: list[Sharing] = []
+    while len(attempts) < MOST_ATTEMPTS:
+        attempts.append(_attempt(contention))
+        if attempts[-1].agreed == attempts[-1].checks:
+            return attempts[-1]
+    return max(attempts, key=lambda one: one.agreed / one.checks)
+
+
+def _attempt(contention: Contention) -> Sharing:
+    contention.forget()
+    everybody = [*range(contention.network.size)]
+    found, crowded = _first_pair(contention, contention.fast)
+    if found is None and len(contention.fast) < len(everybody):
+        found, crowded = _first_pair(contention, everybody)
+    if found is None:
+        return Sharing(racks=[], crowded=crowded)
+    strangers = {*found[0], *found[1]}.difference(contention.fast)
+    racks = _Racks(contention, everybody if strangers else contention.fast)
+    racks.begin(*found)
+    racks.lead()
+    racks.add_the_rest()
+    return racks.checked()
+
+
+def _first_pair(
+    contention: Contention, hosts: Sequence[int]
+) -> tuple[tuple[Flow, Flow] | None, bool]:
+    """Two flows that contend, found among flows of which many run at once; and whether flows were
+    slowed without such a pair."""
+    tried, crowded = 0, False
+    while tried < max(FEWEST_PAIRS, PAIRS_A_HOST * len(hosts)) and len(hosts) >= FEWEST_TO_FILL:
+        order = contention.draw.sample(hosts, len(hosts))
+        matching = [Flow(a, b) for a, b in zip(order[::2], order[1::2], strict=False)]
+        for flows in in_rounds(matching, max(2, contention.network.at_once)):
+            tried += len(flows) * (len(flows) - 1) // 2
+            suspects = contention.suspects(flows) if len(flows) > 1 else []
+            crowded |= len(suspects) > 1
+            for one, other in combinations(sorted(flows, key=contention.flow_speed), 2):
+                if {one, other} & {*suspects} and contention.share((other,), one):
+                    return (other, one), False
+    return None, crowded
+
+
+class _Racks:
+    """Racks as they are found. `mirrored`: all flows run the other way round, because what was
+    found first was in-bound contention."""
+
+    def __init__(self, contention: Contention, hosts: Sequence[int]) -> None:
+        self.contention = contention
+        self.hosts = hosts  # that may lead
+        self.late = {*range(contention.network.size)} - {*hosts}
+        self.racks: list[set[int]] = []
+        self.mirrored = False
+        self.loose: Rack = frozenset()
+
+    def share(self, load: Iterable[tuple[int, int]], source: int, target: int) -> bool:
+        ways = [Flow(*pair[::-1]) if self.mirrored else Flow(*pair) for pair in load]
+        other = Flow(target, source) if self.mirrored else Flow(source, target)
+        return self.contention.share(tuple(ways), other)
+
+    def left(self) -> list[int]:
+        """Who has no rack, and can be a leader."""
+        taken = set().union(*self.racks)
+        return [host for host in self.hosts if host not in taken]
+
+    def begin(self, one: Flow, other: Flow) -> None:
+        (a, x), (b, y) = one, other
+        others = [host for host in self.left() if host not in {a, b, x, y}]
+        with_ab = {h for h in others if self.share([(a, x)], h, y)}
+        with_xy = {*others} - with_ab
+        third = {h for h in with_ab if self.share([(a, x)], b, h)}
+        if third:  # a, b together and x, y together, and these are elsewhere
+            self.racks = [{a, b, *with_ab - third}, {x, y, *with_xy}]
+            return
+        for one_x, other_x, one_a, other_a in ((x, y, a, b), (y, x, b, a)):
+            for h in _alternately(with_xy, with_ab):
+                if h in with_xy and self.share([(one_x, other_x)], h, a):
+                    self._begin_with({a, b, *with_ab}, one_x, other_x, known=h)
+                    return
+                if h in with_ab and self.share([(other_a, one_a)], x, h):
+                    self.mirrored = True
+                    self._begin_with({x, y, *with_xy}, one_a, other_a, known=h)
+                    return
+        first, own = self._inner(with_xy, lambda h, other: self.share([(h, x)], other, a))
+        if own:  # x and y are hosts without a rack of their own
+            self.racks = [{a, b, *with_ab}, {first, *own}]
+            return
+        first, own = self._inner(with_ab, lambda h, other: self.share([(a, h)], x, other))
+        if own:
+            self.mirrored = True
+            self.racks = [{x, y, *with_xy}, {first, *own}]
+            return
+        self.racks = [{a, b, *with_ab}, {x, y, *with_xy}]
+
+    @staticmethod
+    def _inner(group: set[int], share: Callable[[int, int], bool]) -> tuple[int, set[int]]:
+        """A host of this group, and which others are found to share with it."""
+        first, *others = [*sorted(group), -1]
+        return first, {other for other in others if other >= 0 and share(first, other)}
+
+    def _begin_with(self, rack: set[int], x: int, y: int, known: int) -> None:
+        """One whole rack, and the rack of x with this one in it; y is elsewhere."""
+        self.racks = [rack]
+        a = self._member(rack)
+        rest = [h for h in self.left() if h not in {x, y}]
+        self.racks.append({x, *(h for h in rest if h == known or self.share([(x, y)], h, a))})
+        rest = [h for h in self.left() if h != y]
+        self.racks.append({y, *(h for h in rest if self.share([(y, x)], h, a))})
+
+    def lead(self) -> None:
+        """One leader after the other. Who shares with nobody is tried the other way round."""
+        for _ in range(2):
+            alone: set[int] = set()
+            while left := [host for host in self.left() if host not in alone]:
+                leader, *others = left
+                x, a = (self._member(rack) for rack in self.racks[:2])
+                own = {h for h in others if self.share([(leader, x)], h, a)}
+                if own:
+                    self.racks.append({leader, *own})
+                else:
+                    alone.add(leader)
+            if len(alone) < 2:
+                return
+            self.mirrored = not self.mirrored
+
+    def add_the_rest(self) -> None:
+        """The slow ones, and those who found nobody, against flows that fill a rack's uplink. Who
+        shares with nobody even so is put together with others of the kind: nothing that they do at
+        once is any slower for it."""
+        whole = [rack for rack in self.racks if len(rack) > 1]
+        singles = [{host} for host in self.left()] + [r for r in self.racks if len(r) == 1]
+        self.racks = whole + singles
+        for host in sorted(self.late):
+            for rack in self.racks:
+                full = self._filling(rack)
+                if full is not None and self.share(full[0], host, full[1]):
+                    rack.add(host)
+                    break
+        self.racks = [rack for rack in self.racks if len(rack) > 1]
+        rest = {*range(self.contention.network.size)}.difference(*self.racks)
+        if rest:
+            self.racks.append(rest)
+            self.loose = frozenset(rest)
+
+    def _filling(self, rack: set[int]) -> tuple[list[tuple[int, int]], int] | None:
+        """Up to two flows out of this rack into another, and where one more may go without meeting
+        them on its way in."""
+        others = sorted((other for other in self.racks if other is not rack), key=len)
+        if not others:
+            return None
+        far = sorted(others.pop(), key=self._rank)
+        near = sorted(rack, key=self._rank)[:2]
+        if others:
+            return list(zip(near, far, strict=False)), self._member(others.pop())
+        return (list(zip(near, far[:-1], strict=False)), far[-1]) if len(far) > 1 else None
+
+    def checked(self) -> Sharing:
+        """Try pairs again that were drawn at random: within racks, and across."""
+        tried = [
+            self.share([(a, x)], b, y) == together
+            for rack in self.racks
+            for together, (a, x, b, y) in self._fresh(rack)
+        ]
+        racks = sorted((frozenset(rack) for rack in self.racks), key=min)
+        return Sharing(racks=racks, checks=len(tried), agreed=sum(tried), loose=self.loose)
+
+    def _fresh(self, rack: set[int]) -> Iterator[tuple[bool, tuple[int, int, int, int]]]:
+        """Flows of two hosts of this rack, which must contend, and of one of it and one of another,
+        which mustn't."""
+        draw = self.contention.draw
+        fast = {*self.hosts}
+        own = sorted(rack & fast)
+        others = [sorted(other & fast) for other in self.racks if other is not rack]
+        outside = [host for other in others for host in other]
+        if len(own) < 2:
+            return
+        for _ in range(CHECKS_A_RACK if len(outside) > 1 else 0):
+            a, b = sorted(draw.sample(own, 2), key=self._rank)
+            x, y = sorted(draw.sample(outside, 2), key=self._rank)
+            yield True, (a, x, b, y)
+        other = draw.choice(others)
+        if len(other) > 1:
+            a, y = draw.sample(own, 2)
+            b, x = draw.sample(other, 2)
+            yield False, (a, x, b, y)
+
+    def _rank(self, host: int) -> float:
+        return -self.contention.speed(host)
+
+    def _member(self, rack: set[int]) -> int:
+        """The fastest."""
+        return min(sorted(rack), key=self._rank)
+
+
+def _alternately(one: Iterable[int], other: Iterable[int]) -> list[int]:
+    first, second = sorted(one), sorted(other)
+    both = zip(
+        [*first, *[-1] * (len(second) - len(first))],
+        [*second, *[-1] * (len(first) - len(second))],
+        strict=True,
+    )
+    return [host for pair in both for host in pair if host >= 0]

@@ -1,0 +1,148 @@
+"""A whole probe, in order: round trips, racks, NICs, uplinks; and the cluster that results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from time import monotonic
+from typing import Protocol
+
+from thalweg.facts import Cluster, Host, Rack
+from thalweg.probing.assembly import by_host, cluster_of, half, names_of, uplinks_found
+from thalweg.probing.conductor import Station
+from thalweg.probing.contradictions import rack_contradictions, rate_contradictions
+from thalweg.probing.inference import Racks, infer_racks
+from thalweg.probing.network import Network
+from thalweg.probing.nics import measure_nics
+from thalweg.probing.result import Probed, outliers_of
+from thalweg.probing.uplinks import Uplink, measure_uplinks
+
+SEED = 7
+
+
+class Surveyed(Network, Protocol):
+    """A network whose hosts have names and ranks."""
+
+    @property
+    def stations(self) -> Sequence[Station]: ...
+
+    @property
+    def measurements(self) -> int: ...
+
+    def round_trip_of_ranks(self, one: int, other: int) -> float: ...
+
+
+def survey(network: Surveyed, declared: Cluster | None, transport: str, start: float) -> Probed:
+    """On rank 0. Declared racks are kept, and what contradicts them is told."""
+    if network.size == 1:
+        return _alone(network, declared, transport, start)
+    ranks = [station.ranks[0] for station in network.stations]
+    names = names_of(network.stations, declared)
+    inferred = infer_racks(network, Random(SEED))
+    racks = inferred.racks if declared is None else _declared_racks(declared, ranks)
+    trips = _round_trips(network, racks, inferred)
+    nics = measure_nics(network, racks)
+    uplinks = measure_uplinks(network, racks, nics)
+    cluster = cluster_of(network.stations, names, racks, nics, uplinks, trips, declared)
+    contradictions: list[str] = []
+    if declared is not None:
+        contradictions = [
+            *_host_contradictions(declared, network.stations),
+            *rack_contradictions(declared, inferred, names, ranks),
+            *rate_contradictions(declared, cluster),
+        ]
+    return Probed(
+        cluster=cluster,
+        measured=True,
+        round_trips=by_host(names, racks, trips),
+        uplinks=uplinks_found(cluster, racks, nics, uplinks),
+        sureness=inferred.sureness if declared is None else "declared",
+        reason=inferred.reason if declared is None else _compared(inferred, contradictions),
+        outliers=tuple(outliers_of(cluster)),
+        contradictions=tuple(contradictions),
+        notes=tuple(_notes(racks, uplinks)),
+        transport=transport,
+        measurements=network.measurements,
+        seconds=monotonic() - start,
+    )
+
+
+def _alone(network: Surveyed, declared: Cluster | None, transport: str, start: float) -> Probed:
+    """One host: no link to measure, only how long its ranks take to reach each other."""
+    [station] = network.stations
+    ranks = station.ranks
+    note = "there is one worker, and nothing to measure"
+    cluster = declared or Cluster(
+        racks=(Rack(name="rack0", hosts=(Host(name=names_of([station], None)[0], ranks=ranks),)),)
+    )
+    trips = {}
+    if len(ranks) > 1:
+        note = "all workers are on one host: there are no links to measure, and its NIC is assumed"
+        seconds = network.round_trip_of_ranks(ranks[0], ranks[-1])
+        trips = dict.fromkeys((host.name for host in cluster.hosts), seconds)
+        if declared is None:
+            cluster = Cluster(racks=cluster.racks, latency=half(seconds))
+    return Probed(
+        cluster=cluster,
+        measured=False,
+        round_trips=trips,
+        uplinks=(),
+        sureness="sure" if declared is None else "declared",
+        reason="one host is one rack",
+        outliers=(),
+        contradictions=tuple(_host_contradictions(declared, [station]) if declared else ()),
+        notes=(note,),
+        transport=transport,
+        measurements=network.measurements,
+        seconds=monotonic() - start,
+    )
+
+
+def _declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[int]]:
+    racks: dict[str, set[int]] = {}
+    for host, rank in enumerate(ranks):
+        racks.setdefault(declared.rack(rank).name, set()).add(host)
+    return [frozenset(rack) for rack in racks.values()]
+
+
+def _round_trips(
+    network: Surveyed, racks: Sequence[frozenset[int]], inferred: Racks
+) -> dict[tuple[int, int], float]:
+    """Those that were taken anyway, and of every host with another of its rack."""
+    trips = dict(inferred.round_trips)
+    for rack in racks:
+        first, *others = sorted(rack)
+        for other in others:
+            if (first, other) not in trips:
+                trips[first, other] = network.round_trip(first, other)
+    return trips
+
+
+def _notes(racks: Sequence[frozenset[int]], uplinks: Sequence[Uplink | None]) -> list[str]:
+    full = [uplink for uplink in uplinks if uplink is not None and uplink.limits]
+    notes = []
+    if len(racks) == 2 and full:
+        notes.append("with two racks, the way out of one can't be told from the way into the other")
+    if len(racks) > 1 and not full:
+        notes.append("no uplink is a bottleneck: racks don't matter for rates")
+    return notes
+
+
+def _compared(inferred: Racks, contradictions: Sequence[str]) -> str:
+    if inferred.told is None:
+        return f"as declared; {inferred.reason}"
+    said = "contradicted" if any("declared in" in text for text in contradictions) else "confirmed"
+    return f"as declared, and {said} by {inferred.told}"
+
+
+def _host_contradictions(declared: Cluster, stations: Sequence[Station]) -> list[str]:
+    told = []
+    for station in stations:
+        said = {declared.host(rank).name for rank in station.ranks}
+        if len(said) > 1:
+            told.append(f"{' and '.join(sorted(said))} are declared, but are one host")
+    host_of = {rank: station for station in stations for rank in station.ranks}
+    for host in declared.hosts:
+        if len({host_of[rank].ranks for rank in host.ranks}) > 1:
+            told.append(f"the ranks of {host.name} are declared on one host, but are on several")
+    return told
