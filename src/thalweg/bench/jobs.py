@@ -122,6 +122,7 @@ def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dic
         "peak_bytes": max(result["peak_bytes"] for result in told),
         "stopped": told[0]["stopped"],
         "approximate": told[0]["approximate"],
+        "adjustments": told[0]["adjustments"],
         "lost": [rank for rank, result in enumerate(results) if not result],
     }
 

@@ -64,6 +64,9 @@ def command(
     for row in rows:
         if row["error"]:
             terminal.print(f"{row['sync']}: {row['error']}", markup=False)
+        for made in row.get("adjustments", [[]])[0]:
+            text = f"{made['kept_apart']} ({made['reason']})"
+            terminal.print(f"{row['sync']}, from step {made['step']}: {text}", markup=False)
     terminal.print("\n".join(notes), markup=False)
     picture = out / f"{scenario.name}.svg"
     write_file(picture, _picture(scenario, rows))

@@ -127,4 +127,8 @@ def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> s
     lines.append(f"{job.metric} {result['metric']:.4f} on samples that were held out")
     replicas = "equal, bit for bit" if result["identical"] else "different"
     lines.append(f"replicas are {replicas}")
+    lines += [
+        f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
+        for made in result["adjustments"]
+    ]
     return "\n".join(lines)
