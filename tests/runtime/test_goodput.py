@@ -50,7 +50,15 @@ def watched(
     group: Group, slow: dict[tuple[str, str], float], steps: range, noise: float, seed: int = 0
 ) -> Links:
     """The links after these steps; `slow` ways have a part of the usual rate, by owner and way."""
-    links = Links(group)
+    links = Links(group, group.contended)
+    for one in rates_of(group, slow, steps, noise, seed):
+        links.add(one)
+    return links
+
+
+def rates_of(
+    group: Group, slow: dict[tuple[str, str], float], steps: range, noise: float, seed: int
+) -> Iterator[Seen]:
     draw = np.random.default_rng(seed)
     cluster = group.cluster
     for step in steps:
@@ -61,8 +69,7 @@ def watched(
                 if here is not there:
                     ways += [(here.name, "out"), (there.name, "in")]
                 part = min(slow.get(way, 1.0) for way in ways)
-                links.add(Seen(step, source, target, USUAL * part * draw.uniform(1 - noise, 1)))
-    return links
+                yield Seen(step, source, target, USUAL * part * draw.uniform(1 - noise, 1))
 
 
 def both(name: str, part: float) -> dict[tuple[str, str], float]:
@@ -133,3 +140,19 @@ def test_two_racks_cannot_be_told_apart() -> None:
     group = Group.everybody(Cluster.regular([4, 4]))
     found = named(watched(group, both("rack0", 0.25), range(8), noise=0.1), group)
     assert [name for name, _ in found.racks] == ["rack0", "rack1"]
+
+
+def test_a_partner_of_the_slow_is_not_slow() -> None:
+    """In a rack of four with a slow uplink and a slow host, everybody else only ever meets that
+    host, or goes through that uplink."""
+    even = Cluster.regular([4] * 4)
+    apart = Contention(racks=(("rack0", 4),), hosts=(("host1", 4),))
+    group = Group(tuple(range(16)), even, apart)
+    links = Links(group, apart)
+    for rank in group.ranks:
+        for target in group.ranks:
+            links.add(Seen(0, rank, target, USUAL))
+    slow = both("rack0", 0.25) | both("host1", 0.25)
+    for one in rates_of(group, slow, range(96), 0.1, 0):
+        links.add(one)
+    assert named(links, group) == apart

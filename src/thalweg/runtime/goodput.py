@@ -19,7 +19,8 @@ from statistics import median
 from typing import NamedTuple
 
 from thalweg.runtime.arrivals import Arrival
-from thalweg.schedules import Group, Rates
+from thalweg.schedules import Contention, Group, Rates
+from thalweg.schedules.contention import SLOW
 
 AT_ONCE = 2  # rounds of a step that may share a link: what comes later has gaps
 LOOKED_AT = 5  # turns
@@ -64,9 +65,8 @@ class Ways:
     def __init__(self) -> None:
         self._rates: dict[Way, deque[float]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
 
-    def add(self, source: str, target: str, rate: float) -> None:
-        self._rates[Way(source, "out")].append(rate)
-        self._rates[Way(target, "in")].append(rate)
+    def add(self, way: Way, rate: float) -> None:
+        self._rates[way].append(rate)
 
     def best(self) -> dict[str, float]:
         """What each owner has shown in the slower of its two ways."""
@@ -78,17 +78,21 @@ class Ways:
 
     def worst(self, owner: str) -> float:
         """The smallest of its last rates: what it can be relied on for."""
-        return min((min(rates) for way, rates in self._rates.items() if way.owner == owner))
+        return min(min(rates) for way, rates in self._rates.items() if way.owner == owner)
 
     def usual(self) -> float:
-        return median(self.best().values())
+        """What they show mostly; 0 before anything was seen."""
+        best = self.best()
+        return median(best.values()) if best else 0.0
 
 
 class Links:
-    """All that was seen of a cluster."""
+    """All that was seen of a cluster. A slow rate that `apart`, what is known to be slow, explains
+    isn't held against whoever else it crossed."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, apart: Contention) -> None:
         self._group = group
+        self.apart = apart
         self.nics = Ways()
         self.uplinks = Ways()
 
@@ -96,10 +100,19 @@ class Links:
         cluster = self._group.cluster
         source, target = cluster.host(seen.source), cluster.host(seen.target)
         here, there = cluster.rack(seen.source), cluster.rack(seen.target)
-        if source is not target:
-            self.nics.add(source.name, target.name, seen.rate)
-        if here is not there:
-            self.uplinks.add(here.name, there.name, seen.rate)
+        nics = [Way(source.name, "out"), Way(target.name, "in")] if source is not target else []
+        uplinks = [Way(here.name, "out"), Way(there.name, "in")] if here is not there else []
+        slow_hosts, slow_racks = dict(self.apart.hosts), dict(self.apart.racks)
+        crossed = [way.owner in slow_hosts for way in nics]
+        crossed += [way.owner in slow_racks for way in uplinks]
+        for kind, ways, slow in (
+            (self.nics, nics, slow_hosts),
+            (self.uplinks, uplinks, slow_racks),
+        ):
+            explained = any(crossed) and seen.rate < SLOW * kind.usual()
+            for way in ways:
+                if not explained or way.owner in slow:
+                    kind.add(way, seen.rate)
 
     def rates(self) -> Rates | None:
         """None before all hosts were seen."""

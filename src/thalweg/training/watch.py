@@ -110,7 +110,7 @@ class _Judge:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._links = Links(group)
+        self._links = Links(group, group.contended)
         self._newest: dict[tuple[int, int], int] = {}  # by source and target
         self._adopted = group.contended
         self._proposed = self._adopted
@@ -132,7 +132,7 @@ class _Judge:
             dwell = self._dwell.get(name, DWELL)
             soon = step - self._left.get(name, -LONGEST_DWELL * SOON) < SOON * dwell
             self._dwell[name] = min(2 * dwell, LONGEST_DWELL) if soon else DWELL
-        self._adopted = self._proposed = contention
+        self._adopted = self._proposed = self._links.apart = contention
         self._since = step
 
     def decide(self, step: int, busy: float) -> tuple[Contention, str] | None:
