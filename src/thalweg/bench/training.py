@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import sys
 from collections.abc import Callable, Mapping
@@ -20,8 +21,9 @@ from thalweg.bench.evaluation import Evaluations
 from thalweg.bench.injection import Injection, Sleeps, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
-from thalweg.facts import Duration
+from thalweg.facts import Cluster, Duration
 from thalweg.plan import Plan
+from thalweg.runtime.launch import CLUSTER_VARIABLE
 from thalweg.training import Run, attach
 from thalweg.training.watch import Adjustment
 from thalweg.workloads import Job
@@ -92,6 +94,7 @@ def train(
         batch=recipe.batch or job.batch,
         resume=recipe.checkpoint,
         seed=recipe.seed,
+        cluster=_cluster(recipe),
         timeout=recipe.timeout,
     )
     on_start(run)
@@ -125,6 +128,13 @@ def train(
         adjustments=list(run.adjustments),
         peak_nbytes=_peak_nbytes(),
     )
+
+
+def _cluster(recipe: Recipe) -> Cluster | None:
+    """The scenario's, unless a lab has told its own."""
+    if recipe.injection is None or CLUSTER_VARIABLE in os.environ:
+        return None
+    return recipe.injection.cluster
 
 
 def _steps(
