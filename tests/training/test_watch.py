@@ -6,7 +6,7 @@ from thalweg.facts import Cluster
 from thalweg.runtime.goodput import Seen
 from thalweg.schedules import Contention, Group
 from thalweg.schedules.topologies import shuffle
-from thalweg.training.watch import DWELL, _Judge
+from thalweg.training.watch import DWELL, Judge
 
 USUAL = 12.5e6
 EVEN = Group.everybody(Cluster.regular([4] * 4))
@@ -17,7 +17,7 @@ class Course:
     """A run as its leader sees it; whatever it proposes is taken up at the next multiple of 8."""
 
     def __init__(self) -> None:
-        self.judge = _Judge(EVEN)
+        self.judge = Judge(EVEN)
         self.group = EVEN
         self.step = 0
         self.proposed: Contention | None = None
@@ -110,7 +110,7 @@ def test_half_recovered_is_still_slow() -> None:
 
 
 def test_steps_that_compute_for_long_need_no_windows() -> None:
-    judge = _Judge(EVEN)
+    judge = Judge(EVEN)
     for step in range(8):
         for meeting in shuffle.groups(EVEN, step):
             order = meeting.group.order[:: -1 if step % 2 else 1]

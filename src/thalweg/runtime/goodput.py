@@ -19,10 +19,10 @@ from statistics import median
 from typing import NamedTuple
 
 from thalweg.runtime.arrivals import Arrival
+from thalweg.runtime.engine import AT_ONCE
 from thalweg.schedules import Contention, Group, Rates
 from thalweg.schedules.contention import SLOW
 
-AT_ONCE = 2  # rounds of a step that may share a link: what comes later has gaps
 LOOKED_AT = 5  # turns
 SHORTEST = 0.005  # seconds: what comes faster than that is fast enough, and noise
 
@@ -47,7 +47,7 @@ def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[Seen]:
     """What came to this rank, by step and peer."""
     at_once: dict[tuple[int, int], list[tuple[float, float, int]]] = defaultdict(list)
     for arrival in arrivals:
-        if arrival.bucket < AT_ONCE:
+        if arrival.bucket < AT_ONCE:  # these share a link; what comes later has gaps
             for peer, lead in arrival.leading.items():
                 at_once[arrival.step, peer].append((lead.began, lead.ended, lead.nbytes))
     seen = []

@@ -63,7 +63,7 @@ class Watch:
         self._arrivals = arrivals
         self._nbytes = nbytes
         self._told = -1  # the last step of which this rank has told
-        self._judge = _Judge(group) if world.rank == LEADER else None
+        self._judge = Judge(group) if world.rank == LEADER else None
         self._keys = [_key(rank) for rank in range(world.size)]
         world.put(_key(world.rank), json.dumps([0.0, []]))
 
@@ -105,7 +105,7 @@ class Watch:
             )
 
 
-class _Judge:
+class Judge:
     """The leader's: what the links gave, what is kept apart, and since when."""
 
     def __init__(self, group: Group) -> None:
