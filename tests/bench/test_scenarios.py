@@ -33,6 +33,7 @@ def test_the_telling_ones_are_there() -> None:
         "slow-nic-of-sixteen",
         "slow-uplink-and-nic",
         "slow-uplink-of-four",
+        "tinygpt-on-two-racks",
         "two-sites",
     }
 
