@@ -36,6 +36,7 @@ def result(seconds: list[float], first_step: int = 0, **other: Any) -> dict[str,
         "metric": 0.4,
         "deviation": 0.0,
         "fingerprint": "same",
+        "adjustments": [],
     }
     return {**usual, **other}
 
@@ -49,6 +50,21 @@ def test_warmup_and_steps_after_an_event_do_not_count() -> None:
     assert row["seconds_per_step"] == pytest.approx(3.0)
     assert row["seconds_all"] == pytest.approx(18 + 3 + 750 + 12)
     assert row["events"] == [{"event": "step 4: cut rack 0", "steps": [4]}]
+
+
+def test_what_a_step_takes_each_host_before_and_after_the_events() -> None:
+    before, settling = [9.0, 9.0, 1.0, 2.0], [50.0] * 15
+    one, other = result([*before, *settling, 3.0, 4.0, 5.0]), result([*before, *settling, 6, 6, 6])
+    made = [{"step": 8, "kept_apart": "rack0 every 4 steps", "reason": "it is slow"}]
+    fired = [Fired(event=EVENT, seconds=1.0, step=4)]
+    trial = Trial(results=[{**one, "adjustments": made}, other, None], fired=fired)
+    row = row_of("ring", replace(SCENARIO, cluster=Cluster.flat(3)), [trial])
+    assert [(p["host"], p["before"], p["after"]) for p in row["pace"]] == [
+        ("host0", 1.5, 4.0),
+        ("host1", 1.5, 6.0),
+        ("host2", None, None),  # it was killed
+    ]
+    assert row["adjustments"] == [made]
 
 
 def test_the_mean_is_over_ranks_steps_and_repeats() -> None:
