@@ -67,6 +67,7 @@ def test_a_plain_script_alone(tmp_path: Path) -> None:
     assert len(accuracies(done.stdout)) == 1
 
 
+@pytest.mark.slow
 def test_what_was_finished_is_not_trained_again(tmp_path: Path) -> None:
     """The same bits come out of a checkpoint at the end as went in."""
     script = str(EXAMPLES / "checkpoint.py")

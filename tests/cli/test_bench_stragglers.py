@@ -23,6 +23,7 @@ def documented(options: str, cwd: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_lab")
 def test_four_schemes_in_a_small_lab(tmp_path: Path) -> None:
     document = documented(

@@ -87,6 +87,7 @@ def test_options_override_the_file_and_the_table_says_what_it_was(tmp_path: Path
     assert "links had no rates, and no events happened" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     """DDP averages only what comes out of model(...), and this job goes round it."""
     (tmp_path / "mine.py").write_text(

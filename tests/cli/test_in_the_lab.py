@@ -21,6 +21,7 @@ os.execv(sys.executable, [sys.executable, "-m", "thalweg", *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_lab")
 def test_collectives_have_a_bound_and_follow_the_racks(tmp_path: Path) -> None:
     """2 MB over 2 x 2 hosts: 2(N-1)/N S over a NIC, S over an uplink, whichever takes longer. Ranks
@@ -96,6 +97,7 @@ def test_a_scenario_with_an_event(tmp_path: Path) -> None:
     assert "congestion control" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_lab")
 def test_a_plan_that_does_not_survive_the_scenario_has_a_row_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "death.toml").write_text(SCENARIO.replace("ACTION", "kill"))

@@ -36,6 +36,7 @@ def test_rows_per_step_and_a_result(tmp_path: Path) -> None:
     assert result["identical"]
 
 
+@pytest.mark.slow
 def test_under_torchrun_rank_0_tells(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     job = ["-m", "thalweg", "train", "digits", "--steps", "5", "--json", "rows.json"]
@@ -55,6 +56,7 @@ def test_under_torchrun_rank_0_tells(tmp_path: Path) -> None:
     assert len(document["rows"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["ring", pytest.param("gc(stragglers=1)", marks=pytest.mark.slow)])
 def test_stopped_and_resumed_is_as_if_never_stopped(sync: str, tmp_path: Path) -> None:
     common = ("digits", "--workers", "4", "--sync", sync)
@@ -66,6 +68,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(sync: str, tmp_path: Path) -
     assert last["settings"]["result"]["final_loss"] == whole["final_loss"]
 
 
+@pytest.mark.slow
 def test_interrupted_it_saves_and_goes_on(tmp_path: Path) -> None:
     common = ("digits", "--workers", "2", "--steps", "150")
     whole = trained(*common, cwd=tmp_path)["settings"]["result"]

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from shlex import split
 
+import pytest
+
 from tests.cli.test_explain import thalweg
 
 
+@pytest.mark.slow
 def test_exact_plans_train_as_ddp_does(tmp_path: Path) -> None:
     done = thalweg(
         *split("verify ring 'gc(stragglers=1)' local_sgd --model digits --workers 2 --steps 30"),

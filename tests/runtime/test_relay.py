@@ -203,6 +203,7 @@ def test_a_state_is_given_by_who_has_it() -> None:
         assert seven.relays[1].asked()
 
 
+@pytest.mark.slow
 def test_who_needs_a_state_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 and 4 ask each other, 2 and 3 don't look: it is 6 that has one, whom no other is near."""
     monkeypatch.setattr(relay, "ASK_AGAIN", 0.1)
@@ -217,6 +218,7 @@ def test_who_needs_a_state_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         assert not seven.relays[1].asked()
 
 
+@pytest.mark.slow
 def test_results_that_were_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 lost the last one: nothing comes after it that would tell."""
     with ranks(SEVEN) as seven:

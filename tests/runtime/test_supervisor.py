@@ -514,6 +514,7 @@ def test_an_interrupted_supervisor_leaves_nothing(source: str, number: signal.Si
         wait_until(lambda: not any(map(lives, pids)))
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_is_less_patient() -> None:
     source = STUBBORN.replace("grace=0.5", "grace=20")
     with supervisor(source) as (process, pids):
