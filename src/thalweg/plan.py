@@ -73,6 +73,11 @@ class Cadence:
     delay: int = 0  # steps until the result is applied
     staleness: int | None = None  # asynchronous: how old a result may be; None: in step
 
+    @property
+    def two_levels(self) -> bool:
+        """Racks average at once, and all racks late."""
+        return self.inside and self.delay > 0
+
     def __str__(self) -> str:
         if self.staleness is not None:
             return f"asynchronous, at most {self.staleness} steps stale"

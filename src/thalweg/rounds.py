@@ -95,7 +95,7 @@ class _Compiler:
         self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
 
     def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
-        if self.plan.cadence.inside and self.plan.cadence.delay and len(group.racks) > 1:
+        if self.plan.cadence.two_levels and len(group.racks) > 1:
             yield from self._two_levels(group, workload)
             return
         meetings = self._meetings(group)
@@ -189,7 +189,7 @@ class _Compiler:
             number=number,
             stage=stage,
             when=When.AFTER if self.plan.averages_parameters else When.READY,
-            delay=self.plan.cadence.delay + meeting.lasts - 1,
+            delay=self.plan.cadence.delay + (meeting.lasts - 1) * self.plan.cadence.every,
             lasts=meeting.lasts,
             bucket=bucket.index,
             span=(0, bucket.elements),

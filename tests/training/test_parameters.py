@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from tests.training.workers import TIMEOUT, apart, fingerprint, on_ranks, one_value, same_bits
 from thalweg.errors import Mismatch
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, parse_cluster
 from thalweg.training import Run, attach
 
 SIZE = 4
@@ -278,3 +279,60 @@ def test_who_expects_other_groups_is_told() -> None:
         return {"said": str(error.value)}
 
     assert "rack0" in on_ranks(4, work)[0]["said"]
+
+
+def test_who_has_other_names_for_the_hosts_is_told() -> None:
+    """An adjustment names hosts: all must know them."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = small()
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        names = ", ".join(f'"{"ab"[rank]}{number}"' for number in range(2))
+        cluster = parse_cluster(f'[[rack]]\nname = "r"\nhosts = [{names}]')
+        with pytest.raises(Mismatch, match="cluster"):
+            attach(model, sgd, sync="dssync", cluster=cluster, timeout=TIMEOUT)
+        return {}
+
+    on_ranks(2, work)
+
+
+def test_a_checkpoint_has_the_mean_of_all_optimizers(tmp_path: Path) -> None:
+    def momentum(sgd: torch.optim.Optimizer) -> list[float]:
+        slots = [state["momentum_buffer"] for state in sgd.state.values()]
+        return torch.cat([slot.reshape(-1) for slot in slots]).tolist()
+
+    def work(rank: int) -> dict[str, Any]:
+        model = small()
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        run = attach(model, sgd, sync="local_sgd(every=9)", timeout=TIMEOUT)
+        step(model, sgd, rank)
+        own = momentum(sgd)
+        run.save(tmp_path)
+        after = momentum(sgd)
+        run.close()
+        run = attach(model, sgd, sync="local_sgd(every=9)", resume=tmp_path, timeout=TIMEOUT)
+        run.close()
+        return {"own": own, "kept": own == after, "resumed": momentum(sgd)}
+
+    results = on_ranks(2, work)
+    mean = torch.tensor([result["own"] for result in results]).mean(0)
+    assert results[0]["own"] != results[1]["own"]
+    for result in results:
+        assert result["kept"]
+        torch.testing.assert_close(torch.tensor(result["resumed"]), mean)
+
+
+def test_a_variance_stays_one_when_an_average_comes_late() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.BatchNorm1d(1, momentum=0.9)
+        sgd = torch.optim.SGD(model.parameters(), 0.0)
+        run = attach(model, sgd, sync="local_sgd(every=1, delay=1)", timeout=TIMEOUT)
+        spread = 10.0 if rank else 1.0
+        for number in range(4):
+            model(torch.tensor([[-spread], [spread]]) / 100**number).sum().backward()
+            sgd.step()
+        variance = model.running_var.item()
+        run.close()
+        return {"variance": variance}
+
+    assert all(result["variance"] >= 0 for result in on_ranks(2, work))

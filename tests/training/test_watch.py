@@ -135,3 +135,36 @@ def test_a_rack_that_is_kept_apart_splits_nobody_else() -> None:
     course.run(16, rack0=0.25)
     course.run(80, rack0=0.7)
     assert not any(change.pairs for _, change, _ in course.changes)
+
+
+def test_an_evaluation_between_two_steps_changes_nothing() -> None:
+    """Computing for ten times as long would let rack 0 meet the others at every step."""
+    course = Course()
+    course.run(16)
+    course.run(60, rack0=0.25)
+    assert [change for _, change, _ in course.changes] == [APART]
+    assert course.judge.decide(course.step, 10 / USUAL) is None
+    course.run(40, rack0=0.25)
+    assert [change for _, change, _ in course.changes] == [APART]
+
+
+def test_what_was_proposed_too_early_is_withdrawn() -> None:
+    course = Course()
+    course.run(16)
+    course.run(6, rack0=0.25)  # proposed, and not yet taken up
+    assert course.proposed == APART
+    course.run(2)
+    assert course.changes[-1][1] == Contention()
+
+
+def test_a_rack_that_was_not_seen_yet_is_no_reason_to_fail() -> None:
+    judge = Judge(EVEN)
+    for step in range(3):
+        for source in EVEN.ranks:
+            for target in EVEN.ranks:
+                crosses = source // 4 != target // 4
+                if not crosses or 3 not in (source // 4, target // 4):
+                    judge.see([Seen(step, source, target, USUAL / (8 if crosses else 1))])
+    wanted = judge.decide(3, 0.0)
+    assert wanted is not None
+    assert "rack3 gives what isn't known yet" in wanted[1]

@@ -90,7 +90,7 @@ def _pace(scenario: Scenario, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     for trial in trials:
         happened = [fired.step for fired in trial.fired if fired.step is not None]
         if not happened:
-            return []
+            continue
         counted = scenario.counted(happened)
         for rank, result in enumerate(trial.results):
             seconds = _steps(result, "seconds") if result else {}

@@ -169,11 +169,11 @@ def _steps(
             seconds.append(perf_counter() - start)
             progress({"step": run.step, "loss": loss, "seconds": seconds[-1]})
             pauses.after_step()
-            start = perf_counter()
             if run.step >= recipe.steps:
                 return steps, losses, seconds
             if recipe.checkpoint and recipe.save_every and run.step % recipe.save_every == 0:
                 run.save(recipe.checkpoint)
+            start = perf_counter()
         optimizer.zero_grad()  # of a step that the epoch's end cut short
     return steps, losses, seconds
 

@@ -33,23 +33,23 @@ class Exchange:
     def send(self, peer: int, label: Label, array: Array) -> Sending:
         return self._transport.send(peer, label, array, monotonic() + self.patience)
 
-    def receive(self, peer: int, label: Label, seconds: float | None = 0.0) -> Array:
-        """Within so many seconds and some patience; None: for as long as nobody gives up."""
-        deadline = None if seconds is None else monotonic() + seconds + self.patience
+    def receive(self, peer: int, label: Label, seconds: float = 0.0) -> Array:
+        """Within so many seconds and some patience, unless somebody gives up before."""
+        deadline = monotonic() + seconds + self.patience
         while True:
             until = monotonic() + LOOK_AROUND
             try:
-                return self._transport.receive(peer, label, min(until, deadline or until))
+                return self._transport.receive(peer, label, min(until, deadline))
             except PeerLate:
                 heard = self._alarm.heard()
                 if heard is not None:
                     raise heard from None
-                if deadline is not None and monotonic() >= deadline:
+                if monotonic() >= deadline:
                     raise
 
     def tell(self, peer: int, label: Label, content: Any) -> None:
         text = np.frombuffer(json.dumps(content).encode(), np.uint8)
         self.send(peer, label, text).wait(monotonic() + self.patience)
 
-    def hear(self, peer: int, label: Label, seconds: float | None = 0.0) -> Any:
+    def hear(self, peer: int, label: Label, seconds: float = 0.0) -> Any:
         return json.loads(self.receive(peer, label, seconds).tobytes())

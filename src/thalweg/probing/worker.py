@@ -20,6 +20,7 @@ from thalweg.probing.flow import receive_flow, send_flow
 
 Order = dict[str, Any]
 LEADER = 0
+LONGEST_SILENCE = 600.0  # seconds for which others may be measured
 OVER = "over"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
@@ -28,7 +29,7 @@ NETWORK = Path("/proc/self/ns/net")
 def serve(exchange: Exchange) -> Any:
     """Until it is over; what rank 0 found."""
     while True:
-        order = exchange.hear(LEADER, ORDERS, None)
+        order = exchange.hear(LEADER, ORDERS, LONGEST_SILENCE)
         if order["do"] == OVER:
             return order["result"]
         exchange.tell(LEADER, ANSWERS, obey(exchange, order))

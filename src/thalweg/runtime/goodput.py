@@ -78,7 +78,8 @@ class Ways:
 
     def worst(self, owner: str) -> float:
         """The smallest of its last rates: what it can be relied on for."""
-        return min(min(rates) for way, rates in self._rates.items() if way.owner == owner)
+        own = (min(rates) for way, rates in self._rates.items() if way.owner == owner)
+        return min(own, default=0.0)
 
     def usual(self) -> float:
         """What they show mostly; 0 before anything was seen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Duration
+from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
 from thalweg.runtime.forked import RESTARTS_VARIABLE
@@ -82,6 +83,7 @@ def attach(
             "resume": "given" if resume else "absent",
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters else "",
+            "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
         }
         own = description(str(plan), model, optimizer, settings)
         returns = is_relayed(plan) and int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
@@ -123,6 +125,10 @@ def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
             "make it from model.parameters(), after the model is complete, or put the others into "
             "the model",
         )
+
+
+def _digest(cluster: Cluster) -> str:
+    return blake2b(format_cluster(cluster).encode(), digest_size=4).hexdigest()
 
 
 def _feed(

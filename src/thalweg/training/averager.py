@@ -104,11 +104,11 @@ class Setting:
             room,
             self.alarm,
         )
-        if plan.cadence.inside and plan.cadence.delay and len(self.group.racks) > 1:
+        if plan.cadence.two_levels and len(self.group.racks) > 1:
             return TwoLevelAverager(tensors, plan, self.group, self.engine, self.clock)
 
-        def watch(nbytes: int) -> Watch:
-            return Watch(self.group, room, self.agreement, self.engine.arrivals, nbytes)
+        def watch(group: Group, nbytes: int) -> Watch:
+            return Watch(group, room, self.agreement, self.engine.arrivals, nbytes)
 
         adjusts = bool(plan.topology.arguments.get("adjust"))
         return ParameterAverager(

@@ -14,6 +14,8 @@ from thalweg.schedules import Group, Schedule, check
 from thalweg.training.layout import FlatBucket
 from thalweg.transports import Array
 
+KEPT = 256  # steps of a long cycle
+
 
 class Clock:
     """Which step this is, and which numbers its rounds have. All ranks count alike.
@@ -86,6 +88,9 @@ class Itinerary:
     def at(self, step: int) -> Leg:
         place = step % self._cycle
         if place not in self._legs:
+            if len(self._legs) >= KEPT:
+                self._legs.clear()
+                self._parts.clear()
             self._legs[place] = self._compile(place)
         return self._legs[place]
 

@@ -21,6 +21,7 @@ from thalweg.runtime import Engine
 from thalweg.schedules import Contention, Group
 from thalweg.training.itinerary import Clock, Itinerary
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
+from thalweg.training.slots import never_negative
 from thalweg.training.watch import Watch
 
 Tensors = Mapping[str, torch.Tensor]
@@ -47,7 +48,7 @@ class ParameterAverager:
         group: Group,
         engine: Engine,
         clock: Clock,
-        watch: Callable[[int], Watch] | None = None,
+        watch: Callable[[Group, int], Watch] | None = None,
     ) -> None:
         self._ask_for_tensors = tensors
         self._plan = plan
@@ -103,6 +104,11 @@ class ParameterAverager:
     def detach(self) -> None:
         self.settle()
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether its groups follow what the links give."""
+        return self._make_watch is not None
+
     def adopt(self, contention: Contention) -> None:
         """From this step on, meet by the table that keeps these apart."""
         self.settle()
@@ -117,7 +123,7 @@ class ParameterAverager:
         self._layout = Layout.of(self._tensors, self._plan.settings.bucket)
         self._itinerary = self._route(self._layout)
         if self._make_watch is not None:
-            self._watch = self._make_watch(self._layout.workload.nbytes)
+            self._watch = self._make_watch(self._group, self._layout.workload.nbytes)
         return self._layout, self._itinerary
 
     def _route(self, layout: Layout) -> Itinerary:
@@ -145,5 +151,7 @@ class ParameterAverager:
             tensor = self._tensors[name]
             if late:
                 tensor.add_(view.to(tensor.device) - self._sent[name])
+                if never_negative(name):
+                    tensor.clamp_(min=0)
             else:
                 tensor.copy_(view)

@@ -205,7 +205,7 @@ class Run:
             self._catch_up()
             yield
             return
-        parameters = trainable(self._model).values() if self._replicas_differ else ()
+        parameters = self._differing
         own = [parameter.detach().clone() for parameter in parameters]
         self._in_consensus = True
         try:
@@ -229,13 +229,20 @@ class Run:
         changed. 0 under plans that keep replicas equal."""
         if not self._replicas_differ:
             return 0.0
-        parameters = [p.detach() for p in trainable(self._model).values()]
+        parameters = [p.detach() for p in self._differing]
         means = [parameter.clone() for parameter in parameters]
         self.average(means)
         pairs = zip(parameters, means, strict=True)
-        square = torch.stack([(own - mean).double().square().sum() for own, mean in pairs]).sum()
+        squares = [(own - mean).double().square().sum().cpu() for own, mean in pairs]
+        square = torch.stack(squares).sum()
         self.average([square])
         return float(square.sqrt())
+
+    @property
+    def _differing(self) -> list[nn.Parameter]:
+        """The parameters in which replicas differ: those that are or were trained."""
+        parameters = self._model.parameters() if self._replicas_differ else ()
+        return [parameter for parameter in parameters if id(parameter) in self._averaged]
 
     @property
     def _replicas_differ(self) -> bool:
@@ -286,7 +293,7 @@ class Run:
 
     def _adjust(self, change: Change) -> None:
         """Groups that keep something else apart, unless the plan has none any more."""
-        if not isinstance(self._averager, ParameterAverager):
+        if not isinstance(self._averager, ParameterAverager) or not self._averager.adjusts:
             return
         contention, reason = contention_in(change.value)
         self._averager.adopt(contention)
@@ -303,7 +310,7 @@ class Run:
         does, alone."""
         alone = waits_for_nobody(self._plan)
         self._meetings += not alone
-        with self.consensus():
+        with self.consensus(), self._common_slots():
             if alone and self.rank != self._setting.keeper(self._plan):
                 return
             save(
@@ -460,7 +467,7 @@ class Run:
         self._attached.detach()
         if self._replicas_differ and not plan.averages_parameters:
             slots = self._slots()
-            self._sharing.average(p.detach() for p in trainable(self._model).values())
+            self._sharing.average(p.detach() for p in self._differing)
             self._sharing.average_what_differs([*_statistics(self._model), *slots])
         if isinstance(self._averager, AsynchronousAverager):
             self._averager.part(self._engine.timeout)
@@ -471,6 +478,18 @@ class Run:
             self._tree.close()
         self._plan = plan
         self._run_plan()
+
+    @contextmanager
+    def _common_slots(self) -> Iterator[None]:
+        """Inside, the optimizer's state is the mean over all ranks, where it differs."""
+        slots = self._slots() if self._replicas_differ else []
+        own = [slot.clone() for slot in slots]
+        try:
+            self._sharing.average_what_differs(slots)
+            yield
+        finally:
+            for slot, values in zip(slots, own, strict=True):
+                slot.copy_(values)
 
     def _slots(self) -> list[torch.Tensor]:
         """The optimizer's, those included that only other ranks had until now."""

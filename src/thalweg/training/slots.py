@@ -15,6 +15,7 @@ from thalweg.errors import RunError
 from thalweg.runtime import Alarm, World
 
 STATISTICS = ("running_mean", "running_var")
+MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
 Kinds = dict[str, tuple[list[int], str]]  # shape and type by place
 
 
@@ -27,12 +28,18 @@ def averaged_tensors(
     for prefix, module in model.named_modules():
         for name in STATISTICS:
             values = getattr(module, name, None)
-            if isinstance(values, torch.Tensor) and values.is_floating_point():
+            is_new = all(values is not other for other in tensors.values())  # modules may share it
+            if is_new and isinstance(values, torch.Tensor) and values.is_floating_point():
                 tensors[f"{prefix}.{name}"] = values
     if optimizer is not None:
         slots = slots_of_all(optimizer, world, alarm, 0, world.timeout)
         tensors |= {f"optimizer/{place}": slot for place, slot in slots.items()}
     return tensors
+
+
+def never_negative(name: str) -> bool:
+    """Whether it is a mean of squares: a difference that is added late must not change that."""
+    return name.rpartition("/")[2].rpartition(".")[2] in MEANS_OF_SQUARES
 
 
 def slots_of_all(

@@ -26,6 +26,7 @@ from thalweg.schedules import Group
 from thalweg.training.itinerary import Clock, Itinerary, Stop
 from thalweg.training.layout import Layout, as_array, scaled_into
 from thalweg.training.parameters import Tensors
+from thalweg.training.slots import never_negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class TwoLevelAverager:
         for bucket in layout.buckets:
             for name, view in bucket.views.items():
                 self._tensors[name].copy_(view)
+                if never_negative(name):
+                    self._tensors[name].clamp_(min=0)
 
     def _cross(self, stop: Stop, first: int) -> None:
         bucket = self._ready[0].buckets[stop.round.bucket]

@@ -12,6 +12,7 @@ becomes slow again soon after.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -28,6 +29,7 @@ CHANGE = "contention"  # in the agreement
 RECOVERED = 0.85  # of the usual rate
 DWELL, LONGEST_DWELL = 24, 2000  # steps for which something stays apart at least
 SOON = 4  # times the dwell
+BUSY_LOOKED_AT = 5  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,6 @@ class Watch:
         self._agreement = agreement
         self._arrivals = arrivals
         self._nbytes = nbytes
-        self._told = -1  # the last step of which this rank has told
         self._judge = Judge(group) if world.rank == LEADER else None
         self._keys = [_key(rank) for rank in range(world.size)]
         world.put(_key(world.rank), json.dumps([0.0, []]))
@@ -115,6 +116,7 @@ class Judge:
         self._adopted = group.contended
         self._proposed = self._adopted
         self._since = 0
+        self._busy: deque[float] = deque(maxlen=BUSY_LOOKED_AT)
         self._left: dict[str, int] = {}  # when what was kept apart was let back
         self._dwell: dict[str, int] = {}
 
@@ -137,6 +139,8 @@ class Judge:
 
     def decide(self, step: int, busy: float) -> tuple[Contention, str] | None:
         """Another table than the one that is adopted or proposed, and why."""
+        self._busy.append(busy)
+        busy = min(self._busy)  # without evaluations and checkpoints between two steps
         rates = self._links.rates()
         if rates is None:
             return None
@@ -149,7 +153,7 @@ class Judge:
             hosts=self._settled(self._adopted.hosts, judged.hosts, links.nics, step),
             pairs=pairs if step - self._since >= DWELL else self._adopted.pairs,
         )
-        if wanted in (self._adopted, self._proposed):
+        if wanted == self._proposed:  # or adopted, if nothing else was proposed since
             return None
         self._proposed = wanted
         return wanted, self._reason(wanted, rates.nics, rates.uplinks)
@@ -187,12 +191,12 @@ class Judge:
         for kind, now, before, rates, usual in kinds:
             for name in sorted(now.keys() | before.keys()):
                 if now.get(name) != before.get(name):
-                    what = f"the {kind} of {name} gives {_mbit(rates[name])}"
-                    said.append(f"{what}, usual is {_mbit(usual)}")
+                    gives = _mbit(rates[name]) if name in rates else "what isn't known yet"
+                    said.append(f"the {kind} of {name} gives {gives}, usual is {_mbit(usual)}")
         if wanted.pairs != self._adopted.pairs:
             slower = "takes much longer than inside them" if wanted.pairs else "has become faster"
             said.append(f"an exchange between racks {slower}")
-        return "; ".join(said)
+        return "; ".join(said) or "what was proposed meanwhile no longer holds"
 
 
 def _usual(rates: Mapping[str, float]) -> float:
