@@ -150,10 +150,10 @@ def test_an_evaluation_between_two_steps_changes_nothing() -> None:
 
 def test_what_was_proposed_too_early_is_withdrawn() -> None:
     course = Course()
-    course.run(16)
-    course.run(6, rack0=0.25)  # proposed, and not yet taken up
+    course.run(12)
+    course.run(5, rack0=0.25)  # proposed, and not yet taken up
     assert course.proposed == APART
-    course.run(2)
+    course.run(7)
     assert course.changes[-1][1] == Contention()
 
 

@@ -146,11 +146,11 @@ class Judge:
             return None
         judged = judge(self._group, rates, busy, self._adopted)
         links = self._links
-        racks = self._settled(self._adopted.racks, judged.racks, links.uplinks, step)
+        racks = self._settled(self._proposed.racks, judged.racks, links.uplinks, step)
         pairs = in_pairs(self._group, rates, racks, busy, self._adopted)
         wanted = Contention(
             racks=racks,
-            hosts=self._settled(self._adopted.hosts, judged.hosts, links.nics, step),
+            hosts=self._settled(self._proposed.hosts, judged.hosts, links.nics, step),
             pairs=pairs if step - self._since >= DWELL else self._adopted.pairs,
         )
         if wanted == self._proposed:  # or adopted, if nothing else was proposed since
@@ -160,15 +160,18 @@ class Judge:
 
     def _settled(
         self,
-        adopted: tuple[tuple[str, int], ...],
+        proposed: tuple[tuple[str, int], ...],
         judged: tuple[tuple[str, int], ...],
         ways: Ways,
         step: int,
     ) -> tuple[tuple[str, int], ...]:
-        old, new = dict(adopted), dict(judged)
+        """What is proposed already isn't withdrawn for a single better rate either."""
+        old, new = dict(proposed), dict(judged)
+        adopted = dict((*self._adopted.racks, *self._adopted.hosts))
         settled = {}
         for name in old.keys() | new.keys():
-            rested = step - self._since >= self._dwell.get(name, DWELL)
+            dwell = self._dwell.get(name, DWELL) if name in adopted else 0
+            rested = step - self._since >= dwell
             pace, was = new.get(name, 1), old.get(name, 1)
             if pace < was and not (rested and self._has_recovered(name, pace, ways)):
                 pace = was
