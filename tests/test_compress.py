@@ -27,11 +27,10 @@ def payloads(text: str, step: int = 0) -> list[Payload]:
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
-        ("int8", sum(d + 4 * ceil(d / 256) for d in LARGE)),
-        ("int8(block=64)", sum(d + 4 * ceil(d / 64) for d in LARGE)),
-        ("qsgd(bits=4)", sum(d // 2 + 4 * ceil(d / 512) for d in LARGE)),
+        ("int8", sum(260 * ceil(d / 256) for d in LARGE)),
+        ("int8(block=64)", sum(68 * ceil(d / 64) for d in LARGE)),
+        ("qsgd(bits=4)", sum(260 * ceil(d / 512) for d in LARGE)),
         ("terngrad", sum(d // 4 + 4 for d in LARGE)),
-        ("sign", sum(d // 8 for d in LARGE)),
         ("efsign", sum(d // 8 + 4 for d in LARGE)),
         ("topk", 8 * sum(ceil(d * 0.01) for d in LARGE)),
         ("mstopk(ratio=0.001)", 8 * sum(ceil(d * 0.001) for d in LARGE)),
@@ -44,6 +43,13 @@ def test_one_payload_and_the_rest_exact(text: str, nbytes: int) -> None:
     compressed, exact = payloads(text)
     assert compressed.nbytes == nbytes
     assert exact == Payload("exact", REST, 4, exact=True)
+
+
+def test_signs_and_their_scales() -> None:
+    signs, scales, exact = payloads("sign")
+    assert signs.nbytes == sum(8 * ceil(d / 64) for d in LARGE)
+    assert (scales.nbytes, scales.exact) == (4 * len(LARGE), True)
+    assert exact.elements == REST
 
 
 @pytest.mark.parametrize("text", ["fp16", "bf16"])

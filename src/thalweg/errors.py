@@ -20,6 +20,7 @@
         ├── Mismatch          ranks hold different plans, models or optimizers
         ├── WorkerFailed      a worker's process ended in an error
         ├── PeerFailed        another rank gave up, and said why
+        ├── NotFinite         a gradient that has inf or nan in it
         └── CheckpointError   a checkpoint that can't be written or read
 
 Each says what happened and, after a semicolon, what to do about it.
@@ -129,6 +130,19 @@ class WorkerFailed(RunError):
 
 class PeerFailed(RunError):
     pass
+
+
+class NotFinite(RunError):
+    """`names` are the parameters whose gradient it is."""
+
+    def __init__(self, names: Sequence[str], where: str = "") -> None:
+        several = "s" if len(names) > 1 else ""
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        super().__init__(
+            f"the gradient{several} of {listed} {'have' if several else 'has'} inf or nan{where}",
+            "lower the learning rate, clip, or look at this rank's data",
+        )
+        self.names = tuple(names)
 
 
 class CheckpointError(RunError):

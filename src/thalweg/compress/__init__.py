@@ -1,5 +1,23 @@
 """Compressors: how small what travels can be."""
 
+from thalweg.compress.arrangement import Arrangement, Segment, arrange
+from thalweg.compress.codec import Codec, Elementwise, Gathered, Summed
 from thalweg.compress.compressor import Compressor, Payload
+from thalweg.compress.feedback import Feedback, refuse_not_finite
+from thalweg.compress.kernels import NUMPY_KERNELS, Kernels
 
-__all__ = ["Compressor", "Payload"]
+__all__ = [
+    "NUMPY_KERNELS",
+    "Arrangement",
+    "Codec",
+    "Compressor",
+    "Elementwise",
+    "Feedback",
+    "Gathered",
+    "Kernels",
+    "Payload",
+    "Segment",
+    "Summed",
+    "arrange",
+    "refuse_not_finite",
+]

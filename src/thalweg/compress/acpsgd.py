@@ -8,31 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.compressor import (
-    FEEDBACK,
-    RANK,
-    Compressor,
-    Payload,
-    low_rank,
-    uncompressed,
-)
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
+from thalweg.compress.low_rank import factors, takes
 from thalweg.facts import Tensor
 
 
-def payloads(
-    tensors: Sequence[Tensor], step: int, rank: int, feedback: bool | None
-) -> list[Payload]:
-    left, right, rest = low_rank(tensors, rank)
-    factor = Payload("Q", right, 4) if step % 2 else Payload("P", left, 4)
-    return [*([factor] if left else []), *uncompressed(rest)]
+def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
+    left, right = factors([tensor.shape for tensor in tensors], rank)
+    return [Payload("Q", right, 4) if step % 2 else Payload("P", left, 4)]
 
 
 COMPRESSOR = Compressor(
     name="acpsgd",
     summary="PowerSGD's factors by turns, one round a step",
-    payloads=payloads,
+    takes=takes,
+    sizes=sizes,
+    codec=not_yet,
     summable=True,
     biased=True,
     in_step=True,
-    parameters={"rank": RANK, "feedback": FEEDBACK},
+    period=2,
+    parameters={"rank": RANK, "feedback": FEEDBACK, "warmup": WARMUP},
 )

@@ -8,8 +8,11 @@
   can't mix with what comes late.
 - *elementwise*: a shard of the vector can be decoded by itself, so two-shot exchange serves it.
 
-`payloads(tensors, step, **arguments)` says what travels, for the tensors that it compresses, in
-the order in which it travels; tensors for which that doesn't pay go along uncompressed.
+`takes(tensor, **arguments)` says whether compressing a tensor saves bytes; the others go along as
+they are. `unit(**arguments)` is how many elements are encoded together: a tensor is filled up to
+whole units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that it takes, in
+the order in which they travel. `codec(segments, kernels, **arguments)` is its working half
+(`codec.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
+from typing import Any
 
-from thalweg.declarations import Parameter
+from thalweg.declarations import Parameter, Value
 from thalweg.facts import Tensor
 
 SMALL = 1024  # elements; below this a tensor's own header and latency outweigh what is saved
@@ -26,6 +30,8 @@ SMALL = 1024  # elements; below this a tensor's own header and latency outweigh 
 RATIO = Parameter(kind=float, default=0.01, least=1e-6, most=1.0, help="share of elements kept")
 RANK = Parameter(kind=int, default=4, least=1, help="of the approximation")
 FEEDBACK = Parameter(kind=bool, default=None, help="keep what was left out; on where it is sound")
+WARMUP = Parameter(kind=int, default=0, least=0, help="steps before compression starts")
+COMMON = ("feedback", "warmup")  # arguments that the run heeds, not the codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class Payload:
     name: str
     elements: int
     itemsize: int
-    exact: bool = False  # uncompressed tensors
+    exact: bool = False  # values as they are, which any topology adds up
 
     @property
     def nbytes(self) -> int:
@@ -46,13 +52,41 @@ class Payload:
 class Compressor:
     name: str
     summary: str
-    payloads: Callable[..., list[Payload]]
+    takes: Callable[..., bool]
+    sizes: Callable[..., list[Payload]]
+    codec: Callable[..., Any]
     summable: bool
+    unit: Callable[..., int] = lambda **_: 1
     linear: bool = False
     biased: bool = False
     in_step: bool = False
     elementwise: bool = False
+    carries: str = "float32"  # what a summable payload consists of
+    period: int = 1  # steps after which payloads repeat
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    def payloads(self, tensors: Sequence[Tensor], step: int, **arguments: Value) -> list[Payload]:
+        """What travels for the tensors of one bucket, which has one dtype."""
+        own = own_arguments(arguments)
+        taken, rest = self.divide(tensors, **arguments)
+        return [*(self.sizes(taken, step, **own) if taken else []), *uncompressed(rest)]
+
+    def divide(
+        self, tensors: Sequence[Tensor], **arguments: Value
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Those that are compressed, and those that go as they are."""
+        own = own_arguments(arguments)
+        taken = [tensor for tensor in tensors if self.takes(tensor, **own)]
+        return taken, [tensor for tensor in tensors if tensor not in taken]
+
+    def keeps(self, arguments: Mapping[str, Value]) -> bool:
+        """Whether what is left out is kept, where that is sound: not under a code, nor where
+        parameters are averaged."""
+        return self.biased and arguments.get("feedback") is not False
+
+
+def own_arguments(arguments: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in arguments.items() if name not in COMMON}
 
 
 def uncompressed(tensors: Sequence[Tensor]) -> list[Payload]:
@@ -61,43 +95,21 @@ def uncompressed(tensors: Sequence[Tensor]) -> list[Payload]:
     return [Payload("exact", elements, tensors[0].itemsize, exact=True)] if elements else []
 
 
-def kept(tensor: Tensor, ratio: float) -> int:
-    """How many elements a sparsifier sends of this tensor."""
-    return max(1, ceil(tensor.elements * ratio))
+def kept(elements: int, ratio: float) -> int:
+    """How many elements of a tensor a sparsifier sends."""
+    return max(1, ceil(elements * ratio))
 
 
-def packed(
-    name: str, tensors: Sequence[Tensor], size: Callable[[Tensor], int], itemsize: int = 1
-) -> list[Payload]:
-    """One payload for all tensors for which it saves bytes, `size` items for each."""
-    items, rest = 0, []
-    for tensor in tensors:
-        if _large(tensor) and size(tensor) * itemsize < tensor.nbytes:
-            items += size(tensor)
-        else:
-            rest.append(tensor)
-    return [*([Payload(name, items, itemsize)] if items else []), *uncompressed(rest)]
+def units(tensor: Tensor, unit: int) -> int:
+    """How many whole units hold this tensor."""
+    return -(-tensor.elements // unit)
 
 
-def _large(tensor: Tensor) -> bool:
-    """Vectors and small tensors stay as they are."""
-    return len(tensor.shape) > 1 and tensor.elements >= SMALL
+def pays(tensor: Tensor, nbytes: int) -> bool:
+    """Whether so many bytes are less than its own; vectors and small tensors stay as they are."""
+    return len(tensor.shape) > 1 and tensor.elements >= SMALL and nbytes < tensor.nbytes
 
 
-def as_matrix(tensor: Tensor) -> tuple[int, int]:
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns: the first dimension, and all others together."""
-    return tensor.shape[0], prod(tensor.shape[1:])
-
-
-def low_rank(tensors: Sequence[Tensor], rank: int) -> tuple[int, int, list[Tensor]]:
-    """Elements of all left and of all right factors, which are float32, and the tensors whose
-    factors would save nothing."""
-    left, right, rest = 0, 0, []
-    for tensor in tensors:
-        rows, columns = as_matrix(tensor) if _large(tensor) else (0, 0)
-        r = min(rank, rows, columns)
-        if r and 4 * r * (rows + columns) < tensor.nbytes:
-            left, right = left + r * rows, right + r * columns
-        else:
-            rest.append(tensor)
-    return left, right, rest
+    return shape[0], prod(shape[1:])

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.compressor import RATIO, Compressor, Payload, kept, packed
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import RATIO, WARMUP, Compressor, Payload, kept, pays
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
 
-def payloads(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> list[Payload]:
-    return packed("values and indices", tensors, lambda t: 8 * kept(t, ratio))
+def takes(tensor: Tensor, ratio: float, momentum: float) -> bool:
+    return pays(tensor, 8 * kept(tensor.elements, ratio))
+
+
+def sizes(tensors: Sequence[Tensor], step: int, ratio: float, momentum: float) -> list[Payload]:
+    k = sum(kept(tensor.elements, ratio) for tensor in tensors)
+    return [Payload("values and indices", k, 8)]
 
 
 COMPRESSOR = Compressor(
     name="dgc",
     summary="top-k with momentum correction",
-    payloads=payloads,
+    takes=takes,
+    sizes=sizes,
+    codec=not_yet,
     summable=False,
     biased=True,
     parameters={
         "ratio": RATIO,
         "momentum": Parameter(kind=float, default=0.9, least=0, most=1, help="of the correction"),
+        "warmup": WARMUP,
     },
 )

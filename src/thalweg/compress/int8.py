@@ -7,24 +7,32 @@ quantised once more for the way back (two-shot), never at each hop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
-from thalweg.compress.compressor import Compressor, Payload, packed
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
 
-def payloads(tensors: Sequence[Tensor], step: int, block: int) -> list[Payload]:
-    return packed("bytes and scales", tensors, lambda t: t.elements + 4 * ceil(t.elements / block))
+def takes(tensor: Tensor, block: int) -> bool:
+    return pays(tensor, units(tensor, block) * (block + 4))
+
+
+def sizes(tensors: Sequence[Tensor], step: int, block: int) -> list[Payload]:
+    return [Payload("bytes and scales", sum(units(t, block) for t in tensors), block + 4)]
 
 
 COMPRESSOR = Compressor(
     name="int8",
     summary="one byte an element, scaled by blocks",
-    payloads=payloads,
+    takes=takes,
+    unit=lambda block: block,
+    sizes=sizes,
+    codec=not_yet,
     summable=False,
     elementwise=True,
     parameters={
-        "block": Parameter(kind=int, default=256, least=1, help="elements that share a scale")
+        "block": Parameter(kind=int, default=256, least=1, help="elements that share a scale"),
+        "warmup": WARMUP,
     },
 )

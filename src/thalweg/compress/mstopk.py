@@ -8,24 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.compressor import FEEDBACK, RATIO, Compressor, Payload, kept, packed
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
 
-def payloads(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> list[Payload]:
-    return packed("values and indices", tensors, lambda t: 8 * kept(t, ratio))
+def takes(tensor: Tensor, ratio: float, samplings: int) -> bool:
+    return pays(tensor, 8 * kept(tensor.elements, ratio))
+
+
+def sizes(tensors: Sequence[Tensor], step: int, ratio: float, samplings: int) -> list[Payload]:
+    k = sum(kept(tensor.elements, ratio) for tensor in tensors)
+    return [Payload("values and indices", k, 8)]
 
 
 COMPRESSOR = Compressor(
     name="mstopk",
     summary="top-k by a multi-sampling search for the threshold",
-    payloads=payloads,
+    takes=takes,
+    sizes=sizes,
+    codec=not_yet,
     summable=False,
     biased=True,
     parameters={
         "ratio": RATIO,
         "samplings": Parameter(kind=int, default=20, least=1, help="passes of the search"),
         "feedback": FEEDBACK,
+        "warmup": WARMUP,
     },
 )

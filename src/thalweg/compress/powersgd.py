@@ -8,31 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.compressor import (
-    FEEDBACK,
-    RANK,
-    Compressor,
-    Payload,
-    low_rank,
-    uncompressed,
-)
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
+from thalweg.compress.low_rank import factors, takes
 from thalweg.facts import Tensor
 
 
-def payloads(
-    tensors: Sequence[Tensor], step: int, rank: int, feedback: bool | None
-) -> list[Payload]:
-    left, right, rest = low_rank(tensors, rank)
-    factors = [Payload("P", left, 4), Payload("Q", right, 4)] if left else []
-    return [*factors, *uncompressed(rest)]
+def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
+    left, right = factors([tensor.shape for tensor in tensors], rank)
+    return [Payload("P", left, 4), Payload("Q", right, 4)]
 
 
 COMPRESSOR = Compressor(
     name="powersgd",
     summary="low-rank factors, added up on the way in two rounds",
-    payloads=payloads,
+    takes=takes,
+    sizes=sizes,
+    codec=not_yet,
     summable=True,
     biased=True,
     in_step=True,
-    parameters={"rank": RANK, "feedback": FEEDBACK},
+    parameters={"rank": RANK, "feedback": FEEDBACK, "warmup": WARMUP},
 )

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.compressor import (
-    FEEDBACK,
-    RATIO,
-    Compressor,
-    Payload,
-    kept,
-    packed,
-)
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
 from thalweg.facts import Tensor
 
 
-def payloads(
-    tensors: Sequence[Tensor], step: int, ratio: float, feedback: bool | None
-) -> list[Payload]:
-    return packed("values", tensors, lambda t: kept(t, ratio), itemsize=4)
+def takes(tensor: Tensor, ratio: float) -> bool:
+    return pays(tensor, 4 * kept(tensor.elements, ratio))
+
+
+def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
+    return [Payload("values", sum(kept(t.elements, ratio) for t in tensors), 4)]
 
 
 COMPRESSOR = Compressor(
     name="randomk",
     summary="the same random elements on all ranks, added up on the way",
-    payloads=payloads,
+    takes=takes,
+    sizes=sizes,
+    codec=not_yet,
     summable=True,
     linear=True,
     biased=True,
     in_step=True,
-    parameters={"ratio": RATIO, "feedback": FEEDBACK},
+    parameters={"ratio": RATIO, "feedback": FEEDBACK, "warmup": WARMUP},
 )

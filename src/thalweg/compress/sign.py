@@ -7,22 +7,32 @@ one bit again: two-shot costs 2 (N-1)/N d / 8 bytes for any N.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
-from thalweg.compress.compressor import FEEDBACK, Compressor, Payload, packed
+from thalweg.compress.codec import not_yet
+from thalweg.compress.compressor import FEEDBACK, WARMUP, Compressor, Payload, pays, units
 from thalweg.facts import Tensor
 
+UNIT = 64  # elements: one word of bits
 
-def payloads(tensors: Sequence[Tensor], step: int, feedback: bool | None) -> list[Payload]:
-    return packed("signs", tensors, lambda t: ceil(t.elements / 8))
+
+def takes(tensor: Tensor) -> bool:
+    return pays(tensor, 8 * units(tensor, UNIT) + 4)
+
+
+def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
+    words = sum(units(tensor, UNIT) for tensor in tensors)
+    return [Payload("signs", words, 8), Payload("scales", len(tensors), 4, exact=True)]
 
 
 COMPRESSOR = Compressor(
     name="sign",
     summary="one bit an element, and a majority vote",
-    payloads=payloads,
+    takes=takes,
+    unit=lambda: UNIT,
+    sizes=sizes,
+    codec=not_yet,
     summable=False,
     biased=True,
     elementwise=True,
-    parameters={"feedback": FEEDBACK},
+    parameters={"feedback": FEEDBACK, "warmup": WARMUP},
 )

@@ -1,0 +1,105 @@
+"""The working half of a compressor, for the compressed tensors of one bucket.
+
+Made once and used at every step: buffers are its own, and nothing the size of a gradient is
+allocated later. Vectors are float32, laid out as the segments say, with zeros where a tensor is
+filled up to whole units.
+
+A codec is one of three:
+
+- `Summed`: yields what is to be added over all ranks, one vector after the other, each of which the
+  sum then replaces;
+- `Gathered`: every rank's payload reaches all ranks, which decode and add them;
+- `Elementwise`: gathered too; or each rank reduces one shard of everybody's payload to a payload
+  again, and the shards are gathered (two-shot).
+
+What ranks contribute is divided by their number beforehand, so sums are means. `values` is what is
+encoded, `out` where the result goes; both may be the same vector. With `keep`, `values` holds
+afterwards what this rank's payload left out, for the next step (`feedback.py`): its sum with what
+the payload stands for is what it was.
+
+The state of a codec that has any is in `slots`: by kind, then by parameter, so that it survives
+another layout of the buckets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.kernels import Kernels
+
+Array = NDArray[Any]
+Slots = Mapping[str, Mapping[str, Array]]
+
+
+class Codec:
+    """`segments` are not empty, and of `length` elements with what fills them up."""
+
+    def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
+        self.segments = segments
+        self.length = length
+        self.kernels = kernels
+
+    @property
+    def slots(self) -> Slots:
+        """What it keeps from step to step; may be written to."""
+        return {}
+
+    def absorb(self, gradient: Array, residual: Array) -> None:
+        """Add a new gradient to what was left out so far."""
+        residual += gradient
+
+
+class Summed(Codec, ABC):
+    @abstractmethod
+    def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]: ...
+
+
+class Gathered(Codec, ABC):
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Of one payload."""
+
+    @property
+    def scales(self) -> Array | None:
+        """What goes beside the payload and is added over all ranks: written by `encode`, read when
+        payloads are decoded."""
+        return None
+
+    @abstractmethod
+    def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
+        """`payload` is of bytes; `rank` and `step` seed what is random in it."""
+
+    def settle(self, values: Array, ranks: int) -> None:
+        """For a codec whose payload stands for something only once the scales of so many ranks are
+        added up: leave in `values` what was left out."""
+
+    @abstractmethod
+    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
+        """out = the sum of what these payloads, of different ranks, stand for."""
+
+
+class Elementwise(Gathered):
+    """`unit_nbytes` is what one unit of elements takes in the payload."""
+
+    unit_nbytes: int
+
+    @abstractmethod
+    def reduce(
+        self, shards: Sequence[Array], into: Array, first: int, step: int, rank: int
+    ) -> None:
+        """Write the sum of the same units, from unit `first` on, of different ranks' payloads, as
+        a shard of a payload."""
+
+    @abstractmethod
+    def decode(self, payload: Array, out: Array) -> None:
+        """What a payload made of such shards stands for."""
+
+
+def not_yet(*_: object, **__: object) -> Codec:
+    raise NotImplementedError

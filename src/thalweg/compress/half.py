@@ -1,0 +1,58 @@
+"""What fp16 and bf16 have in common: a cast, added up on the way, and a cast back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.codec import Array, Summed
+from thalweg.compress.compressor import Payload
+from thalweg.compress.feedback import blame
+from thalweg.compress.kernels import Kernels
+from thalweg.errors import NotFinite
+from thalweg.facts import Tensor
+
+AT_ONCE = 1 << 16  # elements: so many stay in the cache between cast and check
+
+
+def takes(tensor: Tensor) -> bool:
+    """Everything that isn't as small already, vectors too."""
+    return tensor.itemsize > 2
+
+
+class Half(Summed):
+    """`infinity` is its bits; a larger value has no meaning, or means nan."""
+
+    def __init__(
+        self, segments: Sequence[Segment], length: int, kernels: Kernels, kind: str, infinity: int
+    ) -> None:
+        super().__init__(segments, length, kernels)
+        self._payload = np.empty(length, kind)
+        self._infinity = infinity
+
+    def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
+        for start in range(0, self.length, AT_ONCE):
+            part = self._payload[start : start + AT_ONCE]
+            self.kernels.narrow(values[start : start + AT_ONCE], part)
+            if self._has_infinity(part):
+                self._explain(values)
+        yield self._payload
+        self.kernels.widen(self._payload, out)
+
+    def _has_infinity(self, part: Array) -> bool:
+        """By its bits, which are in order but for the sign: the largest of the positive ones as
+        signed numbers, and of the negative ones as unsigned."""
+        positive = part.view(np.int16).max() >= self._infinity
+        return bool(positive or part.view(np.uint16).max() >= 0x8000 + self._infinity)
+
+    def _explain(self, values: Array) -> None:
+        blame(self.segments, values)
+        largest = np.abs(values).max()
+        names = [s.name for s in self.segments if np.abs(values[s.place]).max() == largest]
+        raise NotFinite(names, " in half precision (bf16 has float32's range)")
+
+
+def sizes(name: str, tensors: Sequence[Tensor]) -> list[Payload]:
+    return [Payload(name, sum(t.elements for t in tensors), 2)]
