@@ -158,6 +158,24 @@ class Catalog:
         if plan.topology.name == "auto":
             yield "auto chooses the compressor itself", "write auto(allow=lossy)"
         coded = code is not None
+        relayed = plan.redundancy is not None
+        if topology is not None and topology.backend:
+            yield (
+                "the backend's own collective carries values as they are",
+                f"use ring+{compressor.name}, or another topology of ours",
+            )
+        if plan.cadence.two_levels:
+            yield (
+                "what is late between racks goes as it is",
+                f"leave delay out, or +{compressor.name}",
+            )
+        if (relayed or plan.cadence.staleness is not None) and plan.precision.arguments["warmup"]:
+            yield "who goes at its own pace has no common first steps", "leave warmup out"
+        if relayed and not coded and not compressor.linear:
+            yield (
+                f"what is late is added up, and {compressor.name} can't be",
+                f"use {listed(self._names(linear=True, in_step=False), 'or')}",
+            )
         if coded and not compressor.linear:
             yield (
                 f"a code adds weighted messages, and {compressor.name} of a weighted sum is not "

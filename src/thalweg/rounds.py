@@ -4,18 +4,23 @@ Gradient plans have a round for each payload of each bucket, when the bucket is 
 plans after the optimizer step. A payload that can be added goes through the topology's own
 schedule. One that can't is exchanged in two shots (each rank decodes and adds one shard, then all
 gather the shards) or gathered whole, whichever costs less here. Averaging parameters never takes
-two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q's.
+two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q's. Before
+compression starts (`warmup`) everything goes as it is.
+
+A plan may compress between racks alone: each adds up inside, the first of every rack exchange what
+they have, and hand it out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import lcm
 
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.coding import allocation_of, is_coded
-from thalweg.compress import Payload
+from thalweg.compress import Payload, arrange
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Workload
@@ -27,12 +32,17 @@ from thalweg.schedules import (
     Topology,
     all_gather,
     all_to_all,
+    broadcast,
     coded_tree,
+    reduce,
 )
 from thalweg.schedules.chunks import split
+from thalweg.schedules.topologies.hierarchical import BETWEEN
 from thalweg.schedules.topologies.ring import ring
 
+ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
 PART = "part"  # of a bucket, which is exchanged among those who have the same
+INSIDE, BACK = "rack's sum", "result"  # where only racks exchange what is compressed
 
 
 class When(Enum):
@@ -63,6 +73,12 @@ class Round:
     def __str__(self) -> str:
         return f"bucket {self.bucket}: {self.payload.name} of {self.what.value}"
 
+    def contributions(self, rank: int) -> int:
+        """How many members' this rank's result is made of."""
+        if self.schedule.name in (ALL_GATHER, ALL_TO_ALL):  # which add nothing up
+            return self.group.size
+        return self.schedule.divisor(rank)
+
 
 def compile_rounds(
     plan: Plan,
@@ -78,9 +94,16 @@ def compile_rounds(
 def cycle(plan: Plan, group: Group, catalog: Catalog | None = None) -> int:
     """The number of steps after which the rounds repeat."""
     catalog = catalog or default_catalog()
-    alternating = 2 if plan.precision is not None else 1  # acpsgd's factors take turns
     topology = _schedulable(plan, catalog)
-    return plan.cadence.every * topology.period(group) * alternating
+    turns = catalog.compressors[plan.precision.name].period if plan.precision else 1
+    return lcm(plan.cadence.every * topology.period(group), turns)
+
+
+def warm_up(plan: Plan) -> int:
+    """Steps before compression starts."""
+    steps = plan.precision.arguments["warmup"] if plan.precision is not None else 0
+    assert isinstance(steps, int)
+    return steps
 
 
 class _Compiler:
@@ -92,11 +115,15 @@ class _Compiler:
         self.promise = catalog.guarantee(plan).promise
         self.topology = _schedulable(plan, catalog)
         self.compressor = catalog.compressors[plan.precision.name] if plan.precision else None
+        self.compresses = self.compressor is not None and step >= warm_up(plan)
         self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
 
     def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
         if self.plan.cadence.two_levels and len(group.racks) > 1:
             yield from self._two_levels(group, workload)
+            return
+        if self.compresses and self._only_between(group):
+            yield from self._between_racks(group, workload)
             return
         meetings = self._meetings(group)
         first = 0
@@ -135,6 +162,38 @@ class _Compiler:
                     yield replace(round_, span=(start - size, start))
             number += 2
 
+    def _only_between(self, group: Group) -> bool:
+        return self.plan.topology.arguments.get("compress") == BETWEEN and len(group.racks) > 1
+
+    def _between_racks(self, group: Group, workload: Workload) -> Iterator[Round]:
+        """The first of each rack adds up what the others have, exchanges it with its like, and
+        hands the result out."""
+        leaders = Meeting(group.subgroup([rack[0] for rack in group.racks]))
+        number = 0
+        for bucket in workload.buckets(self.plan.settings.bucket):
+            yield from self._inside_racks(number, bucket, group, INSIDE, reduce)
+            number += 1
+            for payload in self._payloads(bucket):
+                for stage, schedule in enumerate(self._schedules_once(leaders.group, payload)):
+                    yield self._round(number, stage, bucket, leaders, payload, schedule)
+                    number += 1
+            yield from self._inside_racks(number, bucket, group, BACK, broadcast)
+            number += 1
+
+    def _inside_racks(
+        self,
+        number: int,
+        bucket: Bucket,
+        group: Group,
+        name: str,
+        build: Callable[[Group, int, int, int], Schedule],
+    ) -> Iterator[Round]:
+        payload = replace(self._whole(bucket), name=name)
+        for rack in group.racks:
+            meeting = Meeting(group.subgroup(rack))
+            schedule = build(meeting.group, payload.elements, payload.itemsize, rack[0])
+            yield self._round(number, 0, bucket, meeting, payload, schedule)
+
     def _meetings(self, group: Group) -> tuple[Meeting, ...]:
         cadence = self.plan.cadence
         if (self.step + 1) % cadence.every == 0:
@@ -145,10 +204,16 @@ class _Compiler:
         return ()
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
-        if self.compressor is None or self.plan.precision is None:
-            return [Payload("values", bucket.elements, bucket.itemsize, exact=True)]
+        if not self.compresses or self.compressor is None or self.plan.precision is None:
+            return [self._whole(bucket)]
         arguments = self.plan.precision.arguments
         return self.compressor.payloads(bucket.tensors, self.step, **arguments)
+
+    def _whole(self, bucket: Bucket) -> Payload:
+        """Everything as it is, with what fills tensors up for the compressor."""
+        arguments = self.plan.precision.arguments if self.plan.precision else {}
+        elements = arrange(bucket.tensors, self.compressor, arguments).elements
+        return Payload("values", elements, bucket.itemsize, exact=True)
 
     def _schedules_once(self, group: Group, payload: Payload) -> list[Schedule]:
         """Buckets of one size share their schedules."""

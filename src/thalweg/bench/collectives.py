@@ -1,7 +1,9 @@
 """One synchronisation of so many bytes, under several plans and by torch's own all_reduce.
 
 The plans take turns, so that all see the same noise; a repetition takes as long as its slowest
-rank. Every result is compared with the right one.
+rank. Every result is compared with the right one; what a compressor makes of random values, which
+it encodes and decodes within that time, must be the same on all ranks. Where torch has a hook for
+the same compressor, it is timed too.
 
 Where the links' rates are known, so is a bound that no way of summing S bytes over N hosts in R
 racks can beat. Of every cut through the network, the sum of what is on one side must cross it, and
@@ -15,6 +17,7 @@ Beside what each row took stands what its plan's closed form predicts (`thalweg.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -25,16 +28,19 @@ import torch
 import torch.distributed as dist
 
 from thalweg.bench.site import Site
+from thalweg.bench.torch_hooks import OneBucket, hook_of, peer_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
-from thalweg.plan import Plan
+from thalweg.plan import Choice, Plan
 from thalweg.predict import synchronisation_seconds
+from thalweg.rounds import warm_up
 from thalweg.runtime import Engine, World
 from thalweg.runtime.launch import find_cluster
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Content, Group
-from thalweg.training.averager import is_native, refuse_what_does_not_run_yet
+from thalweg.training.averager import is_native
+from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.itinerary import Itinerary, Stop
 from thalweg.training.layout import DTYPES, Layout
 
@@ -49,10 +55,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: a plan on a transport."""
+    """One row: a plan on a transport, or what torch has for its compressor."""
 
     sync: str
     transport: str
+    hook: Choice | None = None
 
 
 def entries(syncs: Sequence[str]) -> list[Entry]:
@@ -60,13 +67,15 @@ def entries(syncs: Sequence[str]) -> list[Entry]:
     rows = [Entry(GLOO, GLOO)]
     for text in syncs:
         plan = parse_plan(text)
-        refuse_what_does_not_run_yet(plan)
         if is_native(plan):
             rows.append(Entry(text, GLOO))
         elif plan.settings.transport:
             rows.append(Entry(text, plan.settings.transport))
         else:
             rows += [Entry(text, transport) for transport in TRANSPORTS]
+        peer = plan.precision and peer_of(plan.precision)
+        if peer and all(row.sync != peer for row in rows):
+            rows.append(Entry(peer, GLOO, plan.precision))
     return rows
 
 
@@ -93,6 +102,8 @@ def bench_collectives(
 def predicted(entry: Entry, cluster: Cluster | None, workload: Workload) -> float | None:
     """Seconds by the closed form of what this row runs; None where the rates aren't known."""
     if cluster is None:
+        return None
+    if entry.hook is not None:
         return None
     plan = parse_plan("ddp" if entry.sync == GLOO else entry.sync)
     if entry.transport == GLOO:  # all bytes at once, as `_TorchsOwn` does
@@ -174,10 +185,16 @@ def _measure(
 
 def _subject(
     entry: Entry, workload: Workload, group: Group, engines: dict[str, Engine]
-) -> _Subject | _TorchsOwn:
+) -> _Subject | _Compressed | _Hook | _TorchsOwn:
+    if entry.hook is not None:
+        return _Hook(entry.hook, workload)
     if entry.transport == GLOO:
         return _TorchsOwn(workload, group)
-    return _Subject(parse_plan(entry.sync), workload, group, engines[entry.transport])
+    plan, engine = parse_plan(entry.sync), engines[entry.transport]
+    compression = Compression.of(plan)
+    if compression is not None:
+        return _Compressed(plan, compression, workload, group, engine)
+    return _Subject(plan, workload, group, engine)
 
 
 class _Subject:
@@ -187,33 +204,23 @@ class _Subject:
         self.plan = plan
         self.rank = engine.rank
         self.engine = engine
-        dtypes = {name: dtype for dtype, name in DTYPES.items()}
-        tensors = {
-            t.name: torch.empty(t.shape, dtype=dtypes[t.dtype], device="meta")
-            for t in workload.tensors
-        }
-        self.layout = Layout.of(tensors, plan.settings.bucket)
+        self.layout = Layout.of(_tensors(workload), plan.settings.bucket)
         self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
 
-    def step(self, repeat: int) -> int:
-        """The repeat-th step at which all meet."""
-        every = self.plan.cadence.every
-        return repeat * every + every - 1
-
     def fill(self, repeat: int) -> None:
-        for stop in self.itinerary.at(self.step(repeat)).stops:
+        for stop in self.itinerary.at(_meeting(self.plan, repeat)).stops:
             for view in self._views(stop):
                 view.fill_(_value(stop.part.schedule.before.holds(self.rank, 0)))
 
     def run(self, number: int, repeat: int) -> None:
         tasks = [
             stop.task(self.layout.buckets[stop.round.bucket], number, 0)
-            for stop in self.itinerary.at(self.step(repeat)).stops
+            for stop in self.itinerary.at(_meeting(self.plan, repeat)).stops
         ]
         self.engine.run(tasks)
 
     def check(self, repeat: int) -> None:
-        for stop in self.itinerary.at(self.step(repeat)).stops:
+        for stop in self.itinerary.at(_meeting(self.plan, repeat)).stops:
             expected = _value(stop.part.schedule.after.holds(self.rank, 0))
             if not all(bool((view == expected).all()) for view in self._views(stop)):
                 raise ScheduleError(
@@ -222,6 +229,85 @@ class _Subject:
 
     def _views(self, stop: Stop) -> Iterable[torch.Tensor]:
         return self.layout.buckets[stop.round.bucket].views.values()
+
+
+class _Compressed:
+    """A plan with a compressor, from values to values."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        compression: Compression,
+        workload: Workload,
+        group: Group,
+        engine: Engine,
+    ) -> None:
+        self.plan = plan
+        self.engine = engine
+        self.layout = Layout.of(_tensors(workload), plan.settings.bucket, compression.arrange)
+        self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
+        self.buckets = [
+            CompressedBucket(bucket, compression, engine.rank) for bucket in self.layout.buckets
+        ]
+        self.random = torch.Generator().manual_seed(engine.rank)
+
+    def fill(self, repeat: int) -> None:
+        for bucket in self.layout.buckets:
+            for view in bucket.views.values():
+                view.normal_(generator=self.random)
+
+    def run(self, number: int, repeat: int) -> None:
+        step = _meeting(self.plan, repeat)
+        leg = self.itinerary.at(step)
+        first = number * leg.numbers
+        chains = [
+            compressed.chain(stops, step, first)
+            for compressed, bucket in zip(self.buckets, self.layout.buckets, strict=True)
+            if (stops := leg.of(bucket.index))
+        ]
+        self.engine.run(chains)
+
+    def check(self, repeat: int) -> None:
+        if self.plan.averages_parameters:
+            return  # replicas differ
+        digests = [zlib.crc32(bucket.vector.tobytes()) for bucket in self.layout.buckets]
+        least, most = torch.tensor(digests), torch.tensor(digests)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        if not torch.equal(least, most):
+            raise ScheduleError(f"{self.plan} gave ranks different results", "please report this")
+
+
+class _Hook:
+    """Torch's own, on one bucket."""
+
+    def __init__(self, choice: Choice, workload: Workload) -> None:
+        self.bucket = OneBucket(workload)
+        self.hook = hook_of(choice)
+        self.random = torch.Generator().manual_seed(dist.get_rank())
+
+    def fill(self, repeat: int) -> None:
+        self.bucket.buffer().normal_(generator=self.random)
+
+    def run(self, number: int, repeat: int) -> None:
+        self.hook(self.bucket)
+
+    def check(self, repeat: int) -> None:
+        """That is torch's business."""
+
+
+def _meeting(plan: Plan, repeat: int) -> int:
+    """The repeat-th step at which all meet, and something is compressed."""
+    every = plan.cadence.every
+    first = -(-warm_up(plan) // every)
+    return (first + repeat) * every + every - 1
+
+
+def _tensors(workload: Workload) -> dict[str, torch.Tensor]:
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    return {
+        t.name: torch.empty(t.shape, dtype=dtypes[t.dtype], device="meta") for t in workload.tensors
+    }
 
 
 def _value(content: Content | None) -> float:

@@ -1,10 +1,10 @@
-"""Where the tensors of a bucket lie: first those that are compressed, each filled up to whole units,
-then those that go as they are. What is compressed is therefore one vector, and so is the rest.
+"""Where the tensors of a bucket lie: first those that are compressed, each in whole units, then
+those that go as they are. What is compressed is therefore one vector, and so is the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -37,11 +37,15 @@ class Arrangement:
     length: int  # elements of what is compressed, filled up
     rest: int  # elements that go as they are
 
+    @property
+    def elements(self) -> int:
+        return self.length + self.rest
+
 
 def arrange(
     tensors: Sequence[Tensor],
     compressor: Compressor | None = None,
-    arguments: dict[str, Value] | None = None,
+    arguments: Mapping[str, Value] | None = None,
 ) -> Arrangement:
     """Without a compressor, all as they are, in their order."""
     taken: list[Tensor] = []

@@ -30,6 +30,7 @@ class Half(Summed):
     ) -> None:
         super().__init__(segments, length, kernels)
         self._payload = np.empty(length, kind)
+        self._scratch = np.empty(AT_ONCE, np.float32)
         self._infinity = infinity
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
@@ -38,6 +39,9 @@ class Half(Summed):
             self.kernels.narrow(values[start : start + AT_ONCE], part)
             if self._has_infinity(part):
                 self._explain(values)
+            if keep:
+                self.kernels.widen(part, self._scratch[: len(part)])
+                values[start : start + AT_ONCE] -= self._scratch[: len(part)]
         yield self._payload
         self.kernels.widen(self._payload, out)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from thalweg.runtime.alarm import Alarm
     from thalweg.runtime.arithmetic import Arithmetic, arithmetic_of
     from thalweg.runtime.arrivals import Arrival, Arrivals
-    from thalweg.runtime.engine import Engine, Task
+    from thalweg.runtime.engine import Chain, Engine, Task
     from thalweg.runtime.execute import Part, View, flat
     from thalweg.runtime.relay import Relay
     from thalweg.runtime.threads import run_threads
@@ -23,6 +23,7 @@ __all__ = [
     "Arithmetic",
     "Arrival",
     "Arrivals",
+    "Chain",
     "Change",
     "Engine",
     "Part",
@@ -41,6 +42,7 @@ _HOMES = {
     "Arithmetic": "arithmetic",
     "Arrival": "arrivals",
     "Arrivals": "arrivals",
+    "Chain": "engine",
     "Change": "agreement",
     "Engine": "engine",
     "Part": "execute",

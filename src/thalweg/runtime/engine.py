@@ -1,7 +1,11 @@
 """One communication thread a process: it begins rounds in the order in which they were handed in.
 
-Two may be under way at once, on different vectors: while one waits for a peer, the other's messages
-fill the link. The second begins with the first's next message, or at once if nothing runs.
+What is handed in is a chain: rounds that follow one another, each made from what came of the last,
+as a compressor needs them; or a single round. Two chains may be under way at once, on different
+vectors: while one waits for a peer, the other's messages fill the link. The second begins with the
+first's next message, or at once if nothing runs. A chain keeps its place until it is over, so the
+first that isn't over anywhere is under way everywhere, and ranks never wait for one another in a
+circle.
 
 The training thread hands a round in when its bucket is ready and goes on computing; it waits for
 the results where it needs them. The first error ends the engine: the alarm is sounded and the
@@ -12,6 +16,7 @@ error.
 from __future__ import annotations
 
 from collections import ChainMap, deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -24,16 +29,17 @@ from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportClosed, 
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.runtime.arrivals import Arrival, Arrivals
-from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, flat
+from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, View, flat
 from thalweg.transports import Array, Transport
 
-AT_ONCE = 2  # rounds under way
+AT_ONCE = 2  # chains under way
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One round on one vector, which is reduced in place."""
+    """One round on one vector, which is reduced in place. `view` says where chunks are, if not one
+    after the other in the vector."""
 
     part: Part
     vector: Array
@@ -41,16 +47,29 @@ class Task:
     round_number: int
     bucket: int = 0
     arithmetic: Arithmetic = NUMPY
+    view: View | None = None
 
 
-_Item = tuple[Task, Future[None], float]  # and when it was handed in
+Chain = Iterator[Sequence[Task]]
+"""Rounds that may run at the same time; when all of them are over, the next ones are asked for.
+What the iterator does in between it does in the communication thread."""
+
+
+@dataclass(slots=True, eq=False)
+class _Underway:
+    """A chain that was handed in."""
+
+    chain: Chain
+    future: Future[None]
+    ready: float  # when it was handed in
+    alone: Task | None  # the only round of it
+    left: int = 0  # rounds that run
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
     task: Task
-    future: Future[None]
-    ready: float
+    of: _Underway
     started: float
     execution: Execution
 
@@ -65,8 +84,9 @@ class Engine:
         self._alarm = alarm
         self._broken: BaseException | None = None
         self._closed = False
-        self._tasks: SimpleQueue[_Item | None] = SimpleQueue()  # None is the last
-        self._waiting: deque[_Item] = deque()
+        self._handed_in: SimpleQueue[_Underway | None] = SimpleQueue()  # None is the last
+        self._waiting: deque[_Underway] = deque()
+        self._chains: list[_Underway] = []
         self._running: deque[_Running] = deque()
         self._done: deque[_Running] = deque()  # but their last messages may not have left
         self._thread = Thread(target=self._work, name="thalweg-communication", daemon=True)
@@ -76,12 +96,15 @@ class Engine:
     def rank(self) -> int:
         return self._transport.rank
 
-    def submit(self, task: Task) -> Future[None]:
+    def submit(self, work: Task | Chain) -> Future[None]:
+        """A round, or a chain of them; what a chain reads and writes is left alone until then."""
         if self._closed:
             raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
-        future: Future[None] = Future()
-        self._tasks.put((task, future, monotonic()))
-        return future
+        alone = work if isinstance(work, Task) else None
+        chain = iter([[work]]) if isinstance(work, Task) else work
+        handed_in = _Underway(chain, Future(), monotonic(), alone)
+        self._handed_in.put(handed_in)
+        return handed_in.future
 
     def wait(self, futures: list[Future[None]]) -> None:
         """Until all are done; the first error if there is one."""
@@ -95,21 +118,21 @@ class Engine:
                     "please report this with what the other ranks printed",
                 ) from None
 
-    def run(self, tasks: list[Task]) -> None:
-        self.wait([self.submit(task) for task in tasks])
+    def run(self, work: Sequence[Task | Chain]) -> None:
+        self.wait([self.submit(each) for each in work])
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._tasks.put(None)
+        self._handed_in.put(None)
         self._thread.join(self.timeout if self._broken is None else GRACE)
         self._transport.close()  # ends the thread if it still waits
         self._thread.join(GRACE)
 
     def _work(self) -> None:
         last = False
-        while not last or self._waiting or self._running or self._done:
+        while not last or self._waiting or self._chains or self._done:
             try:
                 last = self._fetch() or last
                 self._begin()
@@ -121,9 +144,9 @@ class Engine:
         """Take what was handed in, and wait for it if there is nothing else to do; whether that
         was the last."""
         while True:
-            busy = bool(self._waiting or self._running or self._done)
+            busy = bool(self._waiting or self._chains or self._done)
             try:
-                item = self._tasks.get(block=not busy)
+                item = self._handed_in.get(block=not busy)
             except Empty:
                 return False
             if item is None:
@@ -131,43 +154,70 @@ class Engine:
             self._waiting.append(item)
 
     def _begin(self) -> None:
-        """As many rounds as may be under way."""
+        """As many chains as may be under way."""
         if self._broken is not None:
             self._give_up(self._broken)
-        while self._waiting and len(self._running) < AT_ONCE:
-            task, future, ready = self._waiting[0]
-            others = (*self._running, *self._done)
-            if any(np.may_share_memory(task.vector, other.task.vector) for other in others):
+        while self._waiting and len(self._chains) < AT_ONCE:
+            chain = self._waiting[0]
+            if chain.alone is not None and self._is_busy(chain.alone):
                 return  # it begins with the other's result, and changes what that still sends
+            self._chains.append(chain)
+            self._waiting.popleft()
+            self._advance(chain)
+
+    def _is_busy(self, task: Task) -> bool:
+        others = (*self._running, *self._done)
+        return any(np.may_share_memory(task.vector, other.task.vector) for other in others)
+
+    def _advance(self, chain: _Underway) -> None:
+        """Begin its next rounds; it is over if there are none."""
+        tasks = next(chain.chain, None)
+        if tasks is None:
+            self._chains.remove(chain)
+            chain.future.set_result(None)
+            return
+        chain.left = len(tasks)
+        for task in tasks:
             execution = Execution(
                 task.part,
                 self._transport,
-                flat(task.part.schedule, task.vector),
+                task.view or flat(task.part.schedule, task.vector),
                 task.step,
                 task.round_number,
                 monotonic() + self.timeout,
                 task.arithmetic,
             )
-            self._running.append(_Running(task, future, ready, monotonic(), execution))
-            self._waiting.popleft()
+            self._running.append(_Running(task, chain, monotonic(), execution))
 
     def _go_on(self) -> None:
         """Take every round as far as it goes, then one message in."""
-        for running in list(self._running):
-            if running.execution.start_ready():
-                was_first = running is self._running[0]
-                self._running.remove(running)
-                self._done.append(running)
-                if was_first and self._running:
-                    self._running[0].execution.deadline = monotonic() + self.timeout
-                self._note(running)
+        over = [running for running in self._running if running.execution.start_ready()]
+        for running in over:
+            self._end(running)
+        if over:
+            return  # the next rounds of a chain are to begin before anything is waited for
         if self._running:
             self._take_message()
         while self._done and not (self._running and len(self._done) <= AT_ONCE):
-            over = self._done[0]
-            over.execution.wait_for_sendings()
+            first = self._done[0]
+            first.execution.wait_for_sendings()
             self._done.popleft()
-            over.future.set_result(None)
+            first.of.future.set_result(None)
+
+    def _end(self, over: _Running) -> None:
+        was_first = over is self._running[0]
+        self._running.remove(over)
+        if was_first and self._running:
+            self._running[0].execution.deadline = monotonic() + self.timeout
+        self._note(over)
+        if over.of.alone is not None:
+            self._chains.remove(over.of)
+            self._done.append(over)
+            return
+        over.execution.wait_for_sendings()  # before what was sent is changed
+        over.of.left -= 1
+        if not over.of.left:
+            self._advance(over.of)
 
     def _take_message(self) -> None:
         first = self._running[0].execution
@@ -191,7 +241,7 @@ class Engine:
             Arrival(
                 step=over.task.step,
                 bucket=over.task.bucket,
-                ready=over.ready,
+                ready=over.of.ready,
                 started=over.started,
                 ended=monotonic(),
                 peers=over.execution.came,
@@ -206,12 +256,11 @@ class Engine:
         self._transport.close()
 
     def _give_up(self, error: BaseException) -> None:
-        futures = [running.future for running in (*self._done, *self._running)]
-        futures += [future for _, future, _ in self._waiting]
-        for left in (self._done, self._running, self._waiting):
+        chains = [*(over.of for over in self._done), *self._chains, *self._waiting]
+        for left in (self._done, self._chains, self._running, self._waiting):
             left.clear()
-        for future in futures:
-            future.set_exception(error)
+        for chain in chains:
+            chain.future.set_exception(error)
 
     def _told(self, error: BaseException) -> BaseException:
         """Sound the alarm; the first cause, if another rank has told it."""

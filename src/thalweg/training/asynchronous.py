@@ -13,7 +13,7 @@ The root is a worker too: the server has a thread of its own there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
@@ -23,13 +23,16 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from thalweg.compress import arrange
 from thalweg.errors import PeerLost, RunError
 from thalweg.facts import Size
 from thalweg.runtime import Alarm, World
 from thalweg.training.carriers import Fill
+from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.layout import FlatBucket
 from thalweg.training.parameter_server import ParameterServer
+from thalweg.training.parcel import Parcels
 from thalweg.transports import Array
 from thalweg.transports.post import Letter, Post, Sort
 
@@ -67,8 +70,10 @@ class AsynchronousAverager(GradientAverager):
         root: int,
         staleness: int,
         bucket: Size,
+        compression: Compression | None = None,
     ) -> None:
-        layout = layout_of(parameters, bucket)
+        arranged = arrange if compression is None else compression.arrange
+        layout = layout_of(parameters, bucket, arranged)
         post = Post(world.rank, world.store, world.address, queue=4 * len(layout.buckets))
         try:
             others = [rank for rank in range(world.size) if rank != root]
@@ -81,11 +86,14 @@ class AsynchronousAverager(GradientAverager):
         self._served = {name for name, p in parameters.items() if id(p) in held}
         self._near: NearBox | None = None
         if world.rank == root:
-            buffers = layout_of(parameters, bucket)
+            buffers = layout_of(parameters, bucket, arranged)
             server = ParameterServer(parameters, optimizer, buffers, range(world.size), staleness)
+            if compression is not None:
+                server.unpack = Parcels(buffers, compression, root).unpack
             self._near = NearBox(post, server, alarm, world)
         self._box: Box = self._near or FarBox(post, root, alarm, world, len(layout.buckets))
-        super().__init__(parameters, layout, _Carrier(self._box))
+        parcels = None if compression is None else Parcels(layout, compression, world.rank)
+        super().__init__(parameters, layout, _Carrier(self._box, parcels))
         self._answered = False
 
     def after_step(self) -> None:
@@ -122,9 +130,15 @@ class AsynchronousAverager(GradientAverager):
 
 
 class _Carrier:
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: Box, parcels: Parcels | None) -> None:
         self._box = box
+        self._parcels = parcels
         self._sent: list[FlatBucket] = []
+        self._step = 0  # of this worker
+
+    @property
+    def compressed(self) -> Collection[CompressedBucket]:
+        return ()
 
     def begin(self) -> None:
         self._sent.clear()
@@ -132,9 +146,13 @@ class _Carrier:
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         fill(1.0)
         self._sent.append(bucket)
-        self._box.push(bucket.index, bucket.vector.copy())
+        if self._parcels is None:
+            self._box.push(bucket.index, bucket.vector.copy())
+        else:
+            self._box.push(bucket.index, self._parcels.pack(bucket, self._step))
 
     def finish(self) -> None:
+        self._step += 1
         answer = self._box.answer()
         for bucket in self._sent:
             bucket.take(answer[bucket.index])

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.coding import is_relayed, root_of, spare_ranks, waits_for_nobody
+from thalweg.compress import arrange
 from thalweg.errors import PlanError, RunError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan, What
@@ -24,6 +25,7 @@ from thalweg.schedules import Group
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.carriers import EngineCarrier
 from thalweg.training.coded import CodedAverager
+from thalweg.training.compression import Compression, Slots
 from thalweg.training.course import Course
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.handover import State
@@ -33,12 +35,20 @@ from thalweg.training.parameters import ParameterAverager
 from thalweg.training.slots import averaged_tensors
 from thalweg.training.two_level import TwoLevelAverager
 from thalweg.training.watch import Watch
+from thalweg.transports import Array
 
 UNDER_WAY = "tree"  # in the store: which coded plan runs, and since when
 ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
 class Averager(Protocol):
+    @property
+    def held(self) -> Slots:
+        """What the compressor keeps from step to step."""
+
+    def take(self, held: Slots) -> Mapping[str, Array]:
+        """Go on with what another one held; residuals that it has no place for are returned."""
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward adds gradients up without averaging them."""
 
@@ -88,9 +98,12 @@ class Setting:
                 root=self.keeper(plan),
                 staleness=plan.cadence.staleness,
                 bucket=plan.settings.bucket,
+                compression=Compression.of(plan),
             )
-        layout = layout_of(parameters, plan.settings.bucket)
-        carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock)
+        compression = Compression.of(plan)
+        arranged = arrange if compression is None else compression.arrange
+        layout = layout_of(parameters, plan.settings.bucket, arranged)
+        carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
         return GradientAverager(parameters, layout, carrier)
 
     def _by_parameters(
@@ -167,17 +180,8 @@ def is_native(plan: Plan) -> bool:
     return default_catalog().topologies[plan.topology.name].backend
 
 
-def refuse_what_does_not_run_yet(plan: Plan) -> None:
-    if plan.precision is not None:
-        raise PlanError(
-            f"{plan} compresses, which this version doesn't run",
-            "leave +" + plan.precision.name + " out",
-        )
-
-
 def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
     """Plans that this version doesn't run, or not here: said before anything moves."""
-    refuse_what_does_not_run_yet(plan)
     if waits_for_nobody(plan):
         spare_ranks(plan, group)
     else:

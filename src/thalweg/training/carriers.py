@@ -5,14 +5,19 @@ Coded plans have a carrier of their own, which waits for nobody (`coded.py`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Protocol
 
 from thalweg.plan import Plan
-from thalweg.runtime import Engine
+from thalweg.rounds import warm_up
+from thalweg.runtime import Chain, Engine
 from thalweg.schedules import Group
+from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.itinerary import Clock, Itinerary, Leg
 from thalweg.training.layout import FlatBucket, Layout
+from thalweg.training.overlap import Overlap
+from thalweg.training.sharing import Sharing
 
 
 class Fill(Protocol):
@@ -34,36 +39,81 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """The step failed: wait until the buckets are free again."""
 
+    @property
+    def compressed(self) -> Collection[CompressedBucket]:
+        """The buckets that a compressor keeps something of."""
+
 
 class EngineCarrier:
+    """`compression` is the plan's, if it has one."""
+
     def __init__(
-        self, plan: Plan, group: Group, layout: Layout, engine: Engine, clock: Clock
+        self,
+        plan: Plan,
+        group: Group,
+        layout: Layout,
+        engine: Engine,
+        clock: Clock,
+        compression: Compression | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._itinerary = Itinerary(plan, group, layout.workload, engine.rank)
         self._itinerary.at(clock.step)  # what can't be done is said now
+        self._contributions = group.size
         self._leg: Leg | None = None
         self._first_round: int | None = None
         self._sent: list[Future[None]] = []
+        self._held: list[Chain] = []
+        self._compressed: dict[int, CompressedBucket] = {}
+        if compression is not None:
+            self._compressed = {
+                bucket.index: CompressedBucket(bucket, compression, engine.rank)
+                for bucket in layout.buckets
+            }
+        self._overlap: Overlap | None = None
+        if compression is not None and len(layout.buckets) > 1:
+            self._overlap = Overlap(Sharing(group, engine, clock), warm_up(plan))
+
+    @property
+    def compressed(self) -> Collection[CompressedBucket]:
+        return self._compressed.values()
 
     def begin(self) -> None:
         self._leg = self._itinerary.at(self._clock.step)
         self._first_round = None
+        if self._overlap is not None:
+            self._overlap.begin(self._clock.step)
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         assert self._leg is not None
         if self._first_round is None:
             self._first_round = self._clock.claim(self._leg.numbers)
-        for stop in self._leg.stops:
-            if stop.round.bucket == bucket.index:
-                fill(1 / stop.divisor)
-                task = stop.task(bucket, self._clock.step, self._first_round)
-                self._sent.append(self._engine.submit(task))
+        step, first = self._clock.step, self._first_round
+        stops = self._leg.of(bucket.index)
+        fill(1 / self._contributions)
+        if bucket.index not in self._compressed:
+            self._sent += [self._engine.submit(stop.task(bucket, step, first)) for stop in stops]
+            return
+        chain = self._compressed[bucket.index].chain(stops, step, first)
+        if self._overlap is not None and self._overlap.is_serial:
+            self._held.append(chain)
+        else:
+            self._sent.append(self._engine.submit(chain))
 
     def finish(self) -> None:
-        sent, self._sent = self._sent, []
-        self._engine.wait(sent)
+        held, self._held = self._held, []
+        self._sent += [self._engine.submit(chain) for chain in held]
+        self._wait()
+        if self._overlap is not None:
+            self._overlap.end(self._clock.step)
 
     def drop(self) -> None:
-        self.finish()
+        """What was held back never begins: the others don't wait for it, as their step failed too,
+        or will."""
+        self._held.clear()
+        self._wait()
+
+    def _wait(self) -> None:
+        sent, self._sent = self._sent, []
+        self._engine.wait(sent)

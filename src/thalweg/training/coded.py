@@ -9,7 +9,7 @@ more, it takes over another rank's state instead (`handover.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from time import monotonic, sleep
@@ -19,6 +19,7 @@ from torch import nn
 
 from thalweg.codes import Allocation
 from thalweg.coding import allocation_of, fastest, is_compensated
+from thalweg.compress import arrange
 from thalweg.errors import RunError
 from thalweg.plan import Plan
 from thalweg.runtime import Alarm, Arrivals, Relay, World
@@ -27,11 +28,13 @@ from thalweg.runtime.node import Form, Node, Piece
 from thalweg.runtime.relay import join_tree
 from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.training.carriers import Fill
+from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.course import Course
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.handover import State
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import FlatBucket, Layout
+from thalweg.training.parcel import Channels
 
 PAUSE = 0.01  # seconds between two looks at who is through
 
@@ -52,12 +55,15 @@ class CodedAverager(GradientAverager):
         course: Course,
         snapshot: Callable[[], State],
     ) -> None:
-        layout = layout_of(parameters, plan.settings.bucket)
+        compression = Compression.of(plan)
+        arranged = arrange if compression is None else compression.arrange
+        layout = layout_of(parameters, plan.settings.bucket, arranged)
+        channels = Channels(layout, compression, world.rank)
         allocation = allocation_of(plan, group)
-        relay = _open(plan, group, allocation, layout, world, alarm, clock.step)
+        relay = _open(plan, group, allocation, channels, world, alarm, clock.step)
         self.tree = Tree(relay, allocation, world, snapshot)
         self._course = course
-        self._relayed = RelayCarrier(self.tree, relay, layout, clock, course)
+        self._relayed = RelayCarrier(self.tree, relay, layout, channels, clock, course)
         super().__init__(parameters, layout, self._relayed)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
@@ -141,6 +147,7 @@ class RelayCarrier:
         tree: Tree,
         relay: Relay,
         layout: Layout,
+        channels: Channels,
         clock: Clock,
         course: Course,
     ) -> None:
@@ -149,10 +156,15 @@ class RelayCarrier:
         self._relay = relay
         self._presence = float(tree.allocation.held(relay.rank).sum())
         self._layout = layout
+        self._channels = channels
         self._clock = clock
         self._course = course
         self._begun = -1  # step that a part was handed in for
         self._last = -1  # step that was summed up
+
+    @property
+    def compressed(self) -> Collection[CompressedBucket]:
+        return ()
 
     def begin(self) -> None:
         if self._last == self._clock.step:
@@ -166,7 +178,8 @@ class RelayCarrier:
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         if self._course.counts:
             fill(1.0, self._presence)
-            self._relay.contribute(self._clock.step, bucket.index, bucket.vector.copy())
+            for channel, vector in self._channels.contribution(bucket, self._clock.step):
+                self._relay.contribute(self._clock.step, channel, vector)
             self._begun = self._clock.step
 
     def finish(self) -> None:
@@ -180,8 +193,10 @@ class RelayCarrier:
             return
         if results.covered:
             self.approximate[step] = results.covered / self._tree.allocation.cells
+        self._channels.open(step)
         for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
-            self._layout.buckets[piece.round].vector[piece.start : piece.stop] = array
+            self._channels.all[piece.round].vector[piece.start : piece.stop] = array
+        self._channels.finish(step)
 
     def drop(self) -> None:
         """Nothing has to be waited for: what travels is a copy. But it can't be taken back."""
@@ -196,7 +211,7 @@ def _open(
     plan: Plan,
     group: Group,
     allocation: Allocation,
-    layout: Layout,
+    channels: Channels,
     world: World,
     alarm: Alarm,
     first: int,
@@ -215,8 +230,8 @@ def _open(
         world,
         alarm,
         allocation,
-        [schedule(len(bucket.vector), bucket.vector.itemsize) for bucket in layout.buckets],
-        [Form(bucket.vector.dtype, bucket.arithmetic) for bucket in layout.buckets],
+        [schedule(len(channel.vector), channel.vector.itemsize) for channel in channels.all],
+        [Form(channel.vector.dtype, channel.arithmetic) for channel in channels.all],
         timeout=world.timeout,
         beyond=str(plan.redundancy.arguments.get("beyond", "wait")),
         make=make,

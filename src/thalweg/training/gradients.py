@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from thalweg.compress import arrange
 from thalweg.errors import RunError
 from thalweg.facts import Size
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.carriers import Carrier
-from thalweg.training.layout import FlatBucket, Layout, scaled_into
+from thalweg.training.compression import Slots, hand_over, windows
+from thalweg.training.layout import Arrange, FlatBucket, Layout, scaled_into
+from thalweg.transports import Array
 
 FLAGS = "thalweg: who took part"  # not a name that a parameter can have
 
@@ -50,6 +53,13 @@ class GradientAverager:
             yield
         finally:
             self._on = was
+
+    @property
+    def held(self) -> Slots:
+        return windows(self._carrier.compressed)
+
+    def take(self, held: Slots) -> Mapping[str, Array]:
+        return hand_over(held, self._carrier.compressed)
 
     def after_step(self) -> None:
         """Nothing is left to do once the optimizer has stepped."""
@@ -148,12 +158,14 @@ class _Backward:
             yield self._unsent.pop()
 
 
-def layout_of(parameters: Mapping[str, nn.Parameter], limit: Size) -> Layout:
+def layout_of(
+    parameters: Mapping[str, nn.Parameter], limit: Size, arranged: Arrange = arrange
+) -> Layout:
     """The parameters' buckets, with the flags first in the model and so last in backward."""
     first = next(iter(parameters.values()))
     flags = torch.empty(len(parameters), dtype=first.dtype)
     tensors: dict[str, torch.Tensor] = {FLAGS: flags, **parameters}
-    return Layout.of(tensors, limit)
+    return Layout.of(tensors, limit, arranged)
 
 
 def _hook(parameter: nn.Parameter, ready: Callable[[torch.Tensor], None]) -> Any:

@@ -8,7 +8,7 @@ from thalweg.catalog import default_catalog
 from thalweg.errors import BETWEEN_STEPS
 from thalweg.facts import Workload
 from thalweg.plan import Plan
-from thalweg.rounds import Round, compile_rounds, cycle
+from thalweg.rounds import Round, compile_rounds, cycle, warm_up
 from thalweg.runtime import Part, Task
 from thalweg.schedules import Group, Schedule, check
 from thalweg.training.layout import FlatBucket
@@ -49,7 +49,7 @@ class Stop:
 
     round: Round
     part: Part
-    divisor: int  # makes the sum a mean
+    divisor: int  # contributions that the result is made of: each divided by it, a sum is a mean
 
     def task(
         self, bucket: FlatBucket, step: int, first_round: int, vector: Array | None = None
@@ -73,6 +73,9 @@ class Leg:
     stops: tuple[Stop, ...]
     numbers: int
 
+    def of(self, bucket: int) -> list[Stop]:
+        return [stop for stop in self.stops if stop.round.bucket == bucket]
+
 
 class Itinerary:
     def __init__(self, plan: Plan, group: Group, workload: Workload, rank: int) -> None:
@@ -81,12 +84,15 @@ class Itinerary:
         self._workload = workload
         self._rank = rank
         self._cycle = cycle(plan, group, default_catalog())
+        self._warm = warm_up(plan)
         self._handshake = default_catalog().topologies[plan.topology.name].mixes
         self._legs: dict[int, Leg] = {}
         self._parts: dict[int, tuple[Schedule, Part]] = {}  # by identity: buckets share schedules
 
     def at(self, step: int) -> Leg:
         place = step % self._cycle
+        if step >= self._warm:  # the same place of a later cycle
+            place += -(-self._warm // self._cycle) * self._cycle
         if place not in self._legs:
             if len(self._legs) >= KEPT:
                 self._legs.clear()
@@ -97,7 +103,7 @@ class Itinerary:
     def _compile(self, step: int) -> Leg:
         rounds = compile_rounds(self._plan, self._group, self._workload, step)
         own = [r for r in rounds if self._rank in r.group.ranks]
-        stops = tuple(Stop(r, self._part(r.schedule), r.schedule.divisor(self._rank)) for r in own)
+        stops = tuple(Stop(r, self._part(r.schedule), r.contributions(self._rank)) for r in own)
         return Leg(stops, 1 + max((r.number for r in rounds), default=-1))
 
     def _part(self, schedule: Schedule) -> Part:

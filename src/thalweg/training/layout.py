@@ -1,16 +1,17 @@
 """A model's tensors as flat buckets, one buffer each, made once.
 
-Which tensor goes where follows from names, shapes and the bucket's size alone (`facts.Workload`),
-so it is the same on every rank and at every step.
+Which tensor goes where follows from names, shapes, the bucket's size (`facts.Workload`) and what a
+compressor takes (`compress.arrange`) alone, so it is the same on every rank and at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from thalweg.compress import Arrangement, arrange
 from thalweg.errors import TransportError, WorkloadError
 from thalweg.facts import Bucket, Size, Tensor, Workload
 from thalweg.facts.workload import ITEM_BYTES
@@ -18,6 +19,7 @@ from thalweg.runtime import Arithmetic, arithmetic_of
 from thalweg.transports import Array
 
 DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
+Arrange = Callable[[Sequence[Tensor]], Arrangement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class FlatBucket:
     """One bucket's buffer: a view of it for each tensor, and the array that travels."""
 
     index: int
+    arrangement: Arrangement
     flat: torch.Tensor
     views: Mapping[str, torch.Tensor]
     vector: Array
@@ -46,9 +49,11 @@ class Layout:
     buckets: tuple[FlatBucket, ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor], limit: Size) -> Layout:
+    def of(
+        cls, tensors: Mapping[str, torch.Tensor], limit: Size, arranged: Arrange = arrange
+    ) -> Layout:
         workload = Workload(name="model", tensors=tuple(_facts(tensors)))
-        buckets = tuple(_flat(bucket, tensors) for bucket in workload.buckets(limit))
+        buckets = tuple(flat(b, tensors, arranged(b.tensors)) for b in workload.buckets(limit))
         return cls(workload=workload, buckets=buckets)
 
 
@@ -62,15 +67,17 @@ def _facts(tensors: Mapping[str, torch.Tensor]) -> Iterable[Tensor]:
         yield Tensor(name=name, shape=tuple(tensor.shape), dtype=DTYPES[tensor.dtype])
 
 
-def _flat(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> FlatBucket:
+def flat(
+    bucket: Bucket, tensors: Mapping[str, torch.Tensor], arrangement: Arrangement
+) -> FlatBucket:
     like = tensors[bucket.tensors[0].name]
-    buffer = torch.zeros(bucket.elements, dtype=like.dtype, pin_memory=like.is_cuda)
-    views, start = {}, 0
-    for tensor in bucket.tensors:
-        views[tensor.name] = buffer[start : start + tensor.elements].view(tensor.shape)
-        start += tensor.elements
+    buffer = torch.zeros(arrangement.elements, dtype=like.dtype, pin_memory=like.is_cuda)
+    views = {s.name: buffer[s.place].view(s.shape) for s in arrangement.compressed}
+    rest = buffer[arrangement.length :]
+    views |= {s.name: rest[s.place].view(s.shape) for s in arrangement.exact}
     return FlatBucket(
         index=bucket.index,
+        arrangement=arrangement,
         flat=buffer,
         views=views,
         vector=as_array(buffer),

@@ -7,29 +7,49 @@ in its communication hook; with the plan `ddp` it is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thalweg.compress import arrange
 from thalweg.errors import RunError
-from thalweg.facts import Tensor, Workload
+from thalweg.facts import Size
 from thalweg.plan import Plan, Settings
-from thalweg.runtime import Engine, arithmetic_of
+from thalweg.runtime import Chain, Engine, Task
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
+from thalweg.training.compression import (
+    CompressedBucket,
+    Compression,
+    KeepsNothing,
+    Slots,
+    hand_over,
+    windows,
+)
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock, Itinerary
-from thalweg.training.layout import DTYPES, FlatBucket, as_array, scaled_into
+from thalweg.training.layout import Layout, scaled_into
+from thalweg.transports import Array
 
-WHOLE = "bucket"  # DDP's are one tensor to us
+
+class GradBucket(Protocol):
+    """Torch's, as far as it is needed here."""
+
+    def index(self) -> int: ...
+
+    def buffer(self) -> torch.Tensor: ...
+
+    def gradients(self) -> list[torch.Tensor]: ...
+
+    def parameters(self) -> list[torch.Tensor]: ...
 
 
-class NativeAverager:
+class NativeAverager(KeepsNothing):
     """DDP in place, round a plain model, which keeps its class and its calls."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
@@ -96,15 +116,15 @@ class DdpAdapter:
         self._group = group
         self._engine = engine
         self._clock = clock
-        self._itineraries: dict[tuple[torch.dtype, int], Itinerary] = {}
-        self._buckets: dict[int, FlatBucket] = {}
+        self._compression = Compression.of(plan)
+        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        self._ways: dict[int, _Way] = {}
+        self._held: dict[str, dict[str, Array]] = {}  # of buckets that are no more
         self._sent: list[Future[None]] = []
         self._end: AtTheEnd | None = None
         if not native:
             # DDP looks the second parameter up by its name
-            model.register_comm_hook(
-                self, lambda adapter, bucket: adapter.send(bucket.index(), bucket.buffer())
-            )
+            model.register_comm_hook(self, lambda adapter, bucket: adapter.send(bucket))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -120,20 +140,34 @@ class DdpAdapter:
     def detach(self) -> None:
         """DDP keeps its communication hook."""
 
-    def send(self, index: int, gradients: torch.Tensor) -> torch.futures.Future[Any]:
+    @property
+    def held(self) -> Slots:
+        ways = self._ways.values()
+        return windows(way.compressed for way in ways if way.compressed is not None)
+
+    def take(self, held: Slots) -> Mapping[str, Array]:
+        """By the buckets that DDP is about to make."""
+        self._held = {kind: dict(arrays) for kind, arrays in held.items()}
+        return {}
+
+    @torch.no_grad()
+    def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
         if self._end is None or not self._end.is_to_come():
             self._finish()  # one that failed may have buckets on their way
             self._end = AtTheEnd(self._finish)
-        bucket = self._bucket(index, gradients)
-        buffer = bucket.views[WHOLE]
-        leg = self._itinerary(gradients).at(self._clock.step)
+        way = self._way(bucket)
+        leg = way.itinerary.at(self._clock.step)
         first = self._clock.claim(leg.numbers)
+        for view, gradient in zip(way.views, bucket.gradients(), strict=True):
+            scaled_into(view, gradient, 1 / self._group.size)
+        if way.compressed is None:
+            work: Task | Chain = leg.stops[0].task(way.bucket, self._clock.step, first)
+        else:
+            work = way.compressed.chain(leg.stops, self._clock.step, first)
+        sent = self._engine.submit(work)
         result: torch.futures.Future[Any] = torch.futures.Future()
-        for stop in leg.stops:
-            scaled_into(buffer, gradients, 1 / stop.divisor)
-            sent = self._engine.submit(stop.task(bucket, self._clock.step, first))
-            sent.add_done_callback(lambda _: result.set_result(buffer))
-            self._sent.append(sent)
+        sent.add_done_callback(lambda _: result.set_result(way.gathered()))
+        self._sent.append(sent)
         return result
 
     def _finish(self) -> None:
@@ -141,28 +175,56 @@ class DdpAdapter:
         sent, self._sent = self._sent, []
         self._engine.wait(sent)
 
-    def _bucket(self, index: int, like: torch.Tensor) -> FlatBucket:
-        """Kept from step to step; DDP lays its buckets out anew once."""
-        kept = self._buckets.get(index)
-        if kept is None or not _alike(kept.views[WHOLE], like):
-            buffer = torch.empty_like(like, device="cpu")
-            self._buckets[index] = FlatBucket(
-                index=index,
-                flat=buffer.reshape(-1),
-                views={WHOLE: buffer},
-                vector=as_array(buffer),
-                arithmetic=arithmetic_of(buffer.dtype),
-            )
-        return self._buckets[index]
+    def _way(self, bucket: GradBucket) -> _Way:
+        """Kept from step to step; DDP lays its buckets out anew once, and then what was left out of
+        a parameter goes with it."""
+        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        kept = self._ways.get(bucket.index())
+        if kept is not None and kept.names == names:
+            return kept
+        if kept is not None and kept.compressed is not None:
+            for kind, arrays in kept.compressed.slots.items():
+                self._held.setdefault(kind, {}).update(arrays)
+        gradients = dict(zip(names, bucket.gradients(), strict=True))
+        way = _Way(gradients, bucket.buffer(), self._compression, self._engine.rank)
+        way.itinerary = Itinerary(self._plan, self._group, way.workload, self._engine.rank)
+        self._ways[bucket.index()] = way
+        if way.compressed is not None:
+            hand_over(self._held, [way.compressed])
+            for arrays in self._held.values():
+                for name in names:
+                    arrays.pop(name, None)
+        return way
 
-    def _itinerary(self, gradients: torch.Tensor) -> Itinerary:
-        key = gradients.dtype, gradients.numel()
-        if key not in self._itineraries:
-            whole = Tensor(name=WHOLE, shape=(key[1],), dtype=DTYPES[key[0]])
-            workload = Workload(name="bucket", tensors=(whole,))
-            self._itineraries[key] = Itinerary(self._plan, self._group, workload, self._engine.rank)
-        return self._itineraries[key]
 
+class _Way:
+    """What one of DDP's buckets needs to travel."""
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
+    itinerary: Itinerary
+
+    def __init__(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        compression: Compression | None,
+        rank: int,
+    ) -> None:
+        self.names = list(gradients)
+        limit = Size(max(1, buffer.nbytes))  # all in one
+        arranged = arrange if compression is None else compression.arrange
+        like = {name: gradients[name] for name in reversed(self.names)}
+        layout = Layout.of(like, limit, arranged)
+        [self.bucket] = layout.buckets
+        self.workload = layout.workload
+        self.views = [self.bucket.views[name] for name in self.names]
+        self.compressed: CompressedBucket | None = None
+        if compression is not None:
+            self.compressed = CompressedBucket(self.bucket, compression, rank)
+        in_order = self.compressed is None or self.compressed.codec is None
+        self._result = self.bucket.flat if in_order else torch.empty_like(buffer, device="cpu")
+
+    def gathered(self) -> torch.Tensor:
+        """In the order of DDP's buffer."""
+        if self._result is not self.bucket.flat:
+            torch.cat([view.reshape(-1) for view in self.views], out=self._result)
+        return self._result

@@ -12,14 +12,14 @@ Now and then all meet: when everybody has said so, all are given the same parame
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 
 import torch
 from torch import nn
 
 from thalweg.training.gradients import FLAGS
-from thalweg.training.layout import Layout
+from thalweg.training.layout import FlatBucket, Layout
 from thalweg.transports import Array
 
 
@@ -51,6 +51,7 @@ class ParameterServer:
         self._gradients: dict[int, dict[int, Array]] = {}  # by worker and bucket
         self._share = len(self.clocks)
         self._waiting: set[int] = set()  # for an answer
+        self.unpack: Callable[[FlatBucket, Array], None] = FlatBucket.take
         self._met: set[int] = set()
 
     def push(self, worker: int, bucket: int, gradients: Array) -> list[int]:
@@ -109,7 +110,7 @@ class ParameterServer:
     @torch.no_grad()
     def _take_step(self, gradients: Mapping[int, Array]) -> None:
         for bucket in self._layout.buckets:
-            bucket.take(gradients[bucket.index])
+            self.unpack(bucket, gradients[bucket.index])
         views = {name: view for b in self._layout.buckets for name, view in b.views.items()}
         took_part = dict(zip(self._flags, (views[FLAGS] != 0).tolist(), strict=True))
         for name, parameter in self.parameters.items():

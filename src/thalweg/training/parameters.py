@@ -17,9 +17,10 @@ from time import monotonic
 import torch
 
 from thalweg.plan import Plan
-from thalweg.runtime import Engine
+from thalweg.runtime import Chain, Engine, Task
 from thalweg.schedules import Contention, Group
-from thalweg.training.itinerary import Clock, Itinerary
+from thalweg.training.compression import CompressedBucket, Compression, KeepsNothing
+from thalweg.training.itinerary import Clock, Itinerary, Stop
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
 from thalweg.training.slots import never_negative
 from thalweg.training.watch import Watch
@@ -37,7 +38,7 @@ class _Exchange:
     late: bool
 
 
-class ParameterAverager:
+class ParameterAverager(KeepsNothing):
     """`tensors` is asked after the first step: an optimizer has no state before. `watch` adjusts
     the groups, in plans that have several."""
 
@@ -62,6 +63,7 @@ class ParameterAverager:
         self._tensors: Tensors = {}
         self._layout: Layout | None = None
         self._itinerary: Itinerary | None = None
+        self._compressed: dict[int, CompressedBucket] = {}
         self._watch: Watch | None = None
 
     @contextmanager
@@ -80,10 +82,12 @@ class ParameterAverager:
         leg = itinerary.at(step)
         first = self._clock.claim(leg.numbers)
         futures, buckets = [], []
-        for stop in leg.stops:
-            bucket = layout.buckets[stop.round.bucket]
-            self._fill(bucket, 1 / stop.divisor, keep=stop.round.delay > 0)
-            futures.append(self._engine.submit(stop.task(bucket, step, first)))
+        for bucket in layout.buckets:
+            stops = leg.of(bucket.index)
+            if not stops:
+                continue
+            self._fill(bucket, 1 / stops[0].divisor, keep=stops[0].round.delay > 0)
+            futures.append(self._engine.submit(self._way(bucket, stops, step, first)))
             buckets.append(bucket)
         if leg.stops:
             delay = leg.stops[0].round.delay
@@ -120,7 +124,16 @@ class ParameterAverager:
 
     def _prepare(self) -> tuple[Layout, Itinerary]:
         self._tensors = self._ask_for_tensors()
-        self._layout = Layout.of(self._tensors, self._plan.settings.bucket)
+        compression = Compression.of(self._plan)
+        limit = self._plan.settings.bucket
+        if compression is None:
+            self._layout = Layout.of(self._tensors, limit)
+        else:
+            self._layout = Layout.of(self._tensors, limit, compression.arrange)
+            self._compressed = {
+                bucket.index: CompressedBucket(bucket, compression, self._engine.rank)
+                for bucket in self._layout.buckets
+            }
         self._itinerary = self._route(self._layout)
         if self._make_watch is not None:
             self._watch = self._make_watch(self._group, self._layout.workload.nbytes)
@@ -128,6 +141,12 @@ class ParameterAverager:
 
     def _route(self, layout: Layout) -> Itinerary:
         return Itinerary(self._plan, self._group, layout.workload, self._engine.rank)
+
+    def _way(self, bucket: FlatBucket, stops: list[Stop], step: int, first: int) -> Task | Chain:
+        if bucket.index in self._compressed:
+            return self._compressed[bucket.index].chain(stops, step, first)
+        [stop] = stops
+        return stop.task(bucket, step, first)
 
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
         for name, view in bucket.views.items():

@@ -1,8 +1,11 @@
 """From a run to its checkpoint and back: one rank writes and reads, the others send and are told.
 
 No shared folder is needed. What is one rank's in an exact plan is everybody's; what is each rank's
-own, the state of its random number generators, goes to rank 0 through the store. Under a code the
-root writes and reads, and waits for nobody: others' random states aren't kept.
+own goes to rank 0: the state of its random number generators through the store, what its compressor
+keeps by a round of its own. Under a code the root writes and reads, and waits for nobody: others'
+random states aren't kept.
+
+On another number of ranks what compressors kept is shared out anew, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import thalweg
 from thalweg.errors import CheckpointError, RunError
 from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
+from thalweg.training.compression import Slots, for_others
 from thalweg.training.course import Position
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
@@ -31,12 +35,14 @@ if TYPE_CHECKING:
     from thalweg.training.run import Stateful
 
 FINE = "fine"
+HELD = "compression"  # what a rank's compressor keeps, beside its random states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     step: int
     position: Position
+    held: Slots  # by this rank's compressor
 
 
 def save(
@@ -53,6 +59,8 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Sequence[Stateful],
+    held: Slots,
+    sharing: Sharing,
     keep: int,
     alone: bool = False,
 ) -> None:
@@ -81,11 +89,17 @@ def save(
         return
     own = f"save/{number}/{world.rank}"
     world.put(own, json.dumps(_random_states()))
+    places = [(kind, name) for kind in held for name in held[kind]]
+    arrays = [torch.from_numpy(held[kind][name]) for kind, name in places]
+    everybodys = sharing.collect(0, arrays)
     problem = FINE
     if world.rank == 0:
         keys = [f"save/{number}/{rank}" for rank in range(world.size)]
         try:
-            write([json.loads(_wait(world, alarm, key, timeout)) for key in keys])
+            states = [json.loads(_wait(world, alarm, key, timeout)) for key in keys]
+            for state_of_one, tensors in zip(states, everybodys, strict=True):
+                state_of_one[HELD] = _by_kind(places, tensors)
+            write(states)
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
         world.put(f"save/{number}", problem)
@@ -111,8 +125,9 @@ def load(
 ) -> Loaded | None:
     """Go back to the newest checkpoint that the rank `reader` finds; None if there is none."""
     tensors: dict[str, torch.Tensor] = {}
+    kept: list[dict[str, dict[str, torch.Tensor]]] = []
     if world.rank == reader:
-        saying, tensors = _read(directory, model, sampling, len(state))
+        saying, tensors, kept = _read(directory, model, sampling, len(state))
         world.put("resume", json.dumps(saying))
     saying = json.loads(_wait(world, alarm, "resume", timeout))
     if "problem" in saying:
@@ -140,7 +155,11 @@ def load(
     own = saying["ranks"][world.rank] if world.size == saying["size"] else None
     if own is not None:
         _set_random_states(own)
-    return Loaded(step=saying["step"], position=_position(saying["position"]))
+    return Loaded(
+        step=saying["step"],
+        position=_position(saying["position"]),
+        held=_take_held(saying["held"], kept, reader, world, sharing),
+    )
 
 
 def _position(saved: dict[str, int]) -> Position:
@@ -149,12 +168,13 @@ def _position(saved: dict[str, int]) -> Position:
 
 def _read(
     directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """On the reader: load the model; what to tell the others, and the tensors they will need."""
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[dict[str, dict[str, torch.Tensor]]]]:
+    """On the reader: load the model; what to tell the others, the tensors that they will need, and
+    what each rank's compressor kept."""
     try:
         found = checkpoint.latest(directory)
         if found is None:
-            return {}, {}
+            return {}, {}, []
         saved = checkpoint.read(found)
         if len(saved.state) != objects:
             raise CheckpointError(
@@ -170,11 +190,16 @@ def _read(
         with _same_kind(str(found), type(model).__name__):
             model.load_state_dict(saved.model)
     except CheckpointError as error:
-        return {"problem": error.problem, "remedy": error.remedy}, {}
+        return {"problem": error.problem, "remedy": error.remedy}, {}, []
     extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
     parts = {"model": extra, "optimizer": saved.optimizer, "state": saved.state}
     tree, tensors = pack(parts, "checkpoint")
+    kept = [rank.pop(HELD, {}) for rank in saved.ranks if rank is not None]
     saying = {
+        "held": {
+            kind: {name: list(t.shape) for name, t in arrays.items()}
+            for kind, arrays in (kept[0] if kept else {}).items()
+        },
         "path": str(found),
         "step": saved.step,
         "size": saved.size,
@@ -186,7 +211,37 @@ def _read(
             for name, t in tensors.items()
         },
     }
-    return saying, tensors
+    return saying, tensors, kept
+
+
+def _take_held(
+    shapes: dict[str, dict[str, list[int]]],
+    kept: list[dict[str, dict[str, torch.Tensor]]],
+    reader: int,
+    world: World,
+    sharing: Sharing,
+) -> Slots:
+    """This rank's, of what the reader has of all."""
+    places = [(kind, name) for kind in shapes for name in shapes[kind]]
+    empty = [torch.empty(shapes[kind][name]) for kind, name in places]
+    everybodys = [empty] * world.size
+    if world.rank == reader:
+        slots = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
+        if len(slots) != world.size:
+            slots = [for_others(slots, world.size)] * world.size if slots else [{}] * world.size
+        everybodys = [[torch.from_numpy(one[kind][name]) for kind, name in places] for one in slots]
+    sharing.hand_out(reader, everybodys)
+    own = _by_kind(places, everybodys[world.rank])
+    return {kind: {n: t.numpy() for n, t in arrays.items()} for kind, arrays in own.items()}
+
+
+def _by_kind(
+    places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]
+) -> dict[str, dict[str, torch.Tensor]]:
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for (kind, name), tensor in zip(places, tensors, strict=True):
+        found.setdefault(kind, {})[name] = tensor
+    return found
 
 
 @contextmanager

@@ -27,12 +27,14 @@ from thalweg.training.averager import (
     trainable,
 )
 from thalweg.training.coded import CodedAverager, Tree
+from thalweg.training.compression import Slots, folded, refuse_second_momentum
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import IsOver, weighted_mean
 from thalweg.training.handover import State
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
+from thalweg.training.owed import pay_back
 from thalweg.training.parameters import ParameterAverager
 from thalweg.training.replicas import refuse_what_differs, warn_of_what_differs
 from thalweg.training.resume import load, save
@@ -223,6 +225,12 @@ class Run:
         every rank, between two steps."""
         self._sharing.average(tensors)
 
+    def left_out(self) -> dict[str, torch.Tensor]:
+        """What this rank's compressor has left out of each parameter's gradient so far, divided by
+        the number of ranks: added up over all ranks, what the mean gradient still lacks."""
+        residuals = folded(self._attached.held)
+        return {name: torch.from_numpy(residual.copy()) for name, residual in residuals.items()}
+
     def drift(self) -> float:
         """How far the replicas' parameters are from their mean: the root of the mean square of
         that distance over all ranks. To be called on every rank, between two steps; nothing is
@@ -326,6 +334,8 @@ class Run:
                 model=_inner(self._model),
                 optimizer=self._optimizer,
                 state=self._state,
+                held=self._attached.held,
+                sharing=self._sharing,
                 keep=keep,
                 alone=alone,
             )
@@ -397,6 +407,8 @@ class Run:
             self._clock.step = loaded.step
             self._course.jump(loaded.position)
         self._run_plan()
+        if loaded is not None:
+            self._go_on_with(loaded.held)
 
     def _come_back(self) -> None:
         self._plan, since = self._setting.plan_under_way()
@@ -406,7 +418,8 @@ class Run:
             self._take_over(self._tree.take())
 
     def _refuse_what_does_not_suit(self, plan: Plan) -> None:
-        """The data, or the model."""
+        """The data, the model or the optimizer."""
+        refuse_second_momentum(plan, self._optimizer)
         if is_relayed(plan):
             allocation = allocation_of(plan, self._group)
             refuse_what_differs(self._model, allocation)
@@ -464,6 +477,7 @@ class Run:
     def _take_up(self, plan: Plan) -> None:
         """Leaving a plan under which replicas differ makes them equal once more."""
         self._attached.settle()
+        held = self._attached.held
         self._attached.detach()
         if self._replicas_differ and not plan.averages_parameters:
             slots = self._slots()
@@ -478,6 +492,14 @@ class Run:
             self._tree.close()
         self._plan = plan
         self._run_plan()
+        self._go_on_with(held)
+
+    def _go_on_with(self, held: Slots) -> None:
+        """What a compressor kept is this one's now, or is added to the next gradient; under a code,
+        where several compute the same, it is dropped."""
+        residuals = self._attached.take(held)
+        if not is_relayed(self._plan):
+            pay_back(dict(_inner(self._model).named_parameters()), residuals, self.size)
 
     @contextmanager
     def _common_slots(self) -> Iterator[None]:

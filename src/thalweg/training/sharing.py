@@ -1,4 +1,5 @@
-"""Between steps: everybody takes one rank's tensors, or everybody's mean."""
+"""Between steps: everybody takes one rank's tensors, or everybody's mean; or one rank has what each
+of the others holds, and gives it back."""
 
 from __future__ import annotations
 
@@ -25,12 +26,23 @@ class Sharing:
         self._clock = clock
 
     @torch.no_grad()
-    def take_from(self, root: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite these tensors, of any type, with what `root` has in them."""
+    def take_from(
+        self,
+        root: int,
+        tensors: Iterable[torch.Tensor],
+        among: Group | None = None,
+        *,
+        idle: bool = False,
+    ) -> None:
+        """Overwrite these tensors, of any type, with what `root` has in them; in the group `among`
+        if not everywhere."""
         for together in _batches(tensors):
+            if idle:
+                self._clock.claim_between()
+                continue
             raw = [tensor.detach().cpu().contiguous().view(-1) for tensor in together]
             buffer = torch.cat([part.view(torch.uint8) for part in raw])
-            schedule = broadcast(self._group, len(buffer), 1, root)
+            schedule = broadcast(among or self._group, len(buffer), 1, root)
             self._run(schedule, buffer)
             start = 0
             for tensor, part in zip(together, raw, strict=True):
@@ -53,6 +65,32 @@ class Sharing:
                 for tensor in together:
                     tensor.copy_(buffer[start : start + tensor.numel()].view(tensor.shape))
                     start += tensor.numel()
+
+    @torch.no_grad()
+    def collect(self, root: int, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """On `root`, every rank's tensors of these shapes; elsewhere this rank's alone."""
+        held = [list(tensors)] * self._group.size
+        for rank in self._group.ranks:
+            if rank != root:
+                own = self._engine.rank == root
+                copies = [torch.empty_like(t, device="cpu") for t in tensors] if own else tensors
+                self._take_alone(rank, root, copies)
+                held[rank] = list(copies)
+        return held
+
+    @torch.no_grad()
+    def hand_out(self, root: int, held: Sequence[Sequence[torch.Tensor]]) -> None:
+        """From `root`, to every rank what is at its place in `held`, where it is written to."""
+        for rank in self._group.ranks:
+            if rank != root:
+                self._take_alone(root, rank, held[rank])
+
+    def _take_alone(self, source: int, taker: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Rank `taker` alone takes these from rank `source`. Everybody counts the rounds."""
+        ranks = source, taker
+        self.take_from(
+            source, tensors, self._group.subgroup(ranks), idle=self._engine.rank not in ranks
+        )
 
     def average_what_differs(self, tensors: Iterable[torch.Tensor]) -> None:
         """The same, but what is equal on all ranks keeps its bits: a sum of N times x/N may not."""

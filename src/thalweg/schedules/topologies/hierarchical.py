@@ -9,6 +9,9 @@ of a rack owns an equal share of it, and every piece has one owner in every rack
 `form=leader`: each rack adds up along a chain that ends at its leader, the leaders form a ring,
 the result goes back along the chain.
 
+`compress=between`: a compressor works between the racks alone, where links are slow, on what each
+rack has added up without loss. That is several rounds, which `thalweg.rounds` makes.
+
 Slabs of the data go through the phases one after the other, so that the racks, the uplinks and the
 racks again are busy at the same time.
 """
@@ -29,8 +32,12 @@ from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import heap, over
 
+BETWEEN = "between"
 
-def hierarchical(group: Group, elements: int, itemsize: int, step: int, form: str) -> Schedule:
+
+def hierarchical(
+    group: Group, elements: int, itemsize: int, step: int, form: str, **_: object
+) -> Schedule:
     members, racks = max(map(len, group.racks)), len(group.racks)
     ring_moves = 2 * (racks - 1)
     if form == "leader":  # the leaders' ring is one long hop of a chain there and back
@@ -100,6 +107,12 @@ TOPOLOGY = Topology(
             default="parallel",
             choices=("parallel", "leader"),
             help="parallel: all members talk to the other racks; leader: one for each rack",
-        )
+        ),
+        "compress": Parameter(
+            kind=str,
+            default="everywhere",
+            choices=("everywhere", BETWEEN),
+            help="everywhere, or only what goes between racks",
+        ),
     },
 )
