@@ -18,7 +18,7 @@ from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Elementwise
 from thalweg.compress.feedback import AT_ONCE, blame
 from thalweg.compress.kernels import Kernels
-from thalweg.compress.packing import Packing
+from thalweg.compress.packing import packed_nbytes, packing
 from thalweg.compress.pieces import pieces
 from thalweg.compress.seeds import ENCODE, REDUCE, random_bits
 
@@ -33,13 +33,14 @@ class Blocks(Elementwise):
         self, segments: Sequence[Segment], length: int, kernels: Kernels, bits: int, block: int
     ) -> None:
         super().__init__(segments, length, kernels)
-        self._packing = Packing(bits, block)
-        self._unit = np.dtype([("levels", "u1", (self._packing.nbytes,)), ("scale", "<f4")])
+        at_once = min(max(1, AT_ONCE // block), length // block)
+        self._packing = packing(bits, block, at_once)
+        self._unit = np.dtype([("levels", "u1", (packed_nbytes(bits, block),)), ("scale", "<f4")])
         self.unit_nbytes = self._unit.itemsize
         self._block = block
         self._levels = np.float32((1 << (bits - 1)) - 1)
         self._largest_scale = np.nextafter(np.finfo(np.float32).max / self._levels, np.float32(0))
-        self._at_once = min(max(1, AT_ONCE // block), length // block)
+        self._at_once = at_once
         self._sum = np.empty((self._at_once, block), np.float32)
         self._scratch = np.empty((self._at_once, block), np.float32)
 

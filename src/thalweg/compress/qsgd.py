@@ -1,9 +1,9 @@
 """QSGD (Alistarh et al., NeurIPS 2017): stochastic rounding to levels, unbiased.
 
 l = floor(s |g| / norm + u), u uniform in [0, 1), s = 2^(bits-1) - 1 levels and a sign:
-d bits / 8 + 4 d / block bytes. The norm is the largest magnitude of the block (the paper allows any
-norm; under its 2-norm nearly all elements would be at the lowest levels), so the error of an element
-is less than norm / s.
+d bits / 8 + 4 d / block bytes. The norm is the largest magnitude of the block, not the paper's
+2-norm, under which nearly all elements would be at the lowest levels; so the error of an element is
+less than norm / s.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from thalweg.compress.codec import Array
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
 from thalweg.compress.feedback import AT_ONCE
 from thalweg.compress.kernels import Kernels
+from thalweg.compress.packing import packed_nbytes
 from thalweg.compress.rounding import Rounding
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
@@ -33,7 +34,7 @@ def sizes(tensors: Sequence[Tensor], step: int, bits: int, block: int) -> list[P
 
 
 def unit_nbytes(bits: int, block: int) -> int:
-    return -(-block * bits // 8) + 4
+    return packed_nbytes(bits, block) + 4
 
 
 class QSGD(Blocks):
