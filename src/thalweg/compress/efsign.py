@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.codec import not_yet
+import numpy as np
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.codec import Array, Gathered
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.feedback import AT_ONCE
+from thalweg.compress.kernels import Kernels
+from thalweg.compress.pieces import extents, pieces
+from thalweg.compress.signs import Signs
 from thalweg.facts import Tensor
 
 UNIT = 64  # elements: one word of bits
@@ -22,13 +29,49 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
     return [Payload("signs and scales", sum(8 * units(t, UNIT) + 4 for t in tensors), 1)]
 
 
+class EFSign(Gathered):
+    """The payload is all bits, then all scales."""
+
+    def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
+        super().__init__(segments, length, kernels)
+        self._extents = extents(segments, length)
+        self._signs = Signs(segments)
+        self._scratch = np.empty(AT_ONCE, np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        return self.length // 8 + 4 * len(self.segments)
+
+    def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
+        bits, scales = self._parts(payload)
+        self._signs.encode(values, bits, scales)
+        if keep:
+            for segment, scale in zip(self.segments, scales, strict=True):
+                self._signs.subtract(values[segment.place], scale)
+
+    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
+        given = [self._parts(payload) for payload in payloads]
+        for number, (segment, extent) in enumerate(zip(self.segments, self._extents, strict=True)):
+            for begin, end in pieces(*extent):
+                total, part = out[begin:end], self._scratch[: end - begin]
+                for rank, (bits, scales) in enumerate(given):
+                    packed = bits[begin // 8 : end // 8]
+                    self._signs.unpack(packed, scales[number], part if rank else total)
+                    if rank:
+                        total += part
+            out[segment.place.stop : extent[1]] = 0
+
+    def _parts(self, payload: Array) -> tuple[Array, Array]:
+        return payload[: self.length // 8], payload[self.length // 8 :].view("<f4")
+
+
 COMPRESSOR = Compressor(
     name="efsign",
     summary="one bit an element and a scale, with error feedback",
     takes=takes,
     unit=lambda: UNIT,
     sizes=sizes,
-    codec=not_yet,
+    codec=EFSign,
     summable=False,
     biased=True,
     parameters={"warmup": WARMUP},

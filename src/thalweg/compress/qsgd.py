@@ -1,15 +1,25 @@
 """QSGD (Alistarh et al., NeurIPS 2017): stochastic rounding to levels, unbiased.
 
 l = floor(s |g| / norm + u), u uniform in [0, 1), s = 2^(bits-1) - 1 levels and a sign:
-d bits / 8 + 4 d / block bytes.
+d bits / 8 + 4 d / block bytes. The norm is the largest magnitude of the block, not the paper's
+2-norm, under which nearly all elements would be at the lowest levels; so the error of an element is
+less than norm / s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.codec import not_yet
+from numpy.random import BitGenerator
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.blocks import Blocks
+from thalweg.compress.codec import Array
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.feedback import AT_ONCE
+from thalweg.compress.kernels import Kernels
+from thalweg.compress.packing import packed_nbytes
+from thalweg.compress.rounding import Rounding
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
@@ -24,7 +34,20 @@ def sizes(tensors: Sequence[Tensor], step: int, bits: int, block: int) -> list[P
 
 
 def unit_nbytes(bits: int, block: int) -> int:
-    return -(-block * bits // 8) + 4
+    return packed_nbytes(bits, block) + 4
+
+
+class QSGD(Blocks):
+    """Rounded once more when a shard is reduced, with other random bits: unbiased again."""
+
+    def __init__(
+        self, segments: Sequence[Segment], length: int, kernels: Kernels, bits: int, block: int
+    ) -> None:
+        super().__init__(segments, length, kernels, bits, block)
+        self._rounding = Rounding(max(AT_ONCE, block))
+
+    def _rounded(self, x: Array, random: BitGenerator) -> Array:
+        return self._rounding.levels(x.reshape(-1), random).reshape(x.shape)
 
 
 COMPRESSOR = Compressor(
@@ -33,7 +56,7 @@ COMPRESSOR = Compressor(
     takes=takes,
     unit=lambda bits, block: block,
     sizes=sizes,
-    codec=not_yet,
+    codec=QSGD,
     summable=False,
     elementwise=True,
     parameters={

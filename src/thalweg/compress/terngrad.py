@@ -1,15 +1,31 @@
-"""TernGrad (Wen et al., NeurIPS 2017): sign(g) * Bernoulli(|g| / max|g|) in two bits, unbiased.
+"""TernGrad (Wen et al., NeurIPS 2017): sign(g) * Bernoulli(|g| / max|g|) in two bits.
 
-d / 4 bytes and one scale a tensor.
+d / 4 bytes and one scale a tensor. Gradients are clipped to 2.5 sigma first, as in the paper, since
+a single large element would leave nearly all others zero: the expectation is the clipped gradient,
+and the error of an element less than its max. Gradients centre on zero, so sigma is the root of
+their mean square.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite, sqrt
 
-from thalweg.compress.codec import not_yet
+import numpy as np
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.blocks import SMALLEST
+from thalweg.compress.codec import Array, Gathered
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.feedback import AT_ONCE, blame
+from thalweg.compress.kernels import Kernels
+from thalweg.compress.packing import WholeFractions
+from thalweg.compress.pieces import extents, pieces
+from thalweg.compress.rounding import Rounding
+from thalweg.compress.seeds import ENCODE, random_bits
 from thalweg.facts import Tensor
+
+CLIP = 2.5  # standard deviations
 
 
 def takes(tensor: Tensor) -> bool:
@@ -20,13 +36,69 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
     return [Payload("ternary digits", sum(units(t, 4) + 4 for t in tensors), 1)]
 
 
+class TernGrad(Gathered):
+    """The payload is all digits, four a byte, then all scales. Nothing is kept."""
+
+    def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
+        super().__init__(segments, length, kernels)
+        self._extents = extents(segments, length)
+        self._packing = WholeFractions(2)
+        self._rounding = Rounding(AT_ONCE)
+        self._scratch = np.empty(AT_ONCE, np.float32)
+        self._double = np.empty(AT_ONCE, np.float64)
+
+    @property
+    def nbytes(self) -> int:
+        return self.length // 4 + 4 * len(self.segments)
+
+    def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
+        digits, scales = self._parts(payload)
+        random = random_bits(self.segments, ENCODE, step, rank)
+        for number, (segment, extent) in enumerate(zip(self.segments, self._extents, strict=True)):
+            scale = self._scale(values[segment.place])
+            if not isfinite(scale):
+                blame(self.segments, values)
+            scales[number] = scale
+            factor = np.float32(1 / scale if scale else 0)
+            for begin, end in pieces(*extent):
+                x = np.multiply(values[begin:end], factor, out=self._scratch[: end - begin])
+                np.clip(x, -1, 1, out=x)
+                self._packing.pack(self._rounding.levels(x, random), digits[begin // 4 : end // 4])
+
+    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
+        given = [self._parts(payload) for payload in payloads]
+        for number, extent in enumerate(self._extents):
+            for begin, end in pieces(*extent):
+                total, part = out[begin:end], self._scratch[: end - begin]
+                for rank, (digits, scales) in enumerate(given):
+                    packed = digits[begin // 4 : end // 4]
+                    self._packing.unpack(packed, part if rank else total, scales[number])
+                    if rank:
+                        total += part
+
+    def _scale(self, values: Array) -> float:
+        """The largest magnitude after clipping; 0 below 2^-119, where float32 has no inverse."""
+        squares, largest = 0.0, np.float32(0)
+        for begin, end in pieces(0, len(values)):
+            piece, double = values[begin:end], self._double[: end - begin]
+            double[:] = piece
+            squares += float(np.dot(double, double))
+            magnitudes = np.abs(piece, out=self._scratch[: end - begin])
+            largest = np.maximum(largest, magnitudes.max())
+        scale = min(float(largest), CLIP * sqrt(squares / len(values)))
+        return 0.0 if scale < SMALLEST else scale
+
+    def _parts(self, payload: Array) -> tuple[Array, Array]:
+        return payload[: self.length // 4], payload[self.length // 4 :].view("<f4")
+
+
 COMPRESSOR = Compressor(
     name="terngrad",
     summary="-1, 0 or 1 in two bits, unbiased",
     takes=takes,
     unit=lambda: 4,
     sizes=sizes,
-    codec=not_yet,
+    codec=TernGrad,
     summable=False,
     parameters={"warmup": WARMUP},
 )

@@ -1,0 +1,127 @@
+"""Small signed integers of 2 to 8 bits, row by row in whole bytes: two's complement, first element
+in the lowest bits. Three ways to the same bytes, each as fast as its width allows.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from thalweg.compress.codec import Array
+
+
+class Packing(Protocol):
+    """Both may overwrite what they are given."""
+
+    def pack(self, integers: Array, into: Array) -> None:
+        """int8, in adjoining rows, to bytes."""
+
+    def unpack(self, packed: Array, out: Array) -> None:
+        """Bytes to float32, in adjoining rows."""
+
+
+def packing(bits: int, count: int, rows: int) -> Packing:
+    """For rows of `count` integers of so many `bits`, up to `rows` of them at once."""
+    if bits == 8:
+        return Bytes()
+    if 8 % bits == 0 and count * bits % 8 == 0:
+        return WholeFractions(bits)
+    return Shifted(bits, count, rows)
+
+
+def packed_nbytes(bits: int, count: int) -> int:
+    return -(-count * bits // 8)
+
+
+class Bytes:
+    def pack(self, integers: Array, into: Array) -> None:
+        into[...] = integers.view(np.uint8)
+
+    def unpack(self, packed: Array, out: Array) -> None:
+        out[...] = packed.view(np.int8)
+
+
+class WholeFractions:
+    """2 or 4 bits: one multiplication moves those of a byte side by side, and a table has the
+    values of each byte."""
+
+    def __init__(self, bits: int) -> None:
+        per_byte = 8 // bits
+        top = 8 * (per_byte - 1)
+        self._mask = np.uint8((1 << bits) - 1)
+        self._wide = np.dtype(f"<u{per_byte}")
+        self._gather = self._wide.type(
+            sum(1 << (top - place * (8 - bits)) for place in range(per_byte))
+        )
+        self._top = self._wide.type(top)
+        fields = np.arange(256)[:, None] >> (bits * np.arange(per_byte)) & self._mask
+        negative = fields >> (bits - 1)
+        self._values = (fields - (negative << bits)).astype(np.float32)
+
+    def pack(self, integers: Array, into: Array) -> None:
+        fields = integers.view(np.uint8)
+        fields &= self._mask
+        wide = fields.view(self._wide)
+        wide *= self._gather
+        wide >>= self._top
+        into[...] = wide
+
+    def unpack(self, packed: Array, out: Array, scale: float | None = None) -> None:
+        values = self._values if scale is None else self._values * np.float32(scale)
+        np.take(values, packed, axis=0, out=out.reshape(*packed.shape, -1), mode="clip")
+
+
+class Shifted:
+    """Any width: eight integers, a byte each, are one word, in which neighbours are moved together
+    in three steps: singles, pairs and fours. Unpacking is the same backwards."""
+
+    def __init__(self, bits: int, count: int, rows: int) -> None:
+        self._bits, self._count, self._nbytes = bits, count, packed_nbytes(bits, count)
+        words = -(-count // 8)
+        self._words = np.zeros((rows, words), "<u8")
+        self._moved = np.empty((rows, words), "<u8")
+        self._compact = np.zeros((rows, words, bits), np.uint8)
+        self._steps = [_step(bits * size, 8 * size) for size in (1, 2, 4)]
+
+    def pack(self, integers: Array, into: Array) -> None:
+        rows = len(into)
+        words, moved, compact = self._words[:rows], self._moved[:rows], self._compact[:rows]
+        fields = words.view(np.uint8)
+        words[:, -1] = 0  # what fills up the last byte
+        fields[:, : self._count] = integers.view(np.uint8)
+        fields &= np.uint8((1 << self._bits) - 1)
+        for distance, stays, apart, together in self._steps:
+            np.bitwise_and(words, apart, out=moved)
+            moved >>= distance
+            moved &= together
+            words &= stays
+            words |= moved
+        compact[...] = fields.reshape(rows, -1, 8)[..., : self._bits]
+        into[...] = compact.reshape(rows, -1)[:, : self._nbytes]
+
+    def unpack(self, packed: Array, out: Array) -> None:
+        rows = len(packed)
+        words, moved, compact = self._words[:rows], self._moved[:rows], self._compact[:rows]
+        compact.reshape(rows, -1)[:, : self._nbytes] = packed
+        fields = words.view(np.uint8)
+        words[...] = 0
+        fields.reshape(rows, -1, 8)[..., : self._bits] = compact
+        for distance, stays, apart, _ in reversed(self._steps):
+            np.left_shift(words, distance, out=moved)
+            moved &= apart
+            words &= stays
+            words |= moved
+        sign = np.uint8(1 << (self._bits - 1))
+        fields ^= sign
+        fields -= sign
+        out[...] = fields.view(np.int8)[:, : self._count]
+
+
+def _step(width: int, room: int) -> tuple[np.uint64, ...]:
+    """To move every second field of so many bits, in so much room each, next to the one before: how
+    far, the bits of those that stay, and of those that move, before and after."""
+    field = (1 << width) - 1
+    stays = sum(field << start for start in range(0, 64, 2 * room))
+    apart, together = stays << room, stays << width
+    return tuple(map(np.uint64, (room - width, stays, apart, together)))
