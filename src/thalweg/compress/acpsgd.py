@@ -1,16 +1,21 @@
 """ACP-SGD (Zhang et al., ICDCS 2023): PowerSGD's factors, one a step by turns.
 
 P on even steps, Q on odd ones, each against the other's last value: one round a step, half of
-PowerSGD's bytes.
+PowerSGD's bytes:
+
+    even steps: Q = orth(Q), P = M Q;  odd steps: P = orth(P), Q = M^T P;  the result is P Q^T
+
+A rank keeps what its own factor left out, M_i - M_i Q Q^T or M_i - P P^T M_i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import not_yet
+from thalweg.compress.codec import Array, Slots
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
-from thalweg.compress.low_rank import factors, takes
+from thalweg.compress.low_rank import LowRank, factors, takes
+from thalweg.compress.orthonormal import orthonormalise
 from thalweg.facts import Tensor
 
 
@@ -19,12 +24,44 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
     return [Payload("Q", right, 4) if step % 2 else Payload("P", left, 4)]
 
 
+class ACPSGD(LowRank):
+    @property
+    def slots(self) -> Slots:
+        return {"left": self.left.by_name, "right": self.right.by_name}
+
+    def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
+        turn = self._right if step % 2 else self._left
+        return turn(values, out, step, keep)
+
+    def _left(self, values: Array, out: Array, step: int, keep: bool) -> Iterator[Array]:
+        self.right.normalise(step)
+        orthonormalise(self.right.matrices)
+        self.project_left(values)
+        own = self.left.copy()
+        yield self.left.vector
+        self.refuse_not_finite(values, self.left)
+        self.multiply(self.left, self.right, out)
+        if keep:
+            self.multiply(own, self.right, values, subtract=True)
+
+    def _right(self, values: Array, out: Array, step: int, keep: bool) -> Iterator[Array]:
+        self.left.normalise(step)
+        orthonormalise(self.left.matrices)
+        self.project_right(values)
+        own = self.right.copy()
+        yield self.right.vector
+        self.refuse_not_finite(values, self.right)
+        self.multiply(self.left, self.right, out)
+        if keep:
+            self.multiply(self.left, own, values, subtract=True)
+
+
 COMPRESSOR = Compressor(
     name="acpsgd",
     summary="PowerSGD's factors by turns, one round a step",
     takes=takes,
     sizes=sizes,
-    codec=not_yet,
+    codec=ACPSGD,
     summable=True,
     biased=True,
     in_step=True,

@@ -1,15 +1,26 @@
 """Deep gradient compression (Lin et al., ICLR 2018): top-k of the accumulated velocity, 8 k bytes.
 
 u = m u + g, v = v + u; the largest elements of v are sent and cleared in both. The accumulation is
-its error feedback, so there is no switch for it.
+its error feedback, so there is no switch for it. Exactly k are sent, found by a threshold from a
+sample, as in the paper.
+
+With momentum here, the optimizer must have none. The paper also clips each rank's gradient before
+it is added, to the norm's limit / sqrt(ranks): that is the script's business, which has the
+gradient first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.compress.codec import not_yet
+import numpy as np
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.codec import Array, Slots
 from thalweg.compress.compressor import RATIO, WARMUP, Compressor, Payload, kept, pays
+from thalweg.compress.kernels import Kernels
+from thalweg.compress.selection import AT_ONCE
+from thalweg.compress.sparse import Sparse
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
@@ -23,12 +34,49 @@ def sizes(tensors: Sequence[Tensor], step: int, ratio: float, momentum: float) -
     return [Payload("values and indices", k, 8)]
 
 
+class DGC(Sparse):
+    """`values` is v, which is kept always; u is the slot `velocity`."""
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        length: int,
+        kernels: Kernels,
+        ratio: float,
+        momentum: float,
+    ) -> None:
+        super().__init__(segments, length, kernels, ratio)
+        self._momentum = np.float32(momentum)
+        self._velocity = np.zeros(length, np.float32)
+
+    @property
+    def slots(self) -> Slots:
+        return {"velocity": {s.name: self._velocity[s.place] for s in self.segments}}
+
+    def absorb(self, gradient: Array, residual: Array) -> None:
+        for start in range(0, self.length, AT_ONCE):
+            place = slice(start, start + AT_ONCE)
+            velocity = self._velocity[place]
+            velocity *= self._momentum
+            velocity += gradient[place]
+            residual[place] += velocity
+
+    def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
+        return self.selection.largest(values, k, source)
+
+    def clear(self, values: Array, sent: Array) -> None:
+        """Also the velocity, so that what was sent doesn't go on in the old direction (momentum
+        factor masking)."""
+        super().clear(values, sent)
+        self._velocity[sent] = 0
+
+
 COMPRESSOR = Compressor(
     name="dgc",
     summary="top-k with momentum correction",
     takes=takes,
     sizes=sizes,
-    codec=not_yet,
+    codec=DGC,
     summable=False,
     biased=True,
     parameters={

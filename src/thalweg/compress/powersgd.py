@@ -1,16 +1,22 @@
 """PowerSGD (Vogels et al., NeurIPS 2019): a matrix M as P Q^T of low rank, by one power iteration.
 
 P = M Q is added over the ranks and orthogonalised, then Q = M^T P is added: two rounds, r (n + m)
-elements for a matrix of n x m. The factors of all matrices of a bucket travel together.
+elements for a matrix of n x m. The factors of all matrices of a bucket travel together. Each step
+starts from the last step's Q, so the iteration goes on from step to step.
+
+With P orthonormal, the result P P^T M is a projection of the mean M: never longer than it. A rank
+keeps its own projection's remainder, M_i - P P^T M_i, and not M_i - P Q^T as in the paper: over all
+ranks these add up to the same, and its own doesn't grow where ranks' gradients differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import not_yet
+from thalweg.compress.codec import Array, Slots
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
-from thalweg.compress.low_rank import factors, takes
+from thalweg.compress.low_rank import LowRank, factors, takes
+from thalweg.compress.orthonormal import orthonormalise
 from thalweg.facts import Tensor
 
 
@@ -19,12 +25,32 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
     return [Payload("P", left, 4), Payload("Q", right, 4)]
 
 
+class PowerSGD(LowRank):
+    @property
+    def slots(self) -> Slots:
+        return {"factor": self.right.by_name}
+
+    def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
+        self.right.normalise(step)
+        self.project_left(values)
+        yield self.left.vector
+        self.refuse_not_finite(values, self.left)
+        orthonormalise(self.left.matrices)
+        self.project_right(values)
+        own = self.right.copy()
+        yield self.right.vector
+        self.refuse_not_finite(values, self.right)
+        self.multiply(self.left, self.right, out)
+        if keep:
+            self.multiply(self.left, own, values, subtract=True)
+
+
 COMPRESSOR = Compressor(
     name="powersgd",
     summary="low-rank factors, added up on the way in two rounds",
     takes=takes,
     sizes=sizes,
-    codec=not_yet,
+    codec=PowerSGD,
     summable=True,
     biased=True,
     in_step=True,

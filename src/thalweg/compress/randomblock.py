@@ -1,14 +1,21 @@
 """Random block: one contiguous run of k = ratio * d elements of each tensor, from a shared seed.
 
-As random-k, 4 k bytes, but encoding is one copy.
+As random-k, 4 k bytes, but encoding is one copy. A run that starts near the end goes on at the
+beginning, so every element is as likely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import not_yet
+import numpy as np
+
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.codec import Array, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
+from thalweg.compress.drawing import generator
+from thalweg.compress.feedback import refuse_not_finite
+from thalweg.compress.kernels import Kernels
 from thalweg.facts import Tensor
 
 
@@ -20,12 +27,46 @@ def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
     return [Payload("values", sum(kept(t.elements, ratio) for t in tensors), 4)]
 
 
+class RandomBlock(Summed):
+    def __init__(
+        self, segments: Sequence[Segment], length: int, kernels: Kernels, ratio: float
+    ) -> None:
+        super().__init__(segments, length, kernels)
+        self._counts = [kept(segment.elements, ratio) for segment in segments]
+        self._payload = np.empty(sum(self._counts), np.float32)
+
+    def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
+        if not keep:
+            refuse_not_finite(self.segments, values)
+        places = self._places(step)
+        for sent, place in places:
+            self._payload[sent] = values[place]
+        yield self._payload
+        out[:] = 0
+        for sent, place in places:
+            out[place] = self._payload[sent]
+            if keep:
+                values[place] = 0
+
+    def _places(self, step: int) -> list[tuple[slice, slice]]:
+        """Of each run, in the payload and in the vector, up to the end and from the beginning."""
+        places, at = [], 0
+        for segment, k in zip(self.segments, self._counts, strict=True):
+            first = int(generator(step, segment.name).integers(segment.elements))
+            until_end = min(k, segment.elements - first)
+            for start, count in ((first, until_end), (0, k - until_end)):
+                begin = segment.start + start
+                places.append((slice(at, at + count), slice(begin, begin + count)))
+                at += count
+        return places
+
+
 COMPRESSOR = Compressor(
     name="randomblock",
     summary="the same random run of elements on all ranks, added up on the way",
     takes=takes,
     sizes=sizes,
-    codec=not_yet,
+    codec=RandomBlock,
     summable=True,
     linear=True,
     biased=True,

@@ -1,0 +1,38 @@
+"""What is drawn at random: of its own generators, so that a user's random state stays as it is, and
+from the step and the tensor's name, so that all ranks draw alike however buckets are laid out.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+
+from thalweg.compress.codec import Array
+
+
+def generator(step: int, name: str) -> np.random.Generator:
+    return np.random.Generator(np.random.SFC64((step, crc32(name.encode()))))
+
+
+class Strata:
+    """k distinct positions of n, without sorting or rejection: 0 .. n-1, as a circle that starts at
+    a random place, is cut into k runs whose lengths differ by at most one, and each run gives one
+    position. As the start is uniform, every position is drawn with probability k / n.
+    """
+
+    def __init__(self, n: int, k: int) -> None:
+        bounds = np.arange(k + 1, dtype=np.int64) * n // k
+        self._n = n
+        self._starts = bounds[:-1]
+        self._widths = np.diff(bounds).astype(np.uint64)
+
+    def draw(self, source: np.random.Generator) -> Array:
+        """Within a run by multiplying 32 random bits with its length and keeping what is above 32
+        bits, which is even to 2^-32 of the length."""
+        bits = source.integers(0, 1 << 32, len(self._starts), dtype=np.uint32)
+        places = ((bits * self._widths) >> np.uint64(32)).view(np.int64)
+        places += self._starts
+        places += source.integers(self._n)
+        places[places >= self._n] -= self._n
+        return places
