@@ -6,6 +6,7 @@ training did can be compared with the sum of all gradients.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from tests.training.workers import TIMEOUT, fingerprint, on_ranks, one_value, raised, same_bits
+from tests.training.workers import (
+    TIMEOUT,
+    apart,
+    fingerprint,
+    on_ranks,
+    one_value,
+    raised,
+    same_bits,
+)
 from thalweg.catalog import default_catalog
 from thalweg.facts import Cluster, parse_cluster
 from thalweg.training import Run, attach
@@ -27,20 +36,15 @@ SIZE = 4
 COMPRESSORS = sorted(default_catalog().compressors)
 KEEPING = [name for name in COMPRESSORS if default_catalog().compressors[name].biased]
 SMALL_BUCKETS = "@ bucket=20KB"
-RACKS = """
-[[rack]]
-hosts = 2
-nic = "1gbit"
-uplink = "100mbit"
-[[rack]]
-hosts = 2
-nic = "1gbit"
-uplink = "100mbit"
-"""
 
 
 def racks() -> Cluster:
-    return parse_cluster(RACKS)
+    """Two of two, with slow uplinks."""
+    slow = "uplink = '100mbit'"
+    names = (("a", ["a0", "a1"]), ("b", ["b0", "b1"]))
+    return parse_cluster(
+        "".join(f"[[rack]]\nname = '{n}'\nhosts = {h}\n{slow}\n" for n, h in names)
+    )
 
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -95,12 +99,12 @@ def descend(run: Run, model: nn.Module, sgd: torch.optim.Optimizer, rank: int, n
 
 def distance(model: nn.Module, numbers: range, size: int = SIZE) -> float:
     """From where plain SGD with rate 1 would have come, in units of the way there."""
-    apart = whole = 0.0
+    error = whole = 0.0
     for name, parameter in model.named_parameters():
         target = -sum(slopes(rank, n)[name] for n in numbers for rank in range(size)) / size
-        apart += float((parameter.detach() - target).square().sum())
+        error += float((parameter.detach() - target).square().sum())
         whole += float(target.square().sum())
-    return float((apart / whole) ** 0.5)
+    return float((error / whole) ** 0.5)
 
 
 @contextmanager
@@ -118,22 +122,25 @@ def test_all_ranks_get_the_same(name: str, transport: str) -> None:
     sync = f"ring+{name} @ transport={transport}, bucket=20KB"
 
     def work(rank: int) -> dict[str, Any]:
-        before = torch.get_rng_state(), str(np.random.get_state()[1])
-        start = net()
         model = trained(rank, sync)
-        moved = max(
-            float((p - q).abs().max())
-            for p, q in zip(model.parameters(), start.parameters(), strict=True)
-        )
-        torch.manual_seed(0)  # as net() does
-        net()
-        after = torch.get_rng_state(), str(np.random.get_state()[1])
-        untouched = torch.equal(torch.get_rng_state(), after[0]) and before[1] == after[1]
-        return {"print": fingerprint(model), "moved": moved, "random": untouched}
+        return {"print": fingerprint(model), "moved": apart(model, net())}
 
     results = on_ranks(SIZE, work)
     assert same_bits(results)
-    assert all(result["moved"] > 0 and result["random"] for result in results)
+    assert all(result["moved"] > 0 for result in results)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_random_states_are_the_users(name: str) -> None:
+    model = net()
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    sgd = torch.optim.SGD(model.parameters(), 0.05)
+    run = attach(model, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
+    for number in range(3):
+        step(model, sgd, number)
+    run.close()
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), repr(np.random.get_state())) == states[1:]
 
 
 @pytest.mark.parametrize("bucket", ["1MB", "20KB", "4KB"])
@@ -148,10 +155,7 @@ def test_any_number_of_buckets(name: str, bucket: str) -> None:
 @pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "qsgd"])
 def test_little_is_lost(name: str) -> None:
     def work(rank: int) -> dict[str, Any]:
-        exact, lossy = trained(rank, "ring"), trained(rank, f"ring+{name}")
-        pairs = zip(exact.parameters(), lossy.parameters(), strict=True)
-        apart = max(float((p - q).abs().max()) for p, q in pairs)
-        return {"apart": apart}
+        return {"apart": apart(trained(rank, "ring"), trained(rank, f"ring+{name}"))}
 
     for result in on_ranks(2, work):
         assert 0 < result["apart"] < 2e-3
@@ -432,7 +436,7 @@ def test_plans_that_wait_for_nobody(sync: str) -> None:
                 loss = run.mean(model(x).square().mean(1))
                 loss.backward()
                 sgd.step()
-                losses.append(float(model(DATA.tensors[0]).square().mean()))
+                losses.append(model(DATA.tensors[0]).square().mean().item())
         with run.consensus():
             result = {"print": fingerprint(model), "first": losses[0], "last": losses[-1]}
         run.close()

@@ -27,7 +27,8 @@ SMALLEST = np.float32(2.0**-119)
 
 
 class Blocks(Elementwise):
-    """Nothing is kept: these aren't biased, or by less than half a level."""
+    """Not biased, or by less than half a level: what is left out is asked for only where parameters
+    are averaged."""
 
     def __init__(
         self, segments: Sequence[Segment], length: int, kernels: Kernels, bits: int, block: int
@@ -58,6 +59,10 @@ class Blocks(Elementwise):
         for begin, end in pieces(0, len(units), self._at_once):
             if not self._write(blocks[begin:end], units[begin:end], random):
                 blame(self.segments, values)
+            if keep:
+                part = self._scratch[: end - begin]
+                self._read(units[begin:end], part)
+                blocks[begin:end] -= part
 
     def reduce(
         self, shards: Sequence[Array], into: Array, first: int, step: int, rank: int

@@ -41,7 +41,7 @@ class Sign(Elementwise):
         m = s mean(sign(v_i)) + E,   vote = sign(m),   E = m - s vote
 
     so the sum of all results, all e_i and E is the sum of all gradients. Who votes on an element
-    holds its E.
+    holds its E; where all do, each holds an N-th of it.
     """
 
     unit_nbytes = UNIT // 8
@@ -104,7 +104,10 @@ class Sign(Elementwise):
         for scale, begin, end in self._parts(0, self.length // UNIT):
             votes, vote = [payload[begin:end] for payload in given], self._vote[: end - begin]
             if self._keep:
+                unvoted = self._unvoted[begin * UNIT : end * UNIT]
+                unvoted *= len(votes)
                 self._carry_over(votes, scale, begin, vote)
+                unvoted /= len(votes)
             else:
                 self._tally.majority(votes, vote, self._step)
             self._signs.unpack(vote.view(np.uint8), scale, out[begin * UNIT : end * UNIT])

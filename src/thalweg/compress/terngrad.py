@@ -37,7 +37,7 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
 
 
 class TernGrad(Gathered):
-    """The payload is all digits, four a byte, then all scales. Nothing is kept."""
+    """The payload is all digits, four a byte, then all scales."""
 
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         super().__init__(segments, length, kernels)
@@ -63,7 +63,11 @@ class TernGrad(Gathered):
             for begin, end in pieces(*extent):
                 x = np.multiply(values[begin:end], factor, out=self._scratch[: end - begin])
                 np.clip(x, -1, 1, out=x)
-                self._packing.pack(self._rounding.levels(x, random), digits[begin // 4 : end // 4])
+                packed = digits[begin // 4 : end // 4]
+                self._packing.pack(self._rounding.levels(x, random), packed)
+                if keep:
+                    self._packing.unpack(packed, x, scales[number])
+                    values[begin:end] -= x
 
     def add_up(self, payloads: Sequence[Array], out: Array) -> None:
         given = [self._parts(payload) for payload in payloads]
