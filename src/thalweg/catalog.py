@@ -35,6 +35,9 @@ SETTINGS = {
     "transport": Parameter(
         kind=str, default=None, choices=("c10d", "zeromq"), help="what carries the bytes"
     ),
+    "overlap": Parameter(
+        kind=bool, default=None, help="compress while backward runs; left out, it is tried"
+    ),
 }
 
 

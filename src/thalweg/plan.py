@@ -113,6 +113,7 @@ class Settings:
 
     bucket: Size = Size.parse("25MB")
     transport: str | None = None  # None: what suits the plan
+    overlap: bool | None = None  # compress while backward runs; None: whichever is faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,9 @@
                        follow an event
     seconds_to_target  training until the target was met; mean over the repeats that met it
     seconds_all        all steps of a run; mean over repeats
+    backward_seconds, exposed_seconds, codec_seconds
+                       of the same steps: from the first gradient to the last, from there to the
+                       last average, and CPU time of compressing; where the plan has common steps
     drift              sqrt(mean over ranks of (|x_i - mean| / |mean|)^2) of the parameters x
 
 Evaluations take no part in any of them. At each all ranks wait for one another, so training took
@@ -60,6 +63,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
         "seconds_all": fmean(everything),
         "metric": fmean(metrics),
         "drift": fmean(drifts),
+        **_parts_of_a_step(scenario, trials),
         "error": None,
         "replicas_equal": all(_equal(trial) for trial in trials),
         "quartiles": quantiles(pooled, n=4) if len(pooled) > 1 else None,
@@ -81,6 +85,21 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
         "events": _events(scenario, trials),
         "adjustments": [trial.told[0]["adjustments"] for trial in trials],
         "pace": _pace(scenario, trials),
+    }
+
+
+def _parts_of_a_step(scenario: Scenario, trials: Sequence[Trial]) -> dict[str, float | None]:
+    timings = [
+        timing
+        for trial in trials
+        for counted in [set(scenario.counted(fired.step for fired in trial.fired))]
+        for result in trial.told
+        for timing in result["timings"]
+        if timing["step"] + 1 in counted
+    ]
+    return {
+        f"{part}_seconds": fmean(timing[part] for timing in timings) if timings else None
+        for part in ("backward", "exposed", "codec")
     }
 
 

@@ -92,6 +92,7 @@ def result_of(outcome: Outcome) -> Result:
         "stopped": outcome.stopped,
         "approximate": outcome.approximate,
         "adjustments": [asdict(made) for made in outcome.adjustments],
+        "timings": [asdict(timing) for timing in outcome.timings],
     }
 
 

@@ -25,6 +25,7 @@ from thalweg.facts import Cluster, Duration
 from thalweg.plan import Plan
 from thalweg.runtime.launch import CLUSTER_VARIABLE
 from thalweg.training import Run, attach
+from thalweg.training.overlap import Timing
 from thalweg.training.watch import Adjustment
 from thalweg.workloads import Job
 
@@ -67,6 +68,7 @@ class Outcome:
     stopped: bool
     approximate: dict[int, float]  # steps, and the share of the batch that they have seen
     adjustments: list[Adjustment]  # of the groups, under plans that have them
+    timings: list[Timing]  # of the last steps, under plans that have common ones
     peak_nbytes: int
 
     @property
@@ -113,6 +115,7 @@ def train(
             metric = _judged(job, model)
             mean = flat(model)
         deviation = float((flat(model) - mean).norm() / mean.norm())
+    timings = list(run.timings)
     run.close()
     return Outcome(
         model=model,
@@ -126,6 +129,7 @@ def train(
         stopped=run.stopping,
         approximate=dict(run.approximate),
         adjustments=list(run.adjustments),
+        timings=timings,
         peak_nbytes=_peak_nbytes(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
 
 Rows = list[dict[str, Any]]
+PARTS = ("backward", "exposed", "codec")  # of a step, where a compressor takes part in it
 NO_LAB = "--workers-only: side by side on this machine; links had no rates, and no events happened"
 
 
@@ -128,14 +130,16 @@ def _table(scenario: Scenario, rows: Rows) -> Table:
     table = Table(box=None)
     table.add_column("plan")
     to_target = [f"to {scenario.target}"] if scenario.target else []
-    for heading in ("a step", "middle half", *to_target, "all", scenario.job.metric, "drift"):
+    parts = PARTS if any(row.get("codec_seconds") for row in rows) else ()
+    headings = ("a step", "middle half", *parts, *to_target, "all", scenario.job.metric, "drift")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(row["sync"], *_cells(row, has_target=scenario.target is not None))
+        table.add_row(row["sync"], *_cells(row, parts, has_target=scenario.target is not None))
     return table
 
 
-def _cells(row: dict[str, Any], *, has_target: bool) -> list[str]:
+def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> list[str]:
     if row["seconds_all"] is None:
         return ["failed"]
     quartiles, reached = row["quartiles"], row["seconds_to_target"]
@@ -143,6 +147,7 @@ def _cells(row: dict[str, Any], *, has_target: bool) -> list[str]:
     return [
         "none counts" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
         "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
+        *("" if (x := row[f"{part}_seconds"]) is None else about(x, "s") for part in parts),
         *to_target,
         about(row["seconds_all"], "s"),
         f"{row['metric']:.4f}",

@@ -27,7 +27,7 @@ from thalweg.training.carriers import EngineCarrier
 from thalweg.training.coded import CodedAverager
 from thalweg.training.compression import Compression, Slots
 from thalweg.training.course import Course
-from thalweg.training.gradients import GradientAverager, layout_of
+from thalweg.training.gradients import SteppedAverager, layout_of
 from thalweg.training.handover import State
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
@@ -104,7 +104,7 @@ class Setting:
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
         carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
-        return GradientAverager(parameters, layout, carrier)
+        return SteppedAverager(parameters, layout, carrier)
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan

@@ -71,9 +71,9 @@ class EngineCarrier:
                 bucket.index: CompressedBucket(bucket, compression, engine.rank)
                 for bucket in layout.buckets
             }
-        self._overlap: Overlap | None = None
-        if compression is not None and len(layout.buckets) > 1:
-            self._overlap = Overlap(Sharing(group, engine, clock), warm_up(plan))
+        choice = compression is not None and len(layout.buckets) > 1
+        average = Sharing(group, engine, clock).average if choice else None
+        self.overlap = Overlap(average, warm_up(plan), plan.settings.overlap)
 
     @property
     def compressed(self) -> Collection[CompressedBucket]:
@@ -82,8 +82,7 @@ class EngineCarrier:
     def begin(self) -> None:
         self._leg = self._itinerary.at(self._clock.step)
         self._first_round = None
-        if self._overlap is not None:
-            self._overlap.begin(self._clock.step)
+        self.overlap.begin()
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         assert self._leg is not None
@@ -95,18 +94,18 @@ class EngineCarrier:
         if bucket.index not in self._compressed:
             self._sent += [self._engine.submit(stop.task(bucket, step, first)) for stop in stops]
             return
-        chain = self._compressed[bucket.index].chain(stops, step, first)
-        if self._overlap is not None and self._overlap.is_serial:
+        chain = self.overlap.timed(self._compressed[bucket.index].chain(stops, step, first))
+        if self.overlap.is_serial:
             self._held.append(chain)
         else:
             self._sent.append(self._engine.submit(chain))
 
     def finish(self) -> None:
+        self.overlap.backward_is_over()
         held, self._held = self._held, []
         self._sent += [self._engine.submit(chain) for chain in held]
         self._wait()
-        if self._overlap is not None:
-            self._overlap.end(self._clock.step)
+        self.overlap.end(self._clock.step)
 
     def drop(self) -> None:
         """What was held back never begins: the others don't wait for it, as their step failed too,

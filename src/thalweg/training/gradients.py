@@ -11,7 +11,7 @@ rank: a flag for each travels at the end of the last bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +23,10 @@ from thalweg.compress import arrange
 from thalweg.errors import RunError
 from thalweg.facts import Size
 from thalweg.training.autograd import AtTheEnd
-from thalweg.training.carriers import Carrier
+from thalweg.training.carriers import Carrier, EngineCarrier
 from thalweg.training.compression import Slots, hand_over, windows
 from thalweg.training.layout import Arrange, FlatBucket, Layout, scaled_into
+from thalweg.training.overlap import Timing
 from thalweg.transports import Array
 
 FLAGS = "thalweg: who took part"  # not a name that a parameter can have
@@ -137,6 +138,20 @@ class GradientAverager:
                     parameter.grad = view.to(parameter.device, copy=True)
                 else:
                     parameter.grad.copy_(view)
+
+
+class SteppedAverager(GradientAverager):
+    """All ranks are at the same step."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], layout: Layout, carrier: EngineCarrier
+    ) -> None:
+        super().__init__(parameters, layout, carrier)
+        self._overlap = carrier.overlap
+
+    @property
+    def timings(self) -> Sequence[Timing]:
+        return tuple(self._overlap.timings)
 
 
 class _Backward:

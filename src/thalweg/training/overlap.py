@@ -1,56 +1,98 @@
-"""Whether buckets are compressed while backward still runs, or when it is over.
+"""Whether buckets are compressed while backward still runs, or when it is over; and what both take.
 
 Encoding needs the cores that backward needs, so doing both at once may take longer than one after
 the other. It is tried: a few steps each way by turns, timed from the first gradient to the last
-average, the mean over all ranks decides. Results don't depend on it, to the last bit.
+average; the mean over all ranks decides. Results don't depend on it, to the last bit.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
-from time import monotonic
+from time import monotonic, thread_time
 
 import torch
 
-from thalweg.training.sharing import Sharing
+from thalweg.runtime import Chain, Task
 
 SETTLING = 2  # steps that aren't timed
 TRIALS = 3  # steps each way
+KEPT = 4096  # steps
+Average = Callable[[Sequence[torch.Tensor]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of one step, on this rank, in seconds."""
+
+    step: int
+    backward: float  # from the first gradient to the last
+    exposed: float  # from there until all averages are in place
+    codec: float  # CPU time of encoding and decoding
+    serial: bool  # one after the other
 
 
 class Overlap:
-    """`first` is the first step at which anything is compressed."""
+    """`average` overwrites tensors with their mean over all ranks; None if there is no choice.
+    `first` is the first step at which anything is compressed."""
 
-    def __init__(self, sharing: Sharing, first: int) -> None:
-        self.is_serial = False
-        self._sharing = sharing
+    def __init__(self, average: Average | None, first: int, fixed: bool | None) -> None:
+        self.is_serial = fixed is False
+        self.timings: deque[Timing] = deque(maxlen=KEPT)
+        self._average = average if fixed is None else None
         self._first = first
-        self._begun = 0.0
+        self._begun = self._computed = 0.0
+        self._codec = 0.0
         self._trials = 0
-        self._seconds: dict[bool, list[float]] = {False: [], True: []}
 
-    def begin(self, step: int) -> None:
+    def begin(self) -> None:
+        """The first gradient is there."""
         self._begun = monotonic()
+        self._codec = 0.0
+
+    def backward_is_over(self) -> None:
+        self._computed = monotonic()
 
     def end(self, step: int) -> None:
         """All averages are there."""
-        if step < self._first or self._trials >= SETTLING + 2 * TRIALS:
+        now = monotonic()
+        backward, exposed = self._computed - self._begun, now - self._computed
+        self.timings.append(Timing(step, backward, exposed, self._codec, self.is_serial))
+        if self._average is None or step < self._first:
             return
         self._trials += 1
-        if self._trials > SETTLING:
-            self._seconds[self.is_serial].append(monotonic() - self._begun)
-            self.is_serial = not self.is_serial
         if self._trials == SETTLING + 2 * TRIALS:
-            self._decide()
+            self._decide(self._average)
+            self._average = None
+        elif self._trials >= SETTLING:
+            self.is_serial = not self.is_serial
 
-    def _decide(self) -> None:
-        seconds = torch.tensor([median(self._seconds[way]) for way in (False, True)])
-        self._sharing.average([seconds])
+    def timed(self, chain: Chain) -> Chain:
+        """The same chain, of which the CPU time is counted."""
+        while True:
+            began = thread_time()
+            tasks: Sequence[Task] | None = next(chain, None)
+            self._codec += thread_time() - began
+            if tasks is None:
+                return
+            yield tasks
+
+    def _decide(self, average: Average) -> None:
+        tried = list(self.timings)[-2 * TRIALS :]
+        seconds = torch.tensor(
+            [
+                median(t.backward + t.exposed for t in tried if t.serial is way)
+                for way in (False, True)
+            ]
+        )
+        average([seconds])
         overlapped, serial = seconds.tolist()
         self.is_serial = serial < overlapped
         logging.getLogger("thalweg").info(
-            "compressed %s backward: %.0f ms a step while it runs, %.0f ms after it",
+            "compressing %s backward: %.0f ms a step while it runs, %.0f ms after it",
             "after" if self.is_serial else "during",
             1000 * overlapped,
             1000 * serial,

@@ -31,9 +31,11 @@ from thalweg.training.compression import Slots, folded, refuse_second_momentum
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import IsOver, weighted_mean
+from thalweg.training.gradients import SteppedAverager
 from thalweg.training.handover import State
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
+from thalweg.training.overlap import Timing
 from thalweg.training.owed import pay_back
 from thalweg.training.parameters import ParameterAverager
 from thalweg.training.replicas import refuse_what_differs, warn_of_what_differs
@@ -140,6 +142,12 @@ class Run:
     def adjustments(self) -> Sequence[Adjustment]:
         """What was kept apart in the groups of this run, since when, and why."""
         return tuple(self._adjustments)
+
+    @property
+    def timings(self) -> Sequence[Timing]:
+        """What the last steps took on this rank: backward, what of the averaging it didn't hide,
+        and the compressor. Empty under plans that have no common steps or average parameters."""
+        return self._averager.timings if isinstance(self._averager, SteppedAverager) else ()
 
     @property
     def catching_up(self) -> bool:
