@@ -35,7 +35,7 @@ class EFSign(Gathered):
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         super().__init__(segments, length, kernels)
         self._extents = extents(segments, length)
-        self._signs = Signs(segments)
+        self._signs = Signs(segments, length)
         self._scratch = np.empty(AT_ONCE, np.float32)
 
     @property

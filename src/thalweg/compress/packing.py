@@ -68,7 +68,10 @@ class WholeFractions:
         into[...] = wide
 
     def unpack(self, packed: Array, out: Array, scale: float | None = None) -> None:
-        values = self._values if scale is None else self._values * np.float32(scale)
+        values = self._values
+        if scale is not None:
+            with np.errstate(over="ignore"):  # of integers that don't occur
+                values = values * np.float32(scale)
         np.take(values, packed, axis=0, out=out.reshape(*packed.shape, -1), mode="clip")
 
 

@@ -49,7 +49,7 @@ class Sign(Elementwise):
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         super().__init__(segments, length, kernels)
         self._extents = extents(segments, length)
-        self._signs = Signs(segments)
+        self._signs = Signs(segments, length)
         self._tally = Tally(WORDS)
         self._scales = np.zeros(len(segments), np.float32)
         self._unvoted = np.zeros(length, np.float32)  # takes no memory until it is written
@@ -121,8 +121,8 @@ class Sign(Elementwise):
                 yield float(scale), *piece
 
     def _carry_over(self, votes: Sequence[Array], scale: float, first: int, into: Array) -> None:
-        """With c votes of N for it, s mean(sign) = (s / N) (2 c - N). The planes k < K of the
-        counts, as signs, give 2 c = 2^K - 1 + sum of 2^k sign_k."""
+        """With c votes of N, s mean(sign) = (s / N) (2 c - N). The planes k < K of the counts, as
+        signs, give 2 c = 2^K - 1 + sum of 2^k sign_k."""
         elements = slice(first * UNIT, (first + len(into)) * UNIT)
         wanted, part = self._unvoted[elements], self._scratch[: len(into) * UNIT]
         planes, share = self._tally.counts(votes), scale / len(votes)

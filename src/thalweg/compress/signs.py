@@ -14,7 +14,7 @@ import numpy as np
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array
 from thalweg.compress.feedback import AT_ONCE, blame
-from thalweg.compress.pieces import pieces
+from thalweg.compress.pieces import extents, pieces
 
 SIGN_BIT = np.uint32(0x80000000)
 
@@ -22,8 +22,9 @@ SIGN_BIT = np.uint32(0x80000000)
 class Signs:
     """Of vectors with these segments, each filled up to whole bytes."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment], length: int) -> None:
         self._segments = segments
+        self._extents = extents(segments, length)
         self._flags = np.empty(AT_ONCE, np.bool_)
         self._scratch = np.empty(AT_ONCE, np.float32)
         self._ones = np.ones(AT_ONCE, np.float32)
@@ -33,16 +34,21 @@ class Signs:
     def encode(self, values: Array, packed: Array, means: Array) -> None:
         """`means` become the mean magnitudes, a segment each; NotFinite if a value isn't."""
         for number, segment in enumerate(self._segments):
-            place, total = segment.place, 0.0
-            for begin, end in pieces(place.start, place.stop):
+            total = 0.0
+            for begin, end in pieces(*self._extents[number]):
                 piece = values[begin:end]
-                magnitudes = np.abs(piece, out=self._scratch[: len(piece)])
-                total += float(np.dot(magnitudes, self._ones[: len(piece)]))
-                self.pack(piece, packed[begin // 8 : -(-end // 8)])
+                total += self._magnitude(piece)
+                self.pack(piece, packed[begin // 8 : end // 8])
             if not isfinite(total):
                 blame(self._segments, values)
-                total = float(np.abs(values[place]).sum(dtype=np.float64))
+                total = float(np.abs(values[segment.place]).sum(dtype=np.float64))
             means[number] = total / segment.elements
+
+    def _magnitude(self, piece: Array) -> float:
+        """The sum; infinite if it is too large for a float32."""
+        magnitudes = np.abs(piece, out=self._scratch[: len(piece)])
+        with np.errstate(over="ignore"):
+            return float(np.dot(magnitudes, self._ones[: len(piece)]))
 
     def pack(self, values: Array, packed: Array) -> None:
         """At most AT_ONCE elements."""
