@@ -50,6 +50,10 @@ class Factors:
             end = start + prod(shape)
             self.by_name[name] = self.vector[start:end].reshape(shape)
             start = end
+        self._lengths = np.repeat(
+            [length for _, length in shapes.values()], [r for r, _ in shapes.values()]
+        )
+        self._rows = np.cumsum(self._lengths) - self._lengths
 
     def copy(self) -> Factors:
         other = Factors({name: matrix.shape for name, matrix in self.by_name.items()})
@@ -63,14 +67,20 @@ class Factors:
     def normalise(self, step: int) -> None:
         """Rows of unit length, so that products neither overflow nor vanish; where a row is zero,
         one from N(0, 1), the same on all ranks."""
+        wide = self.vector.astype(np.float64)
+        squares = np.add.reduceat(wide * wide, self._rows)
+        if not squares.all():
+            self._draw_zero_rows(step)
+            wide = self.vector.astype(np.float64)
+            squares = np.add.reduceat(wide * wide, self._rows)
+        self.vector[:] = wide * np.repeat(1 / np.sqrt(squares), self._lengths)
+
+    def _draw_zero_rows(self, step: int) -> None:
         for name, matrix in self.by_name.items():
-            largest = np.abs(matrix).max(axis=1)
-            if not largest.all():
+            zero = ~matrix.any(axis=1)
+            if zero.any():
                 drawn = generator(step, name).standard_normal(matrix.shape, np.float32)
-                matrix[largest == 0] = drawn[largest == 0]
-                largest = np.abs(matrix).max(axis=1)
-            wide = matrix / largest[:, None].astype(np.float64)
-            matrix[:] = wide / np.sqrt(np.einsum("ij,ij->i", wide, wide))[:, None]
+                matrix[zero] = drawn[zero]
 
 
 class LowRank(Summed):
@@ -109,13 +119,15 @@ class LowRank(Summed):
             self.kernels.product(p.T, q, matrix, subtract=subtract)
 
     def refuse_not_finite(self, values: Array, projected: Factors) -> None:
-        """What isn't finite in M isn't so in its projection, which is far smaller."""
+        """What isn't finite in M isn't so in its projection, which is far smaller, and then starts
+        anew."""
         if np.isfinite(projected.vector).all():
             return
-        blame(self.segments, values)
         names = [
             name for name, factor in projected.by_name.items() if not np.isfinite(factor).all()
         ]
+        projected.vector[:] = 0
+        blame(self.segments, values)
         raise NotFinite(names, " in its low-rank factors, which are sums of its elements")
 
     def _together(
