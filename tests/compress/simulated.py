@@ -88,4 +88,7 @@ class Ranks:
     @property
     def left(self) -> Array:
         """What all ranks still keep."""
-        return np.stack([f.residual for f in self.feedback]).sum(axis=0, dtype=np.float64)
+        total = np.zeros(len(self.feedback[0].residual))
+        for feedback in self.feedback:
+            total += feedback.residual
+        return total

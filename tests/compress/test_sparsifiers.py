@@ -13,6 +13,7 @@ from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker
 from thalweg.compress.codec import Array, Gathered, Summed
 from thalweg.compress.compressor import kept
 from thalweg.compress.drawing import Strata, generator
+from thalweg.compress.mstopk import mean_and_most, search
 from thalweg.compress.sparse import parts
 from thalweg.errors import NotFinite
 
@@ -134,6 +135,25 @@ def test_multi_sampling_sends_exactly_k(kind: str, samplings: int, ratio: float)
     sent, indices = encoded("mstopk", values, ratio=ratio, samplings=samplings)
     assert len(set(indices.tolist())) == k
     np.testing.assert_array_equal(values[indices], sent)
+
+
+@given(
+    kind=st.sampled_from(["heavy-tailed", "gaussian", "mostly zero", "two values"]),
+    k=st.integers(1, LARGE // 2),
+    beyond=st.integers(1, 5000),
+    samplings=st.integers(1, 30),
+)
+@settings(max_examples=30)
+def test_counting_among_candidates_finds_the_same_thresholds(
+    kind: str, k: int, beyond: int, samplings: int
+) -> None:
+    """As counting among all does, from which on there are more than k."""
+    every = np.abs(VECTORS[kind])
+    mean, most = mean_and_most(every)
+    least = np.sort(every)[-(k + beyond)]
+    candidates = every[every >= least]
+    among = search(candidates, float(least), mean, most, k, samplings)
+    assert among == search(every, 0.0, mean, most, k, samplings)
 
 
 @pytest.mark.parametrize("kind", ["heavy-tailed", "gaussian", "ascending"])

@@ -21,6 +21,9 @@ from thalweg.compress.kernels import Kernels
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
+AT_ONCE = 1 << 17  # elements: half a megabyte
+LEAST_ROWS = 16
+
 
 def takes(tensor: Tensor, rank: int) -> bool:
     """Factors are float32."""
@@ -98,10 +101,13 @@ class LowRank(Summed):
         self.left, self.right = Factors(left), Factors(right)
 
     def project_left(self, values: Array) -> None:
-        """P = M Q."""
+        """P = M Q, of as many rows at once as stay in the cache."""
         with np.errstate(over="ignore", invalid="ignore"):
             for matrix, left, right in self._together(values, self.left, self.right):
-                self.kernels.product(right, matrix.T, left)
+                rows = max(LEAST_ROWS, AT_ONCE // matrix.shape[1])
+                for first in range(0, len(matrix), rows):
+                    part = slice(first, first + rows)
+                    self.kernels.product(right, matrix[part].T, left[:, part])
         self.refuse_not_finite(values, self.left)
 
     def project_right(self, values: Array) -> None:
