@@ -41,11 +41,12 @@ class Feedback:
 def refuse_not_finite(segments: Sequence[Segment], values: Array) -> None:
     """One pass: a sum of squares is finite only if all values are (or overflows, and then a second
     pass decides)."""
-    for start in range(0, len(values), AT_ONCE):
-        part = values[start : start + AT_ONCE]
-        if not np.isfinite(np.dot(part, part)):
-            blame(segments, values)
-            return
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(values), AT_ONCE):
+            part = values[start : start + AT_ONCE]
+            if not np.isfinite(np.dot(part, part)):
+                blame(segments, values)
+                return
 
 
 def blame(segments: Sequence[Segment], values: Array) -> None:

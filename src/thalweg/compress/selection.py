@@ -50,7 +50,8 @@ class Selection:
                 break
             taken = places[skip : skip + count]
             skip, count = max(0, skip - len(places)), count - len(taken)
-            found.append(taken)
+            if len(taken):  # an empty view would keep its part alive
+                found.append(taken)
         return np.concatenate(found)
 
     def candidates(

@@ -38,7 +38,7 @@ class TopK(Sparse):
         length: int,
         kernels: Kernels,
         ratio: float,
-        exact: bool = False,
+        exact: bool,
     ) -> None:
         super().__init__(segments, length, kernels, ratio)
         self._exact = exact
@@ -46,7 +46,7 @@ class TopK(Sparse):
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
         if self._exact:
             return self.selection.largest(values, k, source)
-        return self.selection.largest(values, k, source, deviations=0.5, fewest=ceil(0.95 * k))
+        return self.selection.largest(values, k, source, deviations=1.5, fewest=ceil(0.95 * k))
 
 
 COMPRESSOR = Compressor(
