@@ -99,7 +99,3 @@ class Elementwise(Gathered):
     @abstractmethod
     def decode(self, payload: Array, out: Array) -> None:
         """What a payload made of such shards stands for."""
-
-
-def not_yet(*_: object, **__: object) -> Codec:
-    raise NotImplementedError

@@ -98,7 +98,9 @@ class CompressedBucket:
         if self.codec is None:
             return {}
         slots = dict(self.codec.slots)
-        if self._feedback is not None:
+        if self._feedback is None:
+            slots.pop(VOTE, None)
+        else:
             residual = self._feedback.residual
             slots[RESIDUAL] = {s.name: residual[s.place] for s in self.codec.segments}
         return slots
