@@ -268,8 +268,7 @@ def test_what_is_left_out_is_kept(way: str, ranks: int) -> None:
             sent += results[0]
         off[step] = np.linalg.norm(sent - wanted) / (step + 1)
     left = np.sum(residuals, axis=0, dtype=np.float64)
-    voters = codecs if how == "two-shot" else codecs[:1]
-    for codec in voters:
+    for codec in codecs:
         for segment in codec.segments:
             if "vote" in codec.slots:
                 left[segment.place] += codec.slots["vote"][segment.name]

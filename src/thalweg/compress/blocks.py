@@ -59,7 +59,8 @@ class Blocks(Elementwise):
         for begin, end in pieces(0, len(units), self._at_once):
             if not self._write(blocks[begin:end], units[begin:end], random):
                 blame(self.segments, values)
-            if keep:
+        if keep:
+            for begin, end in pieces(0, len(units), self._at_once):
                 part = self._scratch[: end - begin]
                 self._read(units[begin:end], part)
                 blocks[begin:end] -= part

@@ -63,11 +63,16 @@ class TernGrad(Gathered):
             for begin, end in pieces(*extent):
                 x = np.multiply(values[begin:end], factor, out=self._scratch[: end - begin])
                 np.clip(x, -1, 1, out=x)
-                packed = digits[begin // 4 : end // 4]
-                self._packing.pack(self._rounding.levels(x, random), packed)
-                if keep:
-                    self._packing.unpack(packed, x, scales[number])
-                    values[begin:end] -= x
+                self._packing.pack(self._rounding.levels(x, random), digits[begin // 4 : end // 4])
+        if keep:
+            self._subtract(digits, scales, values)
+
+    def _subtract(self, digits: Array, scales: Array, values: Array) -> None:
+        for scale, extent in zip(scales, self._extents, strict=True):
+            for begin, end in pieces(*extent):
+                part = self._scratch[: end - begin]
+                self._packing.unpack(digits[begin // 4 : end // 4], part, scale)
+                values[begin:end] -= part
 
     def add_up(self, payloads: Sequence[Array], out: Array) -> None:
         given = [self._parts(payload) for payload in payloads]
