@@ -20,6 +20,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from thalweg.bench.compress_costs import SPEEDS, Compressed, Dense, Exchange
+from thalweg.bench.compress_methods import Method
 from thalweg.bench.compress_peers import Peer, peers
 from thalweg.bench.compress_trials import (
     GatheredTrial,
@@ -29,39 +30,14 @@ from thalweg.bench.compress_trials import (
     TwoShotTrial,
     least_seconds,
 )
-from thalweg.catalog import default_catalog, parse_plan
-from thalweg.compress import Compressor, Elementwise, Summed, arrange
-from thalweg.compress.codec import not_yet
+from thalweg.compress import Elementwise, Summed, arrange
 from thalweg.compress.compressor import own_arguments
-from thalweg.declarations import Value
-from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
 from thalweg.runtime.kernels import TORCH_KERNELS
 
 Progress = Callable[[int, int, str], None]
 """Called with how many methods are done, of how many, and which comes next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A compressor with its arguments, as it was written."""
-
-    text: str
-    compressor: Compressor
-    arguments: dict[str, Value]
-
-    @property
-    def is_there(self) -> bool:
-        return self.compressor.codec is not not_yet
-
-    def exchange(self, workers: int) -> Exchange:
-        """As rounds are compiled where all links are alike: among two, two shots send as much as
-        gathering, later."""
-        if self.compressor.summable:
-            return Exchange.SUM
-        shards = self.compressor.elementwise and workers > 2
-        return Exchange.TWO_SHOT if shards else Exchange.ALL_GATHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +55,6 @@ class _Entry:
     peer: bool
     exchange: Exchange
     trial: Callable[[Bucket], tuple[Trial | None, int]]
-
-
-def method(text: str) -> Method:
-    """PlanError if it can't be read, there is none of this name, or it doesn't compress yet."""
-    precision = parse_plan(f"ring+{text}").precision
-    if precision is None:
-        raise PlanError(f"{text!r} is no compressor", "write it like powersgd(rank=2)")
-    found = Method(
-        text=text.strip(),
-        compressor=default_catalog().compressors[precision.name],
-        arguments=dict(precision.arguments),
-    )
-    if not found.is_there:
-        raise PlanError(f"{precision.name} doesn't compress yet", "choose another method")
-    return found
-
-
-def all_methods() -> list[Method]:
-    """Every compressor that works, as it is without arguments."""
-    compressors = default_catalog().compressors.items()
-    return [method(name) for name, each in compressors if each.codec is not not_yet]
 
 
 def bench_compress(
@@ -182,9 +137,11 @@ def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -
         trial, rest = entry.trial(bucket)
         exact += rest
         if trial is not None:
-            seconds = least_seconds(trial, repeats)
-            encode, decode = encode + seconds[0], decode + seconds[1]
-            payload, exact = payload + trial.payload, exact + trial.exact
+            encoding, decoding = least_seconds(trial, repeats)
+            encode += encoding
+            decode += decoding if trial.splits else 0.0
+            payload += trial.payload
+            exact += trial.exact
             splits = splits and trial.splits
     cost = Compressed(
         dense=dense,

@@ -21,7 +21,6 @@ from thalweg.bench.compress_scripts import (
 from thalweg.bench.compress_trials import Gradients, Trial
 from thalweg.facts import Bucket
 
-
 DIVIDES = (
     "torch's hooks are one call, which also divides by the number of workers; it isn't known which "
     "part of it is decoding"

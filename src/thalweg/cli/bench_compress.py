@@ -54,14 +54,16 @@ def command(
     """Time what compressing a model's gradients takes under each method and under those in use
     elsewhere, here and on one thread, and say on which links that pays. No network is used.
     """
-    from thalweg.bench.compress import all_methods, bench_compress  # torch takes a second
-    from thalweg.bench.compress import method as method_of
     from thalweg.bench.compress_costs import SPEEDS
+    from thalweg.bench.compress_methods import all_methods, method_of
     from thalweg.report.compress import FIGURES, table_of
 
     workload = workload_of(model)
-    methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
     lasts = _backward(backward, workload)
+    methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
+
+    from thalweg.bench.compress import bench_compress  # torch takes a second: not before mistakes
+
     with progress_bar("Compressing") as bar:
         found = bench_compress(
             workload,
