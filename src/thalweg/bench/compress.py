@@ -124,7 +124,7 @@ def _trial(
     gradient, keep = gradients.of(segments, length), compressor.keeps(arguments)
     if isinstance(codec, Summed):
         return SummedTrial(codec, gradient, keep, compressor.period), rest
-    others = [gradients.of(segments, length, rank) for rank in range(1, workers)]
+    others = (gradients.of(segments, length, rank) for rank in range(1, workers))
     if isinstance(codec, Elementwise) and each.exchange(workers) is Exchange.TWO_SHOT:
         return TwoShotTrial(codec, gradient, keep, others), rest
     return GatheredTrial(codec, gradient, keep, others), rest

@@ -5,7 +5,8 @@ m x r. They allocate as scripts do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ RANK, RATIO = 4, 0.01  # our defaults too
 def on_our_tensors(
     workers: int,
     compressor: str,
-    kind: Callable[[Arrangement, Sequence[Array]], Trial],
+    kind: Callable[[Arrangement, Iterator[Array]], Trial],
     gradients: Gradients,
     bucket: Bucket,
 ) -> tuple[Trial | None, int]:
@@ -34,36 +35,37 @@ def on_our_tensors(
     rest = arrangement.rest * bucket.itemsize
     if not arrangement.compressed:
         return None, rest
-    values = [
-        gradients.of(arrangement.compressed, arrangement.length, rank) for rank in range(workers)
-    ]
-    return kind(arrangement, values), rest
+    segments, length = arrangement.compressed, arrangement.length
+    by_rank = (gradients.of(segments, length, rank) for rank in range(workers))
+    return kind(arrangement, by_rank), rest
 
 
 class _Scripted(Trial):
     """`gradient` is where backward leaves it and the result goes; tensors are views of it."""
 
-    def __init__(self, arrangement: Arrangement, values: Sequence[Array]) -> None:
+    def __init__(self, arrangement: Arrangement, by_rank: Iterator[Array]) -> None:
         self.segments = arrangement.compressed
-        self.everybodys = [torch.from_numpy(each) for each in values]
-        self.gradient = self.everybodys[0].clone()
-        self.ready()
+        self.fresh = torch.from_numpy(next(by_rank))
+        self.gradient = self.fresh.clone()
+        self.ready(map(torch.from_numpy, by_rank))
 
-    def ready(self) -> None:
-        """What is there before the first step."""
+    def ready(self, others: Iterator[torch.Tensor]) -> None:
+        """What is there before the first step, with what the other ranks sent."""
 
     def refill(self) -> None:
-        self.gradient.copy_(self.everybodys[0])
+        self.gradient.copy_(self.fresh)
 
     def tensors(self, values: torch.Tensor) -> list[torch.Tensor]:
         return [values[segment.place] for segment in self.segments]
 
 
 class TopK(_Scripted):
-    def ready(self) -> None:
+    def ready(self, others: Iterator[torch.Tensor]) -> None:
         self.payload = 8.0 * sum(kept(segment.elements, RATIO) for segment in self.segments)
         self.residual = torch.zeros_like(self.gradient)
-        self.payloads = [self._largest(self.tensors(values)) for values in self.everybodys]
+        self.payloads = [
+            self._largest(self.tensors(each)) for each in chain([self.gradient], others)
+        ]
 
     def _largest(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
@@ -88,12 +90,15 @@ class TopK(_Scripted):
 
 
 class ByteSigns(_Scripted):
-    def ready(self) -> None:
+    def ready(self, others: Iterator[torch.Tensor]) -> None:
         self.payload = float(len(self.gradient))
-        self.payloads = [(values >= 0).to(torch.uint8) for values in self.everybodys]
+        self.payloads = [self._signs(each) for each in chain([self.gradient], others)]
+
+    def _signs(self, values: torch.Tensor) -> torch.Tensor:
+        return (values >= 0).to(torch.uint8)
 
     def encode(self, step: int) -> None:
-        self.payloads[0] = (self.gradient >= 0).to(torch.uint8)
+        self.payloads[0] = self._signs(self.gradient)
 
     def decode(self, step: int) -> None:
         votes = torch.zeros_like(self.gradient)
@@ -103,12 +108,16 @@ class ByteSigns(_Scripted):
 
 
 class FloatSigns(_Scripted):
-    def ready(self) -> None:
+    def ready(self, others: Iterator[torch.Tensor]) -> None:
         self.payload = len(self.gradient) / 8
-        self.payloads = [np.packbits(values.numpy() >= 0) for values in self.everybodys]
+        self.payloads = [self._bits(each) for each in chain([self.gradient], others)]
+
+    def _bits(self, values: torch.Tensor) -> Array:
+        bits: Array = np.packbits(values.numpy() >= 0)
+        return bits
 
     def encode(self, step: int) -> None:
-        self.payloads[0] = np.packbits(self.gradient.numpy() >= 0)
+        self.payloads[0] = self._bits(self.gradient)
 
     def decode(self, step: int) -> None:
         votes = torch.zeros_like(self.gradient)
@@ -119,7 +128,7 @@ class FloatSigns(_Scripted):
 
 
 class PowerSGD(_Scripted):
-    def ready(self) -> None:
+    def ready(self, others: Iterator[torch.Tensor]) -> None:
         self.residual = torch.zeros_like(self.gradient)
         self.shapes = [as_matrix(segment.shape) for segment in self.segments]
         ranks = [min(RANK, *shape) for shape in self.shapes]

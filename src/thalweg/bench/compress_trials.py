@@ -7,7 +7,7 @@ made beforehand from gradients of their own, so that decoding N of them touches 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import process_time
 
 import numpy as np
@@ -127,13 +127,14 @@ class SummedTrial(CodecTrial):
 
 class GatheredTrial(CodecTrial):
     def __init__(
-        self, codec: Gathered, gradient: Array, keep: bool, others: Sequence[Array]
+        self, codec: Gathered, gradient: Array, keep: bool, others: Iterable[Array]
     ) -> None:
         super().__init__(codec, gradient, keep)
         self.codec = codec
-        self.payloads = [np.zeros(codec.nbytes, np.uint8) for _ in range(1 + len(others))]
+        self.payloads = [np.zeros(codec.nbytes, np.uint8)]
         for rank, other in enumerate(others, start=1):
-            codec.encode(other.copy(), self.payloads[rank], 0, rank, keep=False)
+            self.payloads.append(np.zeros(codec.nbytes, np.uint8))
+            codec.encode(other, self.payloads[rank], 0, rank, keep=False)
         self.payload = float(codec.nbytes)
         self.exact = 0.0 if codec.scales is None else float(codec.scales.nbytes)
 
@@ -153,7 +154,7 @@ class TwoShotTrial(GatheredTrial):
     codec: Elementwise
 
     def __init__(
-        self, codec: Elementwise, gradient: Array, keep: bool, others: Sequence[Array]
+        self, codec: Elementwise, gradient: Array, keep: bool, others: Iterable[Array]
     ) -> None:
         super().__init__(codec, gradient, keep, others)
         ranks = len(self.payloads)
