@@ -35,12 +35,13 @@ def test_rows_for_both_transports_and_always_gloo(tmp_path: Path) -> None:
     assert document["settings"]["bytes"] == 300_000
 
 
-def test_a_model_instead_of_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model", "parameters"), [("digits", 563_722), ("resnet50", 25_557_032)])
+def test_a_model_instead_of_bytes(model: str, parameters: int, tmp_path: Path) -> None:
     done = thalweg(
-        *split("bench collectives --workers 2 --model digits --sync tree --repeats 1 --json -"),
+        *split(f"bench collectives --workers 2 --model {model} --sync tree --repeats 1 --json -"),
         cwd=tmp_path,
     )
-    assert json.loads(done.stdout)["settings"]["bytes"] == 4 * 563_722
+    assert json.loads(done.stdout)["settings"]["bytes"] == 4 * parameters
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,7 @@ def test_a_model_instead_of_bytes(tmp_path: Path) -> None:
     [
         ("--workers 2 --sync ring", "--bytes and --model both say how much"),
         ("--workers 2 --sync ring --bytes 1MB --model digits", "both say how much"),
+        ("--workers 2 --sync ring --model resnet5", "there is no model 'resnet5'; there are"),
         ("--workers 2 --sync ring+int8 --bytes 1MB", "ring+int8 compresses"),
         ("--workers 2 --sync rinq --bytes 1MB", "there is no plan 'rinq'"),
         ("--workers 0 --sync ring --bytes 1MB", "--workers"),

@@ -282,7 +282,7 @@ class _Hook:
     """Torch's own, on one bucket."""
 
     def __init__(self, choice: Choice, workload: Workload) -> None:
-        self.bucket = OneBucket(workload)
+        self.bucket = OneBucket.of(workload.tensors)
         self.hook = hook_of(choice)
         self.random = torch.Generator().manual_seed(dist.get_rank())
 

@@ -13,22 +13,24 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from thalweg.facts import Workload
+from thalweg.compress import Segment, arrange
+from thalweg.facts import Tensor
 from thalweg.plan import Choice
 
 FIRST = 2  # iteration in which the PowerSGD hook compresses, at the earliest
 
 
 class OneBucket:
-    """What a hook sees of DDP's bucket."""
+    """What hooks ask of a `GradBucket`, which only DDP can make."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._buffer = torch.empty(sum(tensor.elements for tensor in workload.tensors))
-        self._gradients, start = [], 0
-        for tensor in workload.tensors:
-            part = self._buffer[start : start + tensor.elements]
-            self._gradients.append(part.view(tensor.shape))
-            start += tensor.elements
+    def __init__(self, buffer: torch.Tensor, segments: Sequence[Segment]) -> None:
+        self._buffer = buffer
+        self._gradients = [buffer[each.place].view(each.shape) for each in segments]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> OneBucket:
+        arrangement = arrange(tensors)
+        return cls(torch.empty(arrangement.elements), arrangement.exact)
 
     def index(self) -> int:
         return 0
@@ -39,10 +41,7 @@ class OneBucket:
     def buffer(self) -> torch.Tensor:
         return self._buffer
 
-    def set_buffer(self, buffer: torch.Tensor) -> None:
-        self._buffer.copy_(buffer)
-
-    def gradients(self) -> Sequence[torch.Tensor]:
+    def gradients(self) -> list[torch.Tensor]:
         return self._gradients
 
 
@@ -54,7 +53,7 @@ def peer_of(choice: Choice) -> str | None:
 
 
 def hook_of(choice: Choice) -> Callable[[OneBucket], Any]:
-    """To be called with a bucket; waits for its result, which is in the bucket then."""
+    """To be called with a bucket; waits for its result."""
     if choice.name == "powersgd":
         state = PowerSGDState(
             process_group=None,
@@ -62,6 +61,6 @@ def hook_of(choice: Choice) -> Callable[[OneBucket], Any]:
             start_powerSGD_iter=FIRST,
         )
         powersgd: Any = powerSGD_hook
-        return lambda bucket: bucket.set_buffer(powersgd(state, bucket).wait())
+        return lambda bucket: powersgd(state, bucket).wait()
     hook: Any = getattr(default_hooks, f"{choice.name}_compress_hook")
-    return lambda bucket: bucket.set_buffer(hook(None, bucket).wait())
+    return lambda bucket: hook(None, bucket).wait()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from thalweg.cli import bench_stragglers, bench_train
+from thalweg.cli import bench_compress, bench_stragglers, bench_train
+from thalweg.cli.model import workload_of
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
     LabOption,
@@ -20,7 +20,7 @@ from thalweg.cli.place import (
 )
 from thalweg.cli.progress import progress_bar
 from thalweg.errors import UsageError
-from thalweg.facts import Size, Workload, about, read_workload
+from thalweg.facts import Size, Workload, about
 
 if TYPE_CHECKING:
     from thalweg.bench.site import Site
@@ -31,6 +31,7 @@ FIGURES = (
 )
 
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
+app.command("compress")(bench_compress.command)
 app.command("stragglers")(bench_stragglers.command)
 app.command("train")(bench_train.command)
 
@@ -50,7 +51,7 @@ def collectives(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A job or a workload file (TOML) instead of --bytes."),
+        typer.Option(metavar="NAME", help="A model, a job or a workload file instead of --bytes."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 15,
     json_path: JsonOption = None,
@@ -87,15 +88,7 @@ def _workload(nbytes: str | None, model: str | None) -> Workload:
         raise UsageError("--bytes and --model both say how much", "give one of them")
     if nbytes is not None:
         return Workload.of_size(Size.parse(nbytes))
-    name = model or ""
-    return read_workload(Path(name)) if name.endswith(".toml") else _of_job(name)
-
-
-def _of_job(name: str) -> Workload:
-    from thalweg.workloads import describe, find_job
-
-    job = find_job(name)
-    return describe(job.name, job.model())
+    return workload_of(model or "")
 
 
 def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:

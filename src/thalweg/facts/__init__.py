@@ -2,11 +2,13 @@
 
 from thalweg.facts.cluster import Cluster, Duplex, Host, Lateness, Link, Rack, rack_sizes
 from thalweg.facts.cluster_file import format_cluster, parse_cluster, read_cluster
+from thalweg.facts.models import MODELS, model_named
 from thalweg.facts.units import Count, Duration, Rate, Size, about
 from thalweg.facts.workload import Bucket, Costs, Tensor, Workload
 from thalweg.facts.workload_file import format_workload, parse_workload, read_workload
 
 __all__ = [
+    "MODELS",
     "Bucket",
     "Cluster",
     "Costs",
@@ -24,6 +26,7 @@ __all__ = [
     "about",
     "format_cluster",
     "format_workload",
+    "model_named",
     "parse_cluster",
     "parse_workload",
     "rack_sizes",

@@ -1,0 +1,175 @@
+"""What compressing a model's gradients costs, and on which links that pays.
+
+Each method encodes and decodes all buckets of the model as one of N workers does: in one process,
+by one thread, in processor time, which other work on the machine doesn't change. Buckets are
+measured one by one, so a large model needs no more memory than a few of its buckets.
+
+Beside our own methods stand those that people use today (`compress_peers.py`), in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from thalweg.bench.compress_costs import SPEEDS, Compressed, Dense, Exchange
+from thalweg.bench.compress_methods import Method
+from thalweg.bench.compress_peers import Peer, peers
+from thalweg.bench.compress_trials import (
+    GatheredTrial,
+    Gradients,
+    SummedTrial,
+    Trial,
+    TwoShotTrial,
+    least_seconds,
+)
+from thalweg.compress import Elementwise, Summed, arrange
+from thalweg.compress.compressor import own_arguments
+from thalweg.facts import Bucket, Workload
+from thalweg.plan import Settings
+from thalweg.runtime.kernels import TORCH_KERNELS
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many methods are done, of how many, and which comes next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    rows: list[dict[str, Any]]
+    dense: Dense
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """What is measured: how a bucket is tried, and the bytes of it that aren't part of that."""
+
+    name: str
+    peer: bool
+    exchange: Exchange
+    trial: Callable[[Bucket], tuple[Trial | None, int]]
+
+
+def bench_compress(
+    workload: Workload,
+    methods: Sequence[Method],
+    *,
+    workers: int,
+    repeats: int,
+    backward: float,
+    progress: Progress,
+) -> Found:
+    buckets = workload.buckets(Settings().bucket)
+    dense = Dense(buckets=[bucket.nbytes for bucket in buckets], workers=workers, backward=backward)
+    gradients = Gradients()
+    rows: list[dict[str, Any]] = []
+    with _one_thread(), peers(workers) as (rivals, notes):
+        entries = [_entry(each, workers, gradients) for each in methods]
+        entries += [_rival(each, gradients) for each in rivals]
+        for number, entry in enumerate(entries):
+            progress(number, len(entries), entry.name)
+            rows.append(_row(entry, buckets, dense, repeats))
+        progress(len(entries), len(entries), "")
+    return Found(rows=rows, dense=dense, notes=notes)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For torch and for numpy's products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _entry(each: Method, workers: int, gradients: Gradients) -> _Entry:
+    return _Entry(
+        name=each.text,
+        peer=False,
+        exchange=each.exchange(workers),
+        trial=partial(_trial, each, workers, gradients),
+    )
+
+
+def _rival(peer: Peer, gradients: Gradients) -> _Entry:
+    return _Entry(
+        name=peer.name,
+        peer=True,
+        exchange=peer.exchange,
+        trial=partial(peer.trial, gradients),
+    )
+
+
+def _trial(
+    each: Method, workers: int, gradients: Gradients, bucket: Bucket
+) -> tuple[Trial | None, int]:
+    """And the bytes that go as they are."""
+    compressor, arguments = each.compressor, each.arguments
+    arrangement = arrange(bucket.tensors, compressor, arguments)
+    rest = arrangement.rest * bucket.itemsize
+    segments, length = arrangement.compressed, arrangement.length
+    if not segments:
+        return None, rest
+    codec = compressor.codec(segments, length, TORCH_KERNELS, **own_arguments(arguments))
+    gradient, keep = gradients.of(segments, length), compressor.keeps(arguments)
+    if isinstance(codec, Summed):
+        return SummedTrial(codec, gradient, keep, compressor.period), rest
+    others = (gradients.of(segments, length, rank) for rank in range(1, workers))
+    if isinstance(codec, Elementwise) and each.exchange(workers) is Exchange.TWO_SHOT:
+        return TwoShotTrial(codec, gradient, keep, others), rest
+    return GatheredTrial(codec, gradient, keep, others), rest
+
+
+def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -> dict[str, Any]:
+    encode = decode = payload = exact = 0.0
+    splits = True
+    for bucket in buckets:
+        trial, rest = entry.trial(bucket)
+        exact += rest
+        if trial is not None:
+            encoding, decoding = least_seconds(trial, repeats)
+            encode += encoding
+            decode += decoding if trial.splits else 0.0
+            payload += trial.payload
+            exact += trial.exact
+            splits = splits and trial.splits
+    cost = Compressed(
+        dense=dense,
+        exchange=entry.exchange,
+        payload=payload,
+        exact=exact,
+        seconds=encode + decode,
+    )
+    return {
+        "method": entry.name,
+        "peer": entry.peer,
+        "exchange": entry.exchange.value,
+        "encode_ms": 1e3 * encode,
+        "decode_ms": 1e3 * decode if splits else None,
+        "total_ms": 1e3 * (encode + decode),
+        **figures(cost),
+    }
+
+
+def figures(cost: Compressed) -> dict[str, Any]:
+    """Of a row, all that follows from what was measured. `pays` is against DDP."""
+    below = cost.pays_below
+    return {
+        "payload_bytes": round(cost.payload + cost.exact),
+        "ratio": cost.ratio,
+        "wire_bytes": round(cost.wire),
+        "breakeven_gbps": None if cost.breakeven is None else cost.breakeven / 1e9,
+        "pays": {0.0: "never", inf: "always"}.get(below, "below"),
+        "pays_below_gbps": below / 1e9 if 0 < below < inf else None,
+        "step_seconds": [cost.step(speed) for speed in SPEEDS],
+    }

@@ -1,0 +1,176 @@
+"""One bucket under one codec, as one of N workers sees it: what is timed is what training would do.
+
+Without a network, what this rank has stands for the sum over all ranks. Payloads of the others are
+made beforehand from gradients of their own, so that decoding N of them touches different elements.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import process_time
+
+import numpy as np
+
+from thalweg.compress import Codec, Elementwise, Feedback, Gathered, Segment, Summed
+from thalweg.compress.codec import Array
+from thalweg.schedules.chunks import split
+
+NOISE = 1 << 20  # values, repeated as often as a bucket needs
+TYPICAL = 1e-3  # of a gradient's element
+
+
+class Trial(ABC):
+    """What one worker does for one bucket at a step.
+
+    `payload` and `exact` are bytes that it sends, the mean over a period; the latter are values
+    that are added up as they are."""
+
+    period = 1
+    payload = 0.0
+    exact = 0.0
+    splits = True  # encoding and decoding can be told apart
+
+    @abstractmethod
+    def refill(self) -> None:
+        """A new gradient, where backward would leave it."""
+
+    @abstractmethod
+    def encode(self, step: int) -> None: ...
+
+    @abstractmethod
+    def decode(self, step: int) -> None: ...
+
+
+def least_seconds(trial: Trial, repeats: int) -> tuple[float, float]:
+    """Of this process's processors, to encode and to decode at a step: the least of so many
+    periods, after one to warm up."""
+    encoding, decoding = [], []
+    for repeat in range(repeats + 1):
+        encode, decode = 0.0, 0.0
+        for step in range(repeat * trial.period, (repeat + 1) * trial.period):
+            trial.refill()
+            encode += _seconds(trial.encode, step)
+            decode += _seconds(trial.decode, step)
+        if repeat:
+            encoding.append(encode / trial.period)
+            decoding.append(decode / trial.period)
+    return min(encoding), min(decoding)
+
+
+def _seconds(do: Callable[[int], None], step: int) -> float:
+    start = process_time()
+    do(step)
+    return process_time() - start
+
+
+class Gradients:
+    """Gaussian ones, different on every rank; the same at every step, which no codec notices."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self._noise = TYPICAL * random.standard_normal(NOISE, np.float32)
+
+    def of(self, segments: Sequence[Segment], length: int, rank: int = 0) -> Array:
+        """Zeros where tensors are filled up."""
+        values = np.zeros(length, np.float32)
+        for number, segment in enumerate(segments):
+            shifted = np.roll(self._noise, 7919 * (rank + 1) + 104_729 * number)
+            values[segment.place] = np.resize(shifted, segment.elements)
+        return values
+
+
+class CodecTrial(Trial):
+    """With error feedback where the method keeps what it leaves out."""
+
+    def __init__(self, codec: Codec, gradient: Array, keep: bool) -> None:
+        self.fresh = gradient
+        self.gradient = gradient.copy()
+        self.keep = keep
+        self.feedback = Feedback(codec) if keep else None
+
+    def refill(self) -> None:
+        np.copyto(self.gradient, self.fresh)
+
+    def values(self) -> Array:
+        """What is encoded."""
+        return self.gradient if self.feedback is None else self.feedback.add(self.gradient)
+
+
+class SummedTrial(CodecTrial):
+    """All up to the last vector that is added is encoding, what follows is decoding."""
+
+    def __init__(self, codec: Summed, gradient: Array, keep: bool, period: int) -> None:
+        super().__init__(codec, gradient, keep)
+        self.codec = codec
+        self.period = period
+        self._under_way: Iterator[Array] = iter(())
+        self._rounds = []  # of each step of a period
+        for step in range(period):
+            sums = [vector.nbytes for vector in self._run(step)]
+            self._rounds.append(len(sums))
+            self.payload += sum(sums) / period
+            self.refill()
+
+    def _run(self, step: int) -> Iterator[Array]:
+        return self.codec.rounds(self.values(), self.gradient, step, keep=self.keep)
+
+    def encode(self, step: int) -> None:
+        self._under_way = self._run(step)
+        for _ in range(self._rounds[step % self.period]):
+            next(self._under_way)
+
+    def decode(self, step: int) -> None:
+        for _ in self._under_way:
+            raise AssertionError(f"{type(self.codec).__name__} has more rounds than before")
+
+
+class GatheredTrial(CodecTrial):
+    def __init__(
+        self, codec: Gathered, gradient: Array, keep: bool, others: Iterable[Array]
+    ) -> None:
+        super().__init__(codec, gradient, keep)
+        self.codec = codec
+        self.payloads = [np.zeros(codec.nbytes, np.uint8)]
+        for rank, other in enumerate(others, start=1):
+            self.payloads.append(np.zeros(codec.nbytes, np.uint8))
+            codec.encode(other, self.payloads[rank], 0, rank, keep=False)
+        self.payload = float(codec.nbytes)
+        self.exact = 0.0 if codec.scales is None else float(codec.scales.nbytes)
+
+    def encode(self, step: int) -> None:
+        values = self.values()
+        self.codec.encode(values, self.payloads[0], step, 0, keep=self.keep)
+        if self.keep:
+            self.codec.settle(values, len(self.payloads))
+
+    def decode(self, step: int) -> None:
+        self.codec.add_up(self.payloads, self.gradient)
+
+
+class TwoShotTrial(GatheredTrial):
+    """Reduces the first shard of everybody's payload, and decodes the shards of all."""
+
+    codec: Elementwise
+
+    def __init__(
+        self, codec: Elementwise, gradient: Array, keep: bool, others: Iterable[Array]
+    ) -> None:
+        super().__init__(codec, gradient, keep, others)
+        ranks = len(self.payloads)
+        self.reduced = np.zeros(codec.nbytes, np.uint8)
+        codec.encode(gradient.copy(), self.payloads[0], 0, 0, keep=False)
+        first = 0
+        for rank, units in enumerate(split(codec.nbytes // codec.unit_nbytes, ranks)):
+            self._reduce(first, units, 0, rank)
+            first += units
+        self.own = split(codec.nbytes // codec.unit_nbytes, ranks)[0]
+
+    def _reduce(self, first: int, units: int, step: int, rank: int) -> None:
+        part = slice(first * self.codec.unit_nbytes, (first + units) * self.codec.unit_nbytes)
+        shards = [payload[part] for payload in self.payloads]
+        self.codec.reduce(shards, self.reduced[part], first, step, rank)
+
+    def decode(self, step: int) -> None:
+        self._reduce(0, self.own, step, 0)
+        self.codec.decode(self.reduced, self.gradient)

@@ -1,0 +1,126 @@
+"""The tensors of well-known models, made from their architecture, so that what a plan costs for
+them can be said without the models themselves.
+
+Convolutional ones as torchvision has them (He et al., CVPR 2016, the stride in the 3 x 3 layer;
+Simonyan and Zisserman, ICLR 2015), transformers as Hugging Face does: BERT without a head (Devlin
+et al., NAACL 2019), GPT-2 with its output tied to its embedding (Radford et al. 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from thalweg.errors import WorkloadError
+from thalweg.facts.workload import Tensor, Workload
+
+Tensors = Iterator[Tensor]
+CLASSES = 1000  # of ImageNet
+
+
+def model_named(name: str) -> Workload:
+    """WorkloadError if there is none of this name."""
+    if name not in MODELS:
+        raise WorkloadError(f"there is no model {name!r}", f"there are {', '.join(MODELS)}")
+    return Workload(name=name, tensors=tuple(MODELS[name]()))
+
+
+def _with_bias(name: str, *shape: int) -> Tensors:
+    """A layer of so many outputs, which come first in its shape."""
+    yield Tensor(name=f"{name}.weight", shape=shape)
+    yield Tensor(name=f"{name}.bias", shape=shape[:1])
+
+
+def _norm(name: str, width: int) -> Tensors:
+    yield from _with_bias(name, width)
+
+
+# ResNet
+
+
+def _resnet(blocks: Sequence[int]) -> Tensors:
+    """Of bottleneck blocks: 1 x 1 to the stage's width, 3 x 3, 1 x 1 to four times that width."""
+    yield Tensor(name="conv1.weight", shape=(64, 3, 7, 7))
+    yield from _norm("bn1", 64)
+    channels = 64
+    for stage, count in enumerate(blocks):
+        width = 64 << stage
+        for block in range(count):
+            yield from _bottleneck(f"layer{stage + 1}.{block}", channels, width)
+            channels = 4 * width
+    yield from _with_bias("fc", CLASSES, channels)
+
+
+def _bottleneck(name: str, channels: int, width: int) -> Tensors:
+    shapes = [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+    for number, shape in enumerate(shapes, start=1):
+        yield Tensor(name=f"{name}.conv{number}.weight", shape=shape)
+        yield from _norm(f"{name}.bn{number}", shape[0])
+    if channels != 4 * width:  # the shortcut must change width too
+        yield Tensor(name=f"{name}.downsample.0.weight", shape=(4 * width, channels, 1, 1))
+        yield from _norm(f"{name}.downsample.1", 4 * width)
+
+
+# VGG
+
+
+def _vgg(blocks: Sequence[tuple[int, int]]) -> Tensors:
+    """Blocks of so many 3 x 3 layers of a width; numbers count the layers without weights too."""
+    channels, number = 3, 0
+    for count, width in blocks:
+        for _ in range(count):
+            yield from _with_bias(f"features.{number}", width, channels, 3, 3)
+            channels = width
+            number += 2  # and its ReLU
+        number += 1  # the pooling
+    for number, shape in ((0, (4096, 49 * channels)), (3, (4096, 4096)), (6, (CLASSES, 4096))):
+        yield from _with_bias(f"classifier.{number}", *shape)
+
+
+# Transformers
+
+
+def _bert(layers: int, width: int) -> Tensors:
+    tables = (("word", 30522), ("position", 512), ("token_type", 2))
+    for table, rows in tables:
+        yield Tensor(name=f"embeddings.{table}_embeddings.weight", shape=(rows, width))
+    yield from _norm("embeddings.LayerNorm", width)
+    for layer in range(layers):
+        name = f"encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            yield from _with_bias(f"{name}.attention.self.{part}", width, width)
+        yield from _with_bias(f"{name}.attention.output.dense", width, width)
+        yield from _norm(f"{name}.attention.output.LayerNorm", width)
+        yield from _with_bias(f"{name}.intermediate.dense", 4 * width, width)
+        yield from _with_bias(f"{name}.output.dense", width, 4 * width)
+        yield from _norm(f"{name}.output.LayerNorm", width)
+    yield from _with_bias("pooler.dense", width, width)
+
+
+def _gpt2(layers: int, width: int) -> Tensors:
+    yield Tensor(name="transformer.wte.weight", shape=(50257, width))
+    yield Tensor(name="transformer.wpe.weight", shape=(1024, width))
+    for layer in range(layers):
+        name = f"transformer.h.{layer}"
+        yield from _norm(f"{name}.ln_1", width)
+        yield from _projection(f"{name}.attn.c_attn", width, 3 * width)
+        yield from _projection(f"{name}.attn.c_proj", width, width)
+        yield from _norm(f"{name}.ln_2", width)
+        yield from _projection(f"{name}.mlp.c_fc", width, 4 * width)
+        yield from _projection(f"{name}.mlp.c_proj", 4 * width, width)
+    yield from _norm("transformer.ln_f", width)
+
+
+def _projection(name: str, inputs: int, outputs: int) -> Tensors:
+    """GPT-2 has its inputs first."""
+    yield Tensor(name=f"{name}.weight", shape=(inputs, outputs))
+    yield Tensor(name=f"{name}.bias", shape=(outputs,))
+
+
+MODELS: dict[str, Callable[[], Tensors]] = {
+    "resnet50": lambda: _resnet((3, 4, 6, 3)),
+    "resnet101": lambda: _resnet((3, 4, 23, 3)),
+    "vgg19": lambda: _vgg(((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))),
+    "bert-base": lambda: _bert(12, 768),
+    "bert-large": lambda: _bert(24, 1024),
+    "gpt2": lambda: _gpt2(12, 768),
+}

@@ -1,0 +1,286 @@
+"""What compressing costs: the arithmetic, what is driven how, and rows of a small model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
+from thalweg.bench.compress import Found, bench_compress
+from thalweg.bench.compress_costs import LAMBDA, SPEEDS, Compressed, Dense, Exchange
+from thalweg.bench.compress_hooks import alone_in_a_group
+from thalweg.bench.compress_methods import Method, all_methods, method_of
+from thalweg.bench.compress_trials import (
+    GatheredTrial,
+    Gradients,
+    SummedTrial,
+    TwoShotTrial,
+    least_seconds,
+)
+from thalweg.catalog import default_catalog
+from thalweg.compress import NUMPY_KERNELS, Elementwise, Segment, Summed
+from thalweg.compress.codec import Array
+from thalweg.errors import PlanError
+from thalweg.facts import Tensor
+
+SMALL = Workload(
+    name="small",
+    tensors=(
+        Tensor(name="a.weight", shape=(64, 48)),
+        Tensor(name="a.bias", shape=(64,)),
+        Tensor(name="b.weight", shape=(10, 64, 2)),
+    ),
+)
+PEERS = [
+    "torch fp16 hook",
+    "torch powersgd hook (rank=4)",
+    "torch.topk (1 %)",
+    "uint8 signs",
+    "signs unpacked to floats",
+    "powersgd, straightforward products",
+]
+
+
+def costs(
+    exchange: Exchange = Exchange.SUM, workers: int = 8, seconds: float = 0.05, payload: int = 100
+) -> Compressed:
+    dense = Dense(buckets=[6000, 2000], workers=workers, backward=0.2)
+    return Compressed(dense=dense, exchange=exchange, payload=payload, exact=40, seconds=seconds)
+
+
+# Arithmetic
+
+
+@pytest.mark.parametrize(("workers", "added", "gathered"), [(2, 1, 1), (4, 1.5, 3), (8, 1.75, 7)])
+def test_what_each_worker_sends(workers: int, added: float, gathered: float) -> None:
+    assert Exchange.SUM.wire(100, workers) == added * 100
+    assert Exchange.TWO_SHOT.wire(100, workers) == added * 100
+    assert Exchange.ALL_GATHER.wire(100, workers) == gathered * 100
+    assert costs(Exchange.ALL_GATHER, workers).wire == gathered * 100 + added * 40
+    assert costs(workers=workers).dense.wire == added * 8000
+
+
+def test_break_even_is_what_is_saved_over_what_it_takes() -> None:
+    assert costs().breakeven == pytest.approx(8 * 1.75 * (8000 - 140) / 0.05)
+    assert costs().ratio == 8000 / 140
+
+
+def test_what_saves_nothing_never_pays() -> None:
+    more = costs(Exchange.ALL_GATHER, payload=4000)
+    assert (more.breakeven, more.pays_below) == (None, 0.0)
+    assert all(more.step(speed) > more.dense.step(speed) for speed in SPEEDS if speed < 1e9)
+
+
+def test_ddp_hides_all_but_the_last_bucket() -> None:
+    dense = costs().dense
+    assert dense.step(1e12) == pytest.approx(LAMBDA * 0.2)
+    assert dense.step(1e3) == pytest.approx(8 * 1.75 * 8000 / 1e3)
+
+
+@given(
+    st.integers(1, 10**9),
+    st.integers(1, 10**9),
+    st.integers(1, 10**9),
+    st.floats(1e-4, 10),
+    st.floats(1e-4, 10),
+)
+def test_it_beats_ddp_just_below_that_speed(
+    hidden: int, last: int, payload: int, seconds: float, backward: float
+) -> None:
+    dense = Dense(buckets=[hidden, last], workers=4, backward=backward)
+    cost = Compressed(dense=dense, exchange=Exchange.SUM, payload=payload, exact=0, seconds=seconds)
+    speed = cost.pays_below
+    if speed == 0:
+        assert payload >= hidden + last
+    elif speed == inf:
+        assert all(cost.step(each) <= dense.step(each) * (1 + 1e-9) for each in SPEEDS)
+    else:
+        assert cost.step(speed) == pytest.approx(dense.step(speed), rel=1e-6)
+        for slower in (0.9, 0.5, 0.01):
+            assert cost.step(slower * speed) <= dense.step(slower * speed) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("name", sorted(default_catalog().compressors))
+def test_exchanges_are_those_that_are_run(name: str, workers: int) -> None:
+    plan, group = parse_plan(f"ring+{name}"), Group.everybody(Cluster.flat(workers))
+    rounds = compile_rounds(plan, group, Workload.of_size(Size.parse("40MB")), 0)
+    compressed = [round_ for round_ in rounds if not round_.payload.exact]
+    compressor = default_catalog().compressors[name]
+    exchange = Method(text=name, compressor=compressor, arguments={}).exchange(workers)
+    assert any(round_.stage for round_ in compressed) == (exchange is Exchange.TWO_SHOT)
+    assert compressor.summable == (exchange is Exchange.SUM)
+
+
+# How codecs are driven
+
+
+class Turns(Summed):
+    """Two rounds at even steps, one at odd ones; half of everything is left out."""
+
+    def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
+        sent = values * np.float32(0.5)
+        for _ in range(2 - step % 2):
+            yield sent
+        if keep:
+            values -= sent
+        out[:] = sent
+
+
+class Truncated(Elementwise):
+    """The upper two bytes of every value."""
+
+    unit_nbytes = 2
+
+    def __init__(self, segments: Sequence[Segment], length: int) -> None:
+        super().__init__(segments, length, NUMPY_KERNELS)
+        self.reduced: list[tuple[int, int, int]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * self.length
+
+    @property
+    def scales(self) -> Array:
+        return np.ones(3, np.float32)
+
+    def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
+        payload[:] = values.view(np.uint8).reshape(-1, 4)[:, 2:].ravel()
+        if keep:
+            values -= _widened(payload)
+
+    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
+        out[:] = sum(map(_widened, payloads))
+
+    def reduce(
+        self, shards: Sequence[Array], into: Array, first: int, step: int, rank: int
+    ) -> None:
+        self.reduced.append((first, len(into), len(shards)))
+        total = sum(map(_widened, shards))
+        into[:] = np.asarray(total, np.float32).view(np.uint8).reshape(-1, 4)[:, 2:].ravel()
+
+    def decode(self, payload: Array, out: Array) -> None:
+        out[:] = _widened(payload)
+
+
+def _widened(payload: Array) -> Array:
+    whole = np.zeros((len(payload) // 2, 4), np.uint8)
+    whole[:, 2:] = payload.reshape(-1, 2)
+    return whole.view(np.float32).ravel()
+
+
+SEGMENTS = (Segment("a", (5, 2), 0), Segment("b", (3,), 12))
+LENGTH = 16  # with zeros between and behind
+MINE, *OTHERS = [Gradients().of(SEGMENTS, LENGTH, rank) for rank in range(4)]
+
+
+def test_gradients_differ_between_ranks_and_have_zeros_where_filled_up() -> None:
+    assert not MINE[[10, 11, 15]].any()
+    assert MINE[:10].all()
+    assert len({gradient.tobytes() for gradient in (MINE, *OTHERS)}) == 4
+
+
+def test_vectors_that_are_summed() -> None:
+    trial = SummedTrial(Turns(SEGMENTS, LENGTH, NUMPY_KERNELS), MINE, True, period=2)
+    assert trial.payload == 4 * LENGTH * 1.5
+    assert trial.feedback is not None
+    trial.refill()
+    before = trial.feedback.residual + MINE
+    trial.encode(2)
+    assert np.array_equal(trial.gradient, MINE)
+    trial.decode(2)
+    assert np.allclose(trial.gradient, before / 2)
+    assert np.allclose(trial.feedback.residual, before / 2)
+    assert min(least_seconds(trial, 2)) >= 0
+
+
+def test_payloads_that_are_gathered() -> None:
+    trial = GatheredTrial(Truncated(SEGMENTS, LENGTH), MINE, False, OTHERS)
+    assert (trial.payload, trial.exact) == (2 * LENGTH, 12)
+    trial.encode(0)
+    trial.decode(0)
+    assert np.allclose(trial.gradient, sum([MINE, *OTHERS]), atol=1e-4)
+
+
+def test_shards_that_are_reduced() -> None:
+    """Its own only: the others' are there before."""
+    codec = Truncated(SEGMENTS, LENGTH)
+    trial = TwoShotTrial(codec, MINE, False, OTHERS)
+    assert codec.reduced == [(0, 8, 4), (4, 8, 4), (8, 8, 4), (12, 8, 4)]
+    trial.encode(1)
+    trial.decode(1)
+    assert codec.reduced[4:] == [(0, 8, 4)]
+    assert np.allclose(trial.gradient, sum([MINE, *OTHERS]), atol=1e-4)
+
+
+# Rows
+
+
+def run(methods: Sequence[Method]) -> Found:
+    return bench_compress(
+        SMALL,
+        methods,
+        workers=4,
+        repeats=1,
+        backward=0.1,
+        progress=lambda done, total, name: None,
+    )
+
+
+def test_rows_of_a_small_model() -> None:
+    threads = torch.get_num_threads()
+    found = run([method_of("fp16"), method_of("bf16(warmup=2)")])
+    assert (torch.get_num_threads(), dist.is_initialized()) == (threads, False)
+    assert [row["method"] for row in found.rows] == ["fp16", "bf16(warmup=2)", *PEERS]
+    assert [row["peer"] for row in found.rows] == [False] * 2 + [True] * 6
+    elements = 64 * 48 + 64 + 10 * 128
+    assert found.dense.wire == 1.5 * 4 * elements
+    for row in found.rows[:3]:
+        assert (row["exchange"], row["payload_bytes"]) == ("sum", 2 * elements)
+        assert (row["wire_bytes"], row["ratio"]) == (3 * elements, 2)
+    for row in found.rows:
+        assert row["total_ms"] == pytest.approx(row["encode_ms"] + (row["decode_ms"] or 0))
+        saved = 8 * (found.dense.wire - row["wire_bytes"]) / (1e-3 * row["total_ms"])
+        if row["breakeven_gbps"] is not None:
+            assert row["breakeven_gbps"] == pytest.approx(saved / 1e9, rel=1e-3)
+        assert len(row["step_seconds"]) == len(SPEEDS)
+    hook, topk, signs = found.rows[3:6]
+    assert hook["decode_ms"] is None
+    factors = 4 * (64 + 48) + 4 * (10 + 128)
+    assert hook["payload_bytes"] == 4 * (factors + 64)
+    assert topk["payload_bytes"] == 8 * (31 + 13) + 4 * 64
+    assert signs["payload_bytes"] == 64 * 48 + 10 * 128 + 4 * 64
+    assert signs["wire_bytes"] == 3 * (64 * 48 + 10 * 128) + 1.5 * 4 * 64
+
+
+def test_all_methods_that_compress() -> None:
+    texts = [each.text for each in all_methods()]
+    assert {"fp16", "bf16"} <= set(texts) <= set(default_catalog().compressors)
+    assert [row["method"] for row in run(all_methods()).rows] == [*texts, *PEERS]
+
+
+def test_without_a_process_group_hooks_are_left_out() -> None:
+    with alone_in_a_group():  # there can't be a second
+        found = run([method_of("fp16")])
+    assert [row["method"] for row in found.rows] == ["fp16", *PEERS[2:]]
+    assert "torch's hooks are left out" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("fp15", "there is no compressor 'fp15'"),
+        ("fp16 @ bucket=1MB", "is more than a compressor"),
+        ("", "can't read"),
+    ],
+)
+def test_methods_that_are_none(text: str, line: str) -> None:
+    with pytest.raises(PlanError, match=line):
+        method_of(text)
