@@ -148,8 +148,11 @@ class PowerSGD(_Scripted):
 
     def encode(self, step: int) -> None:
         self.residual += self.gradient
-        for number, matrix in enumerate(self._matrices(self.residual)):
-            self.left[number] = torch.linalg.qr(matrix @ self.right[number]).Q
+        matrices = self._matrices(self.residual)
+        for number, matrix in enumerate(matrices):
+            self.left[number] = matrix @ self.right[number]
+        for number, matrix in enumerate(matrices):  # all are summed before the first goes on
+            self.left[number] = torch.linalg.qr(self.left[number]).Q
             self.right[number] = matrix.T @ self.left[number]
 
     def decode(self, step: int) -> None:

@@ -39,6 +39,8 @@ Slots = Mapping[str, Mapping[str, Array]]
 class Codec:
     """`segments` are not empty, and of `length` elements with what fills them up."""
 
+    finds_not_finite = False  # by itself, in what it absorbs
+
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         self.segments = segments
         self.length = length
@@ -50,7 +52,7 @@ class Codec:
         return {}
 
     def absorb(self, gradient: Array, residual: Array) -> None:
-        """Add a new gradient to what was left out so far."""
+        """Add a new gradient to what was left out so far, at once or when that is encoded."""
         residual += gradient
 
 

@@ -32,8 +32,9 @@ class Feedback:
 
     def add(self, gradient: Array) -> Array:
         """What is to be encoded: this gradient, and what was left out before. NotFinite if the
-        gradient is not, and then nothing has changed."""
-        refuse_not_finite(self._codec.segments, gradient)
+        gradient is not, and then nothing has changed; unless the codec finds that out later."""
+        if not self._codec.finds_not_finite:
+            refuse_not_finite(self._codec.segments, gradient)
         self._codec.absorb(gradient, self.residual)
         return self.residual
 

@@ -99,23 +99,30 @@ class LowRank(Summed):
             left[segment.name], right[segment.name] = (r, rows), (r, columns)
         self.left, self.right = Factors(left), Factors(right)
 
-    def project_left(self, values: Array) -> None:
-        """P = M Q."""
+    def project_left(self, values: Array, new: Array | None = None) -> None:
+        """P = M Q; M += `new` first, part by part, each of which stays in the cache for both."""
         with np.errstate(over="ignore", invalid="ignore"):
-            for matrix, left, right in self._together(values, self.left, self.right):
+            for segment, (matrix, left, right) in zip(
+                self.segments, self._together(values, self.left, self.right), strict=True
+            ):
+                more = None if new is None else new[segment.place].reshape(matrix.shape)
                 if len(right) <= THIN:
-                    self._project_thin(matrix, left, right)
+                    self._project_thin(matrix, left, right, more)
                 else:
+                    if more is not None:
+                        matrix += more
                     factor = np.empty((len(matrix), len(right)), np.float32)
                     self.kernels.product(matrix, right.T, factor)
                     left[:] = factor.T
         self.refuse_not_finite(values, self.left)
 
-    def _project_thin(self, matrix: Array, left: Array, right: Array) -> None:
+    def _project_thin(self, matrix: Array, left: Array, right: Array, new: Array | None) -> None:
         """As many rows of M at once as stay in the cache."""
         rows = max(LEAST_ROWS, AT_ONCE // matrix.shape[1])
         for first in range(0, len(matrix), rows):
             part = slice(first, first + rows)
+            if new is not None:
+                matrix[part] += new[part]
             self.kernels.product(right, matrix[part].T, left[:, part])
 
     def project_right(self, values: Array) -> None:

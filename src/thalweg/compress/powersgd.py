@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Slots
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
+from thalweg.compress.kernels import Kernels
 from thalweg.compress.low_rank import LowRank, factors, takes
 from thalweg.compress.orthonormal import orthonormalise
 from thalweg.facts import Tensor
@@ -26,13 +28,26 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 
 
 class PowerSGD(LowRank):
+    finds_not_finite = True  # in P
+
+    def __init__(
+        self, segments: Sequence[Segment], length: int, kernels: Kernels, rank: int
+    ) -> None:
+        super().__init__(segments, length, kernels, rank)
+        self._new: Array | None = None
+
+    def absorb(self, gradient: Array, residual: Array) -> None:
+        """When P is made of it."""
+        self._new = gradient
+
     @property
     def slots(self) -> Slots:
         return {"factor": self.right.by_name}
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
         self.right.normalise(step)
-        self.project_left(values)
+        new, self._new = self._new, None
+        self.project_left(values, new)
         yield self.left.vector
         self.refuse_not_finite(values, self.left)
         orthonormalise(self.left.matrices)
