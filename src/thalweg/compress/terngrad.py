@@ -26,6 +26,7 @@ from thalweg.compress.seeds import ENCODE, random_bits
 from thalweg.facts import Tensor
 
 CLIP = 2.5  # standard deviations
+ALONE = 1 << 13  # elements of which BLAS adds the squares without calling in other threads
 
 
 def takes(tensor: Tensor) -> bool:
@@ -45,7 +46,7 @@ class TernGrad(Gathered):
         self._packing = WholeFractions(2)
         self._rounding = Rounding(AT_ONCE)
         self._scratch = np.empty(AT_ONCE, np.float32)
-        self._double = np.empty(AT_ONCE, np.float64)
+        self._double = np.empty(ALONE, np.float64)
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +89,7 @@ class TernGrad(Gathered):
     def _scale(self, values: Array) -> float:
         """The largest magnitude after clipping; 0 below 2^-119, where float32 has no inverse."""
         squares, largest = 0.0, np.float32(0)
-        for begin, end in pieces(0, len(values)):
+        for begin, end in pieces(0, len(values), ALONE):
             piece, double = values[begin:end], self._double[: end - begin]
             double[:] = piece
             squares += float(np.dot(double, double))
