@@ -164,7 +164,7 @@ def test_little_is_lost(name: str) -> None:
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_is_left_out_comes_later(name: str) -> None:
     """What the parameters have moved, and all residuals, are the sum of all gradients."""
-    sync = f"ring+{name}" + ("(momentum=0)" if name == "dgc" else "")
+    sync = f"ring+{name}" + {"dgc": "(momentum=0)", "sign": "(feedback=true)"}.get(name, "")
 
     def work(rank: int) -> dict[str, Any]:
         with descending(sync) as (run, model, sgd):

@@ -6,6 +6,9 @@ orthonormal. The Gram matrix is r x r, so this is one product of A with itself a
 With rows of unit length, and e added to the diagonal so that there is a factor in any case, the
 result is orthonormal but for e L^-1 L^-T. Where that is much, as the rows are nearly dependent or
 zero, a QR decomposition takes over, which finds directions for them as well.
+
+Products here are small, and made without BLAS: with several workers on a machine, its threads
+stand in each other's way.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ def orthonormalise(matrices: Sequence[Array]) -> None:
 
 def _alike(matrices: Sequence[Array], rows: int) -> None:
     wide = [matrix.astype(np.float64) for matrix in matrices]
-    gram = np.stack([matrix @ matrix.T for matrix in wide])
+    gram = np.stack([np.einsum("in,jn->ij", matrix, matrix) for matrix in wide])
     lengths = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
     lengths = np.where(lengths > 0, lengths, 1.0)
     unit = gram / (lengths[:, :, None] * lengths[:, None, :]) + NUDGE * np.eye(rows)
@@ -39,4 +42,4 @@ def _alike(matrices: Sequence[Array], rows: int) -> None:
         if error > TOLERANCE:
             matrix[:] = np.linalg.qr(exact.T)[0].T
         else:
-            matrix[:] = transform @ exact
+            matrix[:] = np.einsum("ij,jn->in", transform, exact)

@@ -1,7 +1,8 @@
 """SignSGD with majority vote (Bernstein et al., ICML 2018): one bit an element, d / 8 bytes.
 
 Bits can't be added on the way, but a shard can be voted on where it is gathered, and the vote is
-one bit again: two-shot costs 2 (N-1)/N d / 8 bytes for any N.
+one bit again: two-shot costs 2 (N-1)/N d / 8 bytes for any N. The vote is given the mean magnitude
+of its tensor, so that the learning rate needn't change.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import numpy as np
 
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Elementwise, Slots
-from thalweg.compress.compressor import FEEDBACK, WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
 from thalweg.compress.feedback import AT_ONCE
 from thalweg.compress.kernels import Kernels
 from thalweg.compress.pieces import extents, pieces
 from thalweg.compress.signs import Signs
 from thalweg.compress.vote import Tally
+from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
 UNIT = 64  # elements: one word of bits
@@ -148,5 +150,10 @@ COMPRESSOR = Compressor(
     summable=False,
     biased=True,
     elementwise=True,
-    parameters={"feedback": FEEDBACK, "warmup": WARMUP},
+    parameters={
+        "feedback": Parameter(
+            kind=bool, default=False, help="keep what ranks and votes leave out; adds noise"
+        ),
+        "warmup": WARMUP,
+    },
 )

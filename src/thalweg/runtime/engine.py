@@ -24,6 +24,7 @@ from threading import Thread
 from time import monotonic
 
 import numpy as np
+import torch
 
 from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportClosed, TransportError
 from thalweg.runtime.alarm import Alarm
@@ -89,6 +90,7 @@ class Engine:
         self._chains: list[_Underway] = []
         self._running: deque[_Running] = deque()
         self._done: deque[_Running] = deque()  # but their last messages may not have left
+        self._cores = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="thalweg-communication", daemon=True)
         self._thread.start()
 
@@ -131,6 +133,7 @@ class Engine:
         self._thread.join(GRACE)
 
     def _work(self) -> None:
+        torch.set_num_threads(self._cores)  # OpenMP gives each thread as many as there are cores
         last = False
         while not last or self._waiting or self._chains or self._done:
             try:
