@@ -98,7 +98,7 @@ def test_any_text_at_all_is_read_or_explained(text: str) -> None:
         ),
         ("gc(code=reed)", "there is no code 'reed'; there are cyclic, cyclic_mds and fractional"),
         ("ring @ bucket=4", "bucket of @: '4' is not a size; write it like 25MB (units: B, KB"),
-        ("ring @ speed=4", "@ has no argument 'speed'; it takes bucket and transport"),
+        ("ring @ speed=4", "@ has no argument 'speed'; it takes bucket, transport and overlap"),
     ],
 )
 def test_mistakes_are_explained(text: str, message: str) -> None:

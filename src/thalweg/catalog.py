@@ -145,7 +145,8 @@ class Catalog:
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """Why the choices don't go together, each with what to do."""
         topology = self.topologies.get(plan.topology.name)
-        if topology is not None and topology.backend and plan.settings.transport == "zeromq":
+        backends = topology is not None and topology.backend and plan.precision is None
+        if backends and plan.settings.transport == "zeromq":
             yield "the backend's own collective can't run over zeromq", "leave transport out"
         code = self.codes.get(plan.redundancy.name) if plan.redundancy is not None else None
         beyond = plan.redundancy.arguments.get("beyond") if plan.redundancy is not None else None
@@ -162,11 +163,6 @@ class Catalog:
             yield "auto chooses the compressor itself", "write auto(allow=lossy)"
         coded = code is not None
         relayed = plan.redundancy is not None
-        if topology is not None and topology.backend:
-            yield (
-                "the backend's own collective carries values as they are",
-                f"use ring+{compressor.name}, or another topology of ours",
-            )
         if plan.cadence.two_levels:
             yield (
                 "what is late between racks goes as it is",
@@ -174,11 +170,6 @@ class Catalog:
             )
         if (relayed or plan.cadence.staleness is not None) and plan.precision.arguments["warmup"]:
             yield "who goes at its own pace has no common first steps", "leave warmup out"
-        if relayed and not coded and not compressor.linear:
-            yield (
-                f"what is late is added up, and {compressor.name} can't be",
-                f"use {listed(self._names(linear=True, in_step=False), 'or')}",
-            )
         if coded and not compressor.linear:
             yield (
                 f"a code adds weighted messages, and {compressor.name} of a weighted sum is not "
@@ -196,6 +187,11 @@ class Catalog:
                 f"{compressor.name} needs all ranks at the same step, and this plan takes what is "
                 "late too",
                 f"use {listed(self._names(in_step=False), 'or')}",
+            )
+        if relayed and not coded and not compressor.linear:
+            yield (
+                f"what is late is added up, and {compressor.name} can't be",
+                f"use {listed(self._names(linear=True, in_step=False), 'or')}",
             )
         if plan.averages_parameters and compressor.biased:
             yield (

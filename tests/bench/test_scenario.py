@@ -153,7 +153,7 @@ def test_targets_are_reached_from_their_side() -> None:
         ("warmup = 10", "warmup = 100", "none of 100 steps counts: 100 warm up, and so do 15"),
         ('["ddp", "gc(stragglers=1)"]', "[]", "sync of [compare] is no list of plans; write"),
         ('"ddp"', '"dpd"', "there is no plan 'dpd'"),
-        ('"ddp"', '"ddp+fp16"', "ddp+fp16 is unsound: the backend's own collective carries val"),
+        ('"ddp"', '"gc+int8"', "gc+int8 is unsound: a code adds weighted messages, and int8 of"),
         ('"ddp"', '"auto"', "auto has no rounds before it has chosen"),
         ('"ddp"', '"gc(stragglers=4)"', "4 workers can't do without 4; use"),
         ('"ddp", ', '"gc(stragglers=1)", ', "gc(stragglers=1) is to be compared with itself; l"),

@@ -177,7 +177,9 @@ def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
 
 
 def is_native(plan: Plan) -> bool:
-    return default_catalog().topologies[plan.topology.name].backend
+    """Whether the backend's own collective runs it. What is compressed is run by us, in the rounds
+    that this has."""
+    return default_catalog().topologies[plan.topology.name].backend and plan.precision is None
 
 
 def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
