@@ -65,6 +65,9 @@ class Catalog:
             presets=_by_name([*self.presets.values(), _preset_of(topology)]),
         )
 
+    def with_compressor(self, compressor: Compressor) -> Catalog:
+        return replace(self, compressors=_by_name([*self.compressors.values(), compressor]))
+
     def plan(self, text: str) -> Plan:
         """The plan that this text stands for; PlanError if it can't be read, names what isn't
         there, or combines what doesn't combine."""

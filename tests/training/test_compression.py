@@ -400,7 +400,9 @@ def test_between_racks_alone(name: str) -> None:
     assert same_bits(on_ranks(SIZE, work))
 
 
-@pytest.mark.parametrize("topology", ["ddp", "star", "tree", "double_tree", "halving_doubling", "ps"])
+@pytest.mark.parametrize(
+    "topology", ["ddp", "star", "tree", "double_tree", "halving_doubling", "ps"]
+)
 @pytest.mark.parametrize("name", ["powersgd", "int8", "fp16"])
 def test_any_topology(topology: str, name: str) -> None:
     results = on_ranks(3, lambda rank: {"print": fingerprint(trained(rank, f"{topology}+{name}"))})

@@ -13,6 +13,7 @@ from thalweg.bench.compress_scripts import (
     RANK,
     RATIO,
     ByteSigns,
+    Casts,
     FloatSigns,
     PowerSGD,
     TopK,
@@ -63,6 +64,7 @@ def _scripts(workers: int) -> list[Peer]:
     on_ours = partial(partial, on_our_tensors, workers)
     gathered = Exchange.ALL_GATHER
     return [
+        Peer("bare fp16 casts", Exchange.SUM, on_ours("fp16", Casts)),
         Peer(f"torch.topk ({100 * RATIO:g} %)", gathered, on_ours("topk", TopK)),
         Peer("uint8 signs", gathered, on_ours("sign", ByteSigns)),
         Peer("signs unpacked to floats", gathered, on_ours("sign", FloatSigns)),

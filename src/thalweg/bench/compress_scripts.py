@@ -1,6 +1,6 @@
 """What papers' scripts do: `torch.topk` on every tensor; signs as whole bytes, or packed but
 unpacked to floats to be counted; PowerSGD with its factors as the paper writes them, n x r and
-m x r. They allocate as scripts do.
+m x r; bare casts to half precision. They allocate as scripts do.
 """
 
 from __future__ import annotations
@@ -57,6 +57,20 @@ class _Scripted(Trial):
 
     def tensors(self, values: torch.Tensor) -> list[torch.Tensor]:
         return [values[segment.place] for segment in self.segments]
+
+
+class Casts(_Scripted):
+    """Nothing but the two."""
+
+    def ready(self, others: Iterator[torch.Tensor]) -> None:
+        self.half = torch.empty(len(self.gradient), dtype=torch.float16)
+        self.payload = 2.0 * len(self.half)
+
+    def encode(self, step: int) -> None:
+        self.half.copy_(self.gradient)
+
+    def decode(self, step: int) -> None:
+        self.gradient.copy_(self.half)
 
 
 class TopK(_Scripted):
