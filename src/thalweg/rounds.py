@@ -42,6 +42,7 @@ from thalweg.schedules.topologies.ring import ring
 
 ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
 PART = "part"  # of a bucket, which is exchanged among those who have the same
+CHAIN = 1  # fanout of a tree
 INSIDE, BACK = "rack's sum", "result"  # where only racks exchange what is compressed
 
 
@@ -186,12 +187,12 @@ class _Compiler:
         bucket: Bucket,
         group: Group,
         name: str,
-        build: Callable[[Group, int, int, int], Schedule],
+        build: Callable[[Group, int, int, int, int], Schedule],
     ) -> Iterator[Round]:
         payload = replace(self._whole(bucket), name=name)
         for rack in group.racks:
             meeting = Meeting(group.subgroup(rack))
-            schedule = build(meeting.group, payload.elements, payload.itemsize, rack[0])
+            schedule = build(meeting.group, payload.elements, payload.itemsize, rack[0], CHAIN)
             yield self._round(number, 0, bucket, meeting, payload, schedule)
 
     def _meetings(self, group: Group) -> tuple[Meeting, ...]:

@@ -19,8 +19,9 @@ from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.trees import heap, over_racks
 
 
-def reduce(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
-    tree = over_racks(group.racks_from(_member(group, root)), heap(2))
+def reduce(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
+    """With a fanout of 1 along a chain, in which nobody receives or sends more than the data."""
+    tree = over_racks(group.racks_from(_member(group, root)), heap(fanout))
     sizes = split(elements, pieces(group, elements * itemsize, 2 * tree.depth))
     return Schedule(
         name="reduce",
@@ -33,8 +34,8 @@ def reduce(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
     )
 
 
-def broadcast(group: Group, elements: int, itemsize: int, root: int) -> Schedule:
-    tree = over_racks(group.racks_from(_member(group, root)), heap(2))
+def broadcast(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
+    tree = over_racks(group.racks_from(_member(group, root)), heap(fanout))
     sizes = split(elements, pieces(group, elements * itemsize, 2 * tree.depth))
     return Schedule(
         name="broadcast",

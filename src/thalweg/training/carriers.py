@@ -73,7 +73,8 @@ class EngineCarrier:
             }
         choice = compression is not None and len(layout.buckets) > 1
         average = Sharing(group, engine, clock).average if choice else None
-        self.overlap = Overlap(average, warm_up(plan), plan.settings.overlap)
+        first = max(clock.step, warm_up(plan))
+        self.overlap = Overlap(average, first, plan.settings.overlap)
 
     @property
     def compressed(self) -> Collection[CompressedBucket]:

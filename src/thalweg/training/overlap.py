@@ -21,6 +21,7 @@ from thalweg.runtime import Chain, Task
 SETTLING = 2  # steps that aren't timed
 TRIALS = 3  # steps each way
 KEPT = 4096  # steps
+FAR_TOO_LONG = 1e9  # seconds, for a way that never came to an end
 Average = Callable[[Sequence[torch.Tensor]], None]
 
 
@@ -37,7 +38,8 @@ class Timing:
 
 class Overlap:
     """`average` overwrites tensors with their mean over all ranks; None if there is no choice.
-    `first` is the first step at which anything is compressed."""
+    `first` is the first step at which anything is compressed; steps are counted from it, so that
+    all ranks decide at the same."""
 
     def __init__(self, average: Average | None, first: int, fixed: bool | None) -> None:
         self.is_serial = fixed is False
@@ -46,7 +48,6 @@ class Overlap:
         self._first = first
         self._begun = self._computed = 0.0
         self._codec = 0.0
-        self._trials = 0
 
     def begin(self) -> None:
         """The first gradient is there."""
@@ -61,14 +62,14 @@ class Overlap:
         now = monotonic()
         backward, exposed = self._computed - self._begun, now - self._computed
         self.timings.append(Timing(step, backward, exposed, self._codec, self.is_serial))
-        if self._average is None or step < self._first:
+        taken = step - self._first + 1
+        if self._average is None or taken < SETTLING:
             return
-        self._trials += 1
-        if self._trials == SETTLING + 2 * TRIALS:
+        if taken >= SETTLING + 2 * TRIALS:
             self._decide(self._average)
             self._average = None
-        elif self._trials >= SETTLING:
-            self.is_serial = not self.is_serial
+        else:
+            self.is_serial = (taken - SETTLING) % 2 == 0
 
     def timed(self, chain: Chain) -> Chain:
         """The same chain, of which the CPU time is counted."""
@@ -81,10 +82,10 @@ class Overlap:
             yield tasks
 
     def _decide(self, average: Average) -> None:
-        tried = list(self.timings)[-2 * TRIALS :]
+        tried = [t for t in self.timings if t.step >= self._first + SETTLING]
         seconds = torch.tensor(
             [
-                median(t.backward + t.exposed for t in tried if t.serial is way)
+                median([t.backward + t.exposed for t in tried if t.serial is way] or [FAR_TOO_LONG])
                 for way in (False, True)
             ]
         )
