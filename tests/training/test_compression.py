@@ -333,6 +333,39 @@ def test_other_types(name: str, dtype: torch.dtype) -> None:
     assert same_bits(results)
 
 
+class Odd(nn.Module):
+    """Nothing to send, a single number, one row, and one column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = nn.Parameter(torch.empty(0, 5))
+        self.number = nn.Parameter(torch.ones(()))
+        self.row = nn.Parameter(torch.ones(1, 3000))
+        self.column = nn.Parameter(torch.ones(3000, 1))
+        self.deep = nn.Parameter(torch.ones(5, 7, 3, 3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(((p * x).square().sum() for p in self.parameters()), torch.zeros(()))
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_odd_shapes(name: str) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = Odd()
+        sgd = torch.optim.SGD(model.parameters(), 0.01)
+        run = attach(model, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
+        for number in range(3):
+            sgd.zero_grad()
+            model(torch.tensor(0.1 * (1 + rank + number))).backward()
+            sgd.step()
+        run.close()
+        return {"print": fingerprint(model), "moved": model.number.item() < 1}
+
+    results = on_ranks(2, work)
+    assert same_bits(results)
+    assert all(result["moved"] for result in results)
+
+
 def test_mixed_types_have_buckets_of_their_own() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = net()

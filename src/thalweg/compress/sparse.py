@@ -18,6 +18,7 @@ from thalweg.compress.drawing import generator
 from thalweg.compress.feedback import refuse_not_finite
 from thalweg.compress.kernels import Kernels
 from thalweg.compress.selection import Selection
+from thalweg.errors import WorkloadError
 
 
 class Sparse(Gathered):
@@ -27,6 +28,11 @@ class Sparse(Gathered):
         self, segments: Sequence[Segment], length: int, kernels: Kernels, ratio: float
     ) -> None:
         super().__init__(segments, length, kernels)
+        if length > np.iinfo(np.int32).max:
+            raise WorkloadError(
+                f"{length:,} elements travel together, too many for indices of 4 bytes",
+                "use another compressor for a tensor of this size, or smaller buckets",
+            )
         self._counts = [kept(segment.elements, ratio) for segment in segments]
         self._chosen = np.empty(sum(self._counts), np.intp)
         self.selection = Selection(max(segment.elements for segment in segments))
