@@ -159,6 +159,8 @@ class Catalog:
                 f"what some workers send under code={code.name} is no part of the sum",
                 f"use code={listed(others, 'or')}, or beyond=wait or raise",
             )
+        if plan.precision is None and plan.topology.arguments.get("compress") == "between":
+            yield "there is nothing to compress between racks", "add a compressor, like +int8"
         if plan.precision is None:
             return
         compressor = self.compressors[plan.precision.name]

@@ -198,13 +198,81 @@ def test_leaving_a_compressor_pays_back(sync: str) -> None:
                 descend(run, model, sgd, rank, number)
             if rank == 0:
                 run.switch(sync)
-            for number in range(4, 12):
+            for number in range(4, 21):
                 descend(run, model, sgd, rank, number)
-            return {"apart": distance(model, range(12)), "sync": run.sync}
+            return {"apart": distance(model, range(21)), "sync": run.sync}
 
     for result in on_ranks(SIZE, work):
         assert result["sync"] == sync
         assert result["apart"] < (2e-3 if "fp16" in sync else 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("ring+topk", "hierarchical(compress=between)+topk"),
+        ("hierarchical(compress=between)+topk", "ring+topk"),
+        ("hierarchical(compress=between)+acpsgd", "ring+acpsgd"),
+        ("ring+sign(feedback=true)", "ring+sign(feedback=true) @ bucket=4KB"),
+        ("ring+sign(feedback=true)", "hierarchical(compress=between)+sign(feedback=true)"),
+    ],
+)
+def test_nothing_is_lost_between_plans(before: str, after: str) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        with descending(before, cluster=racks()) as (run, model, sgd):
+            for sync, numbers in ((after, range(4)), ("ring", range(4, 21))):
+                for number in numbers:
+                    descend(run, model, sgd, rank, number)
+                if rank == 0:
+                    run.switch(sync)
+            for number in range(21, 39):
+                descend(run, model, sgd, rank, number)
+            result = {"apart": distance(model, range(39)), "print": fingerprint(model)}
+            return {**result, "sync": run.sync}
+
+    results = on_ranks(SIZE, work)
+    assert same_bits(results)
+    assert one_value(results, "sync") == "ring"
+    assert all(result["apart"] < 1e-4 for result in results)
+
+
+def test_what_is_kept_of_an_unused_parameter_is_not_lost() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        with descending("ring+topk(ratio=0.1)") as (run, model, sgd):
+            for number in range(6):
+                run.safe_point()
+                sgd.zero_grad()
+                given = slopes(rank, number)
+                if number % 2:  # `other` takes no part
+                    products = [model.weight * given["weight"], model.bias * given["bias"]]
+                    loss = products[0].sum() + products[1].sum()
+                else:
+                    loss = model(given)
+                loss.backward()
+                sgd.step()
+            kept = run.left_out()["other"]
+            run.average([kept])
+            wanted = sum(slopes(r, n)["other"] for n in (0, 2, 4) for r in range(SIZE)) / SIZE
+            moved = -model.other.detach() + SIZE * kept.view(30, 50)
+            return {"apart": (moved - wanted).abs().max().item()}
+
+    assert all(result["apart"] < 1e-4 for result in on_ranks(SIZE, work))
+
+
+def test_variances_stay_positive() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = net()
+        adam = torch.optim.Adam(model.parameters(), 0.01)
+        sync = "local_sgd(every=1, optimizer=averaged)+int8"
+        run = attach(model, adam, sync=sync, timeout=TIMEOUT)
+        for number in range(8):
+            step(model, adam, 100 * number + rank)
+        run.close()
+        least = min(state["exp_avg_sq"].min().item() for state in adam.state.values())
+        finite = all(bool(p.isfinite().all()) for p in model.parameters())
+        return {"least": least, "finite": finite}
+
+    assert all(result["least"] >= 0 and result["finite"] for result in on_ranks(2, work))
 
 
 def test_another_compressor_takes_what_is_left_out() -> None:
@@ -214,13 +282,13 @@ def test_another_compressor_takes_what_is_left_out() -> None:
                 descend(run, model, sgd, rank, number)
             if rank == 1:
                 run.switch("ring+randomk(ratio=0.1)")
-            for number in range(3, 8):
+            for number in range(3, 20):
                 descend(run, model, sgd, rank, number)
             if rank == 1:
                 run.switch("ring")
-            for number in range(8, 14):
+            for number in range(20, 38):
                 descend(run, model, sgd, rank, number)
-            return {"apart": distance(model, range(14))}
+            return {"apart": distance(model, range(38))}
 
     assert all(result["apart"] < 1e-5 for result in on_ranks(SIZE, work))
 
@@ -512,6 +580,37 @@ def test_under_a_ddp_object(name: str) -> None:
     assert same_bits(on_ranks(3, work))
 
 
+@pytest.mark.parametrize("sync", ["ring @ bucket=4KB", "ring+topk(ratio=0.1) @ bucket=4KB"])
+def test_ddp_lays_out_its_own_buckets(sync: str) -> None:
+    """Whatever the plan's size is; and what was kept goes along when it does so anew."""
+
+    def work(rank: int) -> dict[str, Any]:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        model = Slopes()
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.012)
+        sgd = torch.optim.SGD(model.parameters(), 1.0)
+        run = attach(ddp, sgd, sync=sync, timeout=TIMEOUT)
+        for number in range(4):
+            sgd.zero_grad()
+            ddp(slopes(rank, number)).backward()
+            sgd.step()
+        held = run.left_out()
+        run.average(list(held.values()))
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if key in held:
+                    parameter -= SIZE * held[key].view(parameter.shape)
+        result = {"apart": distance(model, range(4)), "kept": len(held)}
+        run.close()
+        return result
+
+    for result in on_ranks(SIZE, work):
+        assert result["apart"] < 1e-4
+        assert result["kept"] == (2 if "topk" in sync else 0)
+
+
 @pytest.mark.parametrize(
     ("sync", "words"),
     [
@@ -525,6 +624,7 @@ def test_under_a_ddp_object(name: str) -> None:
         ("lgc+int8", "what is late is added up, and int8 can't be"),
         ("gc+fp16(warmup=3)", "leave warmup out"),
         ("local_sgd(every=2, levels=rack, delay=1)+int8", "leave delay out"),
+        ("hierarchical(compress=between)", "there is nothing to compress between racks; add a"),
         ("ring+dgc", "dgc has a momentum of 0.9, and the optimizer has its own"),
     ],
 )

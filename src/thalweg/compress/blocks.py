@@ -21,6 +21,7 @@ from thalweg.compress.kernels import Kernels
 from thalweg.compress.packing import packed_nbytes, packing
 from thalweg.compress.pieces import pieces
 from thalweg.compress.seeds import ENCODE, REDUCE, random_bits
+from thalweg.errors import NotFinite
 
 MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign
 SMALLEST = np.float32(2.0**-119)
@@ -73,7 +74,9 @@ class Blocks(Elementwise):
         for begin, end in pieces(0, len(units), self._at_once):
             total = self._sum[: end - begin]
             self._add([shard[begin:end] for shard in given], total)
-            self._write(total, units[begin:end], random)
+            if not self._write(total, units[begin:end], random):
+                names = [segment.name for segment in self.segments]
+                raise NotFinite(names, " when those of all ranks are added up")
 
     def decode(self, payload: Array, out: Array) -> None:
         self.add_up([payload], out)

@@ -11,8 +11,8 @@
 `takes(tensor, **arguments)` says whether compressing a tensor saves bytes; the others go along as
 they are. `unit(**arguments)` is how many elements are encoded together: a tensor is filled up to
 whole units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that it takes, in
-the order in which they travel. `codec(segments, kernels, **arguments)` is its working half
-(`codec.py`).
+the order in which they travel. `codec(segments, length, kernels, **arguments)` is its working
+half (`codec.py`).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Half(Summed):
     def _explain(self, values: Array) -> None:
         blame(self.segments, values)
         largest = np.abs(values).max()
-        names = [s.name for s in self.segments if np.abs(values[s.place]).max() == largest]
+        names = [s.name for s in self.segments if np.abs(values[s.place]).max(initial=0) == largest]
         raise NotFinite(names, " in half precision (bf16 has float32's range)")
 
 

@@ -72,7 +72,8 @@ class EngineCarrier:
                 for bucket in layout.buckets
             }
         choice = compression is not None and len(layout.buckets) > 1
-        average = Sharing(group, engine, clock).average if choice else None
+        sharing = Sharing(group, engine, clock, "look at what it printed")
+        average = sharing.average if choice else None
         first = max(clock.step, warm_up(plan))
         self.overlap = Overlap(average, first, plan.settings.overlap)
 
@@ -110,7 +111,7 @@ class EngineCarrier:
 
     def drop(self) -> None:
         """What was held back never begins: the others don't wait for it, as their step failed too,
-        or will."""
+        or will. What had left is lost, with what had been kept of it."""
         self._held.clear()
         self._wait()
 

@@ -49,7 +49,12 @@ class Compression:
     def of(cls, plan: Plan) -> Compression | None:
         if plan.precision is None:
             return None
-        compressor = default_catalog().compressors[plan.precision.name]
+        compressor = default_catalog().compressors.get(plan.precision.name)
+        if compressor is None:
+            raise PlanError(
+                f"the workers don't know the compressor {plan.precision.name}",
+                "put its file into thalweg/compress, where all of them find it",
+            )
         arguments = plan.precision.arguments
         sound = not (plan.averages_parameters or is_relayed(plan))
         return cls(
@@ -91,6 +96,7 @@ class CompressedBucket:
         self._feedback = Feedback(self.codec) if keeps and self.codec is not None else None
         self._left_out = np.empty(length, np.float32) if compression.restores else None
         self._buffers = Buffers()
+        self.has_more = False  # than it left out itself
 
     @property
     def slots(self) -> Slots:
@@ -112,9 +118,11 @@ class CompressedBucket:
             return [stop.task(self._bucket, step, first_round)]
 
         inside = {stop.round.payload.name: stop for stop in stops}
-        if INSIDE in inside:
-            yield whole(inside[INSIDE])
         between = [stop for stop in stops if stop.round.payload.name not in (INSIDE, BACK)]
+        if INSIDE in inside:
+            if not between and self.has_more:
+                self._give_away()
+            yield whole(inside[INSIDE])
         if any(not stop.round.payload.exact for stop in between):
             yield from self._compressed(between, step, first_round)
         elif between:  # nothing is compressed in this bucket, or not yet
@@ -143,6 +151,15 @@ class CompressedBucket:
             self._left_out *= stops[0].divisor
             out += self._left_out
         self.store()
+
+    def _give_away(self) -> None:
+        """What an earlier plan left out here goes to the first of the rack, who encodes for all."""
+        self.has_more = False
+        if self._feedback is not None:
+            out = self.load()
+            out += self._feedback.residual
+            self._feedback.residual[:] = 0
+            self.store()
 
     def load(self) -> Array:
         """What the bucket holds of compressed tensors, in float32: to be worked on in place."""
@@ -199,14 +216,15 @@ def windows(buckets: Iterable[CompressedBucket]) -> dict[str, dict[str, Array]]:
 
 def hand_over(held: Slots, to: Iterable[CompressedBucket]) -> dict[str, Array]:
     """Give these buckets what others held; residuals that none of them has a place for."""
-    places = windows(to)
-    left = {} if VOTE in places else folded(held)
-    given = {**held, RESIDUAL: left} if left else held
-    for kind, arrays in given.items():
+    buckets = list(to)
+    places = windows(buckets)
+    for kind, arrays in held.items():
         for name, array in arrays.items():
             place = places.get(kind, {}).get(name)
             if place is not None and place.shape == array.shape:
                 place[:] = array
+    for bucket in buckets:
+        bucket.has_more = True
     taken = places.get(RESIDUAL, {})
     return {name: array for name, array in folded(held).items() if name not in taken}
 
@@ -220,16 +238,21 @@ def folded(held: Slots) -> dict[str, Array]:
     }
 
 
+def parts_that_add_up(held: Slots) -> dict[str, Mapping[str, Array]]:
+    """What may go to another plan, layout or number of ranks. Votes and factors belong to who
+    voted on what, or must be equal on all ranks, and start anew."""
+    whole = {**held, RESIDUAL: folded(held)}
+    return {kind: whole[kind] for kind in PARTS if kind in held}
+
+
 def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]:
-    """What each of so many ranks is to hold, of what all ranks of a run held: parts add up to the
-    same sum, and what was equal everywhere stays so."""
-    new: dict[str, dict[str, Array]] = {}
-    for kind, arrays in held[0].items():
-        for name, first in arrays.items():
-            if kind in PARTS:
-                everybodys = [folded(one) if kind == RESIDUAL else one[kind] for one in held]
-                share = np.sum([one[name] for one in everybodys], axis=0) / np.float32(ranks)
-            else:
-                share = np.zeros_like(first) if kind == VOTE else first
-            new.setdefault(kind, {})[name] = share
-    return new
+    """What each of so many ranks is to hold, of what all ranks of a run held, so that the sums
+    stay the same."""
+    parts = [parts_that_add_up(one) for one in held]
+    return {
+        kind: {
+            name: np.sum([one[kind][name] for one in parts], axis=0) / np.float32(ranks)
+            for name in arrays
+        }
+        for kind, arrays in parts[0].items()
+    }

@@ -6,7 +6,8 @@ leaves the local gradients as they were. When backward ends, the averages of all
 written into the gradients together. How a bucket travels is its carrier's business.
 
 Parameters that took no part keep no gradient, as without Thalweg, unless they took part on another
-rank: a flag for each travels at the end of the last bucket.
+rank, or a compressor had kept some of an earlier one: a flag for each travels at the end of the
+last bucket.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class GradientAverager:
                 if name == FLAGS:
                     continue
                 parameter = self._parameters[name]
-                if not took_part[name]:  # in the result, whatever it did here
+                if not took_part[name] and not view.any():  # in the result, whatever it did here
                     parameter.grad = None
                 elif parameter.grad is None:
                     parameter.grad = view.to(parameter.device, copy=True)

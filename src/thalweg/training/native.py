@@ -7,9 +7,10 @@ in its communication hook; with the plan `ddp` it is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,22 +19,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.compress import arrange
 from thalweg.errors import RunError
-from thalweg.facts import Size
+from thalweg.facts import Size, Tensor
 from thalweg.plan import Plan, Settings
 from thalweg.runtime import Chain, Engine, Task
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.compression import (
+    RESIDUAL,
     CompressedBucket,
     Compression,
     KeepsNothing,
     Slots,
     hand_over,
+    parts_that_add_up,
     windows,
 )
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock, Itinerary
-from thalweg.training.layout import Layout, scaled_into
+from thalweg.training.layout import DTYPES, Layout, scaled_into
 from thalweg.transports import Array
 
 
@@ -143,12 +146,27 @@ class DdpAdapter:
     @property
     def held(self) -> Slots:
         ways = self._ways.values()
-        return windows(way.compressed for way in ways if way.compressed is not None)
+        found = windows(way.compressed for way in ways if way.compressed is not None)
+        for kind, arrays in self._held.items():
+            found[kind] = {**arrays, **found.get(kind, {})}
+        return found
 
     def take(self, held: Slots) -> Mapping[str, Array]:
         """By the buckets that DDP is about to make."""
-        self._held = {kind: dict(arrays) for kind, arrays in held.items()}
-        return {}
+        self._held = {k: dict(arrays) for k, arrays in parts_that_add_up(held).items()}
+        left = {n: a for n, a in self._held.get(RESIDUAL, {}).items() if not self._keeps(n)}
+        for arrays in self._held.values():
+            for name in left:
+                arrays.pop(name, None)
+        return left
+
+    def _keeps(self, name: str) -> bool:
+        """Whether something is left out of this parameter, and kept."""
+        if self._compression is None or not self._compression.keeps:
+            return False
+        parameter = self._model.module.get_parameter(name)
+        fact = Tensor(name=name, shape=tuple(parameter.shape), dtype=DTYPES[parameter.dtype])
+        return bool(self._compression.arrange([fact]).compressed)
 
     @torch.no_grad()
     def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
@@ -182,12 +200,11 @@ class DdpAdapter:
         kept = self._ways.get(bucket.index())
         if kept is not None and kept.names == names:
             return kept
-        if kept is not None and kept.compressed is not None:
-            for kind, arrays in kept.compressed.slots.items():
-                self._held.setdefault(kind, {}).update(arrays)
+        self._leave([index for index in self._ways if index >= bucket.index()])
         gradients = dict(zip(names, bucket.gradients(), strict=True))
         way = _Way(gradients, bucket.buffer(), self._compression, self._engine.rank)
-        way.itinerary = Itinerary(self._plan, self._group, way.workload, self._engine.rank)
+        undivided = replace(self._plan, settings=replace(self._plan.settings, bucket=way.limit))
+        way.itinerary = Itinerary(undivided, self._group, way.workload, self._engine.rank)
         self._ways[bucket.index()] = way
         if way.compressed is not None:
             hand_over(self._held, [way.compressed])
@@ -195,6 +212,14 @@ class DdpAdapter:
                 for name in names:
                     arrays.pop(name, None)
         return way
+
+    def _leave(self, old: Sequence[int]) -> None:
+        """Buckets that are no more; those before them are new already."""
+        for index in old:
+            way = self._ways.pop(index)
+            if way.compressed is not None:
+                for kind, arrays in parts_that_add_up(way.compressed.slots).items():
+                    self._held.setdefault(kind, {}).update(arrays)
 
 
 class _Way:
@@ -210,10 +235,10 @@ class _Way:
         rank: int,
     ) -> None:
         self.names = list(gradients)
-        limit = Size(max(1, buffer.nbytes))  # all in one
+        self.limit = Size(max(1, buffer.nbytes))  # all in one
         arranged = arrange if compression is None else compression.arrange
         like = {name: gradients[name] for name in reversed(self.names)}
-        layout = Layout.of(like, limit, arranged)
+        layout = Layout.of(like, self.limit, arranged)
         [self.bucket] = layout.buckets
         self.workload = layout.workload
         self.views = [self.bucket.views[name] for name in self.names]

@@ -170,7 +170,7 @@ class ParameterAverager(KeepsNothing):
             tensor = self._tensors[name]
             if late:
                 tensor.add_(view.to(tensor.device) - self._sent[name])
-                if never_negative(name):
-                    tensor.clamp_(min=0)
             else:
                 tensor.copy_(view)
+            if never_negative(name) and (late or self._compressed):
+                tensor.clamp_(min=0)

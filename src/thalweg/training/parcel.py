@@ -36,6 +36,7 @@ class Channels:
         self._layout = layout
         self._compressed: dict[int, CompressedBucket] = {}
         self._under_way: dict[int, Iterator[Array]] = {}
+        self._step = -1  # of those
         self._of: dict[int, list[int]] = {}
         for bucket in layout.buckets:
             if compression is not None:
@@ -60,6 +61,8 @@ class Channels:
 
     def open(self, step: int) -> None:
         """Make channels ready for a step's result, also those that this rank added nothing to."""
+        if self._step != step:
+            self._under_way.clear()  # of a step whose result never came
         for bucket in self._layout.buckets:
             if bucket.index not in self._under_way:
                 self._encode(bucket, step)
@@ -71,6 +74,7 @@ class Channels:
         values = compressed.load()
         payload = compressed.codec.rounds(values, values, step, keep=False)
         next(payload)
+        self._step = step
         self._under_way[bucket.index] = payload
 
     def _vectors(self, bucket: FlatBucket) -> list[Channel]:

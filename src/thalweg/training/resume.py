@@ -26,7 +26,7 @@ import thalweg
 from thalweg.errors import CheckpointError, RunError
 from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
-from thalweg.training.compression import Slots, for_others
+from thalweg.training.compression import Slots, for_others, parts_that_add_up
 from thalweg.training.course import Position
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from thalweg.training.run import Stateful
 
 FINE = "fine"
+Held = dict[str, dict[str, torch.Tensor]]
+"""What a rank's compressor keeps: by kind, then by parameter."""
 HELD = "compression"  # what a rank's compressor keeps, beside its random states
 
 
@@ -119,15 +121,19 @@ def load(
     reader: int,
     sharing: Sharing,
     sampling: dict[str, int],
+    plan: str,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Sequence[Stateful],
 ) -> Loaded | None:
     """Go back to the newest checkpoint that the rank `reader` finds; None if there is none."""
     tensors: dict[str, torch.Tensor] = {}
-    kept: list[dict[str, dict[str, torch.Tensor]]] = []
+    kept: list[Held] = []
     if world.rank == reader:
         saying, tensors, kept = _read(directory, model, sampling, len(state))
+        if kept and (saying["plan"] != plan or len(kept) != world.size):
+            kept = _anew(kept, world.size, alike=len(kept) == world.size)
+            saying["held"] = _shapes(kept[0])
         world.put("resume", json.dumps(saying))
     saying = json.loads(_wait(world, alarm, "resume", timeout))
     if "problem" in saying:
@@ -168,7 +174,7 @@ def _position(saved: dict[str, int]) -> Position:
 
 def _read(
     directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
-) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[dict[str, dict[str, torch.Tensor]]]]:
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Held]]:
     """On the reader: load the model; what to tell the others, the tensors that they will need, and
     what each rank's compressor kept."""
     try:
@@ -196,10 +202,8 @@ def _read(
     tree, tensors = pack(parts, "checkpoint")
     kept = [rank.pop(HELD, {}) for rank in saved.ranks if rank is not None]
     saying = {
-        "held": {
-            kind: {name: list(t.shape) for name, t in arrays.items()}
-            for kind, arrays in (kept[0] if kept else {}).items()
-        },
+        "held": _shapes(kept[0] if kept else {}),
+        "plan": saved.plan,
         "path": str(found),
         "step": saved.step,
         "size": saved.size,
@@ -214,31 +218,40 @@ def _read(
     return saying, tensors, kept
 
 
+def _shapes(held: Held) -> dict[str, dict[str, list[int]]]:
+    return {k: {name: list(t.shape) for name, t in arrays.items()} for k, arrays in held.items()}
+
+
+def _anew(kept: list[Held], ranks: int, *, alike: bool) -> list[Held]:
+    """What each of so many ranks is to go on with, under another plan or in another number."""
+    slots = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
+    if alike:
+        new: list[Slots] = [parts_that_add_up(one) for one in slots]
+    else:
+        new = [for_others(slots, ranks)] * ranks
+    return [{k: {n: torch.from_numpy(a) for n, a in v.items()} for k, v in x.items()} for x in new]
+
+
 def _take_held(
     shapes: dict[str, dict[str, list[int]]],
-    kept: list[dict[str, dict[str, torch.Tensor]]],
+    kept: list[Held],
     reader: int,
     world: World,
     sharing: Sharing,
 ) -> Slots:
     """This rank's, of what the reader has of all."""
     places = [(kind, name) for kind in shapes for name in shapes[kind]]
-    empty = [torch.empty(shapes[kind][name]) for kind, name in places]
+    empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
     everybodys = [empty] * world.size
-    if world.rank == reader:
-        slots = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
-        if len(slots) != world.size:
-            slots = [for_others(slots, world.size)] * world.size if slots else [{}] * world.size
-        everybodys = [[torch.from_numpy(one[kind][name]) for kind, name in places] for one in slots]
+    if world.rank == reader and kept:
+        everybodys = [[one[kind][name] for kind, name in places] for one in kept]
     sharing.hand_out(reader, everybodys)
     own = _by_kind(places, everybodys[world.rank])
     return {kind: {n: t.numpy() for n, t in arrays.items()} for kind, arrays in own.items()}
 
 
-def _by_kind(
-    places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]
-) -> dict[str, dict[str, torch.Tensor]]:
-    found: dict[str, dict[str, torch.Tensor]] = {}
+def _by_kind(places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]) -> Held:
+    found: Held = {}
     for (kind, name), tensor in zip(places, tensors, strict=True):
         found.setdefault(kind, {})[name] = tensor
     return found

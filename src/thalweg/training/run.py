@@ -27,7 +27,12 @@ from thalweg.training.averager import (
     trainable,
 )
 from thalweg.training.coded import CodedAverager, Tree
-from thalweg.training.compression import Slots, folded, refuse_second_momentum
+from thalweg.training.compression import (
+    Slots,
+    folded,
+    parts_that_add_up,
+    refuse_second_momentum,
+)
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import IsOver, weighted_mean
@@ -405,6 +410,7 @@ class Run:
                 reader=self._setting.keeper(self._plan),
                 sharing=self._sharing,
                 sampling=self._sampling,
+                plan=str(self._plan),
                 model=_inner(self._model),
                 optimizer=self._optimizer,
                 state=self._state,
@@ -485,7 +491,7 @@ class Run:
     def _take_up(self, plan: Plan) -> None:
         """Leaving a plan under which replicas differ makes them equal once more."""
         self._attached.settle()
-        held = self._attached.held
+        held = parts_that_add_up(self._attached.held)
         self._attached.detach()
         if self._replicas_differ and not plan.averages_parameters:
             slots = self._slots()

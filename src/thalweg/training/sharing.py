@@ -17,10 +17,16 @@ from thalweg.training.itinerary import Clock
 from thalweg.training.layout import as_array
 
 AT_ONCE = Size.parse("32MB")
+ON_EVERY_RANK = "call run.consensus and run.save on every rank"
 
 
 class Sharing:
-    def __init__(self, group: Group, engine: Engine, clock: Clock) -> None:
+    """`remedy` is for those who wait for one that doesn't come."""
+
+    def __init__(
+        self, group: Group, engine: Engine, clock: Clock, remedy: str = ON_EVERY_RANK
+    ) -> None:
+        self._remedy = remedy
         self._group = group
         self._engine = engine
         self._clock = clock
@@ -117,7 +123,7 @@ class Sharing:
         except (PeerLate, PeerFailed) as error:
             raise RunError(
                 f"not all ranks came to share what they have: {error.problem}",
-                "call run.consensus and run.save on every rank",
+                self._remedy,
             ) from None
 
 
