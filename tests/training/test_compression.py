@@ -7,7 +7,7 @@ training did can be compared with the sum of all gradients.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from tests.training.workers import (
     same_bits,
 )
 from thalweg.catalog import default_catalog
-from thalweg.facts import Cluster, parse_cluster
+from thalweg.facts import Cluster, Size, parse_cluster
 from thalweg.training import Run, attach
+from thalweg.training.gradients import layout_of
 
 SIZE = 4
 COMPRESSORS = sorted(default_catalog().compressors)
@@ -53,10 +54,17 @@ def racks() -> Cluster:
     )
 
 
-def net(dtype: torch.dtype = torch.float32) -> nn.Module:
+def net() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 40)]
-    return nn.Sequential(*layers).to(dtype)
+    return nn.Sequential(*layers)
+
+
+def deep() -> nn.Module:
+    """Seven layers of one size."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(7)]
+    return nn.Sequential(*layers)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -68,7 +76,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
 
 
 def trained(rank: int, sync: str, steps: int = 6, **options: Any) -> nn.Module:
-    model = net(options.pop("dtype", torch.float32))
+    make = options.pop("make", net)
+    model = make().to(options.pop("dtype", torch.float32))
     sgd = torch.optim.SGD(model.parameters(), 0.05)
     run = attach(model, sgd, sync=sync, timeout=TIMEOUT, **options)
     for number in range(steps):
@@ -324,56 +333,38 @@ def test_what_is_left_out_survives_another_number_of_workers(
     assert all(result["apart"] < 1e-4 for result in results)
 
 
+def resumed(
+    rank: int, sync: str, folder: Path, steps: int, make: Callable[[], nn.Module] = net
+) -> dict[str, Any]:
+    """So many steps at once, and with a stop in the middle."""
+    whole = trained(rank, sync, steps, make=make)
+    model = make()
+    for numbers in (range(steps // 2), range(steps // 2, steps)):
+        model = make()
+        sgd = torch.optim.SGD(model.parameters(), 0.05)
+        run = attach(model, sgd, sync=sync, resume=folder, timeout=TIMEOUT)
+        for number in numbers:
+            step(model, sgd, 100 * number + rank)
+        run.save(folder)
+        run.close()
+    return {"print": fingerprint(model), "whole": fingerprint(whole)}
+
+
 @pytest.mark.parametrize("name", first(["powersgd", "int8", "sign", "dgc"], COMPRESSORS))
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, name: str) -> None:
-    sync = f"ring+{name} {SMALL_BUCKETS}"
-
-    def work(rank: int) -> dict[str, Any]:
-        whole = trained(rank, sync, 10)
-        model = net()
-        sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
-        for number in range(5):
-            step(model, sgd, 100 * number + rank)
-        run.save(tmp_path)
-        run.close()
-        model = net()
-        sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(model, sgd, sync=sync, resume=tmp_path, timeout=TIMEOUT)
-        for number in range(5, 10):
-            step(model, sgd, 100 * number + rank)
-        run.close()
-        return {"print": fingerprint(model), "whole": fingerprint(whole)}
-
-    results = on_ranks(3, work)
+    results = on_ranks(3, lambda rank: resumed(rank, f"ring+{name} {SMALL_BUCKETS}", tmp_path, 10))
     assert same_bits(results)
     assert one_value(results, "print") == one_value(results, "whole")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bucket", ["1MB", "16KB", "8KB"])
-@pytest.mark.parametrize("name", ["powersgd", "int8", "sign"])
-def test_two_hundred_steps_over_gloo(tmp_path: Path, name: str, bucket: str) -> None:
+@pytest.mark.parametrize(("bucket", "count"), [("1MB", 1), ("25KB", 3), ("9KB", 8)])
+@pytest.mark.parametrize("name", ["powersgd", "int8", "sign", "sign(feedback=true)"])
+def test_two_hundred_steps_over_gloo(tmp_path: Path, name: str, bucket: str, count: int) -> None:
+    layout = layout_of(dict(deep().named_parameters()), Size.parse(bucket))
+    assert len(layout.buckets) == count
     sync = f"ring+{name} @ transport=c10d, bucket={bucket}"
-
-    def work(rank: int) -> dict[str, Any]:
-        whole = trained(rank, sync, 200)
-        model = net()
-        sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
-        for number in range(100):
-            step(model, sgd, 100 * number + rank)
-        run.save(tmp_path)
-        run.close()
-        model = net()
-        sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(model, sgd, sync=sync, resume=tmp_path, timeout=TIMEOUT)
-        for number in range(100, 200):
-            step(model, sgd, 100 * number + rank)
-        run.close()
-        return {"print": fingerprint(model), "whole": fingerprint(whole)}
-
-    results = on_ranks(4, work)
+    results = on_ranks(4, lambda rank: resumed(rank, sync, tmp_path, 200, deep))
     assert same_bits(results)
     assert one_value(results, "print") == one_value(results, "whole")
 

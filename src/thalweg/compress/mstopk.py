@@ -18,20 +18,10 @@ import numpy as np
 
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor
 from thalweg.compress.kernels import Kernels
-from thalweg.compress.sparse import Sparse
+from thalweg.compress.sparse import Sparse, sizes, takes
 from thalweg.declarations import Parameter
-from thalweg.facts import Tensor
-
-
-def takes(tensor: Tensor, ratio: float, samplings: int) -> bool:
-    return pays(tensor, 8 * kept(tensor.elements, ratio))
-
-
-def sizes(tensors: Sequence[Tensor], step: int, ratio: float, samplings: int) -> list[Payload]:
-    k = sum(kept(tensor.elements, ratio) for tensor in tensors)
-    return [Payload("values and indices", k, 8)]
 
 
 class MSTopK(Sparse):

@@ -12,19 +12,11 @@ import numpy as np
 
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Summed
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept
 from thalweg.compress.drawing import generator
 from thalweg.compress.feedback import refuse_not_finite
 from thalweg.compress.kernels import Kernels
-from thalweg.facts import Tensor
-
-
-def takes(tensor: Tensor, ratio: float) -> bool:
-    return pays(tensor, 4 * kept(tensor.elements, ratio))
-
-
-def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
-    return [Payload("values", sum(kept(t.elements, ratio) for t in tensors), 4)]
+from thalweg.compress.randomk import sizes, takes
 
 
 class RandomBlock(Summed):

@@ -13,12 +13,22 @@ import numpy as np
 
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Gathered
-from thalweg.compress.compressor import kept
+from thalweg.compress.compressor import Payload, kept, pays
 from thalweg.compress.drawing import generator
 from thalweg.compress.feedback import refuse_not_finite
 from thalweg.compress.kernels import Kernels
 from thalweg.compress.selection import Selection
 from thalweg.errors import WorkloadError
+from thalweg.facts import Tensor
+
+
+def takes(tensor: Tensor, ratio: float, **_: object) -> bool:
+    return pays(tensor, 8 * kept(tensor.elements, ratio))
+
+
+def sizes(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> list[Payload]:
+    k = sum(kept(tensor.elements, ratio) for tensor in tensors)
+    return [Payload("values and indices", k, 8)]
 
 
 class Sparse(Gathered):

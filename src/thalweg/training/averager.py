@@ -25,10 +25,11 @@ from thalweg.schedules import Group
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.carriers import EngineCarrier
 from thalweg.training.coded import CodedAverager
-from thalweg.training.compression import Compression, Slots
+from thalweg.training.compression import Compression
 from thalweg.training.course import Course
 from thalweg.training.gradients import SteppedAverager, layout_of
 from thalweg.training.handover import State
+from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
 from thalweg.training.parameters import ParameterAverager

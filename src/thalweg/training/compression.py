@@ -7,7 +7,7 @@ parameters are averaged it is put back at once: mean Q + x - Q(x) keeps the mean
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,15 +25,10 @@ from thalweg.rounds import BACK, INSIDE
 from thalweg.runtime import Chain, Task
 from thalweg.runtime.kernels import TORCH_KERNELS
 from thalweg.training.exchange import Buffers, Trip, exchange
+from thalweg.training.held import RESIDUAL, VOTE, Slots
 from thalweg.training.itinerary import Stop
 from thalweg.training.layout import FlatBucket
 from thalweg.transports import Array
-
-RESIDUAL = "residual"  # beside the codec's own slots
-PARTS = (RESIDUAL, "velocity")  # kinds of which every rank holds a part of the sum that counts
-VOTE = "vote"  # what a vote left out, of which every rank holds some places
-Slots = Mapping[str, Mapping[str, Array]]
-"""What is kept from step to step: by kind, then by parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,67 +187,3 @@ def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None
             f"{name} has a momentum of {own}, and the optimizer has its own",
             f"give the optimizer momentum=0, or use {name}(momentum=0)",
         )
-
-
-class KeepsNothing:
-    """For averagers whose compressor, if they have one, leaves nothing out."""
-
-    @property
-    def held(self) -> Slots:
-        return {}
-
-    def take(self, held: Slots) -> Mapping[str, Array]:
-        return held.get(RESIDUAL, {})
-
-
-def windows(buckets: Iterable[CompressedBucket]) -> dict[str, dict[str, Array]]:
-    """What all buckets hold between steps, by kind, then by parameter."""
-    found: dict[str, dict[str, Array]] = {}
-    for bucket in buckets:
-        for kind, arrays in bucket.slots.items():
-            found.setdefault(kind, {}).update(arrays)
-    return found
-
-
-def hand_over(held: Slots, to: Iterable[CompressedBucket]) -> dict[str, Array]:
-    """Give these buckets what others held; residuals that none of them has a place for."""
-    buckets = list(to)
-    places = windows(buckets)
-    for kind, arrays in held.items():
-        for name, array in arrays.items():
-            place = places.get(kind, {}).get(name)
-            if place is not None and place.shape == array.shape:
-                place[:] = array
-    for bucket in buckets:
-        bucket.has_more = True
-    taken = places.get(RESIDUAL, {})
-    return {name: array for name, array in folded(held).items() if name not in taken}
-
-
-def folded(held: Slots) -> dict[str, Array]:
-    """All that was left out of each parameter, by this rank and by its votes."""
-    votes = held.get(VOTE, {})
-    return {
-        name: residual + votes[name] if name in votes else residual
-        for name, residual in held.get(RESIDUAL, {}).items()
-    }
-
-
-def parts_that_add_up(held: Slots) -> dict[str, Mapping[str, Array]]:
-    """What may go to another plan, layout or number of ranks. Votes and factors belong to who
-    voted on what, or must be equal on all ranks, and start anew."""
-    whole = {**held, RESIDUAL: folded(held)}
-    return {kind: whole[kind] for kind in PARTS if kind in held}
-
-
-def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]:
-    """What each of so many ranks is to hold, of what all ranks of a run held, so that the sums
-    stay the same."""
-    parts = [parts_that_add_up(one) for one in held]
-    return {
-        kind: {
-            name: np.sum([one[kind][name] for one in parts], axis=0) / np.float32(ranks)
-            for name in arrays
-        }
-        for kind, arrays in parts[0].items()
-    }

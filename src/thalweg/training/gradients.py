@@ -25,7 +25,7 @@ from thalweg.errors import RunError
 from thalweg.facts import Size
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.carriers import Carrier, EngineCarrier
-from thalweg.training.compression import Slots, hand_over, windows
+from thalweg.training.held import Slots, hand_over, windows
 from thalweg.training.layout import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.overlap import Timing
 from thalweg.transports import Array

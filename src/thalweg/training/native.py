@@ -24,10 +24,9 @@ from thalweg.plan import Plan, Settings
 from thalweg.runtime import Chain, Engine, Task
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
-from thalweg.training.compression import (
+from thalweg.training.compression import CompressedBucket, Compression
+from thalweg.training.held import (
     RESIDUAL,
-    CompressedBucket,
-    Compression,
     KeepsNothing,
     Slots,
     hand_over,

@@ -19,7 +19,8 @@ import torch
 from thalweg.plan import Plan
 from thalweg.runtime import Chain, Engine, Task
 from thalweg.schedules import Contention, Group
-from thalweg.training.compression import CompressedBucket, Compression, KeepsNothing
+from thalweg.training.compression import CompressedBucket, Compression
+from thalweg.training.held import KeepsNothing
 from thalweg.training.itinerary import Clock, Itinerary, Stop
 from thalweg.training.layout import FlatBucket, Layout, scaled_into
 from thalweg.training.slots import never_negative

@@ -26,8 +26,8 @@ import thalweg
 from thalweg.errors import CheckpointError, RunError
 from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
-from thalweg.training.compression import Slots, for_others, parts_that_add_up
 from thalweg.training.course import Position
+from thalweg.training.held import Slots, for_others, parts_that_add_up
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
 

@@ -27,17 +27,13 @@ from thalweg.training.averager import (
     trainable,
 )
 from thalweg.training.coded import CodedAverager, Tree
-from thalweg.training.compression import (
-    Slots,
-    folded,
-    parts_that_add_up,
-    refuse_second_momentum,
-)
+from thalweg.training.compression import refuse_second_momentum
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import IsOver, weighted_mean
 from thalweg.training.gradients import SteppedAverager
 from thalweg.training.handover import State
+from thalweg.training.held import Slots, folded, parts_that_add_up
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock
 from thalweg.training.overlap import Timing

@@ -23,7 +23,7 @@ import torch
 from thalweg.plan import Plan
 from thalweg.runtime import Engine
 from thalweg.schedules import Group
-from thalweg.training.compression import KeepsNothing
+from thalweg.training.held import KeepsNothing
 from thalweg.training.itinerary import Clock, Itinerary, Stop
 from thalweg.training.layout import Layout, as_array, scaled_into
 from thalweg.training.parameters import Tensors

@@ -1,0 +1,95 @@
+"""What compressors keep from step to step, and where it goes when something changes.
+
+By kind, then by parameter: residuals, velocities, factors, what votes left out. Resumed as it was,
+a run goes on with all of it. To another plan, another layout of the buckets or another number of
+ranks go only parts that add up over the ranks to something that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from thalweg.transports import Array
+
+RESIDUAL = "residual"  # beside the codec's own slots
+PARTS = (RESIDUAL, "velocity")  # kinds of which every rank holds a part of the sum that counts
+VOTE = "vote"  # what a vote left out, of which every rank holds some places
+Slots = Mapping[str, Mapping[str, Array]]
+"""What is kept from step to step: by kind, then by parameter."""
+
+
+class Keeper(Protocol):
+    """A bucket, as far as it keeps something."""
+
+    has_more: bool  # than it left out itself
+
+    @property
+    def slots(self) -> Slots:
+        """Windows into it, to be read and written between two steps."""
+
+
+class KeepsNothing:
+    """For averagers whose compressor, if they have one, leaves nothing out."""
+
+    @property
+    def held(self) -> Slots:
+        return {}
+
+    def take(self, held: Slots) -> Mapping[str, Array]:
+        return held.get(RESIDUAL, {})
+
+
+def windows(buckets: Iterable[Keeper]) -> dict[str, dict[str, Array]]:
+    """What all buckets hold between steps, by kind, then by parameter."""
+    found: dict[str, dict[str, Array]] = {}
+    for bucket in buckets:
+        for kind, arrays in bucket.slots.items():
+            found.setdefault(kind, {}).update(arrays)
+    return found
+
+
+def hand_over(held: Slots, to: Iterable[Keeper]) -> dict[str, Array]:
+    """Give these buckets what others held; residuals that none of them has a place for."""
+    buckets = list(to)
+    places = windows(buckets)
+    for kind, arrays in held.items():
+        for name, array in arrays.items():
+            place = places.get(kind, {}).get(name)
+            if place is not None and place.shape == array.shape:
+                place[:] = array
+    for bucket in buckets:
+        bucket.has_more = True
+    taken = places.get(RESIDUAL, {})
+    return {name: array for name, array in folded(held).items() if name not in taken}
+
+
+def folded(held: Slots) -> dict[str, Array]:
+    """All that was left out of each parameter, by this rank and by its votes."""
+    votes = held.get(VOTE, {})
+    return {
+        name: residual + votes[name] if name in votes else residual
+        for name, residual in held.get(RESIDUAL, {}).items()
+    }
+
+
+def parts_that_add_up(held: Slots) -> dict[str, Mapping[str, Array]]:
+    """What may go to another plan, layout or number of ranks. Votes and factors belong to who
+    voted on what, or must be equal on all ranks, and start anew."""
+    whole = {**held, RESIDUAL: folded(held)}
+    return {kind: whole[kind] for kind in PARTS if kind in held}
+
+
+def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]:
+    """What each of so many ranks is to hold, of what all ranks of a run held, so that the sums
+    stay the same."""
+    parts = [parts_that_add_up(one) for one in held]
+    return {
+        kind: {
+            name: np.sum([one[kind][name] for one in parts], axis=0) / np.float32(ranks)
+            for name in arrays
+        }
+        for kind, arrays in parts[0].items()
+    }
