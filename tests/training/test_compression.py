@@ -358,13 +358,14 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize(("bucket", "count"), [("1MB", 1), ("25KB", 3), ("9KB", 8)])
 @pytest.mark.parametrize("name", ["powersgd", "int8", "sign", "sign(feedback=true)"])
 def test_two_hundred_steps_over_gloo(tmp_path: Path, name: str, bucket: str, count: int) -> None:
     layout = layout_of(dict(deep().named_parameters()), Size.parse(bucket))
     assert len(layout.buckets) == count
     sync = f"ring+{name} @ transport=c10d, bucket={bucket}"
-    results = on_ranks(4, lambda rank: resumed(rank, sync, tmp_path, 200, deep))
+    results = on_ranks(4, lambda rank: resumed(rank, sync, tmp_path, 200, deep), seconds=300)
     assert same_bits(results)
     assert one_value(results, "print") == one_value(results, "whole")
 

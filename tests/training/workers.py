@@ -21,13 +21,15 @@ TIMEOUT = "20s"
 SECONDS = 60.0
 
 
-def on_ranks(size: int, work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `work(rank)` returned on every rank."""
+def on_ranks(
+    size: int, work: Callable[[int], dict[str, Any]], seconds: float = SECONDS
+) -> list[dict[str, Any]]:
+    """What `work(rank)` returned on every rank, within so many seconds."""
 
     def reported(rank: int, report: Report) -> dict[str, Any]:
         return work(rank)
 
-    return run_workers(size, reported, timeout=SECONDS, debug=True)
+    return run_workers(size, reported, timeout=seconds, debug=True)
 
 
 def raised(work: Callable[[], Any]) -> dict[str, Any]:
