@@ -19,6 +19,9 @@ FILES = sorted(FOLDER.glob("*.toml"))
 def test_the_telling_ones_are_there() -> None:
     assert {path.stem for path in FILES} == {
         "competing-flow",
+        "compression-and-backward",
+        "compression-on-digits",
+        "compression-on-tinygpt",
         "contended-uplink",
         "digits-behind-a-slow-uplink",
         "eighty-four-hosts",

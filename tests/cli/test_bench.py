@@ -50,7 +50,7 @@ def test_a_model_instead_of_bytes(model: str, parameters: int, tmp_path: Path) -
         ("--workers 2 --sync ring", "--bytes and --model both say how much"),
         ("--workers 2 --sync ring --bytes 1MB --model digits", "both say how much"),
         ("--workers 2 --sync ring --model resnet5", "there is no model 'resnet5'; there are"),
-        ("--workers 2 --sync ring+int8 --bytes 1MB", "ring+int8 compresses"),
+        ("--workers 2 --sync gossip+int8 --bytes 1MB", "gossip+int8 is unsound: gossip adds"),
         ("--workers 2 --sync rinq --bytes 1MB", "there is no plan 'rinq'"),
         ("--workers 0 --sync ring --bytes 1MB", "--workers"),
         ("--workers 2 --bytes 1MB", "--sync"),

@@ -97,7 +97,7 @@ def test_interrupted_it_saves_and_goes_on(tmp_path: Path) -> None:
         ("digits", 2, "nothing says where the workers are; give --workers N or --lab RxH"),
         ("digitz --workers 2", 2, "there is no job 'digitz'"),
         ("digits --workers 2 --sync rign", 2, "there is no plan 'rign'"),
-        ("digits --workers 2 --sync ring+fp16", 2, "ring+fp16 compresses"),
+        ("digits --workers 2 --sync ring+dgc", 2, "dgc has a momentum of 0.9, and the optimizer"),
         (
             "digits --workers 8 --sync codedreduce(fanout=2,stragglers=2)",
             2,

@@ -94,7 +94,7 @@ def _parts_of_a_step(scenario: Scenario, trials: Sequence[Trial]) -> dict[str, f
         for trial in trials
         for counted in [set(scenario.counted(fired.step for fired in trial.fired))]
         for result in trial.told
-        for timing in result["timings"]
+        for timing in result.get("timings", ())
         if timing["step"] + 1 in counted
     ]
     return {
