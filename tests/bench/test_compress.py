@@ -252,7 +252,8 @@ def test_rows_of_a_small_model() -> None:
         if row["breakeven_gbps"] is not None:
             assert row["breakeven_gbps"] == pytest.approx(saved / 1e9, rel=1e-3)
         assert len(row["step_seconds"]) == len(SPEEDS)
-    hook, topk, signs = found.rows[3:6]
+    hook, casts, topk, signs = found.rows[3:7]
+    assert casts["payload_bytes"] == 2 * elements
     assert hook["decode_ms"] is None
     factors = 4 * (64 + 48) + 4 * (10 + 128)
     assert hook["payload_bytes"] == 4 * (factors + 64)
