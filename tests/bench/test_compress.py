@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from math import inf
 
@@ -266,6 +267,13 @@ def test_all_methods_that_compress() -> None:
     texts = [each.text for each in all_methods()]
     assert {"fp16", "bf16"} <= set(texts) <= set(default_catalog().compressors)
     assert [row["method"] for row in run(all_methods()).rows] == [*texts, *PEERS]
+
+
+def test_errors_are_told_as_before_afterwards() -> None:
+    before = sys.excepthook
+    with alone_in_a_group():
+        pass
+    assert sys.excepthook is before
 
 
 def test_without_a_process_group_hooks_are_left_out() -> None:

@@ -4,6 +4,7 @@ they compute is there, and nothing is sent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -25,11 +26,15 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 @contextmanager
 def alone_in_a_group() -> Iterator[None]:
     """RuntimeError or ValueError where there can't be one."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    before = sys.excepthook  # which torch replaces by one that names the rank, for good
     try:
-        yield
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
     finally:
-        dist.destroy_process_group()
+        sys.excepthook = before
 
 
 class _Hooked(Trial):
