@@ -13,6 +13,7 @@ from time import process_time
 import numpy as np
 
 from thalweg.compress import Codec, Elementwise, Feedback, Gathered, Segment, Summed
+from thalweg.compress.aligned import aligned
 from thalweg.compress.codec import Array
 from thalweg.schedules.chunks import split
 
@@ -85,7 +86,8 @@ class CodecTrial(Trial):
 
     def __init__(self, codec: Codec, gradient: Array, keep: bool) -> None:
         self.fresh = gradient
-        self.gradient = gradient.copy()
+        self.gradient = aligned(len(gradient), np.float32)  # as buckets are
+        self.gradient[:] = gradient
         self.keep = keep
         self.feedback = Feedback(codec) if keep else None
 

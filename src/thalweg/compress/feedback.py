@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from thalweg.compress.aligned import aligned
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Codec
 from thalweg.errors import NotFinite
@@ -27,7 +28,8 @@ class Feedback:
     """The residual of one bucket."""
 
     def __init__(self, codec: Codec) -> None:
-        self.residual: Array = np.zeros(codec.length, np.float32)
+        self.residual: Array = aligned(codec.length, np.float32)
+        self.residual[:] = 0
         self._codec = codec
 
     def add(self, gradient: Array) -> Array:
