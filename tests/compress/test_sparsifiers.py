@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker, tensors
 from thalweg.compress.codec import Array, Gathered, Summed
 from thalweg.compress.compressor import kept
-from thalweg.compress.drawing import Strata, generator
+from thalweg.compress.drawing import Strata
 from thalweg.compress.mstopk import mean_and_most, search
+from thalweg.compress.seeds import generator
 from thalweg.compress.sparse import parts
 from thalweg.errors import NotFinite
 

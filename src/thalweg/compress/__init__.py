@@ -3,7 +3,7 @@
 from thalweg.compress.arrangement import Arrangement, Segment, arrange
 from thalweg.compress.codec import Codec, Elementwise, Gathered, Summed
 from thalweg.compress.compressor import Compressor, Payload
-from thalweg.compress.feedback import Feedback, refuse_not_finite
+from thalweg.compress.feedback import Feedback
 from thalweg.compress.kernels import NUMPY_KERNELS, Kernels
 
 __all__ = [
@@ -19,5 +19,4 @@ __all__ = [
     "Segment",
     "Summed",
     "arrange",
-    "refuse_not_finite",
 ]

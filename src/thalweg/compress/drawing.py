@@ -1,18 +1,10 @@
-"""What is drawn at random: of its own generators, so that a user's random state stays as it is, and
-from the step and the tensor's name, so that all ranks draw alike however buckets are laid out.
-"""
+"""Which elements of a tensor are drawn at random, the same on all ranks (`seeds.generator`)."""
 
 from __future__ import annotations
-
-from zlib import crc32
 
 import numpy as np
 
 from thalweg.compress.codec import Array
-
-
-def generator(step: int, name: str) -> np.random.Generator:
-    return np.random.Generator(np.random.SFC64((step, crc32(name.encode()))))
 
 
 class Strata:

@@ -15,9 +15,9 @@ import numpy as np
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Summed
 from thalweg.compress.compressor import as_matrix, pays
-from thalweg.compress.drawing import generator
 from thalweg.compress.feedback import blame
 from thalweg.compress.kernels import Kernels
+from thalweg.compress.seeds import generator
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 

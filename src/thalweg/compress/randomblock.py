@@ -13,10 +13,10 @@ import numpy as np
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept
-from thalweg.compress.drawing import generator
 from thalweg.compress.feedback import refuse_not_finite
 from thalweg.compress.kernels import Kernels
 from thalweg.compress.randomk import sizes, takes
+from thalweg.compress.seeds import generator
 
 
 class RandomBlock(Summed):

@@ -15,9 +15,10 @@ import numpy as np
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
-from thalweg.compress.drawing import Strata, generator
+from thalweg.compress.drawing import Strata
 from thalweg.compress.feedback import refuse_not_finite
 from thalweg.compress.kernels import Kernels
+from thalweg.compress.seeds import generator
 from thalweg.facts import Tensor
 
 

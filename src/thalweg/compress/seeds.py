@@ -1,5 +1,6 @@
-"""Random bits of a codec's own: the same for the same step, rank, purpose and tensors, on any
-machine; nobody else's generator is touched.
+"""What is random in codecs: from generators of their own, so that a user's random state stays as it
+is, and from the step and tensors' names, so that it is the same on any machine and nothing has to
+be saved.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ ENCODE, REDUCE = 1, 2  # purposes
 def random_bits(
     segments: Sequence[Segment], purpose: int, step: int, rank: int, first: int = 0
 ) -> BitGenerator:
-    """`first` is the unit from which on it is for."""
+    """Different on every rank. `first` is the unit from which on it is for."""
     names = crc32("\n".join(segment.name for segment in segments).encode())
     return SFC64(np.random.SeedSequence((purpose, step, rank, first, names)))
+
+
+def generator(step: int, name: str) -> np.random.Generator:
+    """The same on all ranks, however buckets are laid out."""
+    return np.random.Generator(SFC64((step, crc32(name.encode()))))

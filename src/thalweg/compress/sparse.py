@@ -14,9 +14,9 @@ import numpy as np
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Gathered
 from thalweg.compress.compressor import Payload, kept, pays
-from thalweg.compress.drawing import generator
 from thalweg.compress.feedback import refuse_not_finite
 from thalweg.compress.kernels import Kernels
+from thalweg.compress.seeds import generator
 from thalweg.compress.selection import Selection
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
