@@ -1,0 +1,65 @@
+"""What is known of the machines that train, beside their links: what a message, a byte and a codec
+cost there while all of their ranks are busy.
+
+Two roads lead through a network: our own transport, and the backend's collectives. On a road, a
+message costs its receiver some time besides its bytes, and a rank can handle so many bytes a
+second. Where several flows share a link they don't get all of it: TCP loses some of it to queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import log
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A fitted figure, and its standard deviation relative to it."""
+
+    value: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Road:
+    """`crowding` are pairs: with so many flows on a link at once, they get this share of its rate
+    together. Between two such numbers it goes with their logarithm."""
+
+    message: Figure = Figure(0.0)  # seconds that a message keeps its receiver busy, besides bytes
+    byte: Figure = Figure(0.0)  # seconds that a rank takes for each byte that it sends or takes in
+    crowding: tuple[tuple[int, Figure], ...] = ((1, Figure(1.0)),)
+
+    def share(self, flows: int) -> float:
+        """Of a link's rate that so many flows at once get."""
+        number, share = self.crowding[0][0], self.crowding[0][1].value
+        for more, figure in self.crowding[1:]:
+            if flows <= number:
+                break
+            if flows < more:
+                way = log(flows / number) / log(more / number)
+                return share + way * (figure.value - share)
+            number, share = more, figure.value
+        return share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecCost:
+    """Seconds of a compressor, all ranks of a machine being busy with it."""
+
+    bucket: Figure = Figure(0.0)  # for each bucket, whatever its size
+    encode: Figure = Figure(0.0)  # for each element
+    decode: Figure = Figure(0.0)  # for each element of the result
+    gathered: Figure = Figure(0.0)  # for each element of each payload, where payloads are gathered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """`burst`: bytes that a link carries at once after a rest. `codecs` are by their choice's text,
+    as in `powersgd(rank=4)`. `assumed` lists what nobody measured."""
+
+    ours: Road = Road()
+    native: Road = Road()
+    burst: float = 0.0
+    codecs: Mapping[str, CodecCost] = field(default_factory=dict)
+    assumed: tuple[str, ...] = field(default=(), compare=False)

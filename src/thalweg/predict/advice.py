@@ -1,0 +1,62 @@
+"""What the advisor says: plans in order, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thalweg.declarations import Promise
+from thalweg.facts import Cluster, Machine, Workload
+from thalweg.plan import Plan
+from thalweg.predict.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """A plan in the ranking. `steps` is how many steps it is assumed to need for one of `ddp`'s;
+    plans are ranked by `steps` times seconds."""
+
+    plan: Plan
+    estimate: Estimate
+    vs_ddp: float  # speed-up of a step: above 1 is faster
+    promise: Promise
+    steps: float
+    survives: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """Two plans take the same time at this rate of the links, in bits per second."""
+
+    slower_links: str  # the plan that is better below
+    faster_links: str  # and the one above
+    bits_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Seconds of a step by plan, with all links at each of these rates times what they are."""
+
+    rates: tuple[float, ...]  # bits per second of the slowest NIC
+    seconds: Mapping[str, tuple[float, ...]]
+    breaks: tuple[Break, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Best first; `ddp` is always among them. `left_out` says why of plans that weren't ranked."""
+
+    cluster: Cluster
+    workload: Workload
+    machine: Machine
+    allow: Promise
+    ranking: tuple[Advised, ...]
+    verdict: str  # one sentence: what to do, and whether plain DDP would do as well
+    assumed: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    sweep: Sweep | None = None
+
+    @property
+    def best(self) -> Advised:
+        return self.ranking[0]
