@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Breakdown:
 
     @property
     def seconds(self) -> float:
-        return sum(astuple(self))
+        return self.compute + self.encode + self.decode + self.transfer + self.waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
