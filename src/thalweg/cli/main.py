@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import bench, demo, explain, lab, plans, probe, run_script, train, verify
+from thalweg.cli import bench, demo, explain, lab, plans, probe, run_script, study, train, verify
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
@@ -34,6 +34,7 @@ app.command("verify")(verify.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
+app.add_typer(study.app, name="study")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,199 @@
+"""`thalweg study compression`: in how many set-ups compression pays, and below which rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from thalweg import facts
+from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.errors import UsageError
+from thalweg.facts import Machine, Rate
+from thalweg.predict.assumptions import assumed_machine
+from thalweg.predict.study import (
+    DATA_CENTRE,
+    RATES,
+    Constants,
+    Outcome,
+    Study,
+    constants_of,
+    paper_constants,
+    study,
+    wins,
+)
+
+app = typer.Typer(help="Questions answered by the model alone, for many set-ups at once.")
+
+
+class Source(StrEnum):
+    PAPER = "paper"
+    YOURS = "yours"
+
+
+@app.callback()
+def _study() -> None:
+    """Questions answered by the model alone, for many set-ups at once."""
+
+
+@app.command("compression")
+def compression(
+    constants: Annotated[
+        Source,
+        typer.Option(
+            "--constants",
+            help="The paper's (Agarwal et al., 2022: V100), or yours: what codecs cost here.",
+        ),
+    ] = Source.PAPER,
+    machine: Annotated[
+        Path | None,
+        typer.Option("--machine", metavar="FILE", help="Measured costs, for --constants yours."),
+    ] = None,
+    bandwidth: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bandwidth", metavar="RATE", help="Like 10gbit; may be given several times."
+        ),
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Reckon in how many set-ups (models, batches, workers, rates of links) each compressor beats
+    DDP, below which rate it does, and how small gradients would have to be. Nothing is run.
+    """
+    chosen = _constants(constants, machine)
+    rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(RATES)
+    found = study(chosen, rates=sorted(set(rates)))
+    terminal = console(json_path)
+    terminal.print(_table(found))
+    terminal.print("\n".join(_lines(found)), markup=False)
+    rows = [_row(each) for each in found.outcomes]
+    write_json(json_path, "study compression", _settings(found), rows)
+
+
+def _constants(source: Source, machine: Path | None) -> Constants:
+    if source is Source.PAPER:
+        if machine is not None:
+            raise UsageError(
+                "the paper's constants need no machine", "add --constants yours, or drop --machine"
+            )
+        return paper_constants()
+    measured = assumed_machine("cpu") if machine is None else _read(machine)
+    if not measured.codecs:
+        raise UsageError(f"{machine} has no costs of compressors", "measure them first")
+    return constants_of(measured)
+
+
+def _read(path: Path) -> Machine:
+    read = getattr(facts, "read_machine", None)
+    if read is None:
+        raise UsageError(f"can't read {path}: machine files aren't known", "drop --machine")
+    found: Machine = read(path)
+    return found
+
+
+def _row(each: Outcome) -> dict[str, Any]:
+    return {
+        "model": each.model,
+        "batch": each.batch,
+        "workers": each.workers,
+        "gbps": each.gbps,
+        "method": each.method,
+        "vs_ddp": each.vs_ddp,
+    }
+
+
+def _settings(found: Study) -> dict[str, Any]:
+    rates = sorted({each.gbps for each in found.outcomes})
+    return {
+        "constants": found.constants.name,
+        "assumed": list(found.constants.machine.assumed),
+        "wins": _count(found.outcomes),
+        "data_centre": _count(found.in_data_centres),
+        "by_method": {
+            method: _count([each for each in found.outcomes if each.method == method])
+            for method in found.constants.methods
+        },
+        "by_gbps": [
+            {"gbps": rate, **_count([each for each in found.outcomes if each.gbps == rate])}
+            for rate in rates
+        ],
+        "break_even": [
+            {
+                "model": each.model,
+                "batch": each.batch,
+                "workers": each.workers,
+                "method": each.method,
+                "pays": {0.0: "never", inf: "always"}.get(each.gbps, "below"),
+                "pays_below_gbps": each.gbps if 0 < each.gbps < inf else None,
+            }
+            for each in found.break_evens
+        ],
+        "sufficient_ratio": [
+            {
+                "model": each.model,
+                "batch": each.batch,
+                "workers": each.workers,
+                "gbps": each.gbps,
+                "ratio": each.ratio if each.ratio < inf else None,
+            }
+            for each in found.ratios
+        ],
+    }
+
+
+def _count(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    won, of = wins(outcomes)
+    return {"wins": won, "of": of}
+
+
+def _table(found: Study) -> Table:
+    """Per method: wins at each rate, and below which rate it pays for each model."""
+    rates = sorted({each.gbps for each in found.outcomes})
+    models = list(dict.fromkeys(each.model for each in found.break_evens))
+    each_cell = len(found.outcomes) // (len(rates) * len(found.constants.methods))
+    table = Table(
+        title=f"Steps that are shorter than DDP's, of {each_cell} at each rate in Gbit/s "
+        f"({found.constants.name} constants), and the rate below which that is so",
+        title_justify="left",
+        box=None,
+    )
+    table.add_column("method", no_wrap=True)
+    for heading in [*(f"{rate:g}" for rate in rates), *models]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for method in found.constants.methods:
+        own = [each for each in found.outcomes if each.method == method]
+        counts = [wins(each for each in own if each.gbps == rate)[0] for rate in rates]
+        below = {each.model: each.gbps for each in found.break_evens if each.method == method}
+        table.add_row(method, *map(str, counts), *(_speed(below[model]) for model in models))
+    return table
+
+
+def _speed(gbps: float) -> str:
+    return {0.0: "never", inf: "always"}.get(gbps) or f"{gbps:.3g}"
+
+
+def _lines(found: Study) -> list[str]:
+    won, of = wins(found.outcomes)
+    lines = [f"Compression wins in {won} of {of} set-ups"]
+    if found.in_data_centres:
+        won, of = wins(found.in_data_centres)
+        lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE:g} Gbit/s and more"
+    ratios = ", ".join(f"{each.model} ({each.batch}) {each.ratio:.2g}x" for each in found.ratios)
+    lines.append(
+        f"At {DATA_CENTRE:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}"
+    )
+    [most] = {each.workers for each in found.break_evens}
+    lines.append(
+        f"Rates below which it pays are for {most} workers and each model's largest batch; "
+        "times are of backward and what follows"
+    )
+    if found.constants.machine.assumed:
+        lines.append(
+            "Codec times are assumed, not measured here; JSON settings.assumed says from where"
+        )
+    return lines
