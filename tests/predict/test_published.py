@@ -94,23 +94,20 @@ def test_steps_with_a_message_for_every_tensor() -> None:
 
 
 def test_steps_with_merged_messages() -> None:
-    """One of the four, BERT on 32 GPUs and 10GbE, was slower than without merging; nothing in the
-    steps on 8 and 16 foretells that, and it is off by a seventh. The others are within 6 %."""
+    """Within 6 % on 100GbE. On 10GbE it is off by a tenth: there BERT on 32 GPUs was slower than
+    without merging, which nothing on 8 and 16 foretells."""
     errors = errors_on_32("MG-WFBP", merged)
     assert off(errors, TCP[1:]) <= 0.06
-    together = [errors_on_32("WFBP-A2A", each), errors]
-    assert mean(off(one, TCP) for one in together) <= 0.06
-    assert median(abs(error) for network in TCP for error in errors[network]) <= 0.06
+    assert off(errors, TCP) <= 0.07
 
 
 # Whether compression pays, for models that weren't seen
 
 
-@pytest.mark.slow
 def test_whether_compression_pays() -> None:
-    """The form of the model and how far its guesses are trusted were chosen with these runs in
-    view; the constants weren't. With guesses trusted less (below 1) it is right less often, 0.77 to
-    0.79: what is known of the methods beforehand matters as much as what other models show."""
+    """Constants are fitted without the model that is judged. The form, and how far its guesses are
+    trusted, were chosen with all of these runs in view: with guesses trusted less it is right less
+    often, and 0.77 to 0.79 if that trust, too, is chosen without the model that is judged."""
     runs = Runs(table("grace_speedup_vs_none.csv"))
     predicted, decided = runs.left_out(), runs.decided
     for model in MODELS:
