@@ -15,9 +15,11 @@ from thalweg.predict import assumptions
 def test_every_model_has_a_step_and_every_entry_a_source() -> None:
     assert set(assumptions.STEPS) == set(MODELS)
     codecs = [codec for table in assumptions.CODECS.values() for codec in table.values()]
-    tables = [assumptions.NETWORKS, assumptions.GPUS, assumptions.STEPS]
-    entries = [entry.source for table in tables for entry in table.values()]
-    assert all([*entries, *(codec.source for codec in codecs)])
+    sources = [codec.source for codec in codecs]
+    sources += [network.source for network in assumptions.NETWORKS.values()]
+    sources += [gpu.source for gpu in assumptions.GPUS.values()]
+    sources += [step.source for step in assumptions.STEPS.values()]
+    assert all(sources)
 
 
 def test_resnet50_has_the_elements_that_codecs_were_timed_on() -> None:
