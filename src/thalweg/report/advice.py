@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 import thalweg
+from thalweg.declarations import Promise, listed
 from thalweg.facts import about
 from thalweg.predict.advice import Advice, Advised
 from thalweg.predict.estimate import Estimate
@@ -18,7 +19,7 @@ from thalweg.report.advice_svg import (
     draw_whisker,
     whisker_scale,
 )
-from thalweg.report.page import add, details, page, plan_text, section, table, written
+from thalweg.report.page import add, details, page, plan_text, prose, section, table, written
 from thalweg.report.racks_svg import add_cluster, cluster_text
 from thalweg.report.sweep_svg import add_sweep
 
@@ -72,14 +73,11 @@ def _add_head(main: ET.Element, advice: Advice) -> None:
     head = add(main, "header")
     add(head, "h1", f"How to synchronise {advice.workload.name}")
     size = about(advice.workload.nbytes, "B")
-    add(
-        head,
-        "p",
-        f"{size} of gradients a step, {cluster_text(advice.cluster)}. "
-        f"Promises allowed: {advice.allow.value}.",
-        "facts",
-    )
-    add(head, "p", advice.verdict, "verdict")
+    promises = [promise.value for promise in Promise]
+    allowed = listed(promises[: promises.index(advice.allow.value) + 1])
+    facts = f"{size} of gradients a step, {cluster_text(advice.cluster)}; allowed: {allowed}."
+    add(head, "p", facts, "facts")
+    prose(head, advice.verdict, str(advice.best.plan), "verdict")
 
 
 def _add_hero(main: ET.Element, best: Advised) -> None:

@@ -14,7 +14,7 @@ from thalweg.report.page import add, picture, plan_text
 from thalweg.report.scale import Scale, scale_of
 from thalweg.report.shapes import line, words
 
-WHISKER, TALL, MARGIN = 170, 22, 20
+WHISKER, TALL, MARGIN = 190, 20, 24
 TICKS = 3
 PARTS = {
     "compute": "compute",
@@ -36,12 +36,12 @@ def whisker_scale(values: Sequence[float]) -> Scale:
 
 def draw_ruler(parent: ET.Element, scale: Scale) -> None:
     """The scale of the whiskers below."""
-    kind = "logarithmic" if scale.logarithmic else "from zero"
-    drawn = picture(parent, WHISKER, TALL, f"Scale of the whiskers, {kind}")
+    kind = ", logarithmic" if scale.logarithmic else ""
+    drawn = picture(parent, WHISKER, TALL, f"Scale of the whiskers{kind}")
     for value in scale.ticks(TICKS):
         x = scale.at(value)
         line(drawn, x, TALL - 4, x, TALL, "grid")
-        words(drawn, round(x), TALL - 8, about(value, "s") if value else "0", "faint middle")
+        words(drawn, round(x), TALL - 8, about(value, "s"), "faint middle")
 
 
 def draw_whisker(
@@ -53,20 +53,21 @@ def draw_whisker(
     high: float,
     measured: float | None = None,
 ) -> None:
-    """A dot at the prediction, a line over its interval, and a diamond where it came out."""
+    """A dot at the prediction, a line over its interval, and below it a diamond where it came out."""
     title = f"{about(mean, 's')}, from {about(low, 's')} to {about(high, 's')}"
     if measured is not None:
         title = f"predicted {title}; measured {about(measured, 's')}"
-    drawn = picture(parent, WHISKER, TALL, title)
+    height = TALL if measured is None else TALL + 14
+    drawn = picture(parent, WHISKER, height, title)
     middle = TALL // 2
     for value in scale.ticks(TICKS):
-        line(drawn, scale.at(value), 0, scale.at(value), TALL, "grid")
+        line(drawn, scale.at(value), 0, scale.at(value), height, "grid")
     line(drawn, scale.at(low), middle, scale.at(high), middle, "reach")
     for end in (low, high):
         line(drawn, scale.at(end), middle - 5, scale.at(end), middle + 5, "cap")
-    add(drawn, "circle", name="mean", cx=str(scale.at(mean)), cy=str(middle), r="4.5")
+    add(drawn, "circle", name="mean", cx=str(scale.at(mean)), cy=str(middle), r="3")
     if measured is not None:
-        way = f"M{scale.at(measured)},{middle - 7} l6,7 l-6,7 l-6,-7 z"
+        way = f"M{scale.at(measured)},{middle + 9} l5,6 l-5,6 l-5,-6 z"
         add(drawn, "path", name="measured", d=way)
 
 

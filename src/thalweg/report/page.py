@@ -63,6 +63,14 @@ def plan_text(parent: ET.Element, text: str) -> ET.Element:
     return element
 
 
+def prose(parent: ET.Element, text: str, plan: str, name: str) -> None:
+    """A paragraph in which this plan's text looks like one."""
+    first, *rest = text.split(plan)
+    paragraph = add(parent, "p", first, name)
+    for part in rest:
+        plan_text(paragraph, plan).tail = part
+
+
 def table(parent: ET.Element, label: str, columns: Sequence[str]) -> tuple[ET.Element, ET.Element]:
     """In a box of its own, which scrolls if the table is wider than the page: the row of headings,
     and the body to fill. A column whose name begins with `#` holds numbers."""

@@ -11,13 +11,13 @@ COLOURS = """
 --accent: #0a5cb8; --warn: #a33c00;
 --c0: #0072b2; --c1: #d55e00; --c2: #00805a; --c3: #aa3f86; --c4: #8a6500; --c5: #4d5560;
 --compute: #8c959f; --encode: #e69f00; --decode: #b3679b; --transfer: #0072b2; --waiting: #d55e00;
---stripe: #ffffff; }
+--stripe: #ffffff; --shade: rgb(27 31 36 / .16); }
 @media (prefers-color-scheme: dark) { :root {
 --page: #0d1117; --text: #e6edf3; --faint: #9aa4af; --line: #30363d; --panel: #161b22;
 --accent: #6cb6ff; --warn: #f0883e;
 --c0: #56b4e9; --c1: #f0883e; --c2: #3fc79a; --c3: #e08fc8; --c4: #e6b422; --c5: #b1bac4;
 --compute: #6e7681; --encode: #e6b422; --decode: #d58fbe; --transfer: #56b4e9; --waiting: #f0883e;
---stripe: #0d1117; } }
+--stripe: #0d1117; --shade: rgb(0 0 0 / .6); } }
 """
 
 TEXT = """
@@ -32,12 +32,12 @@ p { margin: 0 0 .75rem; } section { margin-top: 2.5rem; }
 ul, ol { margin: 0; padding-left: 1.4rem; } li { margin: .15rem 0; overflow-wrap: anywhere; }
 .lead, figcaption, .facts, footer { color: var(--faint); font-size: .9rem; }
 .lead, .verdict, figcaption { max-width: 46rem; overflow-wrap: anywhere; }
-.facts { margin-bottom: 1rem; } .verdict { font-size: 1.1rem; }
+.facts { margin-bottom: 1rem; } .verdict { font-size: 1.1rem; } .verdict code { font-size: .9em; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 code { font-size: .85em; overflow-wrap: anywhere; }
-pre { overflow-x: auto; background: var(--panel); border: 1px solid var(--line);
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border: 1px solid var(--line);
 border-radius: 6px; padding: .75rem 1rem; margin: .5rem 0 0; }
-pre code { overflow-wrap: normal; } pre .plan { user-select: all; font-size: 1em; }
+pre .plan { user-select: all; font-size: 1em; }
 a { color: var(--accent); }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 .hero { margin-top: 1.25rem; padding: 1rem 1.25rem; border: 1px solid var(--line);
@@ -55,7 +55,12 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: .75re
 """
 
 TABLES = """
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px;
+background: linear-gradient(to right, var(--page) 30%, transparent) left / 2.5rem 100% local,
+linear-gradient(to left, var(--page) 30%, transparent) right / 2.5rem 100% local,
+linear-gradient(to right, var(--shade), transparent) left / .8rem 100% scroll,
+linear-gradient(to left, var(--shade), transparent) right / .8rem 100% scroll;
+background-repeat: no-repeat; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; line-height: 1.4; }
 th, td { text-align: left; vertical-align: top; padding: .5rem .7rem; }
 th { vertical-align: bottom; color: var(--faint); font-weight: 600; white-space: nowrap; }
@@ -66,7 +71,7 @@ tbody tr.best td:first-child { box-shadow: inset 3px 0 var(--accent); }
 td .plan { display: block; min-width: 10.5rem; max-width: 16rem; }
 td .note { display: block; color: var(--faint); font-size: .8rem; }
 td.words { min-width: 12rem; } td.short { min-width: 8.5rem; }
-.whisker { padding: .5rem .4rem; } .whisker svg { display: block; }
+.whisker { padding: .5rem .4rem; } .whisker svg { display: block; font-weight: 400; }
 .pill { display: inline-block; border: 1px solid var(--line); border-radius: 1rem;
 padding: 0 .55rem; background: var(--page); white-space: nowrap; }
 """
@@ -78,9 +83,8 @@ svg text { fill: var(--text); } svg .faint { fill: var(--faint); }
 svg .middle { text-anchor: middle; } svg .end { text-anchor: end; }
 .hidden { position: absolute; width: 0; height: 0; }
 .grid { stroke: var(--line); stroke-width: 1; }
-.reach { stroke: var(--text); stroke-width: 1.5; } .cap { stroke: var(--text); stroke-width: 1.5; }
-.mean { fill: var(--c0); stroke: var(--page); stroke-width: 1.5; }
-.measured { fill: var(--c1); stroke: var(--page); stroke-width: 1.5; }
+.reach, .cap { stroke: var(--c0); stroke-width: 1.5; } .mean { fill: var(--c0); }
+.measured { fill: var(--c1); }
 .bars { display: grid; gap: .7rem; } .bars .label { display: flex; gap: 1rem;
 justify-content: space-between; align-items: baseline; font-size: .875rem; }
 .bars .label .number { font-weight: 600; } .bars svg { display: block; width: 100%; }
@@ -95,11 +99,16 @@ margin: 0 0 .9rem; font-size: .875rem; }
 .break { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }
 .badge { fill: var(--page); stroke: var(--text); } .point { fill: var(--text); }
 .letter { font-weight: 600; } .wide { display: none; }
+.breaks { padding: 0; list-style: none; font-size: .875rem; } .breaks li { display: flex; gap: .5rem; }
+.breaks b { flex: none; width: 1.35rem; height: 1.35rem; border: 1px solid var(--text);
+border-radius: 50%; text-align: center; line-height: 1.25rem; font-size: .75rem; font-weight: 400; }
 .racks { display: flex; flex-wrap: wrap; row-gap: 1.25rem; } .racks svg { flex: none; }
 .rack { fill: var(--panel); stroke: var(--line); } .host { fill: var(--page); stroke: var(--line); }
 .spine { stroke: var(--faint); stroke-width: 5; } .uplink { stroke: var(--c0); }
 .free { stroke-dasharray: 5 4; } .slow.host { stroke: var(--warn); stroke-width: 2; }
 svg text.slow { fill: var(--warn); }
+@media (max-width: 30rem) { th, td { padding: .5rem; } td .plan { min-width: 8.6rem; } }
+@media (min-width: 66rem) { .sweep { display: grid; grid-template-columns: auto 1fr; gap: 1.5rem; } }
 @media (min-width: 48rem) { .wide { display: block; } .narrow { display: none; } }
 @media print { body { font-size: 11pt; } .scroll { overflow: visible; } }
 """

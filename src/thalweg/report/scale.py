@@ -43,18 +43,15 @@ class Scale:
 def scale_of(
     values: Iterable[float], *, start: float, stop: float, logarithmic: bool | None = None
 ) -> Scale:
-    """One that holds all values that are finite: from 0 on, unless they are so far apart that only
-    logarithms show the small ones."""
-    found = [value for value in values if isfinite(value) and value >= 0]
-    above = [value for value in found if value > 0] or [1.0]
-    least, most = min(above), max(above)
+    """One that holds all values that are finite and positive; by logarithms if they are so far
+    apart that nothing else shows the small ones. It doesn't begin at zero."""
+    found = [value for value in values if isfinite(value) and value > 0] or [1.0]
+    least, most = min(found), max(found)
     if logarithmic is None:
         logarithmic = most / least > WIDE
-    if not logarithmic:
-        return Scale(least=0.0, most=most, start=start, stop=stop)
     if most / least < 1.01:  # a single value stands in the middle
         least, most = least / 2, most * 2
-    return Scale(least=least, most=most, start=start, stop=stop, logarithmic=True)
+    return Scale(least=least, most=most, start=start, stop=stop, logarithmic=logarithmic)
 
 
 def spread(places: Sequence[float], gap: float, least: float, most: float) -> list[float]:
@@ -88,10 +85,10 @@ def _logarithmic(least: float, most: float) -> list[list[float]]:
 
 
 def _linear(least: float, most: float, number: int) -> list[float]:
-    rough = (most - least) / max(number - 1, 1)
-    decade = 10.0 ** floor(log10(rough))
-    step = next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= rough * 0.999)
-    return [
-        round(index * step, 12)
-        for index in range(ceil(least / step), floor(most / step * 1.001) + 1)
-    ]
+    """Multiples of the smallest round step of which no more are between the two."""
+    decade = 10.0 ** floor(log10((most - least) / (number + 1)))
+    for step in (digit * decade for digit in (1, 2, 5, 10, 20, 50, 100)):
+        first, last = ceil(least / step * 0.999), floor(most / step * 1.001)
+        if last - first < number:
+            return [index * step for index in range(first, last + 1)]
+    return []

@@ -55,6 +55,11 @@ def curves(advice: Advice, sweep: Sweep) -> list[str]:
     return [sync for sync in wanted if sync in sweep.seconds][:MOST_CURVES]
 
 
+def in_order(breaks: Sequence[Break]) -> list[Break]:
+    """As they are numbered: slow links first."""
+    return sorted(breaks, key=lambda each: each.bits_per_second)
+
+
 def slowest_nic(advice: Advice) -> float:
     """Bits per second."""
     nics = [host.nic for host in advice.cluster.hosts]
@@ -63,19 +68,21 @@ def slowest_nic(advice: Advice) -> float:
 
 def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
     syncs = curves(advice, sweep)
-    figure = add(parent, "figure")
+    figure = add(parent, "figure", name="sweep")
+    drawings = add(figure, "div")
     for width, name in ((WIDE, "wide"), (NARROW, "narrow")):
-        _draw(figure, advice, sweep, syncs, width, name)
-    _add_legend(figure, syncs)
-    if sweep.breaks:
-        add(figure, "figcaption", "Where two plans take the same time:")
-        entries = add(figure, "ol", name="breaks")
-        for each in sweep.breaks:
-            _add_break(entries, each)
+        _draw(drawings, advice, sweep, syncs, width, name)
+    beside = add(figure, "div")
+    _add_legend(beside, syncs)
     left_out = len(sweep.seconds) - len(syncs)
     if left_out:
         plans = "1 more plan is" if left_out == 1 else f"{left_out} more plans are"
-        add(figure, "figcaption", f"{plans} not drawn.")
+        add(beside, "p", f"{plans} not drawn.", "lead")
+    if sweep.breaks:
+        add(beside, "p", "Where two plans take the same time:", "lead")
+        entries = add(beside, "ol", name="breaks")
+        for number, each in enumerate(in_order(sweep.breaks), start=1):
+            _add_break(entries, number, each)
 
 
 def _draw(
@@ -89,7 +96,7 @@ def _draw(
         if sync in syncs
     ]
     root = picture(parent, width, TALL, title, name=name, desc="; ".join(ends))
-    values = [value for sync in syncs for value in sweep.seconds[sync]]
+    values = [value * room for s in syncs for value in sweep.seconds[s] for room in (0.85, 1.1)]
     across = scale_of(sweep.rates, start=LEFT, stop=width - RIGHT, logarithmic=True)
     down = scale_of(values, start=TALL - BOTTOM, stop=TOP, logarithmic=True)
     chart = _Chart(root=root, sweep=sweep, syncs=syncs, across=across, down=down)
@@ -148,7 +155,7 @@ def _draw_breaks(chart: _Chart) -> None:
     """A number above the plot for each, and a dotted line down to its point."""
     shown = [
         (number, each)
-        for number, each in enumerate(chart.sweep.breaks, start=1)
+        for number, each in enumerate(in_order(chart.sweep.breaks), start=1)
         if each.slower_links in chart.syncs
         and chart.across.least <= each.bits_per_second <= chart.across.most
     ]
@@ -170,8 +177,10 @@ def break_text(each: Break) -> str:
     return f"{at}: {each.slower_links} below, {each.faster_links} above"
 
 
-def _add_break(entries: ET.Element, each: Break) -> None:
-    entry = add(entries, "li", f"{about(each.bits_per_second, 'bit/s')}: below it ")
+def _add_break(entries: ET.Element, number: int, each: Break) -> None:
+    item = add(entries, "li")
+    add(item, "b", str(number))
+    entry = add(item, "span", f"{about(each.bits_per_second, 'bit/s')}: below it ")
     plan_text(entry, each.slower_links).tail = " is faster, above it "
     plan_text(entry, each.faster_links).tail = "."
 
