@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo test test-all lint browser clean
 
 setup: $(STAMP)
 
@@ -22,10 +22,13 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+browser: setup
+	scripts/browser
+
+test: lint browser
 	$(BIN)/pytest -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/pytest
 
 clean:

@@ -53,7 +53,7 @@ def draw_whisker(
     high: float,
     measured: float | None = None,
 ) -> None:
-    """A dot at the prediction, a line over its interval, and below it a diamond where it came out."""
+    """A dot at the prediction, a line over its interval; below them, a diamond at what came out."""
     title = f"{about(mean, 's')}, from {about(low, 's')} to {about(high, 's')}"
     if measured is not None:
         title = f"predicted {title}; measured {about(measured, 's')}"

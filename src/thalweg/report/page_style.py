@@ -35,8 +35,8 @@ ul, ol { margin: 0; padding-left: 1.4rem; } li { margin: .15rem 0; overflow-wrap
 .facts { margin-bottom: 1rem; } .verdict { font-size: 1.1rem; } .verdict code { font-size: .9em; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 code { font-size: .85em; overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border: 1px solid var(--line);
-border-radius: 6px; padding: .75rem 1rem; margin: .5rem 0 0; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
+border: 1px solid var(--line); border-radius: 6px; padding: .75rem 1rem; margin: .5rem 0 0; }
 pre .plan { user-select: all; font-size: 1em; }
 a { color: var(--accent); }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
@@ -99,7 +99,8 @@ margin: 0 0 .9rem; font-size: .875rem; }
 .break { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }
 .badge { fill: var(--page); stroke: var(--text); } .point { fill: var(--text); }
 .letter { font-weight: 600; } .wide { display: none; }
-.breaks { padding: 0; list-style: none; font-size: .875rem; } .breaks li { display: flex; gap: .5rem; }
+.breaks { padding: 0; list-style: none; font-size: .875rem; }
+.breaks li { display: flex; gap: .5rem; }
 .breaks b { flex: none; width: 1.35rem; height: 1.35rem; border: 1px solid var(--text);
 border-radius: 50%; text-align: center; line-height: 1.25rem; font-size: .75rem; font-weight: 400; }
 .racks { display: flex; flex-wrap: wrap; row-gap: 1.25rem; } .racks svg { flex: none; }
@@ -108,7 +109,8 @@ border-radius: 50%; text-align: center; line-height: 1.25rem; font-size: .75rem;
 .free { stroke-dasharray: 5 4; } .slow.host { stroke: var(--warn); stroke-width: 2; }
 svg text.slow { fill: var(--warn); }
 @media (max-width: 30rem) { th, td { padding: .5rem; } td .plan { min-width: 8.6rem; } }
-@media (min-width: 66rem) { .sweep { display: grid; grid-template-columns: auto 1fr; gap: 1.5rem; } }
+@media (min-width: 66rem) {
+.sweep { display: grid; grid-template-columns: auto 1fr; gap: 1.5rem; } }
 @media (min-width: 48rem) { .wide { display: block; } .narrow { display: none; } }
 @media print { body { font-size: 11pt; } .scroll { overflow: visible; } }
 """

@@ -179,7 +179,7 @@ def break_text(each: Break) -> str:
 
 def _add_break(entries: ET.Element, number: int, each: Break) -> None:
     item = add(entries, "li")
-    add(item, "b", str(number))
+    add(item, "b", str(number)).tail = " "
     entry = add(item, "span", f"{about(each.bits_per_second, 'bit/s')}: below it ")
     plan_text(entry, each.slower_links).tail = " is faster, above it "
     plan_text(entry, each.faster_links).tail = "."
