@@ -229,6 +229,11 @@ def test_the_baseline_may_be_the_best() -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert [times(value) for value in (0.5, 1.8349, 12.34)] == ["0.50x", "1.83x", "12.3x"]
+    assert [times(value) for value in (0.00123, 0.5, 1.8349, 12.34)] == [
+        "0.00123x",
+        "0.50x",
+        "1.83x",
+        "12.3x",
+    ]
     assert between(0.0801, 0.0915) == "80.1 to 91.5 ms"
     assert between(0.9, 1.1) == "900 ms to 1.1 s"

@@ -221,7 +221,7 @@ def _add_use(main: ET.Element, sync: str) -> None:
 
 def times(factor: float) -> str:
     """A speed-up: `1.83x`."""
-    return f"{factor:.2f}x" if factor < 10 else f"{factor:.3g}x"
+    return f"{factor:.2f}x" if 0.1 <= factor < 10 else f"{factor:.3g}x"
 
 
 def between(low: float, high: float) -> str:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 MOST_HOSTS = 64  # in a cluster whose racks are all drawn
 MOST_ROWS = 8  # in a rack whose hosts are all drawn
 MOST_TILES = 12
-WIDTH, TOP, HEAD, ROW = 164, 58, 30, 42
+WIDTH, TOP, HEAD, ROW, LINE = 164, 58, 30, 42, 15
 CABLE, WIDEST, THINNEST = 24, 14.0, 2.0
 LETTER = 7.2  # pixels, at most on average
 SLOW = 0.75  # of what is usual
@@ -36,6 +36,10 @@ class _Row:
     remarks: str = ""
     told: str
     slow: bool = False
+
+    @property
+    def height(self) -> int:
+        return ROW + (LINE if self.remarks else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +154,7 @@ def _row(hosts: Sequence[Host], usual: float, *, named: bool) -> _Row:
 
 def _draw_tile(parent: ET.Element, tile: _Tile, fastest: float, *, spine: bool) -> None:
     top = TOP if spine else 2
-    height = top + HEAD + ROW * len(tile.rows) + 8
+    height = top + HEAD + sum(row.height for row in tile.rows) + 8
     rates = "" if tile.uplink is None else duplex_text(tile.uplink)
     title = f"{tile.told}, uplink {rates or 'never the bottleneck'}"
     drawn = picture(parent, WIDTH, height, title, desc="; ".join(row.told for row in tile.rows))
@@ -162,14 +166,14 @@ def _draw_tile(parent: ET.Element, tile: _Tile, fastest: float, *, spine: bool) 
         words(drawn, CABLE + 14, 34, rates, "faint")
     _box(drawn, 4, top, WIDTH - 8, height - top - 2, "rack")
     words(drawn, 12, top + 20, _fitting(tile.name, WIDTH - 24), "letter")
-    for number, row in enumerate(tile.rows):
-        y = top + HEAD + ROW * number
+    y = top + HEAD
+    for row in tile.rows:
         name = "slow" if row.slow else ""
-        tip(_box(drawn, 10, y, WIDTH - 20, ROW - 5, f"host {name}".strip()), row.told)
-        room = WIDTH - 34 - LETTER * (len(row.remarks) + 1 if row.remarks else 0)
-        words(drawn, 17, y + 15, _fitting(row.name, room), name)
-        words(drawn, WIDTH - 17, y + 15, row.remarks, f"end {name}".strip())
-        words(drawn, 17, y + 30, row.rates, name or "faint")
+        tip(_box(drawn, 10, y, WIDTH - 20, row.height - 5, f"host {name}".strip()), row.told)
+        for number, text in enumerate((row.name, row.rates, row.remarks), start=1):
+            shade = name or ("faint" if number > 1 else "")
+            words(drawn, 17, y + LINE * number, _fitting(text, WIDTH - 34), shade)
+        y += row.height
 
 
 def _box(root: ET.Element, x: int, y: int, width: int, height: int, name: str) -> ET.Element:
