@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from xml.etree import ElementTree as ET
 
-import thalweg
 from thalweg.declarations import Promise, listed
 from thalweg.facts import about
 from thalweg.predict.advice import Advice, Advised
@@ -57,7 +57,7 @@ def advice_page(advice: Advice, measured: Sequence[Measured] = ()) -> str:
     _add_hero(main, advice.best)
     _add_ranking(main, advice.ranking)
     _add_breakdown(main, advice.ranking)
-    if advice.sweep is not None and len(advice.sweep.rates) > 1:
+    if advice.sweep is not None and advice.sweep.seconds and len(advice.sweep.rates) > 1:
         lead = "All links at so many times their rates; lower is faster."
         add_sweep(section(main, "Time against bandwidth", lead), advice, advice.sweep)
     add_cluster(section(main, "The cluster", f"{cluster_text(advice.cluster)}."), advice.cluster)
@@ -216,7 +216,7 @@ def _add_use(main: ET.Element, sync: str) -> None:
     found = section(main, "Use it")
     code = add(add(found, "pre"), "code", 'run = thalweg.attach(model, optimizer, sync="')
     add(code, "span", sync, "plan").tail = '")'
-    add(main, "footer", f"Made by thalweg {thalweg.__version__}.")
+    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
 
 
 def times(factor: float) -> str:
