@@ -202,6 +202,15 @@ def test_a_large_cluster_is_summed_up(racks: list[int], boxes: int) -> None:
     assert f"{max(racks)} hosts" in page.texts["text"]
 
 
+def test_measured_rates_that_differ_a_little_are_alike() -> None:
+    nics = [f"{1000 + index}mbit" for index in range(100)]
+    nics[0] = nics[50] = "500mbit"
+    cluster = Cluster.regular([50, 50], nic=nics, uplink=["2gbit", "2.1gbit"])
+    texts = shown(replace(advice(), cluster=cluster)).texts["text"]
+    assert {"2 such racks", "1 host", "500 Mbit/s", "49 hosts", "from 2 Gbit/s"} <= {*texts}
+    assert "from 1 Gbit/s" in texts
+
+
 def test_both_directions_and_slow_hosts() -> None:
     page = shown(advice())
     assert page.number("rect", "slow") == 1  # host6

@@ -98,7 +98,7 @@ margin: 0 0 .9rem; font-size: .875rem; }
 .now { stroke: var(--text); stroke-width: 1.5; } .axis { stroke: var(--faint); }
 .break { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }
 .badge { fill: var(--page); stroke: var(--text); } .point { fill: var(--text); }
-.letter { font-weight: 600; } .wide { display: none; }
+.letter { font-weight: 600; } .narrow { max-width: 100%; height: auto; } .wide { display: none; }
 .breaks { padding: 0; list-style: none; font-size: .875rem; }
 .breaks li { display: flex; gap: .5rem; }
 .breaks b { flex: none; width: 1.35rem; height: 1.35rem; border: 1px solid var(--text);

@@ -32,10 +32,10 @@ class _Row:
     """A box in a rack: one host, or several that are alike."""
 
     name: str
-    rates: str = ""
-    remarks: str = ""
+    rates: str
+    remarks: str
     told: str
-    slow: bool = False
+    slow: bool
 
     @property
     def height(self) -> int:
@@ -48,7 +48,8 @@ class _Tile:
 
     name: str
     rows: Sequence[_Row]
-    uplink: Duplex | None
+    uplink: str  # its rates; empty: never the bottleneck
+    bits: float  # its slower direction's, a second
     told: str
 
 
@@ -56,8 +57,7 @@ def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
     figure = add(parent, "figure")
     found = _tiles(cluster)
     box = add(figure, "div", name="racks")
-    uplinks = [tile.uplink for tile in found if tile.uplink is not None]
-    fastest = max((_least(uplink) for uplink in uplinks), default=1.0)
+    fastest = max(tile.bits for tile in found) or 1.0
     for tile in found[:MOST_TILES]:
         _draw_tile(box, tile, fastest, spine=len(cluster.racks) > 1)
     add(figure, "figcaption", " ".join(_caption(cluster, len(found))))
@@ -92,10 +92,10 @@ def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:
         yield "A dashed uplink is never the bottleneck."
     if tiles > MOST_TILES:
         yield f"{tiles - MOST_TILES} more kinds of racks are not drawn."
-    if cluster.latency_is_assumed:
-        yield f"Latency within a rack: {cluster.latency}, assumed."
-    else:
-        yield f"Latency within a rack: {about(cluster.latency.seconds, 's')}."
+    if len(cluster.hosts) > MOST_HOSTS:
+        yield "Hosts that are about as fast are one box, and racks with as many of each are one rack."
+    assumed = ", assumed" if cluster.latency_is_assumed else ""
+    yield f"Latency within a rack: {about(cluster.latency.seconds, 's')}{assumed}."
 
 
 def _links(cluster: Cluster) -> Iterable[Duplex]:
@@ -107,63 +107,72 @@ def _tiles(cluster: Cluster) -> list[_Tile]:
     usual = median(_least(host.nic) for host in cluster.hosts)
     if len(cluster.hosts) <= MOST_HOSTS:
         return [_tile([rack], usual) for rack in cluster.racks]
-    groups = _alike(
-        cluster.racks, lambda rack: (rack.uplink, tuple(Counter(map(_kind, rack.hosts)).items()))
-    )
-    return [_tile(racks, usual) for racks in groups]
+    uplinks = [_least(rack.uplink) for rack in cluster.racks if rack.uplink is not None]
+    usual_uplink = median(uplinks) if uplinks else 1.0
+
+    def kind(rack: Rack) -> Hashable:
+        hosts = Counter(_kind(host, usual) for host in rack.hosts)
+        speed = None if rack.uplink is None else _speed(rack.uplink, usual_uplink)
+        return speed, frozenset(hosts.items())
+
+    return [_tile(racks, usual) for racks in _alike(cluster.racks, kind)]
 
 
 def _tile(racks: Sequence[Rack], usual: float) -> _Tile:
-    rack = racks[0]
-    if len(racks) == 1 and len(rack.hosts) <= MOST_ROWS:
-        groups: list[list[Host]] = [[host] for host in rack.hosts]
+    """Of one rack, or of several with as many hosts of each kind."""
+    hosts = [host for rack in racks for host in rack.hosts]
+    if len(racks) == 1 and len(hosts) <= MOST_ROWS:
+        groups = [[host] for host in hosts]
     else:
-        groups = sorted(_alike(rack.hosts, _kind), key=lambda hosts: _least(hosts[0].nic))
-    rows = [_row(hosts, usual, named=len(racks) == 1) for hosts in groups]
-    if len(rows) > MOST_ROWS:
-        left = sum(len(hosts) for hosts in groups[MOST_ROWS - 1 :])
-        more = _Row(name=f"{left} more hosts", told=f"{left} more hosts")
-        rows = [*rows[: MOST_ROWS - 1], more]
-    names = ", ".join(each.name for each in racks[:MOST_TILES])
+        groups = _alike(hosts, lambda host: _kind(host, usual))
+        groups.sort(key=lambda group: _least(group[0].nic))
+    rows = [_row(group, usual, len(racks)) for group in groups]
+    names = ", ".join(rack.name for rack in racks[:MOST_TILES])
     return _Tile(
-        name=rack.name if len(racks) == 1 else f"{len(racks)} such racks",
+        name=names if len(racks) == 1 else f"{len(racks)} such racks",
         rows=rows,
-        uplink=rack.uplink,
+        uplink=_rates([rack.uplink for rack in racks if rack.uplink is not None]),
+        bits=min((_least(rack.uplink) for rack in racks if rack.uplink is not None), default=0.0),
         told=names + (", ..." if len(racks) > MOST_TILES else ""),
     )
 
 
-def _row(hosts: Sequence[Host], usual: float, *, named: bool) -> _Row:
-    host = hosts[0]
-    slow = _least(host.nic) < SLOW * usual
+def _row(hosts: Sequence[Host], usual: float, racks: int) -> _Row:
+    """Of hosts that are alike, evenly from so many racks."""
+    host, number = hosts[0], len(hosts) // racks
+    alone = len(hosts) == 1
+    name = host.name if alone else f"{number} host{'s' * (number > 1)}"
     late = f"late {host.late.probability:.0%}" if host.late.probability else ""
-    ranks = ", ".join(str(rank) for rank in host.ranks)
-    alone = len(hosts) == 1 and named
-    name = host.name if alone else f"{len(hosts)} host{'s' * (len(hosts) > 1)}"
-    rates = duplex_text(host.nic)
-    remarks = [word for word in ("slow" if slow else "", late) if word]
-    told = f"{name}: NIC {rates}" + (f"; ranks {ranks}" if alone else "")
+    remarks = [word for word in (_speed(host.nic, usual), late) if word]
+    ranks = f"ranks {', '.join(str(rank) for rank in host.ranks)}" if alone else ""
+    rates = _rates([each.nic for each in hosts])
     return _Row(
         name=name,
         rates=rates,
         remarks=", ".join(remarks),
-        told="; ".join([told, *remarks]),
-        slow=slow,
+        told="; ".join(filter(None, [f"{name}: NIC {rates}", ranks, *remarks])),
+        slow="slow" in remarks,
     )
+
+
+def _rates(links: Sequence[Duplex]) -> str:
+    """Of links that are alike; nothing if there are none."""
+    texts = dict.fromkeys(duplex_text(link) for link in links)
+    if len(texts) > 1:
+        return f"from {about(min(_least(link) for link in links), 'bit/s')}"
+    return "".join(texts)
 
 
 def _draw_tile(parent: ET.Element, tile: _Tile, fastest: float, *, spine: bool) -> None:
     top = TOP if spine else 2
     height = top + HEAD + sum(row.height for row in tile.rows) + 8
-    rates = "" if tile.uplink is None else duplex_text(tile.uplink)
-    title = f"{tile.told}, uplink {rates or 'never the bottleneck'}"
+    title = f"{tile.told}, uplink {tile.uplink or 'never the bottleneck'}"
     drawn = picture(parent, WIDTH, height, title, desc="; ".join(row.told for row in tile.rows))
     if spine:
         line(drawn, 0, 4, WIDTH, 4, "spine")
         cable = line(drawn, CABLE, 6, CABLE, top, "uplink" if tile.uplink else "uplink free")
-        share = 0.0 if tile.uplink is None else _least(tile.uplink) / fastest
-        cable.set("stroke-width", f"{max(THINNEST, WIDEST * share):.1f}")
-        words(drawn, CABLE + 14, 34, rates, "faint")
+        cable.set("stroke-width", f"{max(THINNEST, WIDEST * tile.bits / fastest):.1f}")
+        words(drawn, CABLE + 14, 34, tile.uplink, "faint")
     _box(drawn, 4, top, WIDTH - 8, height - top - 2, "rack")
     words(drawn, 12, top + 20, _fitting(tile.name, WIDTH - 24), "letter")
     y = top + HEAD
@@ -190,8 +199,16 @@ def _least(rates: Duplex) -> float:
     return min(rates.out, rates.into).bits_per_second
 
 
-def _kind(host: Host) -> Hashable:
-    return host.nic, host.late.probability
+def _speed(rates: Duplex, usual: float) -> str:
+    """In a word, if it isn't what is usual."""
+    if _least(rates) < SLOW * usual:
+        return "slow"
+    return "fast" if SLOW * _least(rates) > usual else ""
+
+
+def _kind(host: Host, usual: float) -> Hashable:
+    """Measured rates always differ a little: hosts are alike if both are slow, fast or neither."""
+    return _speed(host.nic, usual), round(host.late.probability, 1)
 
 
 def _alike(items: Sequence[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
