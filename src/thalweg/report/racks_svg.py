@@ -93,7 +93,7 @@ def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:
     if tiles > MOST_TILES:
         yield f"{tiles - MOST_TILES} more kinds of racks are not drawn."
     if len(cluster.hosts) > MOST_HOSTS:
-        yield "Hosts that are about as fast are one box, and racks with as many of each are one rack."
+        yield "Hosts that are about as fast are one box; racks with as many of each are one rack."
     assumed = ", assumed" if cluster.latency_is_assumed else ""
     yield f"Latency within a rack: {about(cluster.latency.seconds, 's')}{assumed}."
 
