@@ -1,0 +1,149 @@
+"""What a scenario's plans are predicted to take, from a probe and a profile in its own place.
+
+Before plans are compared, fresh workers train a few steps without meeting (what computing takes,
+when gradients are ready, who is late), and then measure links, messages and codecs together. Every
+plan is predicted from that alone: nothing of the runs that are compared is known to it.
+
+An event that changes a link's rate changes the prediction from its step on, in the proportion that
+was measured; where something else happens, nothing is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from thalweg.bench.scenario import Scenario
+from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
+from thalweg.lab import Event
+from thalweg.lab.targets import links_of
+from thalweg.predict import Breakdown, Estimate, predict
+
+RATES = ("degrade", "restore")  # events that change nothing but a link's rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What was found out before; `declared` is what the workers are told of the links."""
+
+    declared: Cluster
+    cluster: Cluster
+    machine: Machine
+    workload: Workload
+
+    def of(self, scenario: Scenario, sync: str) -> Estimate | None:
+        """The mean over the steps that count."""
+        if any(event.action not in RATES or event.at_step is None for event in scenario.events):
+            return None
+        counted = scenario.counted(event.at_step for event in scenario.events)
+        estimates = [
+            (self._predicted(sync, cluster), sum(step in counted for step in steps))
+            for cluster, steps in self._phases(scenario)
+        ]
+        return _mean([(estimate, steps) for estimate, steps in estimates if steps])
+
+    def _predicted(self, sync: str, cluster: Cluster) -> Estimate:
+        return predict(sync, cluster, self.workload, self.machine, declared=self.declared)
+
+    def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
+        """The links between two events, and the steps there."""
+        first, rates = 1, dict(self.cluster.rates())
+        for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
+            assert event.at_step is not None
+            yield with_rates(self.cluster, rates), range(first, event.at_step + 1)
+            first = event.at_step + 1
+            rates |= self._changed(event)
+        yield with_rates(self.cluster, rates), range(first, scenario.steps + 1)
+
+    def _changed(self, event: Event) -> dict[Link, Rate]:
+        declared, found = self.declared.rates(), self.cluster.rates()
+        changed = {}
+        for link in links_of(self.declared, rack=event.rack, host=event.host):
+            if link not in found or link.direction not in event.directions:
+                continue
+            share = found[link].bits_per_second / declared[link].bits_per_second
+            now = declared[link] if event.rate is None else event.rate
+            changed[link] = Rate(now.bits_per_second * share)
+        return changed
+
+
+def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
+    """By how many steps each holds for."""
+    steps = sum(number for _, number in estimates)
+
+    def mean(figure: Callable[[Estimate], float]) -> float:
+        return sum(figure(estimate) * number for estimate, number in estimates) / steps
+
+    return replace(
+        estimates[0][0],
+        parts=Breakdown(
+            compute=mean(lambda one: one.parts.compute),
+            encode=mean(lambda one: one.parts.encode),
+            decode=mean(lambda one: one.parts.decode),
+            transfer=mean(lambda one: one.parts.transfer),
+            waiting=mean(lambda one: one.parts.waiting),
+        ),
+        low=mean(lambda one: one.low),
+        high=mean(lambda one: one.high),
+    )
+
+
+def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
+    """The same cluster with these rates of its links."""
+
+    def duplex(kind: str, owner: str) -> Duplex:
+        ways = {link.direction: rate for link, rate in rates.items() if link[:2] == (kind, owner)}
+        return Duplex(ways["out"], ways["in"])
+
+    racks = tuple(
+        replace(
+            rack,
+            uplink=None if rack.uplink is None else duplex("uplink", rack.name),
+            hosts=tuple(replace(h, nic=duplex("nic", h.name)) for h in rack.hosts),
+        )
+        for rack in cluster.racks
+    )
+    return replace(cluster, racks=racks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A prediction, and what was measured afterwards."""
+
+    scenario: str
+    sync: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def covered(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Of many: the median of the errors' sizes, how many are within 15 %, and in their interval."""
+
+    predictions: int
+    median: float
+    within: float
+    covered: float
+
+    @classmethod
+    def of(cls, checked: Sequence[Checked]) -> Accuracy:
+        return cls(
+            predictions=len(checked),
+            median=median(abs(one.error) for one in checked),
+            within=fmean(abs(one.error) <= WITHIN for one in checked),
+            covered=fmean(one.covered for one in checked),
+        )
+
+
+WITHIN = 0.15
