@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import Literal
 
 from thalweg.bench.scenario import Scenario
 from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
@@ -48,7 +49,7 @@ class Forecast:
 
     def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
         """The links between two events, and the steps there."""
-        first, rates = 1, dict(self.cluster.rates())
+        first, rates = 1, self._rates()
         for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
             assert event.at_step is not None
             yield with_rates(self.cluster, rates), range(first, event.at_step + 1)
@@ -56,16 +57,31 @@ class Forecast:
             rates |= self._changed(event)
         yield with_rates(self.cluster, rates), range(first, scenario.steps + 1)
 
+    def _rates(self) -> dict[Link, Rate]:
+        """As measured; of a link that was never full, what others of its rate would give."""
+        found = self.cluster.rates()
+        usual = median(self._share(link) for link in found)
+        return {
+            link: found.get(link, Rate(rate.bits_per_second * usual))
+            for link, rate in self.declared.rates().items()
+        }
+
     def _changed(self, event: Event) -> dict[Link, Rate]:
-        declared, found = self.declared.rates(), self.cluster.rates()
+        links = links_of(
+            self.declared, rack=event.rack, host=event.host, directions=event.directions
+        )
+        rates, declared = self._rates(), self.declared.rates()
         changed = {}
-        for link in links_of(self.declared, rack=event.rack, host=event.host):
-            if link not in found or link.direction not in event.directions:
-                continue
-            share = found[link].bits_per_second / declared[link].bits_per_second
+        for link in links:
             now = declared[link] if event.rate is None else event.rate
-            changed[link] = Rate(now.bits_per_second * share)
+            change = now.bits_per_second / declared[link].bits_per_second
+            changed[link] = Rate(rates[link].bits_per_second * change)
         return changed
+
+    def _share(self, link: Link) -> float:
+        """Of what is declared."""
+        found, declared = self.cluster.rates()[link], self.declared.rates()[link]
+        return found.bits_per_second / declared.bits_per_second
 
 
 def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
@@ -92,14 +108,15 @@ def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
 def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
     """The same cluster with these rates of its links."""
 
-    def duplex(kind: str, owner: str) -> Duplex:
-        ways = {link.direction: rate for link, rate in rates.items() if link[:2] == (kind, owner)}
-        return Duplex(ways["out"], ways["in"])
+    def duplex(kind: Literal["nic", "uplink"], owner: str) -> Duplex:
+        return Duplex(rates[Link(kind, owner, "out")], rates[Link(kind, owner, "in")])
 
     racks = tuple(
         replace(
             rack,
-            uplink=None if rack.uplink is None else duplex("uplink", rack.name),
+            uplink=duplex("uplink", rack.name)
+            if Link("uplink", rack.name, "out") in rates
+            else None,
             hosts=tuple(replace(h, nic=duplex("nic", h.name)) for h in rack.hosts),
         )
         for rack in cluster.racks
