@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Link
@@ -125,7 +126,7 @@ class Flows:
             self._sent(flow, exchange, receive)
             return
         flow.message = exchange, receive
-        flow.left, flow.since, flow.rate = nbytes, self.now, 0.0
+        flow.left, flow.since, flow.rate, flow.due = nbytes, self.now, 0.0, inf
         for channel in flow.channels:
             channel.flows[flow] = None
             self._changed[channel] = None
