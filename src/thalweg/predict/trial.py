@@ -23,7 +23,7 @@ from thalweg.schedules.topologies.star import star
 
 KINDS = ("ring", "gossip", "all_to_all", "star", "local", "native")
 TINY = 4096  # bytes
-SHORT, LONG = 0.12, 0.35  # seconds that a trial is to take, as the links' rates have it
+SHORT, LONG, CROWDED = 0.1, 0.35, 0.25  # seconds to take, as the links' rates have it
 LARGEST = 1 << 26  # bytes: on fast links it takes less than that
 INSIDE = 1 << 23  # bytes, where there is no link
 ITEM = 4  # bytes
@@ -62,19 +62,21 @@ def wanted(cluster: Cluster, *, backend: bool) -> Iterator[tuple[str, int]]:
     """The kinds and sizes of trials that are worth their time on this cluster."""
     if cluster.workers == 1:
         return
+    yield "ring", TINY
+    if cluster.workers > 2:
+        yield "all_to_all", TINY
     if any(len(host.ranks) > 1 for host in cluster.hosts):
-        yield "local", TINY
         yield "local", INSIDE
-    if len(cluster.hosts) > 1:
-        yield "ring", TINY
+    between = len(cluster.hosts) > 1
+    if between:
         yield "ring", lasting("ring", cluster, SHORT)
         yield "ring", lasting("ring", cluster, LONG)
-        if len(cluster.hosts) > 2:
-            for kind in ("gossip", "star", "all_to_all"):
-                yield kind, lasting(kind, cluster, LONG)
+    if len(cluster.hosts) > 2:
+        for kind in ("gossip", "star", "all_to_all"):
+            yield kind, lasting(kind, cluster, CROWDED)
     if backend:
         yield "native", TINY
-        yield "native", lasting("native", cluster, LONG) if len(cluster.hosts) > 1 else INSIDE
+        yield "native", lasting("native", cluster, LONG) if between else INSIDE
 
 
 def lasting(kind: str, cluster: Cluster, seconds: float) -> int:

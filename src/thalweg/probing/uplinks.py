@@ -45,13 +45,16 @@ def measure_uplinks(
     """None where there is no other rack. What is full is measured so often."""
     if len(racks) < 2:
         return [None for _ in racks]
-    return [
+    found = [
         Uplink(
             out=_measure(network, racks, number, nics, repeats, outward=True),
             into=_measure(network, racks, number, nics, repeats, outward=False),
         )
-        for number in range(len(racks))
+        for number in range(1 if len(racks) == 2 else len(racks))
     ]
+    if len(racks) == 2:  # the way out of one is the way into the other
+        found.append(Uplink(out=found[0].into, into=found[0].out))
+    return [*found]
 
 
 def _measure(
