@@ -3,8 +3,8 @@
 One figure after the other, each from the trials that tell most about it, while those found before
 stay as they are:
 
-    a hop          a tiny ring is 2 (N-1) hops: the way of a message, and what it costs its receiver
-    a message      a tiny all-to-all is one way, and N-1 messages at each receiver
+    a hop          a tiny message along a chain: its way, and what it costs its receivers
+    a message      tiny messages of all to one: they are there at once, but are taken one by one
     a byte         rings inside the hosts, where no link is between ranks
     one flow       what a longer ring takes longer: the share of its rate that a link gives
     a burst        what a ring takes less than that: what links carry at once after a rest
@@ -22,7 +22,7 @@ from statistics import median
 
 from thalweg.facts import Cluster, Duration, Figure, Machine, Road
 from thalweg.predict.flows import simulate
-from thalweg.predict.trial import TINY, Trial, crowd, schedules
+from thalweg.predict.trial import SMALL, Trial, crowd, schedules
 
 CLOSE = 1e-3  # of what was measured
 STEPS = 20  # of a root's search, at most
@@ -60,27 +60,23 @@ def fit(cluster: Cluster, trials: Sequence[Trial]) -> Fitted:
 
 def _hop(cluster: Cluster, trials: Sequence[Trial]) -> tuple[float, Figure]:
     """Seconds of a message's way, and what it costs its receiver."""
-    ring, everybody = _tiny(trials, "ring"), _tiny(trials, "all_to_all")
-    latency = cluster.latency.seconds
-    if ring is None:
-        return latency, Figure(0.0)
-    replay, seconds = _Replay(cluster, ring), median(ring.seconds)
-    hop = _root(lambda hop: replay(hop), seconds, 0.0, seconds)
-    message = max(0.0, hop - latency)
-    if everybody is not None:
-        crowded = _Replay(cluster, everybody)
-        message = _root(
-            lambda message: crowded(hop - message, Road(message=Figure(message))),
-            median(everybody.seconds),
-            0.0,
-            hop,
-        )
-    return hop - message, Figure(message, _spread(ring))
+    chain, star = _tiny(trials, "chain"), _tiny(trials, "star")
+    if chain is None or star is None:
+        return cluster.latency.seconds, Figure(0.0)
+    along, at_once, seconds = _Replay(cluster, chain), _Replay(cluster, star), median(chain.seconds)
+    hop = _root(along, seconds, 0.0, seconds)
+    message = _root(
+        lambda message: at_once(hop - message, Road(message=Figure(message))),
+        median(star.seconds),
+        0.0,
+        hop,
+    )
+    return hop - message, Figure(message, _spread(star))
 
 
 def _byte(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road) -> Road:
     """From the largest trial that crosses no link."""
-    inside = [t for t in trials if t.nbytes > TINY and not crowd(t.kind, cluster)]
+    inside = [t for t in trials if t.nbytes > SMALL and not crowd(t.kind, cluster)]
     if not inside:
         return road
     trial = max(inside, key=lambda trial: trial.nbytes)
@@ -97,7 +93,7 @@ def _byte(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road)
 def _burst(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road) -> float:
     """Bytes, if there are two large rings. Their difference tells what a byte takes once links are
     busy; what the shorter takes less than that, links have carried at once."""
-    rings = sorted((t for t in trials if t.kind == "ring" and t.nbytes > TINY), key=_nbytes)
+    rings = sorted((t for t in trials if t.kind == "ring" and t.nbytes > SMALL), key=_nbytes)
     if len(rings) < 2:
         return 0.0
     short, long = _Replay(cluster, rings[0]), _Replay(cluster, rings[-1])
@@ -139,7 +135,7 @@ def _crowding(
     by_crowd: dict[int, dict[str, Trial]] = {}
     for trial in sorted(trials, key=_nbytes):
         flows = crowd(trial.kind, cluster)
-        if flows and trial.nbytes > TINY:
+        if flows and trial.nbytes > SMALL:
             by_crowd.setdefault(flows, {})[trial.kind] = trial  # the largest of its kind
     shares: Shares = ()
     for flows, alike in sorted(by_crowd.items()):
@@ -216,7 +212,7 @@ def _root(rising: Callable[[float], float], value: float, low: float, high: floa
 
 
 def _tiny(trials: Sequence[Trial], kind: str) -> Trial | None:
-    return next((t for t in trials if t.kind == kind and t.nbytes <= TINY), None)
+    return next((t for t in trials if t.kind == kind and t.nbytes <= SMALL), None)
 
 
 def _nbytes(trial: Trial) -> int:
@@ -232,7 +228,7 @@ def _spread(trial: Trial) -> float:
 def _assumed(trials: Sequence[Trial]) -> list[str]:
     kinds = {trial.kind for trial in trials}
     missing = []
-    if not kinds & {"ring", "local"}:
+    if "chain" not in kinds:
         missing.append("messages that cost nothing")
     if "native" not in kinds:
         missing.append("a backend that costs nothing")

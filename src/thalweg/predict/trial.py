@@ -1,12 +1,14 @@
 """Trials of a network: timed schedules that span what plans do, from which a road is fitted.
 
-ring        one flow on every link; a tiny one tells what a message costs, two larger ones what
-            a byte costs and what a link carries at once after a rest
-gossip      two flows each way on every NIC
-all_to_all  everybody to everybody at the same time
-star        everybody to one
-local       rings inside the hosts, where no link is between ranks
-native      the backend's own all-reduce
+chain         a tiny message from rank to rank: what a hop costs while others rest
+star          tiny messages of everybody to one: what a message costs its receiver
+ring          one flow on every link; in two sizes, which tell what a link carries, and how much
+              of that at once after a rest
+gossip        two flows each way on every NIC
+ps            everybody to everybody at the same time
+hierarchical  as many flows through an uplink as there are hosts behind it
+local         rings inside the hosts, where no link is between ranks
+native        the backend's own all-reduce
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thalweg.facts import Cluster, Link
-from thalweg.schedules import Group, Schedule, all_to_all, traffic
+from thalweg.schedules import Group, Schedule, traffic
 from thalweg.schedules.topologies.gossip import gossip
+from thalweg.schedules.topologies.hierarchical import hierarchical
 from thalweg.schedules.topologies.native import native
+from thalweg.schedules.topologies.ps import ps
 from thalweg.schedules.topologies.ring import ring
 from thalweg.schedules.topologies.star import star
+from thalweg.schedules.topologies.tree import tree
 
-KINDS = ("ring", "gossip", "all_to_all", "star", "local", "native")
-TINY = 4096  # bytes
-SHORT, LONG, CROWDED = 0.1, 0.35, 0.25  # seconds to take, as the links' rates have it
+TINY = 64  # bytes
+SMALL = 4096  # bytes: up to there, what counts is messages
+SHORT, LONG = 0.1, 0.3  # seconds to take, as the links' rates have it
 LARGEST = 1 << 26  # bytes: on fast links it takes less than that
 INSIDE = 1 << 23  # bytes, where there is no link
 ITEM = 4  # bytes
@@ -43,14 +48,18 @@ def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
     """What runs at the same time in such a trial of so many bytes on every rank."""
     everybody, elements = Group.everybody(cluster), max(1, nbytes // ITEM)
     match kind:
+        case "chain":
+            return (tree(everybody, elements, ITEM, 0, fanout=1),)
+        case "star":
+            return (star(everybody, elements, ITEM, 0, root=None),)
         case "ring":
             return (ring(everybody, elements, ITEM, 0),)
         case "gossip":
             return (gossip(everybody, elements, ITEM, 0, graph="ring"),)
-        case "all_to_all":
-            return (all_to_all(everybody, elements, ITEM),)
-        case "star":
-            return (star(everybody, elements, ITEM, 0, root=None),)
+        case "ps":
+            return (ps(everybody, elements, ITEM, 0, servers=None),)
+        case "hierarchical":
+            return (hierarchical(everybody, elements, ITEM, 0, form="parallel"),)
         case "native":
             return (native(everybody, elements, ITEM, 0),)
         case _:
@@ -62,9 +71,8 @@ def wanted(cluster: Cluster, *, backend: bool) -> Iterator[tuple[str, int]]:
     """The kinds and sizes of trials that are worth their time on this cluster."""
     if cluster.workers == 1:
         return
-    yield "ring", TINY
-    if cluster.workers > 2:
-        yield "all_to_all", TINY
+    yield "chain", TINY
+    yield "star", TINY
     if any(len(host.ranks) > 1 for host in cluster.hosts):
         yield "local", INSIDE
     between = len(cluster.hosts) > 1
@@ -72,10 +80,12 @@ def wanted(cluster: Cluster, *, backend: bool) -> Iterator[tuple[str, int]]:
         yield "ring", lasting("ring", cluster, SHORT)
         yield "ring", lasting("ring", cluster, LONG)
     if len(cluster.hosts) > 2:
-        for kind in ("gossip", "star", "all_to_all"):
-            yield kind, lasting(kind, cluster, CROWDED)
+        yield "gossip", lasting("gossip", cluster, LONG)
+        yield "ps", lasting("ps", cluster, LONG)
+    if len(cluster.racks) > 1 and between:
+        yield "hierarchical", lasting("hierarchical", cluster, LONG)
     if backend:
-        yield "native", TINY
+        yield "native", SMALL
         yield "native", lasting("native", cluster, LONG) if between else INSIDE
 
 
@@ -83,7 +93,7 @@ def lasting(kind: str, cluster: Cluster, seconds: float) -> int:
     """Bytes with which such a trial keeps the busiest link so long."""
     made = MADE_OF * ITEM
     link, busy = _busiest(kind, cluster, made)
-    return LARGEST if link is None else min(LARGEST, max(TINY, int(made * seconds / busy)))
+    return LARGEST if link is None else min(LARGEST, max(2 * SMALL, int(made * seconds / busy)))
 
 
 def crowd(kind: str, cluster: Cluster) -> int:

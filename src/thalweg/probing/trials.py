@@ -4,14 +4,14 @@ do (`predict.trial`).
 Before each repetition all ranks meet, so that they start together. Clocks of different hosts can't
 be compared, so a repetition takes as long as the slowest rank's own clock says, from its meeting to
 its end. What is over in a few milliseconds is run several times in a row, since meeting isn't
-exact.
+exact. Trials take turns, so that what disturbs a machine for a while doesn't meet all repetitions
+of one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import isqrt
 from time import perf_counter, sleep
 
 import numpy as np
@@ -19,19 +19,21 @@ import torch
 import torch.distributed as dist
 
 from thalweg.facts import Cluster
-from thalweg.predict.trial import ITEM, TINY, Trial, schedules, wanted
-from thalweg.runtime import Engine, Part, Task, View, World
+from thalweg.predict.trial import ITEM, SMALL, Trial, schedules, wanted
+from thalweg.runtime import Engine, Part, Task, World
 from thalweg.schedules import Group, Schedule
 from thalweg.schedules.topologies.ring import ring
 from thalweg.schedules.topologies.star import star
 from thalweg.transports import Array
 
-REPEATS, TINY_REPEATS = 3, 5
+REPEATS = 5
 IN_A_ROW = 8  # of tiny ones
 WARM_UP = 1 << 16  # bytes
 REST = 0.03  # seconds in which links recover what they carry at once
 Claim = Callable[[], int]
 """The number of the next round; all ranks count alike."""
+Run = Callable[[int], None]
+"""So many times in a row."""
 Progress = Callable[[int, int], None]
 
 
@@ -55,17 +57,18 @@ def run_trials(
         world.join_process_group()
     plan = list(wanted(cluster, backend=native))
     bench = _Bench(engine, cluster, claim, step)
-    seconds: list[list[float]] = []
-    for number, (kind, nbytes) in enumerate(plan):
-        progress(number, len(plan))
-        seconds.append(list(bench.seconds(kind, nbytes)))
-    progress(len(plan), len(plan))
-    slowest = bench.slowest([second for repeats in seconds for second in repeats])
-    trials = []
-    for (kind, nbytes), repeats in zip(plan, seconds, strict=True):
-        trials.append(Trial(kind, nbytes, tuple(slowest[: len(repeats)])))
-        slowest = slowest[len(repeats) :]
-    return trials
+    prepared = [bench.prepared(kind, nbytes) for kind, nbytes in plan]
+    seconds: list[float] = []
+    for repeat in range(REPEATS):
+        for number, run in enumerate(prepared):
+            progress(repeat * len(plan) + number, REPEATS * len(plan))
+            seconds.append(bench.seconds(run, IN_A_ROW if plan[number][1] <= SMALL else 1))
+    progress(REPEATS * len(plan), REPEATS * len(plan))
+    slowest = bench.slowest(seconds)
+    return [
+        Trial(kind, nbytes, tuple(slowest[number :: len(plan)]))
+        for number, (kind, nbytes) in enumerate(plan)
+    ]
 
 
 class _Bench:
@@ -79,18 +82,13 @@ class _Bench:
         self._everybody = Group.everybody(cluster)
         self._meeting = self._part(star(self._everybody, 1, ITEM, 0, root=None))
 
-    def seconds(self, kind: str, nbytes: int) -> Iterator[float]:
-        """Of each repetition by this rank's clock."""
-        tiny = nbytes <= TINY
-        times, repeats = (IN_A_ROW, TINY_REPEATS) if tiny else (1, REPEATS)
-        self._prepared(kind, min(nbytes, WARM_UP))(1)
-        run = self._prepared(kind, nbytes)
-        for _ in range(repeats):
-            sleep(REST)
-            self._run(self._meeting, np.zeros(1, np.float32), 1)
-            start = perf_counter()
-            run(times)
-            yield (perf_counter() - start) / times
+    def seconds(self, run: Run, times: int) -> float:
+        """By this rank's clock, after all have met."""
+        sleep(REST)
+        self._run(self._meeting, np.zeros(1, np.float32), 1)
+        start = perf_counter()
+        run(times)
+        return (perf_counter() - start) / times
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """Of all ranks, each of these."""
@@ -100,8 +98,13 @@ class _Bench:
         self._run(self._part(ring(self._everybody, len(vector), vector.itemsize, 0)), vector, 1)
         return [float(second) for second in table.max(axis=0)]
 
-    def _prepared(self, kind: str, nbytes: int) -> Callable[[int], None]:
-        """Such a trial, to be run so many times in a row."""
+    def prepared(self, kind: str, nbytes: int) -> Run:
+        """Such a trial, once its connections are there."""
+        run = self._trial(kind, nbytes)
+        self._trial(kind, min(nbytes, WARM_UP))(1)
+        return run
+
+    def _trial(self, kind: str, nbytes: int) -> Run:
         if kind == "native":
             return partial(_all_reduce, torch.zeros(max(1, nbytes // ITEM)))
         rank = self._engine.rank
@@ -109,20 +112,15 @@ class _Bench:
         if not own:
             return self._stay_away
         [schedule] = own
-        part = self._part(schedule)
-        if kind == "all_to_all":
-            vector = np.zeros(2 * schedule.sizes[0] * self._everybody.size, np.float32)
-            view = _two_vectors(schedule, vector, self._everybody.order.index(rank))
-            return partial(self._run, part, vector, view=view)
-        return partial(self._run, part, np.zeros(schedule.elements, np.float32))
+        return partial(self._run, self._part(schedule), np.zeros(schedule.elements, np.float32))
 
     def _part(self, schedule: Schedule) -> Part:
         return Part.of(schedule, self._engine.rank)
 
-    def _run(self, part: Part, vector: Array, times: int, view: View | None = None) -> None:
+    def _run(self, part: Part, vector: Array, times: int) -> None:
         numbers = [self._claim() for _ in range(times)]
         tasks = [
-            Task(part=part, vector=vector, step=self._step, round_number=number, view=view)
+            Task(part=part, vector=vector, step=self._step, round_number=number)
             for number in numbers
         ]
         self._engine.run(tasks)
@@ -136,16 +134,3 @@ class _Bench:
 def _all_reduce(tensor: torch.Tensor, times: int) -> None:
     for _ in range(times):
         dist.all_reduce(tensor)
-
-
-def _two_vectors(schedule: Schedule, vector: Array, position: int) -> View:
-    """Everybody to everybody has a chunk for each pair of ranks, of which this one holds those that
-    it sends, in one half of the vector, and those that it takes in, in the other."""
-    members, longest = isqrt(len(schedule.sizes)), schedule.sizes[0]
-
-    def view(start: int, stop: int) -> Array:
-        sender, taker = divmod(start, members)
-        row = taker if sender == position else members + sender
-        return vector[row * longest : row * longest + schedule.sizes[start]]
-
-    return view
