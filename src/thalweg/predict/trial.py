@@ -26,9 +26,9 @@ from thalweg.schedules.topologies.ring import ring
 from thalweg.schedules.topologies.star import star
 from thalweg.schedules.topologies.tree import tree
 
-TINY = 64  # bytes
+TINY = 4  # bytes
 SMALL = 4096  # bytes: up to there, what counts is messages
-SHORT, LONG = 0.1, 0.3  # seconds to take, as the links' rates have it
+SHORT, LONG = 0.1, 0.25  # seconds to take, as the links' rates have it
 LARGEST = 1 << 26  # bytes: on fast links it takes less than that
 INSIDE = 1 << 23  # bytes, where there is no link
 ITEM = 4  # bytes
