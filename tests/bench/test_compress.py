@@ -18,18 +18,18 @@ from thalweg.bench.compress import Found, bench_compress
 from thalweg.bench.compress_costs import LAMBDA, SPEEDS, Compressed, Dense, Exchange
 from thalweg.bench.compress_hooks import alone_in_a_group
 from thalweg.bench.compress_methods import Method, all_methods, method_of
-from thalweg.bench.compress_trials import (
+from thalweg.catalog import default_catalog
+from thalweg.compress import NUMPY_KERNELS, Elementwise, Segment, Summed
+from thalweg.compress.codec import Array
+from thalweg.errors import PlanError
+from thalweg.facts import Tensor
+from thalweg.probing.codec_trials import (
     GatheredTrial,
     Gradients,
     SummedTrial,
     TwoShotTrial,
     least_seconds,
 )
-from thalweg.catalog import default_catalog
-from thalweg.compress import NUMPY_KERNELS, Elementwise, Segment, Summed
-from thalweg.compress.codec import Array
-from thalweg.errors import PlanError
-from thalweg.facts import Tensor
 
 SMALL = Workload(
     name="small",

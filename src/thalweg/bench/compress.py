@@ -22,19 +22,9 @@ from threadpoolctl import threadpool_limits
 from thalweg.bench.compress_costs import SPEEDS, Compressed, Dense, Exchange
 from thalweg.bench.compress_methods import Method
 from thalweg.bench.compress_peers import Peer, peers
-from thalweg.bench.compress_trials import (
-    GatheredTrial,
-    Gradients,
-    SummedTrial,
-    Trial,
-    TwoShotTrial,
-    least_seconds,
-)
-from thalweg.compress import Elementwise, Summed, arrange
-from thalweg.compress.compressor import own_arguments
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
-from thalweg.runtime.kernels import TORCH_KERNELS
+from thalweg.probing.codec_trials import Gradients, Trial, least_seconds, trial_of
 
 Progress = Callable[[int, int, str], None]
 """Called with how many methods are done, of how many, and which comes next."""
@@ -114,20 +104,15 @@ def _trial(
     each: Method, workers: int, gradients: Gradients, bucket: Bucket
 ) -> tuple[Trial | None, int]:
     """And the bytes that go as they are."""
-    compressor, arguments = each.compressor, each.arguments
-    arrangement = arrange(bucket.tensors, compressor, arguments)
-    rest = arrangement.rest * bucket.itemsize
-    segments, length = arrangement.compressed, arrangement.length
-    if not segments:
-        return None, rest
-    codec = compressor.codec(segments, length, TORCH_KERNELS, **own_arguments(arguments))
-    gradient, keep = gradients.of(segments, length), compressor.keeps(arguments)
-    if isinstance(codec, Summed):
-        return SummedTrial(codec, gradient, keep, compressor.period), rest
-    others = (gradients.of(segments, length, rank) for rank in range(1, workers))
-    if isinstance(codec, Elementwise) and each.exchange(workers) is Exchange.TWO_SHOT:
-        return TwoShotTrial(codec, gradient, keep, others), rest
-    return GatheredTrial(codec, gradient, keep, others), rest
+    trial, rest = trial_of(
+        each.compressor,
+        each.arguments,
+        bucket.tensors,
+        workers,
+        gradients,
+        two_shot=each.exchange(workers) is Exchange.TWO_SHOT,
+    )
+    return trial, rest * bucket.itemsize
 
 
 def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -> dict[str, Any]:

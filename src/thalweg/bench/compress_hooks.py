@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from thalweg.bench.compress_trials import Gradients, Trial
 from thalweg.bench.torch_hooks import FIRST, OneBucket
 from thalweg.compress import arrange
 from thalweg.facts import Bucket
+from thalweg.probing.codec_trials import Gradients, Trial
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 

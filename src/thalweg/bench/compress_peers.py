@@ -19,8 +19,8 @@ from thalweg.bench.compress_scripts import (
     TopK,
     on_our_tensors,
 )
-from thalweg.bench.compress_trials import Gradients, Trial
 from thalweg.facts import Bucket
+from thalweg.probing.codec_trials import Gradients, Trial
 
 DIVIDES = (
     "torch's hooks are one call, which also divides by the number of workers; it isn't known which "

@@ -11,12 +11,12 @@ from itertools import chain
 import numpy as np
 import torch
 
-from thalweg.bench.compress_trials import Gradients, Trial
 from thalweg.catalog import default_catalog
 from thalweg.compress import Arrangement, arrange
 from thalweg.compress.codec import Array
 from thalweg.compress.compressor import as_matrix, kept
 from thalweg.facts import Bucket
+from thalweg.probing.codec_trials import Gradients, Trial
 
 RANK, RATIO = 4, 0.01  # our defaults too
 

@@ -7,64 +7,67 @@ of others, matter to one another.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from heapq import heapify, heappop, heapreplace
 from math import inf
-from typing import Any
 
 from thalweg.facts.machine import Road
 
 
 class Channel:
-    """What flows share: one direction of a link, or a rank's hand."""
+    """What flows share: one direction of a link, or a rank's hand. `burst` are the bytes that it
+    carries at once after a rest (`buckets`)."""
 
-    __slots__ = ("_capacities", "_road", "flows", "open", "rate", "room")
+    __slots__ = (
+        "_capacities",
+        "_road",
+        "burst",
+        "dry_at",
+        "flows",
+        "gain",
+        "open",
+        "rate",
+        "room",
+        "since",
+        "tokens",
+        "used",
+    )
 
-    def __init__(self, rate: float, road: Road | None) -> None:
+    def __init__(self, rate: float, road: Road | None = None, burst: float = 0.0) -> None:
         """`rate` in bytes per second; without a road, a crowd loses none of it."""
         self.rate = rate
         self.flows: dict[Flow, None] = {}
         self.room = 0.0  # while rates are found: what is left
         self.open = 0  # and how many flows may still grow
+        self.burst = self.tokens = burst
+        self.gain = rate  # tokens per second, since
+        self.used = 0.0  # and what its flows have together
+        self.since = 0.0
+        self.dry_at = inf
         self._road = road
         self._capacities: dict[int, float] = {}
 
     def capacity(self, flows: int) -> float:
         """For so many flows together."""
-        if flows not in self._capacities:
-            share = 1.0 if self._road is None else self._road.share(flows)
-            self._capacities[flows] = self.rate * share
-        return self._capacities[flows]
+        found = self._capacities.get(flows)
+        if found is None:
+            share = 1.0 if self._road is None else self._road.share(max(flows, 1))
+            found = self._capacities[flows] = self.rate * share
+        return found
 
 
 class Flow:
-    """The messages from one rank to another, one after the other."""
+    """What goes from one rank to another: `left` bytes at `since`, at a rate."""
 
-    __slots__ = (
-        "alone",
-        "channels",
-        "due",
-        "left",
-        "message",
-        "queue",
-        "rate",
-        "seconds",
-        "since",
-        "target",
-    )
+    __slots__ = ("alone", "channels", "due", "left", "rate", "since")
 
-    def __init__(self, target: int, channels: tuple[Channel, ...], seconds: float) -> None:
-        self.target = target
+    def __init__(self, channels: tuple[Channel, ...]) -> None:
         self.channels = channels
-        self.seconds = seconds  # of a byte's way
         self.alone = min((channel.capacity(1) for channel in channels), default=inf)
-        self.queue: deque[tuple[int, Any, int]] = deque()  # bytes, and who takes them
-        self.message: tuple[Any, int] | None = None  # under way
-        self.left = 0.0  # bytes of it, at `since`
+        self.left = 0.0
         self.since = 0.0
         self.rate = 0.0
-        self.due = inf  # when it ends at this rate
+        self.due = inf  # when nothing is left at this rate
 
 
 def neighbours(channels: Iterable[Channel]) -> tuple[list[Flow], list[Channel]]:
@@ -84,20 +87,22 @@ def neighbours(channels: Iterable[Channel]) -> tuple[list[Flow], list[Channel]]:
 
 
 def fair_rates(flows: list[Flow], channels: list[Channel]) -> dict[Flow, float]:
-    """Of flows that cross no other channels than these."""
+    """Of flows that cross no other channels than these. A channel with tokens doesn't limit; who
+    crosses no other kind has no rate."""
     rates: dict[Flow, float] = {}
+    limiting = [channel for channel in channels if channel.flows and not channel.tokens]
     for channel in channels:
         channel.open = len(channel.flows)
-        channel.room = channel.capacity(channel.open) if channel.open else 0.0
-    levels = [(c.room / c.open, i) for i, c in enumerate(channels) if c.open]
+        channel.room = channel.capacity(channel.open)
+    levels = [(channel.room / channel.open, i) for i, channel in enumerate(limiting)]
     heapify(levels)
     while levels and len(rates) < len(flows):
         level, i = levels[0]
-        channel = channels[i]
+        channel = limiting[i]
         if not channel.open:
             heappop(levels)
             continue
-        now = channel.room / channel.open  # others' flows that stay behind leave more
+        now = channel.room / channel.open  # those that others hold back leave more
         if now > level:
             heapreplace(levels, (now, i))
             continue

@@ -28,7 +28,8 @@ class Nics:
     into: dict[int, float]
 
 
-def measure_nics(network: Network, racks: Sequence[frozenset[int]]) -> Nics:
+def measure_nics(network: Network, racks: Sequence[frozenset[int]], rounds: int = ROUNDS) -> Nics:
+    """With so many partners each."""
     hosts = sorted(host for rack in racks for host in rack)
     nics = Nics(dict.fromkeys(hosts, 0.0), dict.fromkeys(hosts, 0.0))
     rack_of = {host: number for number, rack in enumerate(racks) for host in rack}
@@ -39,17 +40,17 @@ def measure_nics(network: Network, racks: Sequence[frozenset[int]]) -> Nics:
                 nics.out[flow.source] = max(rate, nics.out[flow.source])
                 nics.into[flow.target] = max(rate, nics.into[flow.target])
 
-    pairs = [pair for rack in racks for pair in round_robin(sorted(rack))]
+    pairs = [pair for rack in racks for pair in round_robin(sorted(rack), rounds)]
     measure(Flow(one, other) for one, other in pairs)
     measure(Flow(other, one) for one, other in pairs)
     measure(_second_tries(nics, rack_of))
     return nics
 
 
-def round_robin(hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
+def round_robin(hosts: Sequence[int], rounds: int = ROUNDS) -> Iterator[tuple[int, int]]:
     """The pairs of the first rounds of the circle method: one stays, the others go round."""
     seats: list[int | None] = [*hosts] if len(hosts) % 2 == 0 else [*hosts, None]
-    for _ in range(min(ROUNDS, len(seats) - 1)):
+    for _ in range(min(rounds, len(seats) - 1)):
         for one, other in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
             if one is not None and other is not None:
                 yield one, other

@@ -40,22 +40,31 @@ class Uplink:
 
 
 def measure_uplinks(
-    network: Network, racks: Sequence[frozenset[int]], nics: Nics
+    network: Network, racks: Sequence[frozenset[int]], nics: Nics, repeats: int = REPEATS
 ) -> list[Uplink | None]:
-    """None where there is no other rack."""
+    """None where there is no other rack. What is full is measured so often."""
     if len(racks) < 2:
         return [None for _ in racks]
-    return [
+    found = [
         Uplink(
-            out=_measure(network, racks, number, nics, outward=True),
-            into=_measure(network, racks, number, nics, outward=False),
+            out=_measure(network, racks, number, nics, repeats, outward=True),
+            into=_measure(network, racks, number, nics, repeats, outward=False),
         )
-        for number in range(len(racks))
+        for number in range(1 if len(racks) == 2 else len(racks))
     ]
+    if len(racks) == 2:  # the way out of one is the way into the other
+        found.append(Uplink(out=found[0].into, into=found[0].out))
+    return [*found]
 
 
 def _measure(
-    network: Network, racks: Sequence[frozenset[int]], number: int, nics: Nics, *, outward: bool
+    network: Network,
+    racks: Sequence[frozenset[int]],
+    number: int,
+    nics: Nics,
+    repeats: int,
+    *,
+    outward: bool,
 ) -> Way:
     own_rates, other_rates = (nics.out, nics.into) if outward else (nics.into, nics.out)
     own = sorted(racks[number], key=lambda host: -own_rates[host])
@@ -68,7 +77,7 @@ def _measure(
         flows = [Flow(*(pair if outward else pair[::-1])) for pair in pairs[:number_of_flows]]
         least = FULL * sum(allowed[:number_of_flows])
         totals = [sum(network.rates(flows))]
-        while len(totals) < REPEATS and totals[0] < least:
+        while len(totals) < repeats and totals[0] < least:
             totals.append(sum(network.rates(flows)))
         if median(totals) < least:
             return Way(rate=median(totals), full=True)

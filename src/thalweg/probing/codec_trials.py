@@ -7,14 +7,27 @@ made beforehand from gradients of their own, so that decoding N of them touches 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import process_time
 
 import numpy as np
 
-from thalweg.compress import Codec, Elementwise, Feedback, Gathered, Segment, Summed
+from thalweg.compress import (
+    Codec,
+    Compressor,
+    Elementwise,
+    Feedback,
+    Gathered,
+    Segment,
+    Summed,
+    arrange,
+)
 from thalweg.compress.aligned import aligned
 from thalweg.compress.codec import Array
+from thalweg.compress.compressor import own_arguments
+from thalweg.declarations import Value
+from thalweg.facts import Tensor
+from thalweg.runtime.kernels import TORCH_KERNELS
 from thalweg.schedules.chunks import split
 
 NOISE = 1 << 20  # values, repeated as often as a bucket needs
@@ -176,3 +189,27 @@ class TwoShotTrial(GatheredTrial):
     def decode(self, step: int) -> None:
         self._reduce(0, self.own, step, 0)
         self.codec.decode(self.reduced, self.gradient)
+
+
+def trial_of(
+    compressor: Compressor,
+    arguments: Mapping[str, Value],
+    tensors: Sequence[Tensor],
+    workers: int,
+    gradients: Gradients,
+    *,
+    two_shot: bool,
+) -> tuple[Trial | None, int]:
+    """A bucket of these tensors, and how many elements of it go as they are; None if all do."""
+    arrangement = arrange(tensors, compressor, arguments)
+    segments, length = arrangement.compressed, arrangement.length
+    if not segments:
+        return None, arrangement.rest
+    codec = compressor.codec(segments, length, TORCH_KERNELS, **own_arguments(arguments))
+    gradient, keep = gradients.of(segments, length), compressor.keeps(arguments)
+    if isinstance(codec, Summed):
+        return SummedTrial(codec, gradient, keep, compressor.period), arrangement.rest
+    others = (gradients.of(segments, length, rank) for rank in range(1, workers))
+    if isinstance(codec, Elementwise) and two_shot:
+        return TwoShotTrial(codec, gradient, keep, others), arrangement.rest
+    return GatheredTrial(codec, gradient, keep, others), arrangement.rest

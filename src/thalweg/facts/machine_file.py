@@ -1,0 +1,145 @@
+"""What messages, bytes and codecs cost, as a TOML file beside the cluster's.
+
+    burst = 131072                  # bytes that a link carries at once after a rest
+
+    [ours]                          # and [native], the backend's own collectives
+    message = { seconds = 1.2e-4, spread = 0.1 }    # it keeps its receiver busy, besides its bytes
+    byte = { seconds = 0.0 }                        # that a rank sends or takes in
+    crowding = [                                    # so many flows get this share of a link
+        { flows = 1, share = 0.97, spread = 0.01 },
+        { flows = 7, share = 0.8 },
+    ]
+
+    [[codec]]
+    name = "powersgd(rank=4)"
+    bucket = { seconds = 2e-4 }     # whatever its size
+    encode = { seconds = 3e-9 }     # for each element; so are the others
+    decode = { seconds = 2e-9 }
+    gathered = { seconds = 0.0 }    # of each payload, where payloads are gathered
+
+All may be left out; `spread` is a standard deviation relative to its figure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import ClusterError
+from thalweg.facts.machine import CodecCost, Figure, Machine, Road
+from thalweg.facts.tables import Table, load_toml, read_toml
+
+MOST = 1e12
+_COSTS = tuple(field.name for field in fields(CodecCost))
+
+
+def machine_path(cluster: Path) -> Path:
+    """Beside the cluster's file: `cluster.toml` has `cluster.machine.toml`."""
+    return cluster.with_suffix(".machine.toml")
+
+
+def read_machine(path: Path) -> Machine:
+    return read_toml(path, parse_machine, ClusterError)
+
+
+def parse_machine(text: str) -> Machine:
+    table = load_toml(text, "the file", ClusterError)
+    table.only("burst", "ours", "native", "codec", "assumed")
+    return Machine(
+        ours=_road(table, "ours"),
+        native=_road(table, "native"),
+        burst=table.number("burst", 0, MOST, 0.0),
+        codecs=dict(_codec(entry) for entry in _list(table, "codec", "[[codec]]")),
+        assumed=tuple(str(each) for each in _list(table, "assumed", 'assumed = ["..."]')),
+    )
+
+
+def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
+    """As a file, with remarks as comments at its head."""
+    lines = [
+        "# What messages, bytes and codecs cost on these machines. Edit it freely.",
+        *(f"# {remark}" for remark in remarks),
+        f"burst = {machine.burst!r}  # bytes that a link carries at once after a rest",
+    ]
+    if machine.assumed:
+        lines.append(f"assumed = {json.dumps(machine.assumed)}")
+    for name, road in (("ours", machine.ours), ("native", machine.native)):
+        lines += [
+            "",
+            f"[{name}]",
+            f"message = {_format(road.message)}  # it keeps its receiver busy, besides its bytes",
+            f"byte = {_format(road.byte)}  # that a rank sends or takes in",
+            "crowding = [  # so many flows get this share of a link",
+            *(f"    {_format_share(flows, share)}," for flows, share in road.crowding),
+            "]",
+        ]
+    for name, cost in machine.codecs.items():
+        lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
+        lines += [f"{each} = {_format(getattr(cost, each))}" for each in _COSTS]
+    return "\n".join(lines) + "\n"
+
+
+def _road(table: Table, key: str) -> Road:
+    if key not in table:
+        return Road()
+    road = table.table(key)
+    road.only("message", "byte", "crowding")
+    return Road(
+        message=_figure(road, "message"),
+        byte=_figure(road, "byte"),
+        crowding=_crowding(road) or Road().crowding,
+    )
+
+
+def _crowding(road: Table) -> tuple[tuple[int, Figure], ...]:
+    shares: list[tuple[int, Figure]] = []
+    for entry in _list(road, "crowding", "crowding = [{ flows = 1, share = 0.97 }]"):
+        table = Table(entry, f"crowding of {road.where}", ClusterError)
+        table.only("flows", "share", "spread")
+        flows = table.whole("flows", 1)
+        if shares and flows <= shares[-1][0]:
+            raise ClusterError(f"{table.where} has {flows} flows out of order", "go from few up")
+        if table.number("share", 0, MOST, 0.0) == 0:
+            raise ClusterError(f"{table.where} leaves {flows} flows nothing", "give a share")
+        shares.append((flows, _valued(table, "share")))
+    return tuple(shares)
+
+
+def _codec(entry: Any) -> tuple[str, CodecCost]:
+    table = Table(entry, "a codec", ClusterError)
+    name = table.text("name", '"powersgd(rank=4)"')
+    table.where = f"codec {name}"
+    table.only("name", *_COSTS)
+    return name, CodecCost(**{cost: _figure(table, cost) for cost in _COSTS})
+
+
+def _figure(table: Table, key: str) -> Figure:
+    if key not in table:
+        return Figure(0.0)
+    inner = table.table(key)
+    inner.only("seconds", "spread")
+    return _valued(inner, "seconds")
+
+
+def _valued(table: Table, key: str) -> Figure:
+    return Figure(table.number(key, 0, MOST, 0.0), table.number("spread", 0, MOST, 0.0))
+
+
+def _list(table: Table, key: str, example: str) -> list[Any]:
+    value = table.data.get(key, [])
+    if not isinstance(value, list):
+        raise ClusterError(f"{key} of {table.where} is no list", f"write {example}")
+    return value
+
+
+def _format(figure: Figure) -> str:
+    spread = f", spread = {figure.spread!r}" if figure.spread else ""
+    return f"{{ seconds = {figure.value!r}{spread} }}"
+
+
+def _format_share(flows: int, share: Figure) -> str:
+    spread = f", spread = {share.spread!r}" if share.spread else ""
+    return f"{{ flows = {flows}, share = {share.value!r}{spread} }}"

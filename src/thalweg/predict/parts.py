@@ -1,0 +1,188 @@
+"""A schedule made ready to be replayed: each rank's moves, which waits for which, and which receive
+takes which message.
+
+The order of a rank's moves is that of `dataflow.order`. A receive waits for one thing more, its
+message: the k-th message of a span from one rank to another is taken by the k-th receive of that
+span there. Whatever has nothing to wait for waits for its rank to start.
+
+In a schedule with quorums nobody waits for who is late (as in `runtime.node`): once the result of a
+chunk is there, decoded or from above, what its rank had still to do with that chunk is left out,
+even if the rank itself hasn't started.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from thalweg.schedules import Kind, Move, Quorum, Schedule, order
+
+RECEIVES = -1  # where a send has its target
+NOBODY = 1 << 62  # takes a message that no receive is for
+LARGEST_KEPT = 100_000  # ranks times chunks of what is kept for the next replay
+_SEND, _ANSWER = Kind.SEND, Kind.ANSWER  # looked up often
+
+
+class Answer(NamedTuple):
+    """One member's, to the quorum of this move."""
+
+    move: int
+    member: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """One rank's. Lists are by the number of a move; `taken_by` is the move of the target that a
+    message frees, or the complement of a number in its `answers`."""
+
+    waits: list[int]
+    frees: list[tuple[int, ...]]
+    first: list[int]  # what the rank's start frees
+    targets: list[int]
+    sizes: list[int]  # bytes of a send
+    taken_by: list[int]
+    answers: list[Answer] = field(default_factory=list)
+    quorums: dict[int, Quorum] = field(default_factory=dict)
+    counted: dict[int, frozenset[int]] = field(default_factory=dict)  # members, by quorum's move
+    overtakes: dict[int, list[int]] = field(default_factory=dict)
+
+
+def parts(schedule: Schedule) -> dict[int, Part]:
+    """By rank. Those of small schedules are kept, since an advisor replays them many times."""
+    small = len(schedule.ranks) * len(schedule.sizes) <= LARGEST_KEPT
+    return _kept(schedule) if small else _parts(schedule)
+
+
+class _Letters:
+    """Messages from one rank to another: their spans, each as one number, and the moves."""
+
+    __slots__ = ("moves", "spans")
+
+    def __init__(self) -> None:
+        self.spans: list[int] = []
+        self.moves: list[int] = []
+
+
+_Pair = tuple[int, int, bool]  # source, target, whether these are answers
+
+
+def _parts(schedule: Schedule) -> dict[int, Part]:
+    made: dict[int, Part] = {}
+    sent: dict[_Pair, _Letters] = {}
+    received: dict[_Pair, _Letters] = {}
+    listed: dict[int, tuple[Move, ...]] = {}
+    for rank in schedule.ranks:
+        steps = order(schedule.moves(rank))
+        made[rank] = part = Part(
+            waits=[max(waits, 1) for waits in steps.waits],
+            frees=list(steps.frees),
+            first=[index for index, waits in enumerate(steps.waits) if not waits],
+            targets=[RECEIVES] * len(steps.moves),
+            sizes=[0] * len(steps.moves),
+            taken_by=[NOBODY] * len(steps.moves),
+        )
+        _address(schedule, rank, steps.moves, part, sent, received)
+        if part.quorums or any(kind is _ANSWER for kind, *_ in steps.moves):
+            listed[rank] = steps.moves
+    for pair, letters in sent.items():
+        if pair in received:
+            _match(letters, received[pair], made[pair[0]].taken_by)
+    for rank, moves in listed.items():
+        _let_results_overtake(rank, moves, made[rank])
+    return made
+
+
+_kept = lru_cache(maxsize=64)(_parts)
+
+
+def _address(
+    schedule: Schedule,
+    rank: int,
+    moves: Sequence[Move],
+    part: Part,
+    sent: dict[_Pair, _Letters],
+    received: dict[_Pair, _Letters],
+) -> None:
+    """Whom each move sends to, and whom it has to hear from."""
+    offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
+    for index, (kind, peer, start, stop, quorum) in enumerate(moves):
+        span = start * width + stop
+        if kind is _SEND or kind is _ANSWER:
+            part.targets[index] = peer
+            part.sizes[index] = (offsets[stop] - offsets[start]) * itemsize
+            _add(sent, (rank, peer, kind is _ANSWER), span, index)
+            continue
+        part.waits[index] += 1
+        if quorum is None:
+            _add(received, (peer, rank, False), span, index)
+            continue
+        part.quorums[index] = quorum
+        own = [member for member, other in enumerate(quorum.peers) if other == rank]
+        part.counted[index] = frozenset(own)
+        part.waits[index] -= quorum.code.decode(frozenset(own)) is not None
+        for member, other in enumerate(quorum.peers):
+            if other != rank:
+                _add(received, (other, rank, True), span, ~len(part.answers))
+                part.answers.append(Answer(index, member))
+
+
+def _add(letters: dict[_Pair, _Letters], pair: _Pair, span: int, move: int) -> None:
+    if pair not in letters:
+        letters[pair] = _Letters()
+    letters[pair].spans.append(span)
+    letters[pair].moves.append(move)
+
+
+def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
+    if sent.spans == received.spans:  # most often they are taken in the order in which they leave
+        for index, receive in zip(sent.moves, received.moves, strict=True):
+            taken_by[index] = receive
+        return
+    waiting: dict[int, deque[int]] = {}
+    for span, receive in zip(received.spans, received.moves, strict=True):
+        waiting.setdefault(span, deque()).append(receive)
+    for span, index in zip(sent.spans, sent.moves, strict=True):
+        if waiting.get(span):
+            taken_by[index] = waiting[span].popleft()
+
+
+def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
+    """The last gather of each chunk waits for its message, or for enough answers, and for nothing
+    before it; a member's own answer to it is a message to itself."""
+    of_chunk: dict[int, list[int]] = {}
+    for index, move in enumerate(moves):
+        of_chunk.setdefault(move.start, []).append(index)
+    for indices in of_chunk.values():
+        gathers = [index for index in indices if part.targets[index] == RECEIVES]
+        if not gathers:
+            continue
+        final = gathers[-1]
+        before = [index for index in indices if index < final]
+        freeing = [index for index in before if final in part.frees[index]]
+        for index in freeing:
+            part.frees[index] = tuple(later for later in part.frees[index] if later != final)
+        part.first = [index for index in part.first if index != final]
+        part.waits[final] = 1
+        part.overtakes[final] = before
+        if part.counted.get(final):
+            before.append(_answer_oneself(rank, part, final, freeing))
+
+
+def _answer_oneself(rank: int, part: Part, final: int, after: list[int]) -> int:
+    [member] = part.counted[final]
+    part.counted[final] = frozenset()
+    own = len(part.waits)
+    for index in after:
+        part.frees[index] += (own,)
+    if not after:
+        part.first.append(own)
+    part.waits.append(max(1, len(after)))
+    part.frees.append(())
+    part.targets.append(rank)
+    part.sizes.append(0)
+    part.taken_by.append(~len(part.answers))
+    part.answers.append(Answer(final, member))
+    return own

@@ -1,0 +1,122 @@
+"""Trials of a network: timed schedules that span what plans do, from which a road is fitted.
+
+chain         a tiny message from rank to rank: what a hop costs while others rest
+star          tiny messages of everybody to one: what a message costs its receiver
+ring          one flow on every link; in two sizes, which tell what a link carries, and how much
+              of that at once after a rest
+gossip        two flows each way on every NIC
+ps            everybody to everybody at the same time
+hierarchical  as many flows through an uplink as there are hosts behind it
+local         rings inside the hosts, where no link is between ranks
+native        the backend's own all-reduce
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from thalweg.facts import Cluster, Link
+from thalweg.schedules import Group, Schedule, traffic
+from thalweg.schedules.topologies.gossip import gossip
+from thalweg.schedules.topologies.hierarchical import hierarchical
+from thalweg.schedules.topologies.native import native
+from thalweg.schedules.topologies.ps import ps
+from thalweg.schedules.topologies.ring import ring
+from thalweg.schedules.topologies.star import star
+from thalweg.schedules.topologies.tree import tree
+
+TINY = 4  # bytes
+SMALL = 4096  # bytes: up to there, what counts is messages
+SHORT, LONG = 0.1, 0.25  # seconds to take, as the links' rates have it
+LARGEST = 1 << 26  # bytes: on fast links it takes less than that
+INSIDE = 1 << 23  # bytes, where there is no link
+ITEM = 4  # bytes
+MADE_OF = 1 << 20  # elements, to see what a byte costs on the links
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`seconds` of each repetition, from the last rank's start to the last rank's end."""
+
+    kind: str
+    nbytes: int
+    seconds: tuple[float, ...]
+
+
+def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
+    """What runs at the same time in such a trial of so many bytes on every rank."""
+    everybody, elements = Group.everybody(cluster), max(1, nbytes // ITEM)
+    match kind:
+        case "chain":
+            return (tree(everybody, elements, ITEM, 0, fanout=1),)
+        case "star":
+            return (star(everybody, elements, ITEM, 0, root=None),)
+        case "ring":
+            return (ring(everybody, elements, ITEM, 0),)
+        case "gossip":
+            return (gossip(everybody, elements, ITEM, 0, graph="ring"),)
+        case "ps":
+            return (ps(everybody, elements, ITEM, 0, servers=None),)
+        case "hierarchical":
+            return (hierarchical(everybody, elements, ITEM, 0, form="parallel"),)
+        case "native":
+            return (native(everybody, elements, ITEM, 0),)
+        case _:
+            shared = [host.ranks for host in cluster.hosts if len(host.ranks) > 1]
+            return tuple(ring(everybody.subgroup(ranks), elements, ITEM, 0) for ranks in shared)
+
+
+def wanted(cluster: Cluster, *, backend: bool) -> Iterator[tuple[str, int]]:
+    """The kinds and sizes of trials that are worth their time on this cluster."""
+    if cluster.workers == 1:
+        return
+    yield "chain", TINY
+    yield "star", TINY
+    if any(len(host.ranks) > 1 for host in cluster.hosts):
+        yield "local", INSIDE
+    between = len(cluster.hosts) > 1
+    if between:
+        yield "ring", lasting("ring", cluster, SHORT)
+        yield "ring", lasting("ring", cluster, LONG)
+    if len(cluster.hosts) > 2:
+        yield "gossip", lasting("gossip", cluster, LONG)
+        yield "ps", lasting("ps", cluster, LONG)
+    if len(cluster.racks) > 1 and between:
+        yield "hierarchical", lasting("hierarchical", cluster, LONG)
+    if backend:
+        yield "native", SMALL
+        yield "native", lasting("native", cluster, LONG) if between else INSIDE
+
+
+def lasting(kind: str, cluster: Cluster, seconds: float) -> int:
+    """Bytes with which such a trial keeps the busiest link so long."""
+    made = MADE_OF * ITEM
+    link, busy = _busiest(kind, cluster, made)
+    return LARGEST if link is None else min(LARGEST, max(2 * SMALL, int(made * seconds / busy)))
+
+
+def crowd(kind: str, cluster: Cluster) -> int:
+    """Flows at once on the link that takes longest; 0 if it crosses none."""
+    link, _ = _busiest(kind, cluster, MADE_OF * ITEM)
+    pairs = {
+        (rank, move.peer)
+        for schedule in schedules(kind, cluster, MADE_OF * ITEM)
+        for rank in schedule.ranks
+        for move in schedule.moves(rank)
+        if move.kind.sends
+    }
+    return sum(link in cluster.path(*pair) for pair in pairs)
+
+
+def _busiest(kind: str, cluster: Cluster, nbytes: int) -> tuple[Link | None, float]:
+    """And how many seconds it is busy at its rate."""
+    rates = cluster.rates()
+    busy = {
+        link: 8 * crossed / rates[link].bits_per_second
+        for schedule in schedules(kind, cluster, nbytes)
+        for link, crossed in traffic(schedule, cluster).links.items()
+        if link in rates
+    }
+    longest = max(busy, key=lambda link: busy[link], default=None)
+    return longest, 0.0 if longest is None else busy[longest]

@@ -1,0 +1,107 @@
+"""Calibration: the rates of the links, what messages, bytes and crowds cost, and the compressors,
+measured by all ranks of a run together in a few seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from thalweg.errors import BETWEEN_STEPS, RunError
+from thalweg.facts import (
+    Cluster,
+    Machine,
+    Tensor,
+    format_cluster,
+    format_machine,
+    parse_cluster,
+    parse_machine,
+)
+from thalweg.plan import Choice
+from thalweg.predict.fitting import fit
+from thalweg.predict.trial import Trial
+from thalweg.probing.codecs import measure_codecs
+from thalweg.probing.quick import quick_survey
+from thalweg.probing.together import Claim, Together
+from thalweg.probing.trials import run_trials
+from thalweg.probing.worker import LEADER
+from thalweg.runtime import Alarm, Engine, World
+
+FITTED = "fitted"  # in the store
+Progress = Callable[[str, int, int], None]
+"""Called with what is being measured, how much of it is done, and of how much (0: not known)."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """`cluster` has the latency that messages have in use; `surveyed` is the one that the trials'
+    schedules were made for."""
+
+    cluster: Cluster
+    machine: Machine
+    surveyed: Cluster
+    trials: tuple[Trial, ...]
+
+
+def calibrate(
+    world: World,
+    alarm: Alarm,
+    engine: Engine,
+    declared: Cluster | None,
+    *,
+    tensors: Sequence[Tensor] = (),
+    codecs: Sequence[Choice] = (),
+    native: bool = False,
+    name: str = "calibration",
+    transport: str = "zeromq",
+    step: int = 0,
+    claim: Claim | None = None,
+    progress: Progress = silent,
+) -> Calibrated:
+    """The same on all ranks, which call this together, at a moment at which nothing else is sent.
+
+    declared   its racks are kept; a whole probe finds them if it is None
+    codecs     compressors that are tried on such `tensors`
+    native     try the backend's own all-reduce too
+    name       of a part of the store that nothing else uses: another one each time
+    step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
+    """
+    room = world.room(name)
+    surveyed = quick_survey(
+        room,
+        alarm,
+        declared,
+        transport=transport,
+        counted=lambda done: progress("links", done, 0),
+    )
+    numbers = count(BETWEEN_STEPS)
+    together = Together(engine, surveyed, claim or (lambda: next(numbers)), step)
+    trials = run_trials(
+        world,
+        together,
+        surveyed,
+        native=native,
+        progress=lambda done, total: progress("trials", done, total),
+    )
+    progress("compressors", 0, len(codecs))
+    costs = measure_codecs(together, codecs, tensors)
+    progress("compressors", len(codecs), len(codecs))
+    if world.rank == LEADER:  # one is enough, and then all have the same to the last bit
+        fitted = fit(surveyed, trials)
+        machine = format_machine(replace(fitted.machine, codecs=costs))
+        room.put(FITTED, json.dumps([format_cluster(fitted.cluster), machine]))
+    said = room.wait_for(FITTED, room.timeout, alarm)
+    if said is None:
+        raise RunError(f"rank {LEADER} hasn't fitted what was measured", "allow more time")
+    cluster, machine = json.loads(said)
+    return Calibrated(
+        cluster=parse_cluster(cluster),
+        machine=parse_machine(machine),
+        surveyed=surveyed,
+        trials=tuple(trials),
+    )

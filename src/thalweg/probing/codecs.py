@@ -1,0 +1,161 @@
+"""What a compressor costs while all ranks of a machine are busy with it.
+
+Every rank times what one worker does for a bucket (`codec_trials`), by the clock on the wall, after
+all have met: so ranks that share cores take them from each other, as they will in training. Two
+sizes tell what a bucket costs from what its elements do; where payloads are gathered, two numbers
+of payloads tell what each of them adds:
+
+    sum, two-shot  bucket + elements (encode + decode)
+    gathered       bucket + elements (encode + payloads x gathered), and for codecs that are always
+                   gathered also elements x decode
+
+Least squares over what was timed, each row relative to itself, so that small buckets count as much
+as large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.catalog import default_catalog
+from thalweg.compress import Compressor
+from thalweg.facts import CodecCost, Figure, Tensor
+from thalweg.plan import Choice
+from thalweg.probing.codec_trials import Gradients, Trial, trial_of
+from thalweg.probing.together import Together
+
+LARGEST = 1 << 18  # elements of a bucket
+SMALLER = 8  # times, the other bucket
+FEW, MANY = 2, 4  # payloads
+REPEATS = 3
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is timed: a bucket of so many elements, and so many payloads that are decoded."""
+
+    tensors: tuple[Tensor, ...]
+    payloads: int
+    gathered: bool
+    always: bool  # gathered, whatever the network
+
+    @property
+    def elements(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+
+def measure_codecs(
+    together: Together, choices: Sequence[Choice], tensors: Sequence[Tensor]
+) -> dict[str, CodecCost]:
+    """By the choices' texts, for such tensors; the same on all ranks, which call this together.
+    Compressors that take none of the tensors are left out."""
+    gradients, costs = Gradients(), {}
+    for choice in choices:
+        compressor = default_catalog().compressors[choice.name]
+        setups, seconds = [], list[float]()
+        for setup in setups_of(compressor, choice, tensors):
+            trial, _ = trial_of(
+                compressor,
+                choice.arguments,
+                setup.tensors,
+                setup.payloads,
+                gradients,
+                two_shot=not setup.gathered,
+            )
+            if trial is not None:
+                setups.append(setup)
+                seconds += _seconds(together, trial)
+        if setups:
+            table = together.compare(seconds).reshape(-1, len(setups), REPEATS, 2)
+            costs[str(choice)] = cost_of(setups, table)
+    return costs
+
+
+def setups_of(compressor: Compressor, choice: Choice, tensors: Sequence[Tensor]) -> Iterator[Setup]:
+    taken, _ = compressor.divide(tensors, **choice.arguments)
+    large = sample(taken, LARGEST)
+    small = sample(taken, sum(tensor.elements for tensor in large) // SMALLER)
+    for bucket in (small, large):
+        if not bucket:
+            continue
+        sharded = compressor.summable or compressor.elementwise
+        whole = Setup(tensors=bucket, payloads=MANY, gathered=False, always=not sharded)
+        if sharded:
+            yield whole
+        if not compressor.summable:
+            yield replace(whole, gathered=True)
+            yield replace(whole, gathered=True, payloads=FEW)
+
+
+def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
+    """Tensors of so many elements at most, last layer first; of one that is too large, as many
+    rows as fit."""
+    taken: list[Tensor] = []
+    for tensor in reversed(tensors):
+        row = prod(tensor.shape[1:])
+        rows = min(tensor.shape[0], limit // row) if tensor.shape and row else 0
+        if rows:
+            taken.append(replace(tensor, shape=(rows, *tensor.shape[1:])))
+            limit -= rows * row
+    return tuple(taken)
+
+
+def _seconds(together: Together, trial: Trial) -> Iterator[float]:
+    """To encode and to decode at a step, the mean over a period; after one to warm up."""
+    together.meet()
+    for repeat in range(REPEATS + 1):
+        spent = np.zeros(2)
+        for step in range(repeat * trial.period, (repeat + 1) * trial.period):
+            trial.refill()
+            start = perf_counter()
+            trial.encode(step)
+            encoded = perf_counter()
+            trial.decode(step)
+            spent += (encoded - start, perf_counter() - encoded)
+        if repeat:
+            yield from (spent / trial.period).tolist()
+
+
+def cost_of(setups: Sequence[Setup], seconds: Seconds) -> CodecCost:
+    """From seconds by rank, setup, repetition, and encoding or decoding: the middle rank's middle
+    repetition counts."""
+    middle = np.median(seconds, axis=(0, 2))
+    away = np.median(np.abs(seconds - middle[None, :, None, :]), axis=(0, 2))
+    spread = float(MAD_TO_DEVIATION * np.median(away / middle.clip(1e-9)))
+    elements = np.array([float(setup.elements) for setup in setups])
+    decoded = np.array([not setup.gathered or setup.always for setup in setups])
+    payloads = np.array([setup.payloads * setup.gathered for setup in setups])
+    ones = np.ones(len(setups))
+    before, encode = _solve([ones, elements], middle[:, 0])
+    after, decode, gathered = _solve([ones, elements * decoded, elements * payloads], middle[:, 1])
+    return CodecCost(
+        bucket=Figure(before + after, spread),
+        encode=Figure(encode, spread),
+        decode=Figure(decode, spread),
+        gathered=Figure(gathered, spread),
+    )
+
+
+def _solve(columns: Sequence[Seconds], seconds: Seconds) -> list[float]:
+    """The factors of the columns; what would be below nothing is nothing, and the others do without
+    it."""
+    rows = np.stack(columns, axis=1) / seconds.clip(1e-9)[:, None]
+    used = [column for column in range(len(columns)) if rows[:, column].any()]
+    while True:
+        scale = np.abs(rows[:, used]).max(axis=0)
+        found = np.linalg.lstsq(rows[:, used] / scale, np.ones(len(rows)), rcond=None)[0] / scale
+        if not used or found.min() >= 0:
+            break
+        used.pop(int(found.argmin()))
+    factors = [0.0] * len(columns)
+    for column, factor in zip(used, found, strict=True):
+        factors[column] = float(factor)
+    return factors

@@ -1,0 +1,97 @@
+"""Trials of the network by the engine that will train: how long schedules take that span what plans
+do (`predict.trial`).
+
+Before each repetition all ranks meet, so that they start together. Clocks of different hosts can't
+be compared, so a repetition takes as long as the slowest rank's own clock says, from its meeting to
+its end. What is over in a few milliseconds is run several times in a row, since meeting isn't
+exact. Trials take turns, so that what disturbs a machine for a while doesn't meet all repetitions
+of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter, sleep
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from thalweg.facts import Cluster
+from thalweg.predict.trial import ITEM, SMALL, Trial, schedules, wanted
+from thalweg.probing.together import Together
+from thalweg.runtime import World
+
+REPEATS = 5
+IN_A_ROW = 8  # of tiny ones
+WARM_UP = 1 << 16  # bytes
+REST = 0.03  # seconds in which links recover what they carry at once
+Run = Callable[[int], None]
+"""So many times in a row."""
+Progress = Callable[[int, int], None]
+"""Called with how many trials are done, and of how many."""
+
+
+def silent(done: int, total: int) -> None:
+    pass
+
+
+def run_trials(
+    world: World,
+    together: Together,
+    cluster: Cluster,
+    *,
+    native: bool = False,
+    progress: Progress = silent,
+) -> list[Trial]:
+    """The same on all ranks, which call this together while nothing else is sent. `native`: of the
+    backend's own all-reduce too."""
+    if world.size == 1:
+        return []
+    if native:
+        world.join_process_group()
+    plan = list(wanted(cluster, backend=native))
+    prepared = [_prepared(together, cluster, kind, nbytes) for kind, nbytes in plan]
+    seconds: list[float] = []
+    for repeat in range(REPEATS):
+        for number, run in enumerate(prepared):
+            progress(repeat * len(plan) + number, REPEATS * len(plan))
+            times = IN_A_ROW if plan[number][1] <= SMALL else 1
+            seconds.append(_seconds(together, run, times))
+    progress(REPEATS * len(plan), REPEATS * len(plan))
+    slowest = [float(second) for second in together.compare(seconds).max(axis=0)]
+    return [
+        Trial(kind, nbytes, tuple(slowest[number :: len(plan)]))
+        for number, (kind, nbytes) in enumerate(plan)
+    ]
+
+
+def _prepared(together: Together, cluster: Cluster, kind: str, nbytes: int) -> Run:
+    """Such a trial, once its connections are there."""
+    _trial(together, cluster, kind, min(nbytes, WARM_UP))(1)
+    return _trial(together, cluster, kind, nbytes)
+
+
+def _trial(together: Together, cluster: Cluster, kind: str, nbytes: int) -> Run:
+    if kind == "native":
+        return partial(_all_reduce, torch.zeros(max(1, nbytes // ITEM)))
+    own = [each for each in schedules(kind, cluster, nbytes) if together.rank in each.ranks]
+    if not own:
+        return together.stay_away
+    [schedule] = own
+    return partial(together.run, together.part(schedule), np.zeros(schedule.elements, np.float32))
+
+
+def _seconds(together: Together, run: Run, times: int) -> float:
+    """By this rank's clock, after all have met."""
+    sleep(REST)
+    together.meet()
+    start = perf_counter()
+    run(times)
+    return (perf_counter() - start) / times
+
+
+def _all_reduce(tensor: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        dist.all_reduce(tensor)

@@ -1,0 +1,122 @@
+"""Trials made by simulating known figures: the fit finds these figures again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from thalweg.facts import Cluster, Duration, Figure, Host, Machine, Rack, Road
+from thalweg.predict.fitting import fit
+from thalweg.predict.flows import simulate
+from thalweg.predict.trial import SMALL, Trial, crowd, schedules, wanted
+
+FLAT = Cluster.regular([8], nic="100mbit", latency=Duration(60e-6))
+RACKS = Cluster.regular([4, 4], nic="100mbit", uplink="50mbit", latency=Duration(60e-6))
+LATENCY = 150e-6  # in use; what is declared is what pings take at best
+MESSAGE = 120e-6
+BURST = 128 * 1024.0
+
+
+def road_of(cluster: Cluster) -> Road:
+    """A share for each number of flows that its trials have."""
+    shares = {1: 0.97, 2: 0.9, 4: 0.85, 7: 0.75, 16: 0.6}
+    kinds = {kind for kind, nbytes in wanted(cluster, backend=False) if nbytes > SMALL}
+    crowds = sorted({crowd(kind, cluster) for kind in kinds})
+    return Road(
+        message=Figure(MESSAGE), crowding=tuple((flows, Figure(shares[flows])) for flows in crowds)
+    )
+
+
+def made(cluster: Cluster, machine: Machine, latency: float) -> Iterator[Trial]:
+    """What trials would take if the simulation were the truth."""
+    truth = replace(cluster, latency=Duration(latency))
+    for kind, nbytes in wanted(cluster, backend=True):
+        road = machine.native if kind == "native" else machine.ours
+        ends = [
+            end
+            for schedule in schedules(kind, cluster, nbytes)
+            for end in simulate(schedule, truth, road, burst=machine.burst).values()
+        ]
+        yield Trial(kind, nbytes, (max(ends),) * 5)
+
+
+def machine_of(cluster: Cluster) -> Machine:
+    native = Road(message=Figure(300e-6), crowding=((1, Figure(0.95)),))
+    return Machine(ours=road_of(cluster), native=native, burst=BURST)
+
+
+def assert_near(found: Machine, real: Machine, rel: float) -> None:
+    for ours, theirs in ((found.ours, real.ours), (found.native, real.native)):
+        assert ours.message.value == pytest.approx(theirs.message.value, rel=rel)
+        assert ours.byte.value == pytest.approx(theirs.byte.value, rel=rel)
+        assert [flows for flows, _ in ours.crowding] == [flows for flows, _ in theirs.crowding]
+        for (_, share), (_, wanted_share) in zip(ours.crowding, theirs.crowding, strict=True):
+            assert share.value == pytest.approx(wanted_share.value, rel=rel)
+
+
+@pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
+def test_known_figures_are_found_again(cluster: Cluster) -> None:
+    real = machine_of(cluster)
+    found = fit(cluster, list(made(cluster, real, LATENCY)))
+    assert found.cluster.latency.seconds == pytest.approx(LATENCY, rel=0.02)
+    assert_near(found.machine, real, 0.02)
+    assert found.machine.burst == pytest.approx(BURST, rel=0.1)
+    assert found.machine.assumed == ()
+
+
+@pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
+def test_outliers_and_noise(cluster: Cluster) -> None:
+    """One repetition of five takes three times as long, all are off by half a percent."""
+    draw, real = Random(3), machine_of(cluster)
+    noisy = []
+    for trial in made(cluster, real, LATENCY):
+        seconds = [s * (1 + draw.gauss(0, 0.005)) for s in trial.seconds]
+        seconds[draw.randrange(5)] *= 3
+        noisy.append(replace(trial, seconds=tuple(seconds)))
+    found = fit(cluster, noisy)
+    assert_near(found.machine, real, 0.05)
+    assert all(share.spread < 0.05 for _, share in found.machine.ours.crowding)
+
+
+def test_ranks_of_one_host() -> None:
+    host = Host(name="alone", ranks=(0, 1, 2, 3))
+    cluster = Cluster(racks=(Rack(name="r", hosts=(host,)),), latency=Duration(20e-6))
+    real = Machine(
+        ours=Road(message=Figure(50e-6), byte=Figure(2e-9)),
+        native=Road(message=Figure(80e-6), byte=Figure(1e-9)),
+    )
+    found = fit(cluster, list(made(cluster, real, 40e-6)))
+    assert_near(found.machine, real, 0.02)
+    assert found.machine.burst == 0.0
+
+
+def test_nothing_was_tried() -> None:
+    found = fit(FLAT, [])
+    assert found.cluster == FLAT
+    assert found.machine == Machine()
+    assert found.machine.assumed == ("messages that cost nothing", "a backend that costs nothing")
+
+
+def test_spread_is_that_of_the_repetitions() -> None:
+    """Deviations of 0.1, 0 and 0.1 of a median of 1: the MAD is 0.1, and a normal distribution with
+    that MAD has a standard deviation of 0.1 / 0.6745."""
+    trials = [
+        replace(trial, seconds=tuple(factor * trial.seconds[0] for factor in (0.9, 1, 1.1)))
+        for trial in made(FLAT, machine_of(FLAT), LATENCY)
+    ]
+    spreads = [share.spread for _, share in fit(FLAT, trials).machine.ours.crowding]
+    assert spreads == [pytest.approx(0.1 / 0.6745, rel=1e-3)] * 3
+
+
+def test_crowds() -> None:
+    """Of 4 hosts behind an uplink of half a NIC's rate: all to all crosses it 4 x 4 times."""
+    assert [crowd(kind, FLAT) for kind in ("ring", "gossip", "ps")] == [1, 2, 7]
+    assert [crowd(kind, RACKS) for kind in ("ring", "gossip", "hierarchical", "ps")] == [
+        1,
+        2,
+        4,
+        16,
+    ]
