@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import bench, demo, explain, lab, plans, probe, run_script, train, verify
+from thalweg.cli import (
+    advise,
+    bench,
+    demo,
+    explain,
+    lab,
+    plans,
+    probe,
+    run_script,
+    simulate,
+    train,
+    verify,
+)
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
@@ -25,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("advise")(advise.command)
+app.command("simulate")(simulate.command)
 app.command("explain")(explain.command)
 app.command("plans")(plans.command)
 app.command("demo")(demo.command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -59,16 +60,12 @@ def depth(setting: Setting) -> Depth:
     """What `predict` says, and what it is made of."""
     estimate, form = _estimate(setting), None
     if setting.group.size > 1:
-        try:
+        with suppress(PlanError):  # of those that wait for a quorum, or for nobody
             form = _estimate(setting, by_form=True)
-        except PlanError:
-            pass  # it waits for a quorum, or for nobody
     own_pace = waits_for_nobody(setting.plan) and not is_relayed(setting.plan, setting.catalog)
     if setting.group.size == 1 or setting.is_large or own_pace:
         return Depth(estimate=estimate, form=form)
-    script = Script(
-        setting.plan, setting.group, setting.workload, setting.machine, setting.catalog
-    )
+    script = Script(setting.plan, setting.group, setting.workload, setting.machine, setting.catalog)
     replayed = setting.replayed(script, _shares(setting))
     rank, passages = _slowest(replayed)
     return Depth(
@@ -139,9 +136,7 @@ def _busy(setting: Setting, cycle: int, seconds: float) -> list[BusyLink]:
 
 
 def _rounds(setting: Setting, step: int) -> Sequence[Round]:
-    return compile_rounds(
-        setting.plan, setting.group, setting.workload, step, setting.catalog
-    )
+    return compile_rounds(setting.plan, setting.group, setting.workload, step, setting.catalog)
 
 
 def _traffic(setting: Setting, rounds: Iterable[Round]) -> dict[Link, int]:
@@ -150,9 +145,7 @@ def _traffic(setting: Setting, rounds: Iterable[Round]) -> dict[Link, int]:
 
 def _alone(setting: Setting) -> Alone | None:
     """At the first step at which all meet."""
-    bucket = max(
-        setting.workload.buckets(setting.plan.settings.bucket), key=lambda one: one.nbytes
-    )
+    bucket = max(setting.workload.buckets(setting.plan.settings.bucket), key=lambda one: one.nbytes)
     workload = replace(setting.workload, tensors=tuple(reversed(bucket.tensors)))
     limit = Size(workload.nbytes + 1)
     plan = replace(setting.plan, settings=replace(setting.plan.settings, bucket=limit))

@@ -20,7 +20,8 @@ from functools import partial
 from statistics import fmean
 
 from thalweg.facts import Cluster, Costs, Machine, Road
-from thalweg.predict.flows import Exchange, Flows
+from thalweg.predict.exchange import Exchange
+from thalweg.predict.flows import Flows
 from thalweg.predict.script import Chain, Script
 from thalweg.rounds import Round
 
