@@ -180,7 +180,7 @@ def bar_of(estimate: Estimate, width: int = BAR) -> str:
     for name, seconds in parts.items():
         done += seconds
         bar += PARTS[name] * (round(width * done / whole) - len(bar))
-    said = [f"{PARTS[n]} {n} {about(s, 's')}" for n, s in parts.items() if s > 0]
+    said = [f"{PARTS[n]} {n} {about(s, 's')}" for n, s in parts.items() if s > 1e-6 * whole]
     return f"{bar}\n{'   '.join(said)}"
 
 

@@ -151,7 +151,7 @@ def _advised(
     return Advised(
         plan=plan,
         estimate=estimate,
-        vs_ddp=ddp.seconds / estimate.seconds,
+        vs_ddp=ddp.seconds / estimate.seconds if estimate.seconds else 1.0,
         promise=guarantee.promise,
         steps=1 + extra[guarantee.promise],
         survives=f"late: {guarantee.late}; dead: {guarantee.dead}",

@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from thalweg.coding import allocation_of, is_relayed, waits_for_nobody
+from thalweg.coding import allocation_of, is_compensated, is_relayed
+from thalweg.declarations import listed
 from thalweg.errors import PlanError
 from thalweg.facts import Link, Size
 from thalweg.predict.estimate import Estimate
@@ -62,8 +63,8 @@ def depth(setting: Setting) -> Depth:
     if setting.group.size > 1:
         with suppress(PlanError):  # of those that wait for a quorum, or for nobody
             form = _estimate(setting, by_form=True)
-    own_pace = waits_for_nobody(setting.plan) and not is_relayed(setting.plan, setting.catalog)
-    if setting.group.size == 1 or setting.is_large or own_pace:
+    no_rounds = is_compensated(setting.plan) or setting.plan.cadence.staleness is not None
+    if setting.group.size == 1 or setting.is_large or no_rounds:
         return Depth(estimate=estimate, form=form)
     script = Script(setting.plan, setting.group, setting.workload, setting.machine, setting.catalog)
     replayed = setting.replayed(script, _shares(setting))
@@ -161,5 +162,6 @@ def _alone(setting: Setting) -> Alone | None:
             max(simulate(one.schedule, setting.cluster, setting.road).values()) for one in at_once
         )
     form = synchronisation_seconds(plan, setting.group, workload, setting.catalog)
-    what = " and ".join(dict.fromkeys(names))
-    return Alone(what=what, nbytes=workload.nbytes, seconds=seconds, form=form)
+    return Alone(
+        what=listed(dict.fromkeys(names)), nbytes=workload.nbytes, seconds=seconds, form=form
+    )
