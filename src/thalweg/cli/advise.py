@@ -19,19 +19,22 @@ from thalweg.cli.place import (
     OrderOption,
     UplinkOption,
     WorkersOption,
-    cluster_at,
 )
 from thalweg.cli.progress import progress_bar
 from thalweg.cli.situation import (
     BandwidthOption,
+    BatchOption,
     DelayOption,
     FasterOption,
+    GpuOption,
     LateOption,
     MachineOption,
     MeasuredOption,
     MembersOption,
     ModelOption,
+    NetworkOption,
     asked,
+    place_at,
     situation_of,
     what_if_of,
 )
@@ -52,6 +55,9 @@ def command(
     uplink: UplinkOption = None,
     latency: LatencyOption = None,
     rank_order: OrderOption = None,
+    network: NetworkOption = None,
+    gpu: GpuOption = None,
+    batch: BatchOption = None,
     machine: MachineOption = None,
     allow: Annotated[
         str,
@@ -92,7 +98,8 @@ def command(
     """
     acceptable, extra = _promise(allow), dict(map(_extra, extra_steps or ()))
     what_if = what_if_of(bandwidth, members, faster, late, delay)
-    place = cluster_at(
+    place = place_at(
+        network,
         workers=workers,
         cluster=cluster,
         lab=lab,
@@ -105,6 +112,8 @@ def command(
         place=place,
         cluster_file=cluster,
         model=model,
+        gpu=gpu,
+        batch=batch,
         machine=machine,
         what_if=what_if,
         measured_only=measured_only,

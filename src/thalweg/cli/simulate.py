@@ -18,18 +18,21 @@ from thalweg.cli.place import (
     OrderOption,
     UplinkOption,
     WorkersOption,
-    cluster_at,
 )
 from thalweg.cli.situation import (
     BandwidthOption,
+    BatchOption,
     DelayOption,
     FasterOption,
+    GpuOption,
     LateOption,
     MachineOption,
     MeasuredOption,
     MembersOption,
     ModelOption,
+    NetworkOption,
     asked,
+    place_at,
     situation_of,
     what_if_of,
 )
@@ -57,6 +60,9 @@ def command(
     uplink: UplinkOption = None,
     latency: LatencyOption = None,
     rank_order: OrderOption = None,
+    network: NetworkOption = None,
+    gpu: GpuOption = None,
+    batch: BatchOption = None,
     machine: MachineOption = None,
     measured_only: MeasuredOption = False,
     bandwidth: BandwidthOption = None,
@@ -75,7 +81,8 @@ def command(
     catalog = default_catalog()
     plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
     what_if = what_if_of(bandwidth, members, faster, late, delay)
-    place = cluster_at(
+    place = place_at(
+        network,
         workers=workers,
         cluster=cluster,
         lab=lab,
@@ -88,6 +95,8 @@ def command(
         place=place,
         cluster_file=cluster,
         model=model,
+        gpu=gpu,
+        batch=batch,
         machine=machine,
         what_if=what_if,
         measured_only=measured_only,

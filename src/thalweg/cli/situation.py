@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.model import workload_of
+from thalweg.cli.place import cluster_at
+from thalweg.declarations import listed
 from thalweg.errors import UsageError
 from thalweg.facts import (
+    MODELS,
     Cluster,
     Duration,
     Lateness,
@@ -23,12 +26,42 @@ from thalweg.facts import (
     read_machine,
 )
 from thalweg.predict import WhatIf
+from thalweg.predict.assumptions import (
+    GPUS,
+    NETWORKS,
+    STEPS,
+    assumed_machine,
+    costs_of,
+    network_named,
+)
 
-NOTHING_MEASURED = Machine(assumed=("messages and codecs cost nothing",))
-NO_COMPUTING = "computing takes no time: give a workload file with [costs]"
+NO_COMPUTING = "computing takes no time: nobody said what it takes"
+MESSAGES = "messages cost nothing but their way"
+CODECS = "codecs as on one core of an AMD EPYC"
+GPU, BATCH = "v100", 32
 
 ModelOption = Annotated[
     str, typer.Option("--model", metavar="NAME", help="A model, a job or a workload file (TOML).")
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="NAME",
+        help=f"With --workers: {', '.join(NETWORKS)}, as others measured them.",
+    ),
+]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", metavar="NAME", help=f"That computes: {', '.join(GPUS)}; {GPU} if absent."
+    ),
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch", metavar="N", min=1, help=f"Samples a step on each worker; {BATCH} if absent."
+    ),
 ]
 MachineOption = Annotated[
     Path | None,
@@ -82,20 +115,53 @@ class Situation:
         )
 
 
+def place_at(
+    network: str | None,
+    *,
+    workers: int | None,
+    cluster: Path | None,
+    lab: str | None,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str | None,
+    latency: str | None,
+) -> Cluster:
+    """As other commands have it; or so many workers on a network that others measured."""
+    if network is None:
+        return cluster_at(
+            workers=workers,
+            cluster=cluster,
+            lab=lab,
+            nic=nic,
+            uplink=uplink,
+            rank_order=rank_order,
+            latency=latency,
+        )
+    if workers is None or any(x is not None for x in (cluster, lab, nic, uplink, latency)):
+        raise UsageError(
+            "--network says what links so many workers have", "give it with --workers N alone"
+        )
+    found = network_named(network)
+    made = Cluster.regular(
+        [workers], nic=Rate(found.bytes_per_second * 8), latency=Duration(found.alpha)
+    )
+    return replace(made, assumed=(f"{network}: {NETWORKS[network].source}",))
+
+
 def situation_of(
     *,
     place: Cluster,
     cluster_file: Path | None,
     model: str,
+    gpu: str | None,
+    batch: int | None,
     machine: Path | None,
     what_if: WhatIf,
     measured_only: bool,
 ) -> Situation:
     known = _machine(cluster_file, machine)
-    workload = workload_of(model)
-    costs = workload.costs
-    if not costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds:
-        known = _assuming(known, NO_COMPUTING)
+    workload, assumed = _workload(model, gpu, batch)
+    known = replace(known, assumed=(*known.assumed, *assumed))
     cluster = what_if.cluster(place)
     if measured_only and (cluster.assumed or known.assumed):
         raise UsageError(
@@ -103,6 +169,24 @@ def situation_of(
             "measure with `thalweg probe`, or leave out --measured-only",
         )
     return Situation(cluster=cluster, workload=what_if.workload(workload), machine=known)
+
+
+def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload, list[str]]:
+    """With what a step computes, and what of that is assumed."""
+    workload = workload_of(model)
+    if model in MODELS:
+        device, samples = (gpu or GPU).lower(), batch or BATCH
+        costs = costs_of(model, device, samples)
+        computing = f"computing of {samples} samples on {device.upper()}: {STEPS[model].source}"
+        return replace(workload, costs=costs), [computing]
+    if gpu is not None or batch is not None:
+        raise UsageError(
+            f"{model} says itself what computing takes, or nobody knows",
+            "leave out --gpu and --batch",
+        )
+    costs = workload.costs
+    known = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
+    return workload, [] if known else [NO_COMPUTING]
 
 
 def what_if_of(
@@ -146,11 +230,21 @@ def asked(what_if: WhatIf) -> dict[str, object]:
 
 
 def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
-    if machine is not None:
-        return read_machine(machine)
+    """As measured; compressors that nobody measured cost what is assumed."""
     beside = None if cluster_file is None else machine_path(cluster_file)
-    return read_machine(beside) if beside is not None and beside.exists() else NOTHING_MEASURED
-
-
-def _assuming(machine: Machine, what: str) -> Machine:
-    return replace(machine, assumed=(*machine.assumed, what))
+    path = machine or (beside if beside is not None and beside.exists() else None)
+    if path is None:
+        return replace(assumed_machine(), assumed=(MESSAGES, CODECS))
+    measured = read_machine(path)
+    names = {text.partition("(")[0] for text in measured.codecs}
+    others = {
+        text: cost
+        for text, cost in assumed_machine().codecs.items()
+        if text.partition("(")[0] not in names
+    }
+    if not others:
+        return measured
+    said = f"{listed(dict.fromkeys(text.partition('(')[0] for text in others))}: {CODECS}"
+    return replace(
+        measured, codecs={**measured.codecs, **others}, assumed=(*measured.assumed, said)
+    )
