@@ -83,7 +83,7 @@ def _codec_seconds(
         return 0.0, 0.0
     cost, encode, decode = codec_cost(plan.precision, machine), 0.0, 0.0
     for bucket in buckets:
-        payloads = exchanges.gathered(bucket)
+        payloads = exchanges.decoded(bucket)
         encode += cost.bucket.value + cost.encode.value * bucket.elements
         decode += (cost.decode.value + payloads * cost.gathered.value) * bucket.elements
     return encode / plan.cadence.every, decode / plan.cadence.every
@@ -140,11 +140,13 @@ class _Exchanges:
             total += (self._plan.cadence.every - 1) * self._in_racks.seconds(bucket.nbytes)
         return total
 
-    def gathered(self, bucket: Bucket) -> int:
-        """How many payloads everybody decodes one by one; 0 where sums are decoded."""
-        compressed = [payload for payload in self._payloads(bucket) if not payload.exact]
-        alone = [p for p in compressed if not self._is_summed(p) and not self._in_two_shots(p)]
-        return self._among.N if alone else 0
+    def decoded(self, bucket: Bucket) -> int:
+        """How many payloads everybody decodes: those of all where they are gathered, the shards of
+        all and then of their sums in two shots, none where sums are decoded."""
+        compressed = [p for p in self._payloads(bucket) if not self._is_summed(p)]
+        if not compressed:
+            return 0
+        return 2 if all(map(self._in_two_shots, compressed)) else self._among.N
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
         if self._compressor is None or self._plan.precision is None:
