@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_explain import thalweg
+from thalweg.facts import Figure, Machine, Road, format_machine, machine_path
 
 MODEL = """
 name = "mlp"
@@ -83,6 +84,7 @@ def test_what_is_allowed(here: Path) -> None:
     assert lossy == {"exact", "lossy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what_if", "more"),
     [
@@ -104,6 +106,7 @@ def test_lateness_of_four_hosts_by_hand(here: Path) -> None:
     assert late["waiting"] == pytest.approx(2 * (1 - 0.95**4), rel=0.25)
 
 
+@pytest.mark.slow
 def test_more_steps_move_a_class_down(here: Path) -> None:
     one, ten = (
         advice(here, "--allow", "lossy", "--extra-steps", f"lossy={share}")["rows"]
@@ -145,11 +148,32 @@ def test_a_page(here: Path) -> None:
     assert (here / "out" / "advice.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_workers(here: Path) -> None:
     document = advice(here, place="--lab 1000x100 --nic 10gbit --uplink 40gbit")
     assert {row["form"] for row in document["rows"]} == {"closed form"}
     assert "no closed form" in document["settings"]["left_out"]["gc(stragglers=1)"]
     assert document["settings"]["workers"] == 100_000
+
+
+def test_a_known_model_on_a_known_network(here: Path) -> None:
+    """Twice the samples take twice the time to compute; all but the optimizer's 0.8 ms."""
+    place = ["advise", "--workers", "4", "--network", "10gbe", "--model", "resnet50", "--json", "-"]
+    once, twice = (
+        of_ddp(json.loads(thalweg(*place, "--batch", batch).stdout)) for batch in ("32", "64")
+    )
+    assert twice["compute"] == pytest.approx(2 * once["compute"], rel=0.02)
+    assert twice["transfer"] < once["transfer"]
+
+
+def test_a_machine_file_beside_the_cluster_file_is_used(here: Path) -> None:
+    """Messages that cost 10 ms each to take in: the six of a ring of four don't all hide."""
+    before = of_ddp(advice(here))["transfer"]
+    road = Road(message=Figure(0.01))
+    machine_path(here / "cluster.toml").write_text(format_machine(Machine(ours=road, native=road)))
+    document = advice(here)
+    assert before + 0.02 < of_ddp(document)["transfer"] < before + 0.12
+    assert "messages cost nothing but their way" not in document["settings"]["assumed"]
 
 
 PLACE = "--cluster cluster.toml --model model.toml"
@@ -172,7 +196,11 @@ PLACE = "--cluster cluster.toml --model model.toml"
         (f"{PLACE} --extra-steps lossy", "write it like lossy=10%"),
         (f"{PLACE} --extra-steps lossless=10%", "no promise 'lossless'"),
         (f"{PLACE} --machine nowhere.toml", "can't read nowhere.toml"),
-        (f"{PLACE} --measured-only", "not measured: messages and codecs cost nothing"),
+        (f"{PLACE} --measured-only", "not measured: messages cost nothing"),
+        (f"{PLACE} --gpu v100", "leave out --gpu and --batch"),
+        ("--workers 4 --network 11gbe --model resnet50", "there is no network '11gbe'"),
+        ("--lab 2x2 --network 10gbe --model resnet50", "--workers N alone"),
+        ("--workers 4 --gpu b200 --model resnet50", "there is no GPU 'b200'"),
     ],
 )
 def test_mistakes_are_one_line(here: Path, options: str, said: str) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Costs, Duration, Lateness, Size, Workload
-from thalweg.predict import predict
+from thalweg.predict import Symbols, predict
+from thalweg.predict import closed_forms as forms
 from thalweg.predict.by_forms import expected_latest
+from thalweg.schedules import Group, all_gather, all_to_all, traffic
 
 LASTS = Costs(forward=Duration(0.02), backward=Duration(0.05), optimizer=Duration(0.01))
 JOB = replace(Workload.of_size(Size.parse("20MB")), costs=LASTS)
@@ -40,6 +42,28 @@ def test_as_replayed(plan: str) -> None:
     form = predict(plan, cluster, JOB, by_form=True)
     assert form.form == "closed form"
     assert form.seconds == pytest.approx(predict(plan, cluster, JOB).seconds, rel=0.25)
+
+
+@pytest.mark.parametrize(("racks", "members"), [(1, 5), (2, 4), (4, 3), (3, 1)])
+def test_bytes_of_what_compressors_exchange(racks: int, members: int) -> None:
+    cluster = Cluster.regular([members] * racks, nic="1gbit", uplink="1gbit")
+    group = Group.everybody(cluster)
+    elements = 1000 * group.size
+    x = Symbols.of(group, 4 * elements)
+    for form, schedule in (
+        (forms.all_gather(x), all_gather(group, elements, 4)),
+        (forms.all_to_all(x), all_to_all(group, elements, 4)),
+    ):
+        links = traffic(schedule, cluster).links
+        for kind, expected in (("nic", form.nic), ("uplink", form.uplink)):
+            busiest = max((n for link, n in links.items() if link.kind == kind), default=0)
+            assert busiest == pytest.approx(expected)
+
+
+def test_a_chain_is_a_pipeline() -> None:
+    """(N + k - 2)(alpha + S beta/k) of five members and four chunks."""
+    x = Symbols(N=5, G=5, S=4e6, alpha=1e-3, beta1=1e-8, k=4)
+    assert forms.chain(x).seconds == pytest.approx((5 + 4 - 2) * (1e-3 + 1e-2))
 
 
 def test_a_ring_by_hand() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from thalweg.catalog import Catalog
-from thalweg.compress import Payload
+from thalweg.compress import Compressor, Payload
 from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Cluster, Lateness, Machine, Road, Workload
 from thalweg.plan import Plan
@@ -86,7 +86,8 @@ def _codec_seconds(
         payloads = exchanges.decoded(bucket)
         encode += cost.bucket.value + cost.encode.value * bucket.elements
         decode += (cost.decode.value + payloads * cost.gathered.value) * bucket.elements
-    return encode / plan.cadence.every, decode / plan.cadence.every
+    every = 1 if plan.cadence.inside else plan.cadence.every  # racks compress in between, too
+    return encode / every, decode / every
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,72 +107,85 @@ class _Line:
         return latency + nbytes * (busiest + exposed / chunks)
 
 
+class _Among:
+    """Exchanges of payloads among one group, with the form of what adds them up there."""
+
+    def __init__(self, x: Symbols, form: Form, plan: Plan, compressor: Compressor | None) -> None:
+        one_byte = replace(x, S=1.0)
+        self.size = x.N
+        self._summable = compressor is None or compressor.summable
+        self._shards = (
+            compressor is not None and compressor.elementwise and not plan.averages_parameters
+        )
+        self._added = _Line(form(one_byte), plan.topology.name not in IN_STAGES)
+        self._gathered = _Line(forms.all_gather(one_byte), False)
+        self._exchanged = _Line(forms.all_to_all(one_byte), False)
+
+    def seconds(self, payload: Payload) -> float:
+        if self._is_added(payload):
+            return self._added.seconds(payload.nbytes)
+        whole = self._gathered.seconds(self.size * payload.nbytes)
+        return min(whole, self._two_shots(payload)) if self._shards else whole
+
+    def decoded(self, payload: Payload) -> int:
+        """How many payloads everybody decodes: those of all where they are gathered, the shards of
+        all and then of their sums in two shots, none where sums are decoded."""
+        if self._is_added(payload):
+            return 0
+        whole = self._gathered.seconds(self.size * payload.nbytes)
+        return 2 if self._shards and self._two_shots(payload) < whole else self.size
+
+    def _is_added(self, payload: Payload) -> bool:
+        return payload.exact or self._summable
+
+    def _two_shots(self, payload: Payload) -> float:
+        return self._exchanged.seconds(payload.nbytes) + self._gathered.seconds(payload.nbytes)
+
+
 class _Exchanges:
-    """What a plan's exchanges among this group take, in closed form."""
+    """What a plan's exchanges take, in closed form."""
 
     def __init__(self, plan: Plan, group: Group, road: Road, catalog: Catalog) -> None:
-        self._plan = plan
-        self._x = _symbols(group, road)
-        self._compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         form = None if _waits(plan) else _form_of(plan, group)
         if form is None:
             raise PlanError(
                 f"{plan} has no closed form, and {group.size} workers are too many for a replay",
                 "predict it for fewer",
             )
-        self._between = plan.topology.arguments.get("compress") == BETWEEN and self._x.C > 1
-        self._among = replace(self._x, N=self._x.C, G=1) if self._between else self._x
-        self._inside = _Line(forms.chain(self._rack), True)
-        self._own = _line(form, replace(self._among, S=1.0), plan)
-        self._gather = _Line(forms.all_gather(replace(self._among, S=1.0)), False)
-        self._shards = _Line(forms.all_to_all(replace(self._among, S=1.0)), False)
-        self._in_racks = _Line(forms.ring(self._rack), False)
-
-    @property
-    def _rack(self) -> Symbols:
-        """One byte in the largest rack."""
-        return replace(self._x, N=self._x.G, C=1, S=1.0)
+        x = _symbols(group, road)
+        rack, leaders = replace(x, N=x.G, C=1), replace(x, N=x.C, G=1)
+        self._plan = plan
+        self._compressor = catalog.compressors[plan.precision.name] if plan.precision else None
+        self._between = plan.topology.arguments.get("compress") == BETWEEN and x.C > 1
+        self._chain = _Line(forms.chain(replace(rack, S=1.0)), True)
+        scopes = [leaders if self._between else x]
+        if plan.topology.name == "shuffle":  # one of each rack, and at the same time the others
+            rest = replace(rack, N=x.G - 1, G=x.G - 1)
+            scopes = [leaders, rest] if x.G > 1 else [leaders]
+        self._at_once = [_Among(scope, form, plan, self._compressor) for scope in scopes]
+        self._in_racks = _Among(rack, form, plan, self._compressor)
 
     def seconds(self, bucket: Bucket) -> float:
-        total = sum(map(self._payload_seconds, self._payloads(bucket)))
+        """Until all meet again: of their meeting, and of what racks do at the steps between."""
+        payloads = self._payloads(bucket)
+        total = sum(max(among.seconds(one) for among in self._at_once) for one in payloads)
         if self._between:
-            total += 2 * self._inside.seconds(bucket.nbytes)
-        if self._plan.cadence.inside:  # at the steps between, racks meet among themselves
-            total += (self._plan.cadence.every - 1) * self._in_racks.seconds(bucket.nbytes)
+            total += 2 * self._chain.seconds(bucket.nbytes)
+        if self._plan.cadence.inside:
+            steps = self._plan.cadence.every - 1
+            total += steps * sum(map(self._in_racks.seconds, payloads))
         return total
 
     def decoded(self, bucket: Bucket) -> int:
-        """How many payloads everybody decodes: those of all where they are gathered, the shards of
-        all and then of their sums in two shots, none where sums are decoded."""
-        compressed = [p for p in self._payloads(bucket) if not self._is_summed(p)]
-        if not compressed:
-            return 0
-        return 2 if all(map(self._in_two_shots, compressed)) else self._among.N
+        """Payloads that everybody decodes one by one when all meet."""
+        payloads = self._payloads(bucket)
+        return max(among.decoded(one) for among in self._at_once for one in payloads)
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
         if self._compressor is None or self._plan.precision is None:
             return [Payload("values", bucket.elements, bucket.itemsize, exact=True)]
         arguments = self._plan.precision.arguments
         return self._compressor.payloads(bucket.tensors, warm_up(self._plan), **arguments)
-
-    def _payload_seconds(self, payload: Payload) -> float:
-        if self._is_summed(payload):
-            return self._own.seconds(payload.nbytes)
-        if self._in_two_shots(payload):
-            return self._two_shots(payload)
-        return self._gather.seconds(self._among.N * payload.nbytes)
-
-    def _is_summed(self, payload: Payload) -> bool:
-        return payload.exact or self._compressor is None or self._compressor.summable
-
-    def _in_two_shots(self, payload: Payload) -> bool:
-        compressor, plan = self._compressor, self._plan
-        shards = compressor is not None and compressor.elementwise and not plan.averages_parameters
-        whole = self._gather.seconds(self._among.N * payload.nbytes)
-        return shards and self._two_shots(payload) < whole
-
-    def _two_shots(self, payload: Payload) -> float:
-        return self._shards.seconds(payload.nbytes) + self._gather.seconds(payload.nbytes)
 
 
 def _symbols(group: Group, road: Road) -> Symbols:
@@ -189,10 +203,6 @@ def _waits(plan: Plan) -> bool:
     """For a quorum, for nobody, or on two levels at once: what only a replay tells."""
     cadence = plan.cadence
     return plan.redundancy is not None or cadence.staleness is not None or cadence.two_levels
-
-
-def _line(form: Form, x: Symbols, plan: Plan) -> _Line:
-    return _Line(form(x), plan.topology.name not in IN_STAGES)
 
 
 def _form_of(plan: Plan, group: Group) -> Form | None:
@@ -224,7 +234,7 @@ def _form_of(plan: Plan, group: Group) -> Form | None:
         case "gossip":
             return forms.gossip
         case "shuffle":
-            return forms.ds_sync
+            return forms.ring
     return None
 
 
