@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import bench, demo, explain, lab, plans, probe, run_script, study, train, verify
+from thalweg.cli import (
+    advise,
+    bench,
+    calibrate,
+    demo,
+    explain,
+    lab,
+    plans,
+    probe,
+    run_script,
+    simulate,
+    study,
+    train,
+    verify,
+)
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
@@ -25,10 +39,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("advise")(advise.command)
+app.command("simulate")(simulate.command)
 app.command("explain")(explain.command)
 app.command("plans")(plans.command)
 app.command("demo")(demo.command)
 app.command("probe")(probe.command)
+app.command("calibrate")(calibrate.command)
 app.command("train")(train.command)
 app.command("verify")(verify.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)

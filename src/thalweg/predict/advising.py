@@ -2,7 +2,8 @@
 
 What a step takes is predicted; how many more steps a lossy or eventual plan needs is assumed, and
 plans are ranked by the product. The best plans of gradients are also tried in smaller buckets,
-which overlap more with backward and cost more messages.
+which overlap more with backward and cost more messages. On more than a few workers only plans that
+are good by their closed forms are replayed; `Estimate.form` says which were.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from thalweg.schedules import Group
 
 EXTRA_STEPS = {Promise.EXACT: 0.0, Promise.LOSSY: 0.03, Promise.EVENTUAL: 0.03}
 IN_BUCKETS = 4  # of the best plans are tried in smaller ones
+ALL_REPLAYED = 8  # workers up to which every plan is
+REPLAYED = 10  # of the others the best by their closed forms are
 WORTH_IT = 1.05  # speed-up below which plain DDP is the right answer
 SWEPT = 5  # plans whose time is drawn against the links' rate
 FACTORS = tuple(2.0**power for power in range(-4, 6))
@@ -63,10 +66,20 @@ def advise(
     found = candidates(Group.everybody(declared or cluster), allow, catalog, has_data=has_data)
     left_out = dict(found.left_out)
 
-    def estimated(plan: Plan) -> Estimate | None:
+    def estimated(plan: Plan, by_form: bool = False) -> Estimate | None:
         try:
-            return predict(plan, cluster, workload, machine, declared=declared, catalog=catalog)
+            return predict(
+                plan,
+                cluster,
+                workload,
+                machine,
+                declared=declared,
+                catalog=catalog,
+                by_form=by_form,
+            )
         except PlanError as error:
+            if by_form:
+                return None
             left_out[str(plan)] = error.problem
             return None
 
@@ -74,9 +87,13 @@ def advise(
         return estimate.seconds * (1 + extra[catalog.guarantee(plan).promise])
 
     estimates: list[tuple[Plan, Estimate]] = []
+    rough = {}
+    if cluster.workers > ALL_REPLAYED:
+        forms = {plan: estimated(plan, by_form=True) for plan in found.plans}
+        rough = _not_among_the_best(forms, cost)
     for number, plan in enumerate(found.plans):
         progress(number, len(found.plans))
-        if (estimate := estimated(plan)) is not None:
+        if (estimate := rough.get(plan) or estimated(plan)) is not None:
             estimates.append((plan, estimate))
     estimates.sort(key=lambda one: cost(*one))
     baseline = next(one for one in estimates if one[0].text.preset.name == BASELINE)
@@ -99,6 +116,16 @@ def advise(
         left_out=left_out,
         sweep=_sweep(ranking, cluster, workload, machine, catalog) if sweep else None,
     )
+
+
+def _not_among_the_best(
+    forms: Mapping[Plan, Estimate | None], cost: Callable[[Plan, Estimate], float]
+) -> dict[Plan, Estimate]:
+    """Plans whose closed form is enough: a replay would change their time by less than keeps them
+    from the top. `ddp`, which all are compared with, isn't among them."""
+    known = [(plan, form) for plan, form in forms.items() if form is not None]
+    others = [one for one in known if one[0].text.preset.name != BASELINE]
+    return dict(sorted(others, key=lambda one: cost(*one))[REPLAYED:])
 
 
 def _best_buckets(
@@ -124,7 +151,7 @@ def _advised(
     return Advised(
         plan=plan,
         estimate=estimate,
-        vs_ddp=ddp.seconds / estimate.seconds,
+        vs_ddp=ddp.seconds / estimate.seconds if estimate.seconds else 1.0,
         promise=guarantee.promise,
         steps=1 + extra[guarantee.promise],
         survives=f"late: {guarantee.late}; dead: {guarantee.dead}",

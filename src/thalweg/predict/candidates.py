@@ -38,6 +38,7 @@ AS_TRAINED = {  # what reached the accuracy of exact plans: docs/which-compresso
 NOT_WAITING = ("lgc", "asp")
 AVERAGING = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
 AVERAGING_IN_RACKS = ("local_sgd(every=8, levels=rack)", "local_sgd(every=1, levels=rack, delay=1)")
+MOST_COMPILED = 256  # workers; larger groups are never replayed, so nothing is compiled for them
 LEAST_BUCKET = 64 * 1024  # bytes
 TINY = Workload.of_size(Size.parse("4KB"))
 
@@ -89,6 +90,8 @@ def _unbiased(catalog: Catalog) -> list[str]:
 
 
 def _refuse_what_does_not_fit(plan: Plan, group: Group, has_data: bool) -> None:
+    if group.size > MOST_COMPILED:
+        return  # closed forms take every group, or say that there is none
     if waits_for_nobody(plan):
         spare_ranks(plan, group)
     else:

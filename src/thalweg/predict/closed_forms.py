@@ -134,6 +134,40 @@ def hierarchical_by_leaders(x: Symbols) -> Cost:
     return cost(x, *[hop] * chain, leaders, *[hop] * chain, busiest=load)
 
 
+def all_gather(x: Symbols) -> Cost:
+    """Round a ring that follows the racks, S being what everybody has in the end:
+
+        (N-1) alpha;   (N-1)/N S max{beta1, beta2}
+
+    Compressed payloads that can't be added are gathered so: N of them, S = N times one."""
+    share = (x.N - 1) / x.N * x.S
+    crossings, uplink = (min(x.N - 1, x.C), share) if x.C > 1 else (0, 0.0)
+    return cost(
+        replace(x, k=1), Phase(moves=x.N - 1, crossings=crossings, nic=share, uplink=uplink)
+    )
+
+
+def all_to_all(x: Symbols) -> Cost:
+    """Everybody sends an N-th of its S to each of the others. Nothing is added up on the way, so
+    all that a rack's G members have for the N-G others goes through its uplink:
+
+        (N-1) alpha;   S max{ (N-1)/N beta1, G (N-G)/N beta2 }
+
+    The first of the two shots of a compressor; an all-gather of as much is the second."""
+    outside = x.G * (x.N - x.G) / x.N * x.S if x.C > 1 else 0.0
+    there = Phase(moves=x.N - 1, crossings=int(x.C > 1), nic=(x.N - 1) / x.N * x.S, uplink=outside)
+    return cost(replace(x, k=1), there)
+
+
+def chain(x: Symbols) -> Cost:
+    """S from one end of a line of N to the other, or all sums to one end, in a rack: N-1 hops,
+    each over links of its own.
+
+        (N+k-2) (alpha + S beta1/k)"""
+    hop = Phase(moves=1, nic=x.S)
+    return cost(x, *[hop] * (x.N - 1), busiest=hop if x.N > 1 else Phase())
+
+
 def gossip(x: Symbols) -> Cost:
     """S to both neighbours in a ring that follows the racks, and S from both:
 

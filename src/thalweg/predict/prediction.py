@@ -30,14 +30,14 @@ from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Machine, Road, Workload
 from thalweg.plan import Plan
 from thalweg.predict import recurrence
-from thalweg.predict.by_forms import seconds_by_forms
+from thalweg.predict.by_forms import parts_by_forms
 from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.mailbox import own_pace
 from thalweg.predict.replay import Replayed, replay
 from thalweg.predict.script import Script, codec_cost
 from thalweg.schedules import Group
 
-MOST_MESSAGES = 100_000  # of a step that is replayed
+MOST_MESSAGES = 20_000  # of a step that is replayed
 MOST_STEPS = 16  # of a long period
 SETTLING = 2  # steps before those that count
 EIGHTY_PERCENT = 1.2816  # standard deviations to either side
@@ -54,32 +54,24 @@ def predict(
     *,
     declared: Cluster | None = None,
     catalog: Catalog | None = None,
+    by_form: bool = False,
 ) -> Estimate:
     """Seconds of a step, with an interval and what they are made of.
 
     machine   what messages, bytes and codecs cost there; nothing if None
     declared  the cluster that the run is given, and lays its schedules out by, if that isn't the
               one that was measured
+    by_form   in closed form, however small the cluster; PlanError if the plan has none
     """
-    catalog = catalog or default_catalog()
-    plan = parse_plan(plan, catalog) if isinstance(plan, str) else plan
-    if plan.topology.name == "auto":
-        raise PlanError("auto has no time before it has chosen", "name a plan, or ask for advice")
-    machine = machine or Machine(assumed=("messages and codecs cost nothing",))
-    setting = _Setting(
-        plan=plan,
-        group=Group.everybody(declared or cluster),
-        cluster=cluster,
-        workload=workload,
-        machine=machine,
-        catalog=catalog,
-    )
-    parts, form = setting.parts()
+    setting = setting_of(plan, cluster, workload, machine, declared=declared, catalog=catalog)
+    parts, form = setting.parts(by_form)
     return _estimate(setting, parts, form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
+class Setting:
+    """A plan on a cluster, with all that its time depends on."""
+
     plan: Plan
     group: Group
     cluster: Cluster
@@ -98,22 +90,32 @@ class _Setting:
         costs = self.workload.costs
         return costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
 
-    def parts(self) -> tuple[Breakdown, str]:
+    @property
+    def is_large(self) -> bool:
+        """Whether replaying it would take minutes."""
+        buckets = self.workload.buckets(self.plan.settings.bucket)
+        return _messages(self.group.size, len(buckets)) > MOST_MESSAGES
+
+    def parts(self, by_form: bool = False) -> tuple[Breakdown, str]:
         if self.group.size == 1:
             return Breakdown(compute=self.compute), REPLAY
+        if by_form or self.is_large:
+            measured = Group(self.group.ranks, self.cluster)
+            parts = parts_by_forms(
+                self.plan, measured, self.workload, self.road, self.machine, self.catalog
+            )
+            return parts, FORM
         if self.plan.cadence.staleness is not None:
             return self._at_own_pace(self.plan.cadence.staleness), REPLAY
         if is_compensated(self.plan):
             return self._of_the_fastest(), REPLAY
         script = Script(self.plan, self.group, self.workload, self.machine, self.catalog)
-        if _messages(self.group.size, script.buckets) > MOST_MESSAGES:
-            return self._by_forms(script), FORM
         if is_relayed(self.plan, self.catalog):
             return self._coded(script), REPLAY
-        replayed = self._replayed(script)
+        replayed = self.replayed(script)
         return self._with_lateness(script, replayed), REPLAY
 
-    def _replayed(self, script: Script, shares: Mapping[int, float] | None = None) -> Replayed:
+    def replayed(self, script: Script, shares: Mapping[int, float] | None = None) -> Replayed:
         """Both ways if it isn't said whether buckets are compressed while backward runs: the run
         tries both, too."""
         steps = min(script.cycle, MOST_STEPS) + SETTLING
@@ -155,7 +157,7 @@ class _Setting:
         ranks = self.group.ranks
         allocation = allocation_of(self.plan, self.group, self.catalog)
         shares = recurrence.loads(allocation, ranks)
-        replayed = self._replayed(script, shares)
+        replayed = self.replayed(script, shares)
         most = max(shares.values())
         parts = self._breakdown(replayed.seconds, script, self._computing(most))
         late = recurrence.draw(self.cluster, ranks)
@@ -177,7 +179,7 @@ class _Setting:
         star = parse_plan(f"umw @ bucket={self.plan.settings.bucket}", self.catalog)
         star = replace(star, precision=self.plan.precision)
         script = Script(star, self.group, self.workload, self.machine, self.catalog)
-        replayed = self._replayed(script)
+        replayed = self.replayed(script)
         parts = self._breakdown(replayed.seconds, script, self.compute)
         ranks = self.group.ranks
         late = recurrence.draw(self.cluster, ranks)
@@ -202,23 +204,6 @@ class _Setting:
         waiting = own_pace(*pace, late, staleness) - punctual
         parts = Breakdown(compute=self.compute, transfer=max(0.0, punctual - self.compute))
         return replace(parts, waiting=max(0.0, waiting))
-
-    def _by_forms(self, script: Script) -> Breakdown:
-        seconds = seconds_by_forms(
-            self.plan, self.group, self.cluster, self.workload, self.road, self.catalog
-        )
-        encode, decode = self._codec(script)
-        parts = Breakdown(
-            compute=self.compute,
-            encode=encode,
-            decode=decode,
-            transfer=max(0.0, seconds - self.compute),
-        )
-        late = [self.cluster.host(rank).late for rank in self.group.ranks]
-        if all(map(recurrence.is_punctual, late)):
-            return parts
-        drawn = recurrence.draw(self.cluster, self.group.ranks)
-        return replace(parts, waiting=float(drawn.max(axis=1).mean()))
 
     def _breakdown(self, seconds: float, script: Script, compute: float) -> Breakdown:
         encode, decode = self._codec(script)
@@ -249,6 +234,30 @@ class _Setting:
         return encode, decode
 
 
+def setting_of(
+    plan: Plan | str,
+    cluster: Cluster,
+    workload: Workload,
+    machine: Machine | None = None,
+    *,
+    declared: Cluster | None = None,
+    catalog: Catalog | None = None,
+) -> Setting:
+    """As in `predict`."""
+    catalog = catalog or default_catalog()
+    plan = parse_plan(plan, catalog) if isinstance(plan, str) else plan
+    if plan.topology.name == "auto":
+        raise PlanError("auto has no time before it has chosen", "name a plan, or ask for advice")
+    return Setting(
+        plan=plan,
+        group=Group.everybody(declared or cluster),
+        cluster=cluster,
+        workload=workload,
+        machine=machine or Machine(assumed=("messages and codecs cost nothing",)),
+        catalog=catalog,
+    )
+
+
 def _messages(ranks: int, buckets: int) -> int:
     """Of a step, about: what a ring has."""
     return 2 * ranks * ranks * buckets
@@ -277,7 +286,7 @@ def _meetings(script: Script, replayed: Replayed, group: Group) -> list[list[rec
     return meetings
 
 
-def _estimate(setting: _Setting, parts: Breakdown, form: str) -> Estimate:
+def _estimate(setting: Setting, parts: Breakdown, form: str) -> Estimate:
     road, cost = setting.road, codec_cost(setting.plan.precision, setting.machine)
     carried = max(figure.spread for _, figure in road.crowding)
     transfer = sqrt(MODEL**2 + carried**2)

@@ -31,12 +31,23 @@ Shares = Mapping[int, float]
 """How many N-th parts of the batch each rank computes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A bucket's way through one rank's engine: handed in, begun, and its result there."""
+
+    step: int
+    handed_in: float
+    began: float
+    ended: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Marks:
     """One rank's moments, by step: its computation was over, and its step was."""
 
     computed: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
+    passages: list[Passage] = field(default_factory=list)
     codec: float = 0.0  # seconds of encoding and decoding in all steps
 
 
@@ -133,7 +144,9 @@ class _Engine:
     def _go_on(self) -> None:
         while self._queue and self._under_way < AT_ONCE:
             self._under_way += 1
-            self._advance(self._queue.popleft())
+            way = self._queue.popleft()
+            way.began = self._course.flows.now
+            self._advance(way)
 
     def _advance(self, way: _Way) -> None:
         if way.stage == len(way.chain.stages):
@@ -156,6 +169,8 @@ class _Engine:
     def _over(self, way: _Way) -> None:
         self._under_way -= 1
         way.over = True
+        passage = Passage(way.step, way.handed_in, way.began, self._course.flows.now)
+        self._rank.marks.passages.append(passage)
         self._rank.ended(way)
         self._go_on()
 
@@ -174,6 +189,8 @@ class _Way:
 
     chain: Chain
     step: int
+    handed_in: float
+    began: float = 0.0
     stage: int = 0
     left: int = 0  # rounds of this stage
     over: bool = False
@@ -269,7 +286,7 @@ class _Rank:
         self._wait(rest)
 
     def _send(self, chain: Chain) -> None:
-        way = _Way(chain, self._step)
+        way = _Way(chain, self._step, self._course.flows.now)
         self._under_way.append((self._step + chain.delay, way))
         self._engine.submit(way)
 

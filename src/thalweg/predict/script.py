@@ -15,7 +15,16 @@ from itertools import groupby
 from thalweg.catalog import Catalog
 from thalweg.facts import Bucket, CodecCost, Figure, Machine, Size, Workload
 from thalweg.plan import Choice, Plan, Settings
-from thalweg.rounds import ALL_GATHER, BACK, INSIDE, Round, compile_rounds, cycle, warm_up
+from thalweg.rounds import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    BACK,
+    INSIDE,
+    Round,
+    compile_rounds,
+    cycle,
+    warm_up,
+)
 from thalweg.schedules import Group
 
 FIRST_OF_BACKEND = Size.parse("1MiB")
@@ -113,8 +122,10 @@ class Script:
         if not ways:
             return 0.0, 0.0
         cost, elements = self._cost, bucket.elements
-        gathered = len(ways) == 1 and ways[0].schedule.name == ALL_GATHER
-        payloads = ways[0].group.size if gathered else 0
+        first = ways[0].schedule.name
+        gathered = len(ways) == 1 and first == ALL_GATHER
+        whole = 2 if first == ALL_TO_ALL else 0  # shards of all, and then the shards' sums
+        payloads = ways[0].group.size if gathered else whole
         decode = cost.decode.value + payloads * cost.gathered.value
         return cost.bucket.value + cost.encode.value * elements, decode * elements
 

@@ -36,7 +36,7 @@ def synchronisation_seconds(
     """The mean over the turns of a period, each of a step at which all meet.
 
     None where nothing travels, and for plans without a closed form: `auto`, those that wait for
-    nobody, compressors whose payloads can't be added, and topologies that this file doesn't know.
+    nobody, and topologies that this file doesn't know.
     """
     catalog = catalog or default_catalog()
     if plan.topology.name == "auto" or waits_for_nobody(plan):
@@ -90,14 +90,14 @@ def _form(round_: Round, plan: Plan) -> Cost | None:
         case "star":
             return forms.star(replace(x, k=chunks))
         case "ps":
-            servers = _number(arguments["servers"], x.N)
+            servers = number(arguments["servers"], x.N)
             return forms.ps(replace(x, P=servers, k=chunks // servers))
         case "ring":
             return forms.ring(x)
         case "native":
-            return forms.ring(x, leaving=_leaving(group, sorted(group.ranks)))
+            return forms.ring(x, leaving=leaving(group, sorted(group.ranks)))
         case "tree":
-            return tree_forms.tree(replace(x, k=chunks), _number(arguments["fanout"], 2))
+            return tree_forms.tree(replace(x, k=chunks), number(arguments["fanout"], 2))
         case "double_tree":
             return tree_forms.double_tree(replace(x, k=chunks // 2))
         case "halving_doubling":
@@ -112,10 +112,17 @@ def _form(round_: Round, plan: Plan) -> Cost | None:
             return forms.gossip_exponential(x, 1 << round_.step // plan.cadence.every % turns)
         case "gossip":
             return forms.gossip(x)
+        case "all_to_all":
+            return forms.all_to_all(x)
+        case "all_gather":
+            gathered = sum(round_.schedule.sizes) * round_.payload.itemsize
+            return forms.all_gather(replace(x, S=gathered))
+        case "reduce" | "broadcast":
+            return forms.chain(replace(x, k=chunks))
     return None
 
 
-def _leaving(group: Group, order: Sequence[int]) -> int:
+def leaving(group: Group, order: Sequence[int]) -> int:
     """How many members of a rack are followed, round the ring, by one of another; at most."""
     rack_of = {rank: number for number, rack in enumerate(group.racks) for rank in rack}
     following = dict(zip(order, (*order[1:], order[0]), strict=True))
@@ -142,5 +149,6 @@ def _busiest_seconds(rounds: Sequence[Round]) -> float:
     )
 
 
-def _number(value: Value, otherwise: int) -> int:
+def number(value: Value, otherwise: int) -> int:
+    """An argument that may have been left to the topology."""
     return value if isinstance(value, int) else otherwise

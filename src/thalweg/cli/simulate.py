@@ -1,0 +1,212 @@
+"""`thalweg simulate`: what a step takes under a plan, in depth."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from thalweg.catalog import default_catalog
+from thalweg.cli.output import JsonOption, console, working, write_json
+from thalweg.cli.place import (
+    ClusterOption,
+    LabOption,
+    LatencyOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    WorkersOption,
+)
+from thalweg.cli.situation import (
+    BandwidthOption,
+    BatchOption,
+    DelayOption,
+    FasterOption,
+    GpuOption,
+    LateOption,
+    MachineOption,
+    MeasuredOption,
+    MembersOption,
+    ModelOption,
+    NetworkOption,
+    asked,
+    place_at,
+    situation_of,
+    what_if_of,
+)
+from thalweg.facts import about
+from thalweg.predict.depth import Depth, depth
+from thalweg.predict.estimate import Estimate
+from thalweg.predict.prediction import setting_of
+from thalweg.predict.replay import Passage
+
+LINKS = 6  # that are printed
+BAR = 60  # characters
+PARTS = {"compute": "█", "encode": "▓", "decode": "▒", "transfer": "░", "waiting": "·"}
+
+
+def command(
+    sync: Annotated[
+        list[str],
+        typer.Option("--sync", metavar="PLAN", help="A plan; may be given several times."),
+    ],
+    model: ModelOption,
+    cluster: ClusterOption = None,
+    workers: WorkersOption = None,
+    lab: LabOption = None,
+    nic: NicOption = None,
+    uplink: UplinkOption = None,
+    latency: LatencyOption = None,
+    rank_order: OrderOption = None,
+    network: NetworkOption = None,
+    gpu: GpuOption = None,
+    batch: BatchOption = None,
+    machine: MachineOption = None,
+    measured_only: MeasuredOption = False,
+    bandwidth: BandwidthOption = None,
+    members: MembersOption = None,
+    faster: FasterOption = 1.0,
+    late: LateOption = None,
+    delay: DelayOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Replay a few steps of a plan on a cluster's links, and show what they are made of: computing,
+    codecs, transfers that nothing hides, waiting; when each bucket was under way on the slowest
+    rank; which links were busy; and what the closed form says.
+
+    Nothing is run. Clusters that are too large for a replay have the closed form alone.
+    """
+    catalog = default_catalog()
+    plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
+    what_if = what_if_of(bandwidth, members, faster, late, delay)
+    place = place_at(
+        network,
+        workers=workers,
+        cluster=cluster,
+        lab=lab,
+        nic=nic,
+        uplink=uplink,
+        rank_order=rank_order,
+        latency=latency,
+    )
+    situation = situation_of(
+        place=place,
+        cluster_file=cluster,
+        model=model,
+        gpu=gpu,
+        batch=batch,
+        machine=machine,
+        what_if=what_if,
+        measured_only=measured_only,
+    )
+    terminal = console(json_path)
+    terminal.print(situation.heading, markup=False)
+    rows = []
+    for plan in plans:
+        with working(f"Replaying {plan}"):
+            found = depth(
+                setting_of(plan, situation.cluster, situation.workload, situation.machine)
+            )
+        _print(terminal, found)
+        rows.append(_row(found))
+    assumed = list(dict.fromkeys((*situation.cluster.assumed, *situation.machine.assumed)))
+    if assumed:
+        terminal.print("\nAssumed: " + "; ".join(assumed) + ".", markup=False)
+    settings = {
+        "model": situation.workload.name,
+        "bytes": situation.workload.nbytes,
+        "what_if": asked(what_if),
+        "assumed": assumed,
+    }
+    write_json(json_path, "simulate", settings, rows)
+
+
+def _row(found: Depth) -> dict[str, Any]:
+    estimate, alone = found.estimate, found.alone
+    return {
+        "sync": estimate.sync,
+        "workers": estimate.workers,
+        "seconds": estimate.seconds,
+        "low": estimate.low,
+        "high": estimate.high,
+        "form": estimate.form,
+        **{part: getattr(estimate.parts, part) for part in PARTS},
+        "closed_form": None if found.form is None else found.form.seconds,
+        "slowest_rank": found.rank if found.passages else None,
+        "buckets": [
+            {"ready": one.handed_in, "start": one.began, "end": one.ended} for one in found.passages
+        ],
+        "links": [
+            {"link": str(busy.link), "bytes": busy.nbytes, "utilisation": busy.share}
+            for busy in found.links
+        ],
+        "exchange": None
+        if alone is None
+        else {
+            "what": alone.what,
+            "bytes": alone.nbytes,
+            "seconds": alone.seconds,
+            "closed_form": alone.form,
+        },
+    }
+
+
+def _print(terminal: Console, found: Depth) -> None:
+    estimate = found.estimate
+    terminal.print(
+        f"\n{estimate.sync}: {about(estimate.seconds, 's')} a step "
+        f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), by {estimate.form}",
+        markup=False,
+    )
+    terminal.print(bar_of(estimate), markup=False)
+    if found.form is not None and found.form.form != estimate.form:
+        ratio = found.form.seconds / estimate.seconds if estimate.seconds else 1.0
+        terminal.print(
+            f"closed form: {about(found.form.seconds, 's')}, {ratio:.2f} times the replay"
+        )
+    if found.alone is not None:
+        alone = found.alone
+        form = "" if alone.form is None else f"; closed form {about(alone.form, 's')}"
+        terminal.print(
+            f"{alone.what} of {about(alone.nbytes, 'B')} alone: {about(alone.seconds, 's')}{form}",
+            markup=False,
+        )
+    if found.passages:
+        terminal.print(f"buckets on rank {found.rank}, the slowest, in its last step:")
+        terminal.print(_buckets(found.passages))
+    if found.links:
+        terminal.print("busiest links:")
+        terminal.print(_links(found))
+
+
+def bar_of(estimate: Estimate, width: int = BAR) -> str:
+    """Characters in proportion to the parts of a step, and what each stands for."""
+    whole = estimate.seconds or 1.0
+    parts = {name: getattr(estimate.parts, name) for name in PARTS}
+    bar, done = "", 0.0
+    for name, seconds in parts.items():
+        done += seconds
+        bar += PARTS[name] * (round(width * done / whole) - len(bar))
+    said = [f"{PARTS[n]} {n} {about(s, 's')}" for n, s in parts.items() if s > 1e-6 * whole]
+    return f"{bar}\n{'   '.join(said)}"
+
+
+def _buckets(passages: tuple[Passage, ...]) -> Table:
+    table = Table(box=None)
+    for heading in ("bucket", "ready", "start", "end", "took"):
+        table.add_column(heading, justify="right")
+    for number, one in enumerate(passages):
+        times = (one.handed_in, one.began, one.ended, one.ended - one.began)
+        table.add_row(str(number), *(about(seconds, "s") for seconds in times))
+    return table
+
+
+def _links(found: Depth) -> Table:
+    table = Table(box=None)
+    for heading in ("link", "a step", "of its rate"):
+        table.add_column(heading, justify="left" if heading == "link" else "right")
+    for busy in found.links[:LINKS]:
+        table.add_row(str(busy.link), about(busy.nbytes, "B"), f"{busy.share:.0%}")
+    return table
