@@ -69,7 +69,7 @@ def _hop(cluster: Cluster, trials: Sequence[Trial]) -> tuple[float, Figure]:
         lambda message: at_once(hop - message, Road(message=Figure(message))),
         median(star.seconds),
         0.0,
-        hop,
+        max(0.0, hop - cluster.latency.seconds),  # at best it travels as long as a ping
     )
     return hop - message, Figure(message, _spread(star))
 

@@ -33,7 +33,7 @@ from thalweg.probing.together import Together
 LARGEST = 1 << 18  # elements of a bucket
 SMALLER = 8  # times, the other bucket
 FEW, MANY = 2, 4  # payloads
-REPEATS = 3
+SPAN = 0.02  # seconds
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 Seconds = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def measure_codecs(
                 setups.append(setup)
                 seconds += _seconds(together, trial)
         if setups:
-            table = together.compare(seconds).reshape(-1, len(setups), REPEATS, 2)
+            table = together.compare(seconds).reshape(-1, len(setups), 2)
             costs[str(choice)] = cost_of(setups, table)
     return costs
 
@@ -108,27 +108,31 @@ def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
     return tuple(taken)
 
 
-def _seconds(together: Together, trial: Trial) -> Iterator[float]:
-    """To encode and to decode at a step, the mean over a period; after one to warm up."""
+def _seconds(together: Together, trial: Trial) -> list[float]:
+    """To encode and to decode at a step: the mean over a while, since ranks that share a core take
+    turns on it that are longer than a step."""
+    spent, step = np.zeros(2), trial.period  # the first period warms up
+    for first in range(trial.period):
+        trial.refill()
+        trial.encode(first)
+        trial.decode(first)
     together.meet()
-    for repeat in range(REPEATS + 1):
-        spent = np.zeros(2)
-        for step in range(repeat * trial.period, (repeat + 1) * trial.period):
-            trial.refill()
-            start = perf_counter()
-            trial.encode(step)
-            encoded = perf_counter()
-            trial.decode(step)
-            spent += (encoded - start, perf_counter() - encoded)
-        if repeat:
-            yield from (spent / trial.period).tolist()
+    end = perf_counter() + SPAN
+    while perf_counter() < end or step == trial.period or step % trial.period:
+        trial.refill()
+        start = perf_counter()
+        trial.encode(step)
+        encoded = perf_counter()
+        trial.decode(step)
+        spent += (encoded - start, perf_counter() - encoded)
+        step += 1
+    return [float(each) / (step - trial.period) for each in spent]
 
 
 def cost_of(setups: Sequence[Setup], seconds: Seconds) -> CodecCost:
-    """From seconds by rank, setup, repetition, and encoding or decoding: the middle rank's middle
-    repetition counts."""
-    middle = np.median(seconds, axis=(0, 2))
-    away = np.median(np.abs(seconds - middle[None, :, None, :]), axis=(0, 2))
+    """From seconds by rank, setup, and encoding or decoding: the middle rank counts."""
+    middle = np.median(seconds, axis=0)
+    away = np.median(np.abs(seconds - middle), axis=0)
     spread = float(MAD_TO_DEVIATION * np.median(away / middle.clip(1e-9)))
     elements = np.array([float(setup.elements) for setup in setups])
     decoded = np.array([not setup.gathered or setup.always for setup in setups])
