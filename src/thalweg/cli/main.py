@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 import thalweg
-from thalweg.cli import bench, demo, explain, lab, plans, probe, run_script, train, verify
+from thalweg.cli import (
+    bench,
+    calibrate,
+    demo,
+    explain,
+    lab,
+    plans,
+    probe,
+    run_script,
+    train,
+    verify,
+)
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130
@@ -29,6 +40,7 @@ app.command("explain")(explain.command)
 app.command("plans")(plans.command)
 app.command("demo")(demo.command)
 app.command("probe")(probe.command)
+app.command("calibrate")(calibrate.command)
 app.command("train")(train.command)
 app.command("verify")(verify.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
