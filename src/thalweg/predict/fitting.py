@@ -25,6 +25,7 @@ from thalweg.predict.flows import simulate
 from thalweg.predict.trial import SMALL, Trial, crowd, schedules
 
 CLOSE = 1e-3  # of what was measured
+DIGITS = 7  # of the latency's seconds
 STEPS = 20  # of a root's search, at most
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 LEAST_SHARE, LARGEST_SHARE = 0.02, 1.1
@@ -55,7 +56,7 @@ def fit(cluster: Cluster, trials: Sequence[Trial]) -> Fitted:
         burst=burst,
         assumed=tuple(_assumed(trials)),
     )
-    return Fitted(replace(cluster, latency=Duration(latency)), machine)
+    return Fitted(replace(cluster, latency=Duration(round(latency, DIGITS))), machine)
 
 
 def _hop(cluster: Cluster, trials: Sequence[Trial]) -> tuple[float, Figure]:

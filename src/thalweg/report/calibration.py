@@ -62,7 +62,10 @@ def _roads(machine: Machine) -> list[dict[str, Any]]:
         for what, figure, unit in (
             ("a message", road.message, "s"),
             ("a byte", road.byte, "s"),
-            *((f"{flows} flows on a link", share, "of it") for flows, share in road.crowding),
+            *(
+                (f"{flows} flow{'s' * (flows > 1)} on a link", share, "of it")
+                for flows, share in road.crowding
+            ),
         )
     ]
     figures.append(("a link, at once after a rest", Figure(machine.burst), "B"))

@@ -33,6 +33,7 @@ from thalweg.training.layout import DTYPES
 DEVIATIONS, OF_A_STEP = 5.0, 0.2  # later than both: late
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 ALIKE = 3.0  # standard deviations within which hosts are equally often late
+DIGITS = 7  # of seconds
 Seconds = NDArray[np.float64]
 
 
@@ -133,7 +134,8 @@ class Profiled:
 def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> Profiled:
     """From every rank's `Profile.seconds`, a row for each (`Together.compare`)."""
     steps = table.reshape(len(table), -1, 3 + len(tensors))  # ranks, steps, figures
-    forward, backward, optimizer, *ready = np.median(np.median(steps, axis=1), axis=0).tolist()
+    middle = np.median(np.median(steps, axis=1), axis=0).round(DIGITS)
+    forward, backward, optimizer, *ready = middle.tolist()
     arrivals = steps[:, :, 0] + steps[:, :, 1]
     usual = forward + backward + optimizer
     excess = arrivals - np.median(arrivals, axis=0)
@@ -174,7 +176,10 @@ def lateness(excess: Seconds, limit: float) -> tuple[Lateness, ...]:
 def _lateness(excess: Seconds, late: NDArray[np.bool_]) -> Lateness:
     if not late.any():
         return Lateness()
-    return Lateness(probability=float(late.mean()), delay=Duration(float(np.median(excess[late]))))
+    return Lateness(
+        probability=float(late.mean()),
+        delay=Duration(round(float(np.median(excess[late])), DIGITS)),
+    )
 
 
 def _worst(late: Lateness) -> float:
