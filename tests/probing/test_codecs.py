@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import BETWEEN_STEPS

@@ -28,7 +28,7 @@ from thalweg.schedules.topologies.tree import tree
 
 TINY = 4  # bytes
 SMALL = 4096  # bytes: up to there, what counts is messages
-SHORT, LONG = 0.1, 0.25  # seconds to take, as the links' rates have it
+SHORT, LONG, LONGEST = 0.1, 0.25, 0.5  # seconds to take, as the links' rates have it
 LARGEST = 1 << 26  # bytes: on fast links it takes less than that
 INSIDE = 1 << 23  # bytes, where there is no link
 ITEM = 4  # bytes
@@ -67,10 +67,21 @@ def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
             return tuple(ring(everybody.subgroup(ranks), elements, ITEM, 0) for ranks in shared)
 
 
-def wanted(cluster: Cluster, *, backend: bool) -> Iterator[tuple[str, int]]:
-    """The kinds and sizes of trials that are worth their time on this cluster."""
+def wanted(
+    cluster: Cluster, *, backend: bool, typical: int | None = None
+) -> Iterator[tuple[str, int]]:
+    """The kinds and sizes of trials that are worth their time on this cluster. Where queues
+    overflow, large messages are slower than small ones: `typical` are the bytes that rounds will
+    have, if that is known."""
     if cluster.workers == 1:
         return
+
+    def size(kind: str) -> int:
+        if typical is None:
+            return lasting(kind, cluster, LONG)
+        least, most = lasting(kind, cluster, 2 * SHORT), lasting(kind, cluster, LONGEST)
+        return max(least, min(typical, most))
+
     yield "chain", TINY
     yield "star", TINY
     if any(len(host.ranks) > 1 for host in cluster.hosts):
@@ -78,15 +89,20 @@ def wanted(cluster: Cluster, *, backend: bool) -> Iterator[tuple[str, int]]:
     between = len(cluster.hosts) > 1
     if between:
         yield "ring", lasting("ring", cluster, SHORT)
-        yield "ring", lasting("ring", cluster, LONG)
+        yield "ring", size("ring")
     if len(cluster.hosts) > 2:
-        yield "gossip", lasting("gossip", cluster, LONG)
-        yield "ps", lasting("ps", cluster, LONG)
+        yield "gossip", size("gossip")
+        yield "ps", size("ps")
     if len(cluster.racks) > 1 and between:
-        yield "hierarchical", lasting("hierarchical", cluster, LONG)
+        yield "hierarchical", size("hierarchical")
     if backend:
         yield "native", SMALL
-        yield "native", lasting("native", cluster, LONG) if between else INSIDE
+        yield "native", size("native") if between else INSIDE
+
+
+def busy(kind: str, cluster: Cluster, nbytes: int) -> float:
+    """Seconds that such a trial takes at least."""
+    return _busiest(kind, cluster, MADE_OF * ITEM)[1] * nbytes / (MADE_OF * ITEM)
 
 
 def lasting(kind: str, cluster: Cluster, seconds: float) -> int:

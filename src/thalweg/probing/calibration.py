@@ -12,13 +12,14 @@ from thalweg.errors import BETWEEN_STEPS, RunError
 from thalweg.facts import (
     Cluster,
     Machine,
+    Size,
     Tensor,
     format_cluster,
     format_machine,
     parse_cluster,
     parse_machine,
 )
-from thalweg.plan import Choice
+from thalweg.plan import Choice, Settings
 from thalweg.predict.fitting import fit
 from thalweg.predict.trial import Trial
 from thalweg.probing.codecs import measure_codecs
@@ -28,6 +29,7 @@ from thalweg.probing.trials import run_trials
 from thalweg.probing.worker import LEADER
 from thalweg.runtime import Alarm, Engine, World
 
+USUAL_BUCKET = Settings().bucket
 FITTED = "fitted"  # in the store
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: not known)."""
@@ -57,6 +59,7 @@ def calibrate(
     tensors: Sequence[Tensor] = (),
     codecs: Sequence[Choice] = (),
     native: bool = False,
+    bucket: Size = USUAL_BUCKET,
     name: str = "calibration",
     transport: str = "zeromq",
     step: int = 0,
@@ -67,6 +70,7 @@ def calibrate(
 
     declared   its racks are kept; a whole probe finds them if it is None
     codecs     compressors that are tried on such `tensors`
+    bucket     the largest that they will travel in
     native     try the backend's own all-reduce too
     name       of a part of the store that nothing else uses: another one each time
     step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
@@ -86,6 +90,7 @@ def calibrate(
         together,
         surveyed,
         native=native,
+        typical=min(bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))

@@ -1,10 +1,10 @@
 """The rates of a cluster's links in a few seconds, where its racks are known.
 
 A probe takes most of its time to find out who shares a rack. Where that is known, each host sends
-to two partners of its rack and takes in from two, and each uplink is filled three times each way,
-for a fifth of a second each (the first time may take in a slow start; the median counts). Who
-looks slow is tried with others, as in a probe, so one slow NIC or uplink is found and nobody else
-is blamed.
+to two partners of its rack and takes in from two, and each uplink is filled two or three times each
+way, for a fifth of a second each (the first may have had a slow start: if two differ, the median of
+three counts). Who looks slow is tried with others, as in a probe, so one slow NIC or uplink is
+found and nobody else is blamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thalweg.runtime import Alarm, World
 
 QUICK = Effort(pings=40, short=0.15, long=0.2)
 PARTNERS = 2  # of each host
-FILLED = 3  # times, each way of an uplink
+FILLED = 3  # times at most, each way of an uplink
 PINGED = 3  # hosts of each rack, by its first
 Counted = Callable[[int], None]
 """Called with the number of measurements so far."""

@@ -10,7 +10,7 @@ of one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
 
@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from thalweg.facts import Cluster
-from thalweg.predict.trial import ITEM, SMALL, Trial, schedules, wanted
+from thalweg.predict.trial import ITEM, SMALL, Trial, busy, schedules, wanted
 from thalweg.probing.together import Together
 from thalweg.runtime import World
 
-REPEATS = 5
+LEAST, MOST = 3, 5  # repetitions
+BUDGET = 6.0  # seconds for all of them, at the links' rates
 IN_A_ROW = 8  # of tiny ones
 WARM_UP = 1 << 16  # bytes
 REST = 0.03  # seconds in which links recover what they carry at once
@@ -43,28 +44,35 @@ def run_trials(
     cluster: Cluster,
     *,
     native: bool = False,
+    typical: int | None = None,
     progress: Progress = silent,
 ) -> list[Trial]:
     """The same on all ranks, which call this together while nothing else is sent. `native`: of the
-    backend's own all-reduce too."""
+    backend's own all-reduce too. `typical` are the bytes that rounds will have, if known."""
     if world.size == 1:
         return []
     if native:
         world.join_process_group()
-    plan = list(wanted(cluster, backend=native))
+    plan = list(wanted(cluster, backend=native, typical=typical))
+    repeats = _repeats(cluster, plan)
     prepared = [_prepared(together, cluster, kind, nbytes) for kind, nbytes in plan]
     seconds: list[float] = []
-    for repeat in range(REPEATS):
+    for repeat in range(repeats):
         for number, run in enumerate(prepared):
-            progress(repeat * len(plan) + number, REPEATS * len(plan))
+            progress(repeat * len(plan) + number, repeats * len(plan))
             times = IN_A_ROW if plan[number][1] <= SMALL else 1
             seconds.append(_seconds(together, run, times))
-    progress(REPEATS * len(plan), REPEATS * len(plan))
+    progress(repeats * len(plan), repeats * len(plan))
     slowest = [float(second) for second in together.compare(seconds).max(axis=0)]
     return [
         Trial(kind, nbytes, tuple(slowest[number :: len(plan)]))
         for number, (kind, nbytes) in enumerate(plan)
     ]
+
+
+def _repeats(cluster: Cluster, plan: Sequence[tuple[str, int]]) -> int:
+    once = sum(busy(kind, cluster, nbytes) for kind, nbytes in plan)
+    return MOST if once * MOST <= BUDGET else max(LEAST, int(BUDGET / once))
 
 
 def _prepared(together: Together, cluster: Cluster, kind: str, nbytes: int) -> Run:

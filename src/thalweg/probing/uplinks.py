@@ -19,6 +19,7 @@ from thalweg.probing.nics import Nics
 
 FULL = 0.9  # of what the NICs would allow
 REPEATS = 3
+AGREE = 1.03  # times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Uplink:
 def measure_uplinks(
     network: Network, racks: Sequence[frozenset[int]], nics: Nics, repeats: int = REPEATS
 ) -> list[Uplink | None]:
-    """None where there is no other rack. What is full is measured so often."""
+    """None where there is no other rack. What is full is measured so often, unless two agree."""
     if len(racks) < 2:
         return [None for _ in racks]
     found = [
@@ -77,13 +78,18 @@ def _measure(
         flows = [Flow(*(pair if outward else pair[::-1])) for pair in pairs[:number_of_flows]]
         least = FULL * sum(allowed[:number_of_flows])
         totals = [sum(network.rates(flows))]
-        while len(totals) < repeats and totals[0] < least:
+        while len(totals) < repeats and totals[0] < least and not _agree(totals):
             totals.append(sum(network.rates(flows)))
         if median(totals) < least:
             return Way(rate=median(totals), full=True)
         if number_of_flows == len(pairs):
             return Way(rate=max(totals), full=False)
         number_of_flows = min(2 * number_of_flows, len(pairs))
+
+
+def _agree(totals: Sequence[float]) -> bool:
+    """Whether another one would tell nothing new."""
+    return len(totals) > 1 and max(totals) < AGREE * min(totals)
 
 
 def _spread(racks: Sequence[Sequence[int]]) -> list[int]:

@@ -1,0 +1,87 @@
+"""Real networks, calibrated: rates in a few seconds, and what schedules take that were never tried,
+as they are simulated with what was found."""
+
+from __future__ import annotations
+
+from itertools import count
+from time import monotonic, perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg.errors import BETWEEN_STEPS
+from thalweg.facts import (
+    Cluster,
+    Rate,
+    format_cluster,
+    format_machine,
+    parse_cluster,
+    parse_machine,
+)
+from thalweg.lab import Lab
+from thalweg.predict.flows import simulate
+from thalweg.probing.calibration import calibrate
+from thalweg.probing.together import Together
+from thalweg.runtime import Engine, World
+from thalweg.runtime.forked import Report
+from thalweg.schedules import Group, Schedule
+from thalweg.schedules.topologies.halving_doubling import halving_doubling
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("needs_lab")]
+TIMEOUT = 60.0
+ELEMENTS = 1 << 17
+SLOW = 5
+
+
+def untried(cluster: Cluster) -> Schedule:
+    return halving_doubling(Group.everybody(cluster), ELEMENTS, 4, 0)
+
+
+def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
+    nics = ["100mbit"] * 8
+    nics[SLOW] = "50mbit"
+    real = Cluster.regular([8], nic=nics)
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        world = World.join(TIMEOUT)
+        alarm = world.alarm()
+        engine = Engine(world.transport("zeromq"), alarm, TIMEOUT)
+        numbers = count(BETWEEN_STEPS)
+        start = monotonic()
+        found = calibrate(world, alarm, engine, real, claim=lambda: next(numbers))
+        took = monotonic() - start
+        together = Together(engine, found.surveyed, lambda: next(numbers))
+        part = together.part(untried(found.surveyed))
+        seconds = []
+        for _ in range(4):
+            together.meet()
+            begin = perf_counter()
+            together.run(part, np.zeros(ELEMENTS, np.float32))
+            seconds.append(perf_counter() - begin)
+        slowest = together.compare(seconds[1:]).max(axis=0)
+        world.part(TIMEOUT, alarm)
+        engine.close()
+        return {
+            "surveyed": format_cluster(found.surveyed),
+            "cluster": format_cluster(found.cluster),
+            "machine": format_machine(found.machine),
+            "measured": float(np.median(slowest)),
+            "took": took,
+        }
+
+    with Lab.of(real, name=name) as lab:
+        results = lab.run(work, process_group=False)
+    for key in ("surveyed", "cluster", "machine"):
+        assert all(result[key] == results[0][key] for result in results)
+    found, machine = parse_cluster(results[0]["cluster"]), parse_machine(results[0]["machine"])
+    for rank, host in enumerate(found.hosts):
+        wanted = Rate.parse(nics[rank]).bits_per_second
+        for way in (host.nic.out, host.nic.into):
+            assert 0.9 <= way.bits_per_second / wanted <= 1.03, host
+    schedule = untried(parse_cluster(results[0]["surveyed"]))
+    ends = simulate(schedule, found, machine.ours, burst=machine.burst)
+    print(
+        f"{results[0]['took']:.1f} s; {max(ends.values())} as simulated, {results[0]['measured']}"
+    )
+    assert max(ends.values()) == pytest.approx(results[0]["measured"], rel=0.15)
