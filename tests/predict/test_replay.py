@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from thalweg import Cluster, Size, Workload, parse_plan, predict
-from thalweg.catalog import default_catalog
-from thalweg.facts import CodecCost, Costs, Duration, Figure, Lateness, Machine, Road, Tensor
-from thalweg.predict.by_forms import seconds_by_forms
+from thalweg.facts import CodecCost, Costs, Duration, Figure, Lateness, Machine, Tensor
 from thalweg.predict.synchronisation import synchronisation_seconds
 from thalweg.schedules import Group
 
@@ -142,15 +140,9 @@ def test_a_code_computes_more_and_waits_less() -> None:
 def test_the_closed_form_of_a_step_is_the_replay_where_both_exist() -> None:
     cluster, workload = hosts(8), layers(6)
     for sync in ("ring", "ring @ bucket=1MB", "local_sgd(every=4)"):
-        form = seconds_by_forms(
-            parse_plan(sync),
-            Group.everybody(cluster),
-            cluster,
-            workload,
-            Road(),
-            default_catalog(),
-        )
-        assert seconds(sync, cluster, workload) == pytest.approx(form, rel=1e-3)
+        form = predict(sync, cluster, workload, by_form=True)
+        assert form.form != predict(sync, cluster, workload).form
+        assert seconds(sync, cluster, workload) == pytest.approx(form.seconds, rel=1e-3)
 
 
 def test_nothing_is_faster_than_its_exchange_alone_if_nothing_overlaps() -> None:
