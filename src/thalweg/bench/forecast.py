@@ -16,9 +16,11 @@ from statistics import fmean, median
 from typing import Literal
 
 from thalweg.bench.scenario import Scenario
+from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
 from thalweg.lab import Event
 from thalweg.lab.targets import links_of
+from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict
 
 RATES = ("degrade", "restore")  # events that change nothing but a link's rate
@@ -38,11 +40,17 @@ class Forecast:
         if any(event.action not in RATES or event.at_step is None for event in scenario.events):
             return None
         counted = scenario.counted(event.at_step for event in scenario.events)
-        estimates = [
-            (self._predicted(sync, cluster), sum(step in counted for step in steps))
+        phases = [
+            (cluster, [step for step in steps if step in counted])
             for cluster, steps in self._phases(scenario)
         ]
-        return _mean([(estimate, steps) for estimate, steps in estimates if steps])
+        return _mean(
+            [
+                (_as_often(parse_plan(sync), steps, self._predicted(sync, cluster)), len(steps))
+                for cluster, steps in phases
+                if steps
+            ]
+        )
 
     def _predicted(self, sync: str, cluster: Cluster) -> Estimate:
         return predict(sync, cluster, self.workload, self.machine, declared=self.declared)
@@ -82,6 +90,17 @@ class Forecast:
         """Of what is declared."""
         found, declared = self.cluster.rates()[link], self.declared.rates()[link]
         return found.bits_per_second / declared.bits_per_second
+
+
+def _as_often(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estimate:
+    """With as many exchanges as there are at these steps, of those that come every few steps."""
+    every, parts = plan.cadence.every, estimate.parts
+    if every == 1 or plan.cadence.inside:
+        return estimate
+    often = every * fmean(step % every == 0 for step in steps)
+    changed = replace(parts, transfer=parts.transfer * often)
+    more = changed.seconds - parts.seconds
+    return replace(estimate, parts=changed, low=estimate.low + more, high=estimate.high + more)
 
 
 def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:

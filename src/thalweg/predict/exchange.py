@@ -1,6 +1,7 @@
 """One execution of a schedule: each rank starts when it likes, and its moves follow as they can.
 
-A rank's part is over when all its moves are done; a send is done once the transport has it.
+A rank's part is over when all its moves are done, and the last byte that it sends has left: others
+may still wait for that, but what it was made of is free to change.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from thalweg.errors import ScheduleError
 from thalweg.predict.parts import NOBODY, RECEIVES, Part
 from thalweg.schedules import Schedule
 
-Post = Callable[[int, int, int, Callable[[int], None], int], None]
-"""Source, target, bytes; what is called with which number once the target has the message."""
+Post = Callable[[int, int, int, Callable[[int], None], int, Callable[[], None]], None]
+"""Source, target, bytes; what is called with which number once the target has the message, and what
+is called once its last byte has left."""
 LEFT_OUT = -1  # instead of what a move waits for: it won't be done
 
 
@@ -44,7 +46,7 @@ class Exchange:
         role = self.roles[rank]
         if role.to_do:
             role.free(role.part.first)
-        else:
+        elif not role.leaving:
             self.end(rank)
 
     def end(self, rank: int) -> None:
@@ -71,7 +73,7 @@ class Exchange:
 class _Role:
     """One rank in an exchange."""
 
-    __slots__ = ("_answered", "exchange", "part", "rank", "to_do", "waits")
+    __slots__ = ("_answered", "exchange", "leaving", "part", "rank", "to_do", "waits")
 
     def __init__(self, exchange: Exchange, rank: int, part: Part) -> None:
         self.exchange = exchange
@@ -79,6 +81,7 @@ class _Role:
         self.part = part
         self.waits = part.waits[:]
         self.to_do = len(part.waits)
+        self.leaving = 0  # messages that have bytes left to send
         self._answered: dict[int, frozenset[int]] | None = None  # members by the quorum's move
 
     def arrived(self, number: int) -> None:
@@ -109,8 +112,14 @@ class _Role:
                 self._leave_out(part.overtakes.get(move, ()))
             moves = part.frees[move]
             self.to_do -= 1
-            if not self.to_do:
+            if not self.to_do and not self.leaving:
                 self.exchange.end(self.rank)
+
+    def _left(self) -> None:
+        """All bytes of a message."""
+        self.leaving -= 1
+        if not self.to_do and not self.leaving:
+            self.exchange.end(self.rank)
 
     def _send(self, move: int, target: int) -> None:
         number = self.part.taken_by[move]
@@ -119,7 +128,8 @@ class _Role:
             return
         exchange = self.exchange
         arrived = exchange.roles[target].arrived
-        exchange.post(self.rank, target, self.part.sizes[move], arrived, number)
+        self.leaving += 1
+        exchange.post(self.rank, target, self.part.sizes[move], arrived, number, self._left)
 
     def _answer(self, number: int) -> None:
         """One more member of a quorum; it goes on when there are enough for the first time."""

@@ -53,11 +53,12 @@ def simulate(
 
 
 class Message(NamedTuple):
-    """`arrived(number)` is called once its receiver has it."""
+    """`left` is called with its last byte, and `arrived(number)` once its receiver has it."""
 
     nbytes: int
     arrived: Callable[[int], None]
     number: int
+    left: Callable[[], None]
 
 
 class Connection(Flow):
@@ -124,13 +125,21 @@ class Flows:
             exchange.refuse_to_hang()
 
     def post(
-        self, source: int, target: int, nbytes: int, arrived: Callable[[int], None], number: int
+        self,
+        source: int,
+        target: int,
+        nbytes: int,
+        arrived: Callable[[int], None],
+        number: int,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
-        """Hand over a message; `arrived(number)` is called once its receiver has it."""
+        """Hand over a message; `left` is called with its last byte, and `arrived(number)` once its
+        receiver has it."""
         connection = self._connections.get((source, target)) or self._connect(source, target)
-        message = Message(nbytes, arrived, number)
+        message = Message(nbytes, arrived, number, left)
         if not connection.channels:
             self._travel(connection, message)
+            self._plan(self.now, _call, left)
             return
         connection.messages.append(message)
         if len(connection.messages) == 1:
@@ -179,6 +188,7 @@ class Flows:
         else:
             self._leave(flow)
         self._travel(flow, message)
+        message.left()
 
     def _leave(self, flow: Connection) -> None:
         flow.due = -1.0
@@ -233,3 +243,7 @@ class Flows:
         if channel.dry_at == self.now:  # else its flows have changed since
             channel.tokens, channel.spare = 0.0, 0.0
             self._changed[channel] = None
+
+
+def _call(do: Callable[[], None]) -> None:
+    do()
