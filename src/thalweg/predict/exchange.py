@@ -6,7 +6,6 @@ A rank's part is over when all its moves are done; a send is done once the trans
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 
 from thalweg.errors import ScheduleError
 from thalweg.predict.parts import NOBODY, RECEIVES, Part, parts
@@ -89,22 +88,23 @@ class _Role:
     def free(self, moves: Sequence[int]) -> None:
         """One thing less to wait for: do what is ready, in the order of the list."""
         part, waits = self.part, self.waits
-        frees, targets = part.frees, part.targets
         ready: list[int] = []
         while True:
             for move in moves:
                 waits[move] -= 1
                 if not waits[move]:
-                    heappush(ready, move)
+                    ready.append(move)
             if not ready:
                 return
-            move = heappop(ready)
-            target = targets[move]
+            if len(ready) > 1:
+                ready.sort(reverse=True)
+            move = ready.pop()
+            target = part.targets[move]
             if target != RECEIVES:
                 self._send(move, target)
             elif part.overtakes:
                 self._leave_out(part.overtakes.get(move, ()))
-            moves = frees[move]
+            moves = part.frees[move]
             self.to_do -= 1
             if not self.to_do:
                 self.exchange.end(self.rank)

@@ -12,7 +12,7 @@ even if the rank itself hasn't started.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,7 +39,7 @@ class Part:
     message frees, or the complement of a number in its `answers`."""
 
     waits: list[int]
-    frees: list[tuple[int, ...]]
+    frees: Sequence[tuple[int, ...]]
     first: list[int]  # what the rank's start frees
     targets: list[int]
     sizes: list[int]  # bytes of a send
@@ -57,7 +57,7 @@ def parts(schedule: Schedule) -> dict[int, Part]:
 
 
 class _Letters:
-    """Messages from one rank to another: their spans, each as one number, and the moves."""
+    """Messages from one rank to another: their spans, each as one number, and their moves."""
 
     __slots__ = ("moves", "spans")
 
@@ -65,75 +65,69 @@ class _Letters:
         self.spans: list[int] = []
         self.moves: list[int] = []
 
+    def add(self, span: int, move: int) -> None:
+        self.spans.append(span)
+        self.moves.append(move)
 
-_Pair = tuple[int, int, bool]  # source, target, whether these are answers
+
+_Letterbox = defaultdict[int, _Letters]  # by the other rank, or its complement for answers
 
 
 def _parts(schedule: Schedule) -> dict[int, Part]:
     made: dict[int, Part] = {}
-    sent: dict[_Pair, _Letters] = {}
-    received: dict[_Pair, _Letters] = {}
-    listed: dict[int, tuple[Move, ...]] = {}
+    sent: dict[int, _Letterbox] = {}
+    received: dict[int, _Letterbox] = {}
+    alike: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
     for rank in schedule.ranks:
         steps = order(schedule.moves(rank))
         made[rank] = part = Part(
             waits=[max(waits, 1) for waits in steps.waits],
-            frees=list(steps.frees),
+            frees=alike.setdefault(steps.frees, steps.frees),  # many ranks do the same in turn
             first=[index for index, waits in enumerate(steps.waits) if not waits],
             targets=[RECEIVES] * len(steps.moves),
             sizes=[0] * len(steps.moves),
             taken_by=[NOBODY] * len(steps.moves),
         )
-        _address(schedule, rank, steps.moves, part, sent, received)
-        if part.quorums or any(kind is _ANSWER for kind, *_ in steps.moves):
-            listed[rank] = steps.moves
-    for pair, letters in sent.items():
-        if pair in received:
-            _match(letters, received[pair], made[pair[0]].taken_by)
-    for rank, moves in listed.items():
-        _let_results_overtake(rank, moves, made[rank])
+        sent[rank], received[rank] = _addressed(schedule, rank, steps.moves, part)
+        if part.quorums or any(peer < 0 for peer in sent[rank]):
+            _let_results_overtake(rank, steps.moves, part)
+    for source, letterbox in sent.items():
+        for target, letters in letterbox.items():
+            here = received[max(target, ~target)]
+            _match(letters, here[source if target >= 0 else ~source], made[source].taken_by)
     return made
 
 
 _kept = lru_cache(maxsize=64)(_parts)
 
 
-def _address(
-    schedule: Schedule,
-    rank: int,
-    moves: Sequence[Move],
-    part: Part,
-    sent: dict[_Pair, _Letters],
-    received: dict[_Pair, _Letters],
-) -> None:
-    """Whom each move sends to, and whom it has to hear from."""
+def _addressed(
+    schedule: Schedule, rank: int, moves: Sequence[Move], part: Part
+) -> tuple[_Letterbox, _Letterbox]:
+    """What is sent to whom, and what comes from whom."""
+    sent, received = _Letterbox(_Letters), _Letterbox(_Letters)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
+    targets, sizes, waits = part.targets, part.sizes, part.waits
     for index, (kind, peer, start, stop, quorum) in enumerate(moves):
         span = start * width + stop
         if kind is _SEND or kind is _ANSWER:
-            part.targets[index] = peer
-            part.sizes[index] = (offsets[stop] - offsets[start]) * itemsize
-            _add(sent, (rank, peer, kind is _ANSWER), span, index)
+            targets[index] = peer
+            sizes[index] = (offsets[stop] - offsets[start]) * itemsize
+            sent[peer if kind is _SEND else ~peer].add(span, index)
             continue
-        part.waits[index] += 1
+        waits[index] += 1
         if quorum is None:
-            _add(received, (peer, rank, False), span, index)
+            received[peer].add(span, index)
             continue
         part.quorums[index] = quorum
-        own = [member for member, other in enumerate(quorum.peers) if other == rank]
-        part.counted[index] = frozenset(own)
-        part.waits[index] -= quorum.code.decode(frozenset(own)) is not None
+        own = frozenset(member for member, other in enumerate(quorum.peers) if other == rank)
+        part.counted[index] = own
+        waits[index] -= quorum.code.decode(own) is not None
         for member, other in enumerate(quorum.peers):
             if other != rank:
-                _add(received, (other, rank, True), span, ~len(part.answers))
+                received[~other].add(span, ~len(part.answers))
                 part.answers.append(Answer(index, member))
-
-
-def _add(letters: dict[_Pair, _Letters], pair: _Pair, span: int, move: int) -> None:
-    if pair not in letters:
-        letters[pair] = _Letters()
-    letters[pair].spans.append(span)
-    letters[pair].moves.append(move)
+    return sent, received
 
 
 def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
@@ -152,6 +146,7 @@ def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
 def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
     """The last gather of each chunk waits for its message, or for enough answers, and for nothing
     before it; a member's own answer to it is a message to itself."""
+    frees = part.frees = list(part.frees)
     of_chunk: dict[int, list[int]] = {}
     for index, move in enumerate(moves):
         of_chunk.setdefault(move.start, []).append(index)
@@ -161,26 +156,28 @@ def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
             continue
         final = gathers[-1]
         before = [index for index in indices if index < final]
-        freeing = [index for index in before if final in part.frees[index]]
+        freeing = [index for index in before if final in frees[index]]
         for index in freeing:
-            part.frees[index] = tuple(later for later in part.frees[index] if later != final)
+            frees[index] = tuple(later for later in frees[index] if later != final)
         part.first = [index for index in part.first if index != final]
         part.waits[final] = 1
         part.overtakes[final] = before
         if part.counted.get(final):
-            before.append(_answer_oneself(rank, part, final, freeing))
+            before.append(_answer_oneself(rank, part, frees, final, freeing))
 
 
-def _answer_oneself(rank: int, part: Part, final: int, after: list[int]) -> int:
+def _answer_oneself(
+    rank: int, part: Part, frees: list[tuple[int, ...]], final: int, after: list[int]
+) -> int:
     [member] = part.counted[final]
     part.counted[final] = frozenset()
     own = len(part.waits)
     for index in after:
-        part.frees[index] += (own,)
+        frees[index] += (own,)
     if not after:
         part.first.append(own)
     part.waits.append(max(1, len(after)))
-    part.frees.append(())
+    frees.append(())
     part.targets.append(rank)
     part.sizes.append(0)
     part.taken_by.append(~len(part.answers))
