@@ -74,7 +74,7 @@ class _Role:
         self.exchange = exchange
         self.rank = rank
         self.part = part
-        self.waits = part.waits.copy()
+        self.waits = part.waits[:]
         self.to_do = len(part.waits)
         self._answered: dict[int, frozenset[int]] | None = None  # members by the quorum's move
 

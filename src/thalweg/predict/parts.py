@@ -12,17 +12,19 @@ even if the rank itself hasn't started.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from thalweg.schedules import Kind, Move, Quorum, Schedule, order
+from thalweg.schedules import Kind, Move, Order, Quorum, Schedule, order
 
 RECEIVES = -1  # where a send has its target
 NOBODY = 1 << 62  # takes a message that no receive is for
 LARGEST_KEPT = 100_000  # ranks times chunks of what is kept for the next replay
+Numbers: TypeAlias = "array[int]"  # a large schedule has millions of moves
 _SEND, _ANSWER = Kind.SEND, Kind.ANSWER  # looked up often
 
 
@@ -38,12 +40,12 @@ class Part:
     """One rank's. Lists are by the number of a move; `taken_by` is the move of the target that a
     message frees, or the complement of a number in its `answers`."""
 
-    waits: list[int]
-    frees: Sequence[tuple[int, ...]]
+    waits: Numbers
+    frees: list[tuple[int, ...]]
     first: list[int]  # what the rank's start frees
-    targets: list[int]
-    sizes: list[int]  # bytes of a send
-    taken_by: list[int]
+    targets: Numbers
+    sizes: Numbers  # bytes of a send
+    taken_by: Numbers
     answers: list[Answer] = field(default_factory=list)
     quorums: dict[int, Quorum] = field(default_factory=dict)
     counted: dict[int, frozenset[int]] = field(default_factory=dict)  # members, by quorum's move
@@ -62,8 +64,8 @@ class _Letters:
     __slots__ = ("moves", "spans")
 
     def __init__(self) -> None:
-        self.spans: list[int] = []
-        self.moves: list[int] = []
+        self.spans = _numbers()
+        self.moves = _numbers()
 
     def add(self, span: int, move: int) -> None:
         self.spans.append(span)
@@ -77,20 +79,24 @@ def _parts(schedule: Schedule) -> dict[int, Part]:
     made: dict[int, Part] = {}
     sent: dict[int, _Letterbox] = {}
     received: dict[int, _Letterbox] = {}
-    alike: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
+    patterns: dict[bytes, _Pattern] = {}
     for rank in schedule.ranks:
-        steps = order(schedule.moves(rank))
+        moves = tuple(schedule.moves(rank))
+        seen = _seen_through(moves)
+        if seen not in patterns:
+            patterns[seen] = _Pattern(order(moves))
+        pattern = patterns[seen]
         made[rank] = part = Part(
-            waits=[max(waits, 1) for waits in steps.waits],
-            frees=alike.setdefault(steps.frees, steps.frees),  # many ranks do the same in turn
-            first=[index for index, waits in enumerate(steps.waits) if not waits],
-            targets=[RECEIVES] * len(steps.moves),
-            sizes=[0] * len(steps.moves),
-            taken_by=[NOBODY] * len(steps.moves),
+            waits=pattern.waits[:],
+            frees=pattern.frees,
+            first=pattern.first,
+            targets=_numbers([RECEIVES]) * len(moves),
+            sizes=_numbers([0]) * len(moves),
+            taken_by=_numbers([NOBODY]) * len(moves),
         )
-        sent[rank], received[rank] = _addressed(schedule, rank, steps.moves, part)
+        sent[rank], received[rank] = _addressed(schedule, rank, moves, part)
         if part.quorums or any(peer < 0 for peer in sent[rank]):
-            _let_results_overtake(rank, steps.moves, part)
+            _let_results_overtake(rank, moves, part)
     for source, letterbox in sent.items():
         for target, letters in letterbox.items():
             here = received[max(target, ~target)]
@@ -99,6 +105,35 @@ def _parts(schedule: Schedule) -> dict[int, Part]:
 
 
 _kept = lru_cache(maxsize=64)(_parts)
+
+
+class _Pattern:
+    """Which moves wait for which. Ranks that do the same with other chunks have the same."""
+
+    def __init__(self, steps: Order) -> None:
+        self.waits = _numbers([max(waits, 1) for waits in steps.waits])
+        self.frees = list(steps.frees)
+        self.first = [index for index, waits in enumerate(steps.waits) if not waits]
+
+
+def _seen_through(moves: Sequence[Move]) -> bytes:
+    """All that the order of these moves depends on: who sends, and chunks that are told apart by
+    when they come first."""
+    names: dict[int, int] = {}
+    name = names.setdefault
+    seen = _numbers()
+    for kind, _, start, stop, _ in moves:
+        sends = kind is _SEND or kind is _ANSWER
+        if stop == start + 1:
+            seen.append(2 * name(start, len(names)) + sends)
+        else:
+            seen.append(-2 * (stop - start) - sends)
+            seen.extend(name(chunk, len(names)) for chunk in range(start, stop))
+    return seen.tobytes()
+
+
+def _numbers(some: Iterable[int] = ()) -> Numbers:
+    return array("q", some)
 
 
 def _addressed(
@@ -130,7 +165,7 @@ def _addressed(
     return sent, received
 
 
-def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
+def _match(sent: _Letters, received: _Letters, taken_by: Numbers) -> None:
     if sent.spans == received.spans:  # most often they are taken in the order in which they leave
         for index, receive in zip(sent.moves, received.moves, strict=True):
             taken_by[index] = receive
@@ -146,7 +181,7 @@ def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
 def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
     """The last gather of each chunk waits for its message, or for enough answers, and for nothing
     before it; a member's own answer to it is a message to itself."""
-    frees = part.frees = list(part.frees)
+    part.frees, part.first = part.frees.copy(), part.first.copy()  # other ranks have the same
     of_chunk: dict[int, list[int]] = {}
     for index, move in enumerate(moves):
         of_chunk.setdefault(move.start, []).append(index)
@@ -156,28 +191,26 @@ def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
             continue
         final = gathers[-1]
         before = [index for index in indices if index < final]
-        freeing = [index for index in before if final in frees[index]]
+        freeing = [index for index in before if final in part.frees[index]]
         for index in freeing:
-            frees[index] = tuple(later for later in frees[index] if later != final)
+            part.frees[index] = tuple(later for later in part.frees[index] if later != final)
         part.first = [index for index in part.first if index != final]
         part.waits[final] = 1
         part.overtakes[final] = before
         if part.counted.get(final):
-            before.append(_answer_oneself(rank, part, frees, final, freeing))
+            before.append(_answer_oneself(rank, part, final, freeing))
 
 
-def _answer_oneself(
-    rank: int, part: Part, frees: list[tuple[int, ...]], final: int, after: list[int]
-) -> int:
+def _answer_oneself(rank: int, part: Part, final: int, after: list[int]) -> int:
     [member] = part.counted[final]
     part.counted[final] = frozenset()
     own = len(part.waits)
     for index in after:
-        frees[index] += (own,)
+        part.frees[index] += (own,)
     if not after:
         part.first.append(own)
     part.waits.append(max(1, len(after)))
-    frees.append(())
+    part.frees.append(())
     part.targets.append(rank)
     part.sizes.append(0)
     part.taken_by.append(~len(part.answers))
