@@ -5,10 +5,10 @@ A rank's part is over when all its moves are done; a send is done once the trans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from thalweg.errors import ScheduleError
-from thalweg.predict.parts import NOBODY, RECEIVES, Part, parts
+from thalweg.predict.parts import NOBODY, RECEIVES, Part
 from thalweg.schedules import Schedule
 
 Post = Callable[[int, int, int, Callable[[int], None], int], None]
@@ -20,6 +20,7 @@ class Exchange:
     def __init__(
         self,
         schedule: Schedule,
+        parts: Mapping[int, Part],
         post: Post,
         ended: Callable[[int], None],
         over: Callable[[Exchange], object],
@@ -32,7 +33,7 @@ class Exchange:
         self._unended = len(schedule.ranks)
         self._not_started = set(schedule.ranks)
         self.roles: dict[int, _Role] = {
-            rank: _Role(self, rank, part) for rank, part in parts(schedule).items()
+            rank: _Role(self, rank, part) for rank, part in parts.items()
         }
 
     def start(self, rank: int) -> None:

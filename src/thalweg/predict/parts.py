@@ -104,7 +104,7 @@ def _parts(schedule: Schedule) -> dict[int, Part]:
     return made
 
 
-_kept = lru_cache(maxsize=64)(_parts)
+_kept = lru_cache(maxsize=32)(_parts)
 
 
 class _Pattern:
