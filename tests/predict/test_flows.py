@@ -281,6 +281,17 @@ def test_where_bytes_cost_nothing_latencies_add_up(variant: str, elements: int) 
     assert found == pytest.approx(longest_chain(schedule, cluster))
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_burst_of_next_to_nothing_changes_next_to_nothing(variant: str) -> None:
+    nics = ["1gbit", "700mbit", "200mbit", "1gbit", "400mbit"]
+    cluster = Cluster.regular([3, 2], nic=nics, uplink=["300mbit", "500mbit"])
+    schedule = build(variant, Group.everybody(cluster), 50_000)
+    road = Road(byte=Figure(1e-9))
+    plain = simulate(schedule, cluster, road)
+    bursting = simulate(schedule, cluster, road, burst=0.1)
+    assert bursting == pytest.approx(plain, rel=1e-3)
+
+
 @pytest.mark.parametrize("uneven", [False, True])
 def test_all_to_all(uneven: bool) -> None:
     """The slowest NIC is never idle."""

@@ -6,7 +6,9 @@ A rank's part is over when all its moves are done; a send is done once the trans
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
+from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
 from thalweg.predict.parts import NOBODY, RECEIVES, Part
 from thalweg.schedules import Schedule
@@ -126,7 +128,7 @@ class _Role:
             self._answered = dict(self.part.counted)
         code, there = self.part.quorums[move].code, self._answered[move]
         self._answered[move] = there | {member}
-        if code.decode(there) is None and code.decode(self._answered[move]) is not None:
+        if not _enough(code, there) and _enough(code, self._answered[move]):
             self.free((move,))
 
     def _leave_out(self, moves: Sequence[int]) -> None:
@@ -134,3 +136,8 @@ class _Role:
             if self.waits[move] > 0:
                 self.waits[move] = LEFT_OUT
                 self.to_do -= 1
+
+
+@lru_cache(maxsize=4096)
+def _enough(code: Code, answered: frozenset[int]) -> bool:
+    return code.decode(answered) is not None

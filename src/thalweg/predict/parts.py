@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """One rank's. Lists are by the number of a move; `taken_by` is the move of the target that a
+    """One rank's, by the number of a move. `taken_by` is the move of the target that a
     message frees, or the complement of a number in its `answers`."""
 
     waits: Numbers
