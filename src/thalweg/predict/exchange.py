@@ -5,11 +5,12 @@ A rank's part is over when all its moves are done; a send is done once the trans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
+from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
-from thalweg.predict.parts import NOBODY, RECEIVES, Part, parts
+from thalweg.predict.parts import NOBODY, RECEIVES, Part
 from thalweg.schedules import Schedule
 
 Post = Callable[[int, int, int, Callable[[int], None], int], None]
@@ -21,6 +22,7 @@ class Exchange:
     def __init__(
         self,
         schedule: Schedule,
+        parts: Mapping[int, Part],
         post: Post,
         ended: Callable[[int], None],
         over: Callable[[Exchange], object],
@@ -33,7 +35,7 @@ class Exchange:
         self._unended = len(schedule.ranks)
         self._not_started = set(schedule.ranks)
         self.roles: dict[int, _Role] = {
-            rank: _Role(self, rank, part) for rank, part in parts(schedule).items()
+            rank: _Role(self, rank, part) for rank, part in parts.items()
         }
 
     def start(self, rank: int) -> None:
@@ -75,7 +77,7 @@ class _Role:
         self.exchange = exchange
         self.rank = rank
         self.part = part
-        self.waits = part.waits.copy()
+        self.waits = part.waits[:]
         self.to_do = len(part.waits)
         self._answered: dict[int, frozenset[int]] | None = None  # members by the quorum's move
 
@@ -89,22 +91,23 @@ class _Role:
     def free(self, moves: Sequence[int]) -> None:
         """One thing less to wait for: do what is ready, in the order of the list."""
         part, waits = self.part, self.waits
-        frees, targets = part.frees, part.targets
         ready: list[int] = []
         while True:
             for move in moves:
                 waits[move] -= 1
                 if not waits[move]:
-                    heappush(ready, move)
+                    ready.append(move)
             if not ready:
                 return
-            move = heappop(ready)
-            target = targets[move]
+            if len(ready) > 1:
+                ready.sort(reverse=True)
+            move = ready.pop()
+            target = part.targets[move]
             if target != RECEIVES:
                 self._send(move, target)
             elif part.overtakes:
                 self._leave_out(part.overtakes.get(move, ()))
-            moves = frees[move]
+            moves = part.frees[move]
             self.to_do -= 1
             if not self.to_do:
                 self.exchange.end(self.rank)
@@ -125,7 +128,7 @@ class _Role:
             self._answered = dict(self.part.counted)
         code, there = self.part.quorums[move].code, self._answered[move]
         self._answered[move] = there | {member}
-        if code.decode(there) is None and code.decode(self._answered[move]) is not None:
+        if not _enough(code, there) and _enough(code, self._answered[move]):
             self.free((move,))
 
     def _leave_out(self, moves: Sequence[int]) -> None:
@@ -133,3 +136,8 @@ class _Role:
             if self.waits[move] > 0:
                 self.waits[move] = LEFT_OUT
                 self.to_do -= 1
+
+
+@lru_cache(maxsize=4096)
+def _enough(code: Code, answered: frozenset[int]) -> bool:
+    return code.decode(answered) is not None

@@ -24,25 +24,23 @@ class Channel:
         "burst",
         "dry_at",
         "flows",
-        "gain",
         "open",
         "rate",
         "room",
         "since",
+        "spare",
         "tokens",
-        "used",
     )
 
     def __init__(self, rate: float, road: Road | None = None, burst: float = 0.0) -> None:
         """`rate` in bytes per second; without a road, a crowd loses none of it."""
         self.rate = rate
         self.flows: dict[Flow, None] = {}
-        self.room = 0.0  # while rates are found: what is left
+        self.room = 0.0  # while rates are found: what is left, less than nothing with tokens
         self.open = 0  # and how many flows may still grow
         self.burst = self.tokens = burst
-        self.gain = rate  # tokens per second, since
-        self.used = 0.0  # and what its flows have together
-        self.since = 0.0
+        self.spare = 0.0  # bytes per second that its flows leave of it, or take of the tokens
+        self.since = 0.0  # when it had these tokens
         self.dry_at = inf
         self._road = road
         self._capacities: dict[int, float] = {}

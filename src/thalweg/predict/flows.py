@@ -22,6 +22,7 @@ from thalweg.facts.machine import Road
 from thalweg.predict import buckets
 from thalweg.predict.exchange import Exchange
 from thalweg.predict.fairness import Channel, Flow, fair_rates, neighbours
+from thalweg.predict.parts import Part, parts
 from thalweg.schedules import Schedule
 
 FREE = Road()  # messages cost nothing but their way
@@ -91,6 +92,7 @@ class Flows:
         self._events: list[tuple[float, int, Callable[..., None], object]] = []
         self._numbers = count()
         self._under_way: dict[Exchange, None] = {}
+        self._parts: dict[int, tuple[Schedule, dict[int, Part]]] = {}  # by the schedule's id
 
     def at(self, when: float, do: Callable[[], None]) -> None:
         """Do this then, or at once if it is past."""
@@ -100,7 +102,10 @@ class Flows:
         self, schedule: Schedule, ended: Callable[[int], None] = lambda rank: None
     ) -> Exchange:
         """One execution of a schedule; `ended` is told each rank that has done its part."""
-        exchange = Exchange(schedule, self.post, ended, self._under_way.pop)
+        if id(schedule) not in self._parts:
+            self._parts[id(schedule)] = schedule, parts(schedule)
+        its_parts = self._parts[id(schedule)][1]
+        exchange = Exchange(schedule, its_parts, self.post, ended, self._under_way.pop)
         self._under_way[exchange] = None
         return exchange
 
@@ -168,7 +173,7 @@ class Flows:
         if flow.due != self.now:
             return  # it has been given another rate since
         message = flow.messages.popleft()
-        if flow.messages and not self._burst:  # the next takes its place, so no rate changes
+        if flow.messages and flow.rate < inf:  # the next takes its place, so no rate changes
             flow.left, flow.since = flow.messages[0].nbytes, self.now
             self._give(flow, flow.rate)
         else:
@@ -210,20 +215,21 @@ class Flows:
         for flow in flows:
             flow.left = max(0.0, flow.left - flow.rate * (self.now - flow.since))
             flow.since = self.now
+        burst: set[Flow] = set()
         if self._burst:
             buckets.refill(channels, self.now)
-            buckets.burst_through(flows)
+            burst = buckets.burst_through(flows)
         rates = fair_rates(flows, channels)
         for flow in flows:
-            if self._burst and not flow.left:
+            if flow in burst and not flow.left:
                 self._give(flow, inf)
-            elif rates[flow] != flow.rate or self._burst:
+            elif flow in burst or rates[flow] != flow.rate:
                 self._give(flow, rates[flow])
         if self._burst:
-            for channel in buckets.run_down(channels, rates):
+            for channel in buckets.run_down(channels):
                 self._plan(channel.dry_at, self._dry, channel)
 
     def _dry(self, channel: Channel) -> None:
         if channel.dry_at == self.now:  # else its flows have changed since
-            channel.tokens, channel.gain = 0.0, channel.used
+            channel.tokens, channel.spare = 0.0, 0.0
             self._changed[channel] = None

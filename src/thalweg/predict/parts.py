@@ -12,17 +12,19 @@ even if the rank itself hasn't started.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from thalweg.schedules import Kind, Move, Quorum, Schedule, order
+from thalweg.schedules import Kind, Move, Order, Quorum, Schedule, order
 
 RECEIVES = -1  # where a send has its target
 NOBODY = 1 << 62  # takes a message that no receive is for
 LARGEST_KEPT = 100_000  # ranks times chunks of what is kept for the next replay
+Numbers: TypeAlias = "array[int]"  # a large schedule has millions of moves
 _SEND, _ANSWER = Kind.SEND, Kind.ANSWER  # looked up often
 
 
@@ -35,15 +37,15 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """One rank's. Lists are by the number of a move; `taken_by` is the move of the target that a
+    """One rank's, by the number of a move. `taken_by` is the move of the target that a
     message frees, or the complement of a number in its `answers`."""
 
-    waits: list[int]
+    waits: Numbers
     frees: list[tuple[int, ...]]
     first: list[int]  # what the rank's start frees
-    targets: list[int]
-    sizes: list[int]  # bytes of a send
-    taken_by: list[int]
+    targets: Numbers
+    sizes: Numbers  # bytes of a send
+    taken_by: Numbers
     answers: list[Answer] = field(default_factory=list)
     quorums: dict[int, Quorum] = field(default_factory=dict)
     counted: dict[int, frozenset[int]] = field(default_factory=dict)  # members, by quorum's move
@@ -57,86 +59,113 @@ def parts(schedule: Schedule) -> dict[int, Part]:
 
 
 class _Letters:
-    """Messages from one rank to another: their spans, each as one number, and the moves."""
+    """Messages from one rank to another: their spans, each as one number, and their moves."""
 
     __slots__ = ("moves", "spans")
 
     def __init__(self) -> None:
-        self.spans: list[int] = []
-        self.moves: list[int] = []
+        self.spans = _numbers()
+        self.moves = _numbers()
+
+    def add(self, span: int, move: int) -> None:
+        self.spans.append(span)
+        self.moves.append(move)
 
 
-_Pair = tuple[int, int, bool]  # source, target, whether these are answers
+_Letterbox = defaultdict[int, _Letters]  # by the other rank, or its complement for answers
 
 
 def _parts(schedule: Schedule) -> dict[int, Part]:
     made: dict[int, Part] = {}
-    sent: dict[_Pair, _Letters] = {}
-    received: dict[_Pair, _Letters] = {}
-    listed: dict[int, tuple[Move, ...]] = {}
+    sent: dict[int, _Letterbox] = {}
+    received: dict[int, _Letterbox] = {}
+    patterns: dict[bytes, _Pattern] = {}
     for rank in schedule.ranks:
-        steps = order(schedule.moves(rank))
+        moves = tuple(schedule.moves(rank))
+        seen = _seen_through(moves)
+        if seen not in patterns:
+            patterns[seen] = _Pattern(order(moves))
+        pattern = patterns[seen]
         made[rank] = part = Part(
-            waits=[max(waits, 1) for waits in steps.waits],
-            frees=list(steps.frees),
-            first=[index for index, waits in enumerate(steps.waits) if not waits],
-            targets=[RECEIVES] * len(steps.moves),
-            sizes=[0] * len(steps.moves),
-            taken_by=[NOBODY] * len(steps.moves),
+            waits=pattern.waits[:],
+            frees=pattern.frees,
+            first=pattern.first,
+            targets=_numbers([RECEIVES]) * len(moves),
+            sizes=_numbers([0]) * len(moves),
+            taken_by=_numbers([NOBODY]) * len(moves),
         )
-        _address(schedule, rank, steps.moves, part, sent, received)
-        if part.quorums or any(kind is _ANSWER for kind, *_ in steps.moves):
-            listed[rank] = steps.moves
-    for pair, letters in sent.items():
-        if pair in received:
-            _match(letters, received[pair], made[pair[0]].taken_by)
-    for rank, moves in listed.items():
-        _let_results_overtake(rank, moves, made[rank])
+        sent[rank], received[rank] = _addressed(schedule, rank, moves, part)
+        if part.quorums or any(peer < 0 for peer in sent[rank]):
+            _let_results_overtake(rank, moves, part)
+    for source, letterbox in sent.items():
+        for target, letters in letterbox.items():
+            here = received[max(target, ~target)]
+            _match(letters, here[source if target >= 0 else ~source], made[source].taken_by)
     return made
 
 
-_kept = lru_cache(maxsize=64)(_parts)
+_kept = lru_cache(maxsize=32)(_parts)
 
 
-def _address(
-    schedule: Schedule,
-    rank: int,
-    moves: Sequence[Move],
-    part: Part,
-    sent: dict[_Pair, _Letters],
-    received: dict[_Pair, _Letters],
-) -> None:
-    """Whom each move sends to, and whom it has to hear from."""
+class _Pattern:
+    """Which moves wait for which. Ranks that do the same with other chunks have the same."""
+
+    def __init__(self, steps: Order) -> None:
+        self.waits = _numbers([max(waits, 1) for waits in steps.waits])
+        self.frees = list(steps.frees)
+        self.first = [index for index, waits in enumerate(steps.waits) if not waits]
+
+
+def _seen_through(moves: Sequence[Move]) -> bytes:
+    """All that the order of these moves depends on: who sends, and chunks that are told apart by
+    when they come first."""
+    names: dict[int, int] = {}
+    name = names.setdefault
+    seen = _numbers()
+    for kind, _, start, stop, _ in moves:
+        sends = kind is _SEND or kind is _ANSWER
+        if stop == start + 1:
+            seen.append(2 * name(start, len(names)) + sends)
+        else:
+            seen.append(-2 * (stop - start) - sends)
+            seen.extend(name(chunk, len(names)) for chunk in range(start, stop))
+    return seen.tobytes()
+
+
+def _numbers(some: Iterable[int] = ()) -> Numbers:
+    return array("q", some)
+
+
+def _addressed(
+    schedule: Schedule, rank: int, moves: Sequence[Move], part: Part
+) -> tuple[_Letterbox, _Letterbox]:
+    """What is sent to whom, and what comes from whom."""
+    sent, received = _Letterbox(_Letters), _Letterbox(_Letters)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
+    targets, sizes, waits = part.targets, part.sizes, part.waits
     for index, (kind, peer, start, stop, quorum) in enumerate(moves):
         span = start * width + stop
         if kind is _SEND or kind is _ANSWER:
-            part.targets[index] = peer
-            part.sizes[index] = (offsets[stop] - offsets[start]) * itemsize
-            _add(sent, (rank, peer, kind is _ANSWER), span, index)
+            targets[index] = peer
+            sizes[index] = (offsets[stop] - offsets[start]) * itemsize
+            sent[peer if kind is _SEND else ~peer].add(span, index)
             continue
-        part.waits[index] += 1
+        waits[index] += 1
         if quorum is None:
-            _add(received, (peer, rank, False), span, index)
+            received[peer].add(span, index)
             continue
         part.quorums[index] = quorum
-        own = [member for member, other in enumerate(quorum.peers) if other == rank]
-        part.counted[index] = frozenset(own)
-        part.waits[index] -= quorum.code.decode(frozenset(own)) is not None
+        own = frozenset(member for member, other in enumerate(quorum.peers) if other == rank)
+        part.counted[index] = own
+        waits[index] -= quorum.code.decode(own) is not None
         for member, other in enumerate(quorum.peers):
             if other != rank:
-                _add(received, (other, rank, True), span, ~len(part.answers))
+                received[~other].add(span, ~len(part.answers))
                 part.answers.append(Answer(index, member))
+    return sent, received
 
 
-def _add(letters: dict[_Pair, _Letters], pair: _Pair, span: int, move: int) -> None:
-    if pair not in letters:
-        letters[pair] = _Letters()
-    letters[pair].spans.append(span)
-    letters[pair].moves.append(move)
-
-
-def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
+def _match(sent: _Letters, received: _Letters, taken_by: Numbers) -> None:
     if sent.spans == received.spans:  # most often they are taken in the order in which they leave
         for index, receive in zip(sent.moves, received.moves, strict=True):
             taken_by[index] = receive
@@ -152,6 +181,7 @@ def _match(sent: _Letters, received: _Letters, taken_by: list[int]) -> None:
 def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
     """The last gather of each chunk waits for its message, or for enough answers, and for nothing
     before it; a member's own answer to it is a message to itself."""
+    part.frees, part.first = part.frees.copy(), part.first.copy()  # other ranks have the same
     of_chunk: dict[int, list[int]] = {}
     for index, move in enumerate(moves):
         of_chunk.setdefault(move.start, []).append(index)
