@@ -30,6 +30,7 @@ STEPS = 20  # of a root's search, at most
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 LEAST_SHARE, LARGEST_SHARE = 0.02, 1.1
 FREE = Road()
+LEAST_STEADY = 0.95  # a long ring that gets less has overflowing queues, which a short one hasn't
 Shares = tuple[tuple[int, Figure], ...]
 
 
@@ -106,7 +107,7 @@ def _burst(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road
         lambda inverse: long(latency, slowed(inverse)) - short(latency, slowed(inverse)),
         median(rings[-1].seconds) - median(rings[0].seconds),
         1 / LARGEST_SHARE,
-        1 / LEAST_SHARE,
+        1 / LEAST_STEADY,
     )
     return -_root(
         lambda negative: short(latency, slowed(inverse), -negative),
