@@ -56,10 +56,12 @@ class CodecCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """`burst`: bytes that a link carries at once after a rest. `codecs` are by their choice's text,
-    as in `powersgd(rank=4)`. `assumed` lists what nobody measured."""
+    as in `powersgd(rank=4)`. `contention`: the share of a codec's seconds that backward loses while
+    both run. `assumed` lists what nobody measured."""
 
     ours: Road = Road()
     native: Road = Road()
     burst: float = 0.0
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
+    contention: float = 1.0
     assumed: tuple[str, ...] = field(default=(), compare=False)

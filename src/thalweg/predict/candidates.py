@@ -1,0 +1,105 @@
+"""Which plans the advisor looks at: every sound one that people would try, of the classes that are
+allowed.
+
+Topologies by themselves; then with every compressor that they carry; then averages of parameters in
+groups, or every few steps. What doesn't fit the cluster (a tree for two workers, racks where there
+is one) is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from thalweg.catalog import Catalog
+from thalweg.coding import spare_ranks, waits_for_nobody
+from thalweg.declarations import Promise
+from thalweg.errors import LayoutError, PlanError
+from thalweg.facts import Size, Workload
+from thalweg.plan import Plan
+from thalweg.rounds import compile_rounds
+from thalweg.schedules import Group
+
+BASELINE = "ddp"
+EXACT = (BASELINE, "ring", "halving_doubling", "double_tree", "tree", "ps", "umw")
+EXACT_IN_RACKS = ("hierarchical", "hierarchical(form=leader)")
+CODED = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
+COMPRESSED = ("ring",)
+COMPRESSED_IN_RACKS = ("hierarchical", "hierarchical(compress=between)")
+WITH_ARGUMENTS = {"dgc": "dgc(momentum=0)", "powersgd": "powersgd(rank=4)"}
+NOT_WAITING = ("lgc", "asp")
+AVERAGING = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
+AVERAGING_IN_RACKS = ("local_sgd(every=8, levels=rack)", "local_sgd(every=1, levels=rack, delay=1)")
+LEAST_BUCKET = 64 * 1024  # bytes
+TINY = Workload.of_size(Size.parse("4KB"))
+
+
+@dataclass(slots=True)
+class Candidates:
+    """`left_out` says why of those that don't fit."""
+
+    plans: list[Plan] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def candidates(
+    group: Group, allow: Promise, catalog: Catalog, *, has_data: bool = True
+) -> Candidates:
+    """`has_data`: whether workers can be given more samples than their share, as codes need."""
+    found = Candidates()
+    for text in dict.fromkeys(_texts(group, allow, catalog)):
+        try:
+            plan = catalog.plan(text)
+            _refuse_what_does_not_fit(plan, group, has_data)
+        except (PlanError, LayoutError) as error:
+            found.left_out[text] = error.problem
+            continue
+        if _weakness(catalog.guarantee(plan).promise) <= _weakness(allow):
+            found.plans.append(plan)
+    return found
+
+
+def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:
+    racks = len(group.racks) > 1
+    yield from EXACT
+    yield from EXACT_IN_RACKS if racks else ()
+    yield from CODED
+    compressors = [WITH_ARGUMENTS.get(name, name) for name in sorted(catalog.compressors)]
+    if allow in (Promise.LOSSY, Promise.EVENTUAL):
+        for text in (*COMPRESSED, *(COMPRESSED_IN_RACKS if racks else ())):
+            yield from (f"{text}+{compressor}" for compressor in compressors)
+        yield from NOT_WAITING
+    if allow is Promise.EVENTUAL:
+        for text in (*AVERAGING, *(AVERAGING_IN_RACKS if racks else ())):
+            yield text
+            yield from (f"{text}+{name}" for name in _unbiased(catalog))
+
+
+def _unbiased(catalog: Catalog) -> list[str]:
+    """Compressors that parameters may be averaged with."""
+    return [name for name, one in sorted(catalog.compressors.items()) if not one.biased]
+
+
+def _refuse_what_does_not_fit(plan: Plan, group: Group, has_data: bool) -> None:
+    if waits_for_nobody(plan):
+        spare_ranks(plan, group)
+    else:
+        compile_rounds(plan, group, TINY, 0)
+    if plan.redundancy is not None and not has_data:
+        raise PlanError(f"{plan} needs data= and batch= in attach()", "give them")
+
+
+def _weakness(promise: Promise) -> int:
+    return list(Promise).index(promise)
+
+
+def with_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[Plan]:
+    """The same in smaller buckets: a half, a quarter, an eighth of all, in round numbers."""
+    if plan.averages_parameters or plan.cadence.staleness is not None:
+        return  # nothing overlaps with backward there
+    for parts in (2, 4, 8, 16):
+        nbytes = workload.nbytes / parts
+        if nbytes >= LEAST_BUCKET and nbytes < plan.settings.bucket.nbytes:
+            size = Size(int(float(f"{nbytes:.2g}")))
+            settings = (*(p for p in plan.text.settings if p[0] != "bucket"), ("bucket", str(size)))
+            yield catalog.plan(str(replace(plan.text, settings=settings)))

@@ -1,0 +1,302 @@
+"""`predict()`: what a step takes under a plan, on a cluster, for a workload.
+
+A few steps are replayed, bucket by bucket, on the cluster's links (`replay.py`); of a group plan a
+whole period, or as much of it as tells. Lateness comes on top: the expected maximum where all wait
+for all, a recurrence where only groups or a quorum do (`recurrence.py`), a queue where nobody does
+(`mailbox.py`). Clusters that are too large for a replay have closed forms (`by_forms.py`).
+
+The interval holds four of five steps' means: it is made of how far the model itself is off, and of
+the spread of what was measured, each weighed by its part in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import numpy as np
+
+from thalweg.catalog import Catalog, default_catalog, parse_plan
+from thalweg.coding import (
+    allocation_of,
+    fastest,
+    is_compensated,
+    is_relayed,
+    root_of,
+    waits_for_nobody,
+)
+from thalweg.errors import PlanError
+from thalweg.facts import Cluster, Machine, Road, Workload
+from thalweg.plan import Plan
+from thalweg.predict import recurrence
+from thalweg.predict.by_forms import seconds_by_forms
+from thalweg.predict.estimate import Breakdown, Estimate
+from thalweg.predict.mailbox import own_pace
+from thalweg.predict.replay import Replayed, replay
+from thalweg.predict.script import Script, codec_cost
+from thalweg.schedules import Group
+
+MOST_MESSAGES = 100_000  # of a step that is replayed
+MOST_STEPS = 16  # of a long period
+SETTLING = 2  # steps before those that count
+EIGHTY_PERCENT = 1.2816  # standard deviations to either side
+MODEL = 0.04  # of transfers: how far a replay is off where all it is given is right
+COMPUTING = 0.02  # of computing, the same
+REPLAY, FORM = "replay", "closed form"
+
+
+def predict(
+    plan: Plan | str,
+    cluster: Cluster,
+    workload: Workload,
+    machine: Machine | None = None,
+    *,
+    declared: Cluster | None = None,
+    catalog: Catalog | None = None,
+) -> Estimate:
+    """Seconds of a step, with an interval and what they are made of.
+
+    machine   what messages, bytes and codecs cost there; nothing if None
+    declared  the cluster that the run is given, and lays its schedules out by, if that isn't the
+              one that was measured
+    """
+    catalog = catalog or default_catalog()
+    plan = parse_plan(plan, catalog) if isinstance(plan, str) else plan
+    if plan.topology.name == "auto":
+        raise PlanError("auto has no time before it has chosen", "name a plan, or ask for advice")
+    machine = machine or Machine(assumed=("messages and codecs cost nothing",))
+    setting = _Setting(
+        plan=plan,
+        group=Group.everybody(declared or cluster),
+        cluster=cluster,
+        workload=workload,
+        machine=machine,
+        catalog=catalog,
+    )
+    parts, form = setting.parts()
+    return _estimate(setting, parts, form)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    plan: Plan
+    group: Group
+    cluster: Cluster
+    workload: Workload
+    machine: Machine
+    catalog: Catalog
+
+    @property
+    def road(self) -> Road:
+        native = self.catalog.topologies[self.plan.topology.name].backend
+        return self.machine.native if native and self.plan.precision is None else self.machine.ours
+
+    @property
+    def compute(self) -> float:
+        """Of one share of the batch."""
+        costs = self.workload.costs
+        return costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
+
+    def parts(self) -> tuple[Breakdown, str]:
+        if self.group.size == 1:
+            return Breakdown(compute=self.compute), REPLAY
+        if self.plan.cadence.staleness is not None:
+            return self._at_own_pace(self.plan.cadence.staleness), REPLAY
+        if is_compensated(self.plan):
+            return self._of_the_fastest(), REPLAY
+        script = Script(self.plan, self.group, self.workload, self.machine, self.catalog)
+        if _messages(self.group.size, script.buckets) > MOST_MESSAGES:
+            return self._by_forms(script), FORM
+        if is_relayed(self.plan, self.catalog):
+            return self._coded(script), REPLAY
+        replayed = self._replayed(script)
+        return self._with_lateness(script, replayed), REPLAY
+
+    def _replayed(self, script: Script, shares: Mapping[int, float] | None = None) -> Replayed:
+        """Both ways if it isn't said whether buckets are compressed while backward runs: the run
+        tries both, too."""
+        steps = min(script.cycle, MOST_STEPS) + SETTLING
+        if script.cycle > MOST_STEPS and self.plan.cadence.every > 1:
+            steps = self.plan.cadence.every * 2 + SETTLING
+        overlap = self.plan.settings.overlap
+        choice = overlap is None and self.plan.precision is not None and script.buckets > 1
+        found = [
+            replay(
+                script,
+                self.cluster,
+                self.road,
+                self.machine,
+                self.workload.costs,
+                steps,
+                skipped=SETTLING,
+                serial=serial,
+                shares=shares,
+            )
+            for serial in ((False, True) if choice else (overlap is False,))
+        ]
+        return min(found, key=lambda one: one.seconds)
+
+    def _with_lateness(self, script: Script, replayed: Replayed) -> Breakdown:
+        parts = self._breakdown(replayed.seconds, script, self.compute)
+        ranks = self.group.ranks
+        if all(recurrence.is_punctual(self.cluster.host(rank).late) for rank in ranks):
+            return parts
+        late = recurrence.draw(self.cluster, ranks)
+        if not self.plan.averages_parameters:
+            return replace(parts, waiting=float(late.max(axis=1).mean()))
+        meetings = _meetings(script, replayed, self.group)
+        waiting = recurrence.in_groups(meetings, self.compute, late)
+        punctual = recurrence.in_groups(meetings, self.compute, 0 * late)
+        return replace(parts, waiting=max(0.0, waiting - punctual))
+
+    def _coded(self, script: Script) -> Breakdown:
+        """Everybody computes its share of the samples; a step waits for a quorum."""
+        ranks = self.group.ranks
+        allocation = allocation_of(self.plan, self.group, self.catalog)
+        shares = recurrence.loads(allocation, ranks)
+        replayed = self._replayed(script, shares)
+        most = max(shares.values())
+        parts = self._breakdown(replayed.seconds, script, self._computing(most))
+        late = recurrence.draw(self.cluster, ranks)
+        if not late.any():
+            return parts
+        computing = np.array([self._computing(shares[rank]) for rank in ranks])
+        exchange = max(0.0, replayed.seconds - self._computing(most))
+        enough = recurrence.decodes(allocation, ranks)
+        seconds = recurrence.by_quorum(enough, computing, exchange, late)
+        return replace(parts, waiting=max(0.0, seconds - replayed.seconds))
+
+    def _computing(self, shares: float) -> float:
+        costs = self.workload.costs
+        batch = costs.forward.seconds + costs.backward.seconds
+        return shares * batch + costs.optimizer.seconds
+
+    def _of_the_fastest(self) -> Breakdown:
+        """As a star, whose master waits for the fastest only."""
+        star = parse_plan(f"umw @ bucket={self.plan.settings.bucket}", self.catalog)
+        star = replace(star, precision=self.plan.precision)
+        script = Script(star, self.group, self.workload, self.machine, self.catalog)
+        replayed = self._replayed(script)
+        parts = self._breakdown(replayed.seconds, script, self.compute)
+        ranks = self.group.ranks
+        late = recurrence.draw(self.cluster, ranks)
+        computing = np.full(len(ranks), self.compute)
+        quorum = recurrence.fastest(fastest(self.plan, len(ranks)))
+        exchange = max(0.0, replayed.seconds - self.compute)
+        seconds = recurrence.by_quorum(quorum, computing, exchange, late)
+        return replace(parts, waiting=max(0.0, seconds - replayed.seconds))
+
+    def _at_own_pace(self, staleness: int) -> Breakdown:
+        ranks, root = self.group.ranks, root_of(self.plan, self.group, self.catalog)
+        assert root is not None
+        late = recurrence.draw(self.cluster, ranks)
+        nbytes = float(self.workload.nbytes)
+        if self.plan.precision is not None:
+            compressor = self.catalog.compressors[self.plan.precision.name]
+            arguments = self.plan.precision.arguments
+            payloads = compressor.payloads(self.workload.tensors, 0, **arguments)
+            nbytes = (nbytes + sum(payload.nbytes for payload in payloads)) / 2  # one way only
+        pace = (self.cluster, self.road, ranks, root, nbytes, self.compute)
+        punctual = own_pace(*pace, 0 * late, staleness)
+        waiting = own_pace(*pace, late, staleness) - punctual
+        parts = Breakdown(compute=self.compute, transfer=max(0.0, punctual - self.compute))
+        return replace(parts, waiting=max(0.0, waiting))
+
+    def _by_forms(self, script: Script) -> Breakdown:
+        seconds = seconds_by_forms(
+            self.plan, self.group, self.cluster, self.workload, self.road, self.catalog
+        )
+        encode, decode = self._codec(script)
+        parts = Breakdown(
+            compute=self.compute,
+            encode=encode,
+            decode=decode,
+            transfer=max(0.0, seconds - self.compute),
+        )
+        late = [self.cluster.host(rank).late for rank in self.group.ranks]
+        if all(map(recurrence.is_punctual, late)):
+            return parts
+        drawn = recurrence.draw(self.cluster, self.group.ranks)
+        return replace(parts, waiting=float(drawn.max(axis=1).mean()))
+
+    def _breakdown(self, seconds: float, script: Script, compute: float) -> Breakdown:
+        encode, decode = self._codec(script)
+        exposed = max(0.0, seconds - compute)
+        shown = min(1.0, exposed / (encode + decode)) if encode + decode else 0.0
+        return Breakdown(
+            compute=seconds - exposed,
+            encode=encode * shown,
+            decode=decode * shown,
+            transfer=exposed - (encode + decode) * shown,
+        )
+
+    def _codec(self, script: Script) -> tuple[float, float]:
+        """Seconds of encoding and of decoding on the busiest rank, the mean over a period."""
+        encode = decode = 0.0
+        steps = min(script.cycle, MOST_STEPS)
+        for step in range(steps):
+            chains = script.at(step)
+            by_rank = {
+                rank: (
+                    sum(s.codec for c in own for s in c.stages),
+                    sum(c.decode for c in own),
+                )
+                for rank, own in chains.items()
+            }
+            busiest = max(by_rank.values(), key=sum)
+            encode, decode = encode + busiest[0] / steps, decode + busiest[1] / steps
+        return encode, decode
+
+
+def _messages(ranks: int, buckets: int) -> int:
+    """Of a step, about: what a ring has."""
+    return 2 * ranks * ranks * buckets
+
+
+def _meetings(script: Script, replayed: Replayed, group: Group) -> list[list[recurrence.Meet]]:
+    """Who met at each step that was replayed, and how long it took when the last was there."""
+    place = {rank: i for i, rank in enumerate(group.ranks)}
+    steps = len(next(iter(replayed.marks.values())).ended)
+    meetings = []
+    for step in range(SETTLING, steps):
+        chains = script.at(step)
+        groups: dict[tuple[int, ...], int] = {}
+        for own in chains.values():
+            for chain in own:
+                for stage in chain.stages:
+                    for round_ in stage.rounds:
+                        groups[round_.group.ranks] = chain.delay
+        found = []
+        for members, delay in groups.items():
+            marks = [replayed.marks[rank] for rank in members]
+            last = max(mark.computed[step] for mark in marks)
+            seconds = max(mark.ended[step] for mark in marks) - last
+            found.append(recurrence.Meet(tuple(place[rank] for rank in members), seconds, delay))
+        meetings.append(found)
+    return meetings
+
+
+def _estimate(setting: _Setting, parts: Breakdown, form: str) -> Estimate:
+    road, cost = setting.road, codec_cost(setting.plan.precision, setting.machine)
+    carried = max(figure.spread for _, figure in road.crowding)
+    transfer = sqrt(MODEL**2 + carried**2)
+    codec = max(cost.encode.spread, cost.decode.spread, MODEL)
+    deviation = sqrt(
+        (COMPUTING * parts.compute) ** 2
+        + (transfer * parts.transfer) ** 2
+        + (codec * (parts.encode + parts.decode)) ** 2
+        + (0.15 * parts.waiting) ** 2
+    )
+    assumed = (*setting.cluster.assumed, *setting.machine.assumed)
+    if waits_for_nobody(setting.plan, setting.catalog):
+        deviation *= 1.5
+    return Estimate(
+        sync=str(setting.plan),
+        workers=setting.group.size,
+        parts=parts,
+        low=max(0.0, parts.seconds - EIGHTY_PERCENT * deviation),
+        high=parts.seconds + EIGHTY_PERCENT * deviation,
+        form=form,
+        assumed=assumed,
+    )

@@ -1,0 +1,122 @@
+"""What late workers cost: a plan's steps as a recurrence in time, with lateness drawn at random.
+
+    in groups     t(k+1) = max over the group of [t(k) + computing + lateness] + its exchange, so a
+                  late worker holds up its group now, and others when they meet one of it
+    by a quorum   a step is over when enough have answered; who is late still computes an old step
+                  then, and takes part again in the step that is under way when it is done
+
+What an exchange takes is known (`replay.py`); only the waiting is found here. Draws depend on the
+seed alone, so every plan meets the same late workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.codes import ROOT, Allocation
+from thalweg.facts import Cluster, Lateness
+
+STEPS = 400  # that are drawn
+SETTLING = 20  # of them, which don't count
+SEED = 3
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Members, by their place in the order of ranks, and the seconds of their exchange; the result
+    is needed `delay` steps later."""
+
+    members: tuple[int, ...]
+    seconds: float
+    delay: int = 0
+
+
+def draw(cluster: Cluster, ranks: Sequence[int], steps: int = STEPS, seed: int = SEED) -> Times:
+    """Seconds by which each rank is late at each step."""
+    chances = np.random.default_rng(seed).random((steps, len(ranks)))
+    late = [cluster.host(rank).late for rank in ranks]
+    often = np.array([one.probability for one in late])
+    by = np.array([one.delay.seconds for one in late])
+    return np.where(chances < often, by, 0.0)
+
+
+def is_punctual(late: Lateness) -> bool:
+    return not late.probability * late.delay.seconds
+
+
+def in_groups(meetings: Sequence[Sequence[Meet]], compute: float, late: Times) -> float:
+    """Seconds of a step: `meetings` are those of each step of a period."""
+    steps, ranks = late.shape
+    time = np.zeros(ranks)
+    due: dict[int, list[tuple[list[int], float]]] = {}
+    since = 0.0
+    for step in range(steps):
+        if step == SETTLING:
+            since = float(time.mean())
+        time = time + compute + late[step]
+        for members, end in due.pop(step, []):
+            time[members] = np.maximum(time[members], end)
+        for meet in meetings[step % len(meetings)]:
+            members = list(meet.members)
+            end = float(time[members].max()) + meet.seconds
+            if meet.delay:
+                due.setdefault(step + meet.delay, []).append((members, end))
+            else:
+                time[members] = end
+    return float((time.mean() - since) / (steps - SETTLING))
+
+
+Quorum = Callable[[Times], float]
+"""From when each rank has computed its part to when a step can do with what is there."""
+
+
+def by_quorum(enough: Quorum, compute: Times, exchange: float, late: Times) -> float:
+    """Seconds of a step that waits for a quorum; `compute` is by rank."""
+    steps, ranks = late.shape
+    free = np.zeros(ranks)  # when each is done with what it computes
+    now = since = 0.0
+    for step in range(steps):
+        if step == SETTLING:
+            since = now
+        ready = np.maximum(now, free) + compute + late[step]
+        end = enough(ready)
+        free = np.where(free < end, ready, free)
+        now = end + exchange
+    return float((now - since) / (steps - SETTLING))
+
+
+def fastest(k: int) -> Quorum:
+    """The k that are first."""
+    return lambda ready: float(np.partition(ready, k - 1)[k - 1])
+
+
+def decodes(allocation: Allocation, ranks: Sequence[int]) -> Quorum:
+    """When the root of a coded tree has enough: a parent answers once it has its own part, and its
+    children's answers decode."""
+    branches, place = allocation.branches, {rank: i for i, rank in enumerate(ranks)}
+
+    def answered(node: int, ready: Times) -> float:
+        own = 0.0 if node == ROOT else float(ready[place[node]])
+        children = branches.children.get(node, ())
+        if not children:
+            return own
+        answers = [answered(child, ready) for child in children]
+        arrived: set[int] = set()
+        for member in sorted(range(len(children)), key=answers.__getitem__):
+            arrived.add(member)
+            if branches.codes[node].decode(frozenset(arrived)) is not None:
+                return max(own, answers[member])
+        return max(own, *answers)
+
+    return lambda ready: answered(ROOT, ready)
+
+
+def loads(allocation: Allocation, ranks: Sequence[int]) -> Mapping[int, float]:
+    """How many N-th parts of the batch each rank computes under a code."""
+    return {rank: float(len(ranks) * allocation.loads.get(rank, 0)) for rank in ranks}
