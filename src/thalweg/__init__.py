@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.catalog import parse_plan
 from thalweg.errors import ThalwegError
-from thalweg.facts import Cluster, Rate, Size, Workload, read_cluster, read_workload
+from thalweg.facts import Cluster, Machine, Rate, Size, Workload, read_cluster, read_workload
 from thalweg.plan import Plan
+from thalweg.predict import Advice, Estimate, advise, predict
 from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import Group, Schedule, check
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
     "Cluster",
+    "Estimate",
     "Group",
+    "Machine",
     "Plan",
     "Rate",
     "Round",
@@ -31,10 +35,12 @@ __all__ = [
     "ThalwegError",
     "Workload",
     "__version__",
+    "advise",
     "attach",
     "check",
     "compile_rounds",
     "parse_plan",
+    "predict",
     "probe",
     "read_cluster",
     "read_workload",

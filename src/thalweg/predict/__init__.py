@@ -1,7 +1,24 @@
-"""What synchronising would cost, reckoned before anything is run."""
+"""What synchronising would cost, reckoned before anything is run; and which plan to take."""
 
+from thalweg.predict.advice import Advice, Advised
+from thalweg.predict.advising import advise
 from thalweg.predict.cost import Cost, best_chunks
+from thalweg.predict.estimate import Breakdown, Estimate
+from thalweg.predict.prediction import predict
 from thalweg.predict.symbols import Symbols
 from thalweg.predict.synchronisation import synchronisation_seconds
+from thalweg.predict.what_if import WhatIf
 
-__all__ = ["Cost", "Symbols", "best_chunks", "synchronisation_seconds"]
+__all__ = [
+    "Advice",
+    "Advised",
+    "Breakdown",
+    "Cost",
+    "Estimate",
+    "Symbols",
+    "WhatIf",
+    "advise",
+    "best_chunks",
+    "predict",
+    "synchronisation_seconds",
+]

@@ -26,7 +26,15 @@ EXACT_IN_RACKS = ("hierarchical", "hierarchical(form=leader)")
 CODED = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
 COMPRESSED = ("ring",)
 COMPRESSED_IN_RACKS = ("hierarchical", "hierarchical(compress=between)")
-WITH_ARGUMENTS = {"dgc": "dgc(momentum=0)", "powersgd": "powersgd(rank=4)"}
+AS_TRAINED = {  # what reached the accuracy of exact plans: docs/which-compressor-do-i-need.md
+    "acpsgd": "acpsgd(rank=8)",
+    "dgc": "dgc(ratio=0.05, momentum=0)",
+    "mstopk": "mstopk(ratio=0.05)",
+    "powersgd": "powersgd(rank=4)",
+    "randomblock": "randomblock(ratio=0.5)",
+    "randomk": "randomk(ratio=0.5)",
+    "topk": "topk(ratio=0.05)",
+}
 NOT_WAITING = ("lgc", "asp")
 AVERAGING = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
 AVERAGING_IN_RACKS = ("local_sgd(every=8, levels=rack)", "local_sgd(every=1, levels=rack, delay=1)")
@@ -64,7 +72,7 @@ def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:
     yield from EXACT
     yield from EXACT_IN_RACKS if racks else ()
     yield from CODED
-    compressors = [WITH_ARGUMENTS.get(name, name) for name in sorted(catalog.compressors)]
+    compressors = [AS_TRAINED.get(name, name) for name in sorted(catalog.compressors)]
     if allow in (Promise.LOSSY, Promise.EVENTUAL):
         for text in (*COMPRESSED, *(COMPRESSED_IN_RACKS if racks else ())):
             yield from (f"{text}+{compressor}" for compressor in compressors)
