@@ -15,13 +15,14 @@ from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed
-from thalweg.errors import UsageError
+from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
 from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.launch import find_cluster
 from thalweg.schedules import Group
+from thalweg.training.auto import is_auto, plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.training.batches import Batches
 from thalweg.training.course import Course
@@ -72,7 +73,8 @@ def attach(
     with ending.telling_errors():
         plan = sync if isinstance(sync, Plan) else parse_plan(sync)
         group = Group.everybody(find_cluster(cluster, world.size, os.environ))
-        refuse_what_cannot_run(plan, group, has_data=data is not None)
+        refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
+        _refuse_auto_for_ddp(plan, model)
         _refuse_a_stranger(model, optimizer)
         feed = _feed(plan, group, world, data, batch, seed, loader or {})
         settings = {
@@ -82,7 +84,7 @@ def attach(
             "state objects": len(state),
             "resume": "given" if resume else "absent",
             "racks": group.racks,
-            "kept apart": str(group.contended) if plan.averages_parameters else "",
+            "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
             "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
         }
         own = description(str(plan), model, optimizer, settings)
@@ -111,6 +113,14 @@ def attach(
             raise
     atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
+
+
+def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:
+    if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
+        raise PlanError(
+            f"a DDP object keeps its plan, and {plan} changes it",
+            "attach the model without DDP round it, or name a plan",
+        )
 
 
 def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

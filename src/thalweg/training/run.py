@@ -16,10 +16,14 @@ from torch import nn
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.errors import PlanError, RunError, ThalwegError
+from thalweg.facts import Machine, Tensor, Workload
 from thalweg.plan import Plan
+from thalweg.predict import Advice
 from thalweg.runtime import Agreement, Alarm, Arrivals, Change, Engine, World
 from thalweg.schedules import Group
 from thalweg.training.asynchronous import AsynchronousAverager
+from thalweg.training.auto import CHANGE as ADVICE
+from thalweg.training.auto import Autopilot, Findings, Helm, is_auto, plan_at_first
 from thalweg.training.averager import (
     Averager,
     Setting,
@@ -43,6 +47,7 @@ from thalweg.training.replicas import refuse_what_differs, warn_of_what_differs
 from thalweg.training.resume import load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
+from thalweg.training.steering import Chosen
 from thalweg.training.watch import CHANGE, Adjustment, contention_in
 
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
@@ -75,7 +80,8 @@ class Run:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._plan = plan
+        self._asked = plan
+        self._plan = plan_at_first(plan)
         self._group = group
         self._world = world
         self._engine = engine
@@ -87,6 +93,8 @@ class Run:
         self._sharing = Sharing(group, engine, self._clock)
         self._agreement = Agreement(world.store, rank=world.rank, size=world.size)
         self._adjustments: list[Adjustment] = []
+        self._autopilot: Autopilot | None = None
+        self._steers = is_auto(plan) and world.size > 1
         self._setting = Setting(
             world=world,
             alarm=alarm,
@@ -143,6 +151,17 @@ class Run:
     def adjustments(self) -> Sequence[Adjustment]:
         """What was kept apart in the groups of this run, since when, and why."""
         return tuple(self._adjustments)
+
+    @property
+    def choices(self) -> Sequence[Chosen]:
+        """Under `auto`: which plans were run, since when and why, what was predicted of them, and
+        what they took."""
+        return () if self._autopilot is None else tuple(self._autopilot.choices)
+
+    @property
+    def advice(self) -> Advice | None:
+        """Under `auto`: what it was last advised, on rank 0."""
+        return None if self._autopilot is None else self._autopilot.advice
 
     @property
     def timings(self) -> Sequence[Timing]:
@@ -267,16 +286,7 @@ class Run:
 
     def switch(self, sync: str) -> None:
         """Propose another plan, on any rank: all ranks take it up at the same safe point."""
-        plan = parse_plan(sync)
-        refuse_what_cannot_run(plan, self._group, has_data=self._course.feed is not None)
-        self._refuse_what_does_not_suit(plan)
-        if isinstance(self._model, nn.parallel.DistributedDataParallel):
-            raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
-        if plan.settings.transport != self._plan.settings.transport:
-            raise PlanError(
-                f"{plan} has another transport than {self._plan}",
-                "keep it, or start with the other",
-            )
+        self._refuse_what_does_not_run(parse_plan(sync))
         self._agreement.propose("sync", sync)
 
     def stop(self) -> None:
@@ -295,7 +305,7 @@ class Run:
         if self._tree is not None:
             self._tree.serve()
         self._agreed = self._agreement.handed_out
-        plan, groups = None, None
+        plan, groups, drifted_to = None, None, None
         for change in self._agreement.settle(self.step):
             if change.name == "stop":
                 self._course.stopping = True
@@ -303,10 +313,15 @@ class Run:
                 plan = parse_plan(str(change.value))
             elif change.name == CHANGE:
                 groups = change
+            elif change.name == ADVICE:
+                drifted_to = float(str(change.value))
         if groups is not None:
             self._adjust(groups)
         if plan is not None:
             self._take_up(plan)
+            self._steers = False  # the script has chosen
+        if self._autopilot is not None and self._steers:
+            self._autopilot.at_safe_point(self.step, drifted_to)
 
     def _adjust(self, change: Change) -> None:
         """Groups that keep something else apart, unless the plan has none any more."""
@@ -316,6 +331,8 @@ class Run:
         self._averager.adopt(contention)
         made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
         self._adjustments.append(made)
+        if self._autopilot is not None:
+            self._autopilot.adjusted()
         if self.rank == 0:
             logging.getLogger("thalweg").info("%s", made)
 
@@ -389,11 +406,35 @@ class Run:
             self._come_back()
         else:
             self._begin(resume)
+        if self._steers:
+            self._autopilot = Autopilot(
+                self._asked, self._setting, self._sharing, self._helm(), self.step
+            )
         self._averaged = {id(parameter) for parameter in trainable(self._model).values()}
         self._hooks = [
             self._optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
             self._model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
         ]
+
+    def _helm(self) -> Helm:
+        return Helm(
+            plan=lambda: self._plan,
+            take_up=self._take_up,
+            refuse=self._refuse_what_does_not_run,
+            survey=self._survey,
+        )
+
+    def _survey(self) -> Findings:
+        tensors = tuple(
+            Tensor(
+                name=name,
+                shape=tuple(p.shape),
+                dtype=str(p.dtype).removeprefix("torch."),
+            )
+            for name, p in trainable(self._model).items()
+        )
+        workload = Workload(name="this", tensors=tensors)
+        return Findings(cluster=self._group.cluster, machine=Machine(), workload=workload)
 
     def _begin(self, resume: Path | None) -> None:
         loaded = None
@@ -427,6 +468,18 @@ class Run:
         if self._tree is not None:
             self._take_over(self._tree.take())
 
+    def _refuse_what_does_not_run(self, plan: Plan) -> None:
+        """From the next safe point on."""
+        refuse_what_cannot_run(plan, self._group, has_data=self._course.feed is not None)
+        self._refuse_what_does_not_suit(plan)
+        if isinstance(self._model, nn.parallel.DistributedDataParallel):
+            raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
+        if plan.settings.transport != self._plan.settings.transport:
+            raise PlanError(
+                f"{plan} has another transport than {self._plan}",
+                "keep it, or start with the other",
+            )
+
     def _refuse_what_does_not_suit(self, plan: Plan) -> None:
         """The data, the model or the optimizer."""
         refuse_second_momentum(plan, self._optimizer)
@@ -456,6 +509,8 @@ class Run:
 
     def _stepped(self) -> None:
         self._attached.after_step()
+        if self._autopilot is not None:
+            self._autopilot.stepped(self.step)
         if self._warns:
             warn_of_what_differs(self._model, random=not self._shares_random)
             self._warns = False

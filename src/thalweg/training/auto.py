@@ -1,0 +1,356 @@
+"""`sync="auto"`: the plan is chosen while training, by what is measured there.
+
+    step 0 ...  a plan that runs everywhere; what is computed is timed meanwhile
+    step 8      all ranks measure the network together; rank 0 asks for advice; all take up the best
+    later       what a step takes is compared with what was predicted (`steering.py`), and watched
+
+Each decision is an entry of a log in the store, made by one rank at a step that all know, or agreed
+on. All ranks fold the same entries into the same heading, so all run the same plan from the same
+safe point on; one that comes later, or has left out steps under a code, reads what it has missed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from thalweg.catalog import parse_plan
+from thalweg.coding import waits_for_nobody
+from thalweg.declarations import Promise
+from thalweg.errors import LayoutError, PlanError, RunError
+from thalweg.facts import Cluster, Machine, Workload
+from thalweg.plan import Plan
+from thalweg.predict import Advice, Advised, advise, predict
+from thalweg.rounds import cycle, warm_up
+from thalweg.runtime import World
+from thalweg.schedules import Group
+from thalweg.training.averager import Setting
+from thalweg.training.overlap import SETTLING, TRIALS
+from thalweg.training.sharing import Sharing
+from thalweg.training.steering import (
+    Chosen,
+    Drift,
+    Heading,
+    Prospect,
+    advised,
+    ask,
+    measured,
+    usual,
+    without_advice,
+)
+
+CHANGE = "advice"  # in the agreement
+AT_FIRST = "ring"
+PROFILED = 8  # steps before the first advice
+SKIPPED = 2  # steps that set a plan up
+TIMED, TIMED_IF_LATE = 6, 24  # steps that tell what a plan takes
+LONGEST_CYCLE = 16  # steps; of a longer one a part has to do
+RANKED = 12  # plans that all ranks are told of
+SIGN_OF_LIFE = 8  # steps between two, where nobody waits for anybody
+GONE = 8 * SIGN_OF_LIFE  # steps after the last
+ADVISOR = 0  # rank
+log = logging.getLogger("thalweg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What advice is given on."""
+
+    cluster: Cluster
+    machine: Machine
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helm:
+    """What the run lets `auto` do. `survey` measures, on all ranks together; `refuse` raises if a
+    plan can't be run here."""
+
+    plan: Callable[[], Plan]
+    take_up: Callable[[Plan], None]
+    refuse: Callable[[Plan], None]
+    survey: Callable[[], Findings]
+
+
+def is_auto(plan: Plan) -> bool:
+    return plan.topology.name == "auto"
+
+
+def plan_at_first(plan: Plan) -> Plan:
+    """What is run until there is advice: the plan itself if it isn't `auto`."""
+    return _with_settings(parse_plan(AT_FIRST), plan) if is_auto(plan) else plan
+
+
+class Autopilot:
+    """`step` is the first that is run."""
+
+    def __init__(
+        self, plan: Plan, setting: Setting, sharing: Sharing, helm: Helm, step: int
+    ) -> None:
+        self.advice: Advice | None = None  # on the advisor
+        self.choices: list[Chosen] = []
+        self._asked = plan
+        self._setting = setting
+        self._sharing = sharing
+        self._helm = helm
+        first = str(helm.plan())
+        self._heading = Heading(sync=first, since=step, due=step + PROFILED, asks=True)
+        self._entries = 0
+        self._seconds: list[float] = []  # of the steps since the last change
+        self._usual: dict[str, float] = {}  # seconds by plan, on this rank
+        self._drift: Drift | None = None
+        self._proposed = False
+        self._now: float | None = None  # seconds of a step, if they have drifted
+        self._began: float | None = None
+
+    def at_safe_point(self, step: int, drifted_to: float | None) -> None:
+        """Take up what is due here. If all have agreed to ask for advice again, `drifted_to` is
+        what a step takes by now, in seconds."""
+        if drifted_to is not None and not self._heading.asks:
+            self._heading = ask(self._heading, step, self._meanwhile())
+            self._now = drifted_to
+            self._follow()
+        while self._heading.due is not None and self._heading.due <= step:
+            self._next_entry(step)
+        if waits_for_nobody(self._helm.plan()) and step % SIGN_OF_LIFE == 0:
+            self._world.put(_sign_of_life(self._world.rank), str(step))
+        self._began = perf_counter()
+
+    def stepped(self, step: int) -> None:
+        """The optimizer has taken this step."""
+        if self._began is None:
+            return
+        seconds = perf_counter() - self._began
+        self._began = None
+        if self._heading.due is not None:
+            self._seconds.append(seconds)
+        elif self._drift is not None and self._drift.add(seconds):
+            self._propose(step, self._drift.now)
+
+    def adjusted(self) -> None:
+        """The plan itself has done something about the network: look whether it helps."""
+        if self._drift is not None:
+            self._drift.begin_again()
+
+    @property
+    def _world(self) -> World:
+        return self._setting.world
+
+    @property
+    def _leader(self) -> int:
+        """Whom nobody can do without under the plan that runs."""
+        return self._setting.keeper(self._helm.plan())
+
+    def _meanwhile(self) -> str:
+        """Where nobody waits for anybody, there is no common step to measure at."""
+        plan = self._helm.plan()
+        return str(plan_at_first(self._asked) if waits_for_nobody(plan) else plan)
+
+    def _propose(self, step: int, seconds: float) -> None:
+        rested = step >= self._heading.rests_until and not self._proposed
+        if rested and self._world.rank == self._leader and self._all_are_there(step):
+            self._proposed = True
+            self._setting.agreement.propose(CHANGE, seconds)
+
+    def _all_are_there(self, step: int) -> bool:
+        """Under a code some may be gone, whom another plan would wait for in vain."""
+        if not waits_for_nobody(self._helm.plan()):
+            return True
+        keys = [_sign_of_life(rank) for rank in range(self._world.size)]
+        told = self._world.line.ask(
+            lambda store: store.multi_get(keys) if store.check(keys) else None
+        )
+        return told is not None and min(map(int, told)) >= step - GONE
+
+    # The log
+
+    def _next_entry(self, step: int) -> None:
+        heading, due = self._heading, self._heading.due
+        key = f"auto/{self._entries}"
+        if due == step:
+            self._make_entry(key, step)
+        entry = self._read(key)
+        self._entries += 1
+        self._heading = _folded(heading, entry)
+        self._note(heading, entry)
+        if due == step:
+            self._follow()
+
+    def _make_entry(self, key: str, step: int) -> None:
+        """On the rank whose turn it is, with the others' help where all wait for all."""
+        author = ADVISOR if self._heading.asks else self._leader
+        if self._heading.asks:
+            now = self._measured() if self._now is None else self._now
+            findings = self._helm.survey()
+            entry = self._advised(findings, step, now) if self._world.rank == author else {}
+        else:
+            entry = {"step": step, "seconds": self._measured()}
+            if self._world.rank == author:
+                entry["may_leave"] = self._all_are_there(step)
+        if self._world.rank == author:
+            self._world.put(key, json.dumps(entry))
+
+    def _measured(self) -> float:
+        """What a step of the plan that runs takes: on this rank for later comparison, and the mean
+        over all ranks, or the leader's own if nobody waits for anybody."""
+        prospect = self._heading.prospect
+        skipped, cycle = (prospect.settling, prospect.cycle) if prospect else (SKIPPED, 1)
+        timed = self._seconds[skipped:] or self._seconds
+        self._usual[self._heading.sync] = usual(timed, cycle)
+        late = prospect is not None and prospect.late
+        seconds = torch.tensor([fmean(timed) if late else usual(timed, cycle)])
+        if not waits_for_nobody(self._helm.plan()):
+            self._sharing.average([seconds])
+        return float(seconds)
+
+    def _read(self, key: str) -> dict[str, Any]:
+        found = self._world.wait_for(key, self._setting.engine.timeout, self._setting.alarm)
+        if found is None:
+            raise RunError(
+                f"rank {self._world.rank} waited {self._setting.engine.timeout:g} s to be told "
+                "which plan to run",
+                "look at what rank 0 does, or allow more with timeout=",
+            )
+        entry: dict[str, Any] = json.loads(found)
+        return entry
+
+    def _follow(self) -> None:
+        """Run what the heading says, and watch it anew."""
+        self._seconds = []
+        self._now = None
+        self._proposed = False
+        if str(self._helm.plan()) != self._heading.sync:
+            self._helm.take_up(parse_plan(self._heading.sync))
+        self._drift = None
+        prospect = self._heading.prospect
+        if self._heading.due is None and self._heading.sync in self._usual:
+            cycle = prospect.cycle if prospect else 1
+            self._drift = Drift(self._usual[self._heading.sync], cycle)
+
+    def _note(self, before: Heading, entry: Mapping[str, Any]) -> None:
+        """For the script to read, and for people."""
+        speaks = self._world.rank == 0
+        if "seconds" in entry and self.choices:
+            self.choices[-1] = replace(self.choices[-1], measured=entry["seconds"])
+            if speaks:
+                log.info("%s", self.choices[-1])
+        if "problem" in entry and speaks:
+            log.warning("no advice, %s goes on: %s", self._heading.sync, entry["problem"])
+        chosen = self._heading.chosen()
+        if chosen is not None and ("ranking" in entry or self._heading.sync != before.sync):
+            tried = None if "ranking" in entry else self._heading.tried.get(chosen.sync)
+            self.choices.append(replace(chosen, measured=tried))
+            if speaks:
+                log.info("from step %d: %s (%s)", chosen.step, chosen.sync, chosen.reason)
+
+    # Advice
+
+    def _advised(self, findings: Findings, step: int, now: float) -> dict[str, Any]:
+        """An advisor that fails doesn't end the training."""
+        try:
+            ranking = self._ranking(findings, step)
+        except Exception as error:
+            return {"step": step, "problem": f"{type(error).__name__}: {error}"}
+        return {"step": step, "now": now, "ranking": [asdict(one) for one in ranking]}
+
+    def _ranking(self, findings: Findings, step: int) -> list[Prospect]:
+        advice = advise(
+            findings.cluster,
+            findings.workload,
+            findings.machine,
+            allow=Promise(self._asked.topology.arguments["allow"]),
+            declared=self._setting.group.cluster,
+            has_data=self._setting.course.feed is not None,
+        )
+        found: dict[str, Prospect] = {}
+        left_out = dict(advice.left_out)
+        for one in advice.ranking:
+            try:
+                plan = _with_settings(one.plan, self._asked)
+                self._helm.refuse(plan)
+                found[str(plan)] = self._prospect(plan, one, findings, step)
+            except (PlanError, LayoutError) as error:
+                left_out[str(one.plan)] = error.problem
+        before = parse_plan(self._heading.came_from or self._heading.sync)
+        if str(before) not in found:
+            found[str(before)] = self._prospect(before, None, findings, step)
+        self.advice = replace(advice, left_out=left_out)
+        if self._setting.course.feed is None:
+            log.info("plans with a code are left out: they need data= and batch= in attach()")
+        for text, why in left_out.items():
+            log.debug("left out: %s (%s)", text, why)
+        ranking = sorted(found.values(), key=lambda one: one.cost)
+        return ranking[:RANKED] + [one for one in ranking[RANKED:] if one.sync == str(before)]
+
+    def _prospect(self, plan: Plan, one: Advised | None, findings: Findings, step: int) -> Prospect:
+        if one is not None and str(plan) == str(one.plan):
+            estimate = one.estimate
+        else:
+            estimate = predict(
+                plan,
+                findings.cluster,
+                findings.workload,
+                findings.machine,
+                declared=self._setting.group.cluster,
+            )
+        late = is_late(findings.cluster)
+        turn = cycle_of(plan, self._setting.group)
+        timed = TIMED_IF_LATE if late else TIMED
+        return Prospect(
+            sync=str(plan),
+            seconds=estimate.seconds,
+            low=estimate.low,
+            high=estimate.high,
+            steps=one.steps if one else 1.0,
+            settling=settling_of(plan, step),
+            timed=-(-timed // turn) * turn,
+            cycle=turn,
+            late=late,
+            why=one.why if one else "",
+        )
+
+
+def _folded(heading: Heading, entry: Mapping[str, Any]) -> Heading:
+    step = entry["step"]
+    if "problem" in entry:
+        return without_advice(heading, step, entry["problem"])
+    if "ranking" in entry:
+        ranking = [Prospect(**one) for one in entry["ranking"]]
+        return advised(heading, step, ranking, entry["now"])
+    return measured(heading, step, entry["seconds"], may_leave=entry["may_leave"])
+
+
+def is_late(cluster: Cluster) -> bool:
+    """Whether anybody in it is, now and then."""
+    late = [cluster.host(rank).late for rank in range(cluster.workers)]
+    return any(one.probability * one.delay.seconds > 0 for one in late)
+
+
+def cycle_of(plan: Plan, group: Group) -> int:
+    """Steps after which it repeats itself, as far as they can be waited for."""
+    return 1 if waits_for_nobody(plan) else min(cycle(plan, group), LONGEST_CYCLE)
+
+
+def settling_of(plan: Plan, step: int) -> int:
+    """Steps from this one on that don't tell what the plan takes. With a compressor they are tried
+    in two ways at first (`overlap.py`)."""
+    if plan.precision is None:
+        return SKIPPED
+    return max(0, warm_up(plan) - step) + SETTLING + 2 * TRIALS
+
+
+def _with_settings(plan: Plan, asked: Plan) -> Plan:
+    """The plan with the settings that `auto` was given."""
+    settings = {**dict(plan.text.settings), **dict(asked.text.settings)}
+    return parse_plan(str(replace(plan.text, settings=tuple(settings.items()))))
+
+
+def _sign_of_life(rank: int) -> str:
+    return f"auto/at/{rank}"
