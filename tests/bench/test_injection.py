@@ -30,7 +30,7 @@ class Clock:
         self.now += seconds + self._oversleeps
 
     def sleeps(self, injection: Injection, rank: int = 0, shares: float = 1) -> Sleeps:
-        return Sleeps(injection, rank, shares, now=lambda: self.now, pause=self.pause)
+        return Sleeps(injection, rank, lambda: shares, now=lambda: self.now, pause=self.pause)
 
 
 def injected(

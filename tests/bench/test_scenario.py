@@ -154,7 +154,6 @@ def test_targets_are_reached_from_their_side() -> None:
         ('["ddp", "gc(stragglers=1)"]', "[]", "sync of [compare] is no list of plans; write"),
         ('"ddp"', '"dpd"', "there is no plan 'dpd'"),
         ('"ddp"', '"gc+int8"', "gc+int8 is unsound: a code adds weighted messages, and int8 of"),
-        ('"ddp"', '"auto"', "auto has no rounds before it has chosen"),
         ('"ddp"', '"gc(stragglers=4)"', "4 workers can't do without 4; use"),
         ('"ddp", ', '"gc(stragglers=1)", ', "gc(stragglers=1) is to be compared with itself; l"),
         ("repeats = 2", "repeats = 0", "repeats of [compare] is 0; give a whole number from 1"),

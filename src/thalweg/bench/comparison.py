@@ -25,6 +25,7 @@ from thalweg.lab import Event
 from thalweg.runtime.crew import OnMessage
 from thalweg.runtime.supervisor import Report, Work, run_workers
 from thalweg.schedules import Group
+from thalweg.training.auto import plan_at_first
 from thalweg.training.averager import is_native
 
 if TYPE_CHECKING:
@@ -125,5 +126,5 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | No
     promise = catalog.guarantee(plan).promise
     if not error and promise is Promise.EXACT and not row["replicas_equal"]:
         row["error"] = "replicas differ under an exact plan; please report this"
-    transport = "gloo" if is_native(plan) else plan.settings.transport or "zeromq"
+    transport = "gloo" if is_native(plan_at_first(plan)) else plan.settings.transport or "zeromq"
     return {**row, "promise": promise.value, "transport": transport}

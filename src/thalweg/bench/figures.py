@@ -84,6 +84,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
         "seconds": _over_repeats(trials, "seconds"),
         "events": _events(scenario, trials),
         "adjustments": [trial.told[0]["adjustments"] for trial in trials],
+        "choices": [trial.told[0].get("choices", []) for trial in trials],
         "pace": _pace(scenario, trials),
     }
 

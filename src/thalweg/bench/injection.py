@@ -75,20 +75,22 @@ def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
 
 
 class Sleeps:
-    """One worker's: `begin` sleeps until its forward would be done, the gradients do the rest."""
+    """One worker's: `begin` sleeps until its forward would be done, the gradients do the rest.
+    `shares` is asked at each step: plans may change."""
 
     def __init__(
         self,
         injection: Injection,
         rank: int,
-        shares: float = 1.0,
+        shares: Callable[[], float] = lambda: 1.0,
         *,
         now: Callable[[], float] = perf_counter,
         pause: Callable[[float], None] = sleep,
     ) -> None:
         self._injection = injection
         self._rank = rank
-        self._shares = shares
+        self._shares_now = shares
+        self._shares = 1.0  # at this step
         self._now = now
         self._pause = pause
         self._due = 0.0  # when what was to be computed so far is done
@@ -103,6 +105,7 @@ class Sleeps:
 
     def begin(self, step: int) -> None:
         compute = self._injection.compute
+        self._shares = self._shares_now()
         self._due = self._now() + self._injection.delay(self._rank, step)
         self._spend(compute.step.seconds * (1 - compute.backward))
 

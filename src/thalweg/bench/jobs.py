@@ -92,6 +92,7 @@ def result_of(outcome: Outcome) -> Result:
         "stopped": outcome.stopped,
         "approximate": outcome.approximate,
         "adjustments": [asdict(made) for made in outcome.adjustments],
+        "choices": [asdict(chosen) for chosen in outcome.choices],
         "timings": [asdict(timing) for timing in outcome.timings],
     }
 
@@ -124,6 +125,7 @@ def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dic
         "stopped": told[0]["stopped"],
         "approximate": told[0]["approximate"],
         "adjustments": told[0]["adjustments"],
+        "choices": told[0]["choices"],
         "lost": [rank for rank, result in enumerate(results) if not result],
     }
 

@@ -12,6 +12,7 @@ from thalweg.facts import Cluster
 from thalweg.lab import Event
 from thalweg.lab.targets import links_of
 from thalweg.schedules import Group
+from thalweg.training.auto import plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.workloads import Job
 
@@ -54,7 +55,7 @@ class Scenario:
     def __post_init__(self) -> None:
         group = Group.everybody(self.cluster)
         for sync in self.syncs:
-            refuse_what_cannot_run(parse_plan(sync), group, has_data=True)
+            refuse_what_cannot_run(plan_at_first(parse_plan(sync)), group, has_data=True)
             if self.syncs.count(sync) > 1:
                 raise ScenarioError(f"{sync} is to be compared with itself", "list it once")
         for event in self.events:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,10 +22,10 @@ from thalweg.bench.injection import Injection, Sleeps, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration
-from thalweg.plan import Plan
 from thalweg.runtime.launch import CLUSTER_VARIABLE
 from thalweg.training import Run, attach
 from thalweg.training.overlap import Timing
+from thalweg.training.steering import Chosen
 from thalweg.training.watch import Adjustment
 from thalweg.workloads import Job
 
@@ -68,6 +68,7 @@ class Outcome:
     stopped: bool
     approximate: dict[int, float]  # steps, and the share of the batch that they have seen
     adjustments: list[Adjustment]  # of the groups, under plans that have them
+    choices: list[Chosen]  # of plans, under auto
     timings: list[Timing]  # of the last steps, under plans that have common ones
     peak_nbytes: int
 
@@ -105,7 +106,7 @@ def train(
         raise UsageError(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
-    pauses = _Pauses(run, job, model, parse_plan(sync), recipe)
+    pauses = _Pauses(run, job, model, recipe)
     steps, losses, seconds = _steps(run, job, model, optimizer, recipe, progress, pauses)
     metric, deviation = None, None
     if recipe.checkpoint is not None:
@@ -129,6 +130,7 @@ def train(
         stopped=run.stopping,
         approximate=dict(run.approximate),
         adjustments=list(run.adjustments),
+        choices=list(run.choices),
         timings=timings,
         peak_nbytes=_peak_nbytes(),
     )
@@ -185,14 +187,14 @@ def _steps(
 class _Pauses:
     """What a recipe puts between and into the steps: sleeps, and evaluations that don't count."""
 
-    def __init__(self, run: Run, job: Job, model: nn.Module, plan: Plan, recipe: Recipe) -> None:
+    def __init__(self, run: Run, job: Job, model: nn.Module, recipe: Recipe) -> None:
         self._run = run
         self._every = recipe.evaluate_every
         self._sleeps: Sleeps | None = None
         self._evaluations: Evaluations | None = None
         if recipe.injection is not None:
-            shares = shares_of(plan, recipe.injection.cluster, run.rank)
-            self._sleeps = Sleeps(recipe.injection, run.rank, shares)
+            shares = partial(_shares, recipe.injection.cluster, run.rank)
+            self._sleeps = Sleeps(recipe.injection, run.rank, lambda: shares(run.sync))
             self._sleeps.watch(model)
         if recipe.evaluate_every is not None:
             seconds = Duration.parse(recipe.timeout).seconds
@@ -210,6 +212,11 @@ class _Pauses:
     def after_step(self) -> None:
         if self._evaluations and self._every and self._run.step % self._every == 0:
             self._evaluations.take()
+
+
+@cache
+def _shares(cluster: Cluster, rank: int, sync: str) -> float:
+    return shares_of(parse_plan(sync), cluster, rank)
 
 
 def _judged(job: Job, model: nn.Module) -> float:

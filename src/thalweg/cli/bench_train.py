@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from thalweg.cli.choices import told_choice
 from thalweg.cli.output import JsonOption, console, write_file, write_json
 from thalweg.cli.progress import Bar, progress_bar
 from thalweg.declarations import listed
@@ -69,6 +70,8 @@ def command(
         for made in row.get("adjustments", [[]])[0]:
             text = f"{made['kept_apart']} ({made['reason']})"
             terminal.print(f"{row['sync']}, from step {made['step']}: {text}", markup=False)
+        for chosen in row.get("choices", [[]])[0]:
+            terminal.print(f"{row['sync']}, {told_choice(chosen)}", markup=False)
     terminal.print("\n".join(notes), markup=False)
     picture = out / f"{scenario.name}.svg"
     write_file(picture, _picture(scenario, rows))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.catalog import parse_plan
+from thalweg.cli.choices import told_choice
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
     LabOption,
@@ -131,4 +132,5 @@ def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> s
         f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
         for made in result["adjustments"]
     ]
+    lines += [told_choice(chosen) for chosen in result["choices"]]
     return "\n".join(lines)
