@@ -108,7 +108,6 @@ def test_interrupted_it_saves_and_goes_on(tmp_path: Path) -> None:
             2,
             "gc @ transport=c10d can't wait",
         ),
-        ("digits --workers 2 --sync auto", 2, "auto has no rounds before it has chosen"),
         ("digits --workers 3 --batch 2", 2, "a batch of 2 has no sample for each of 3 workers"),
         ("digits --workers 3 --sync gc(stragglers=3)", 2, "3 workers can't do without 3"),
         ("digits --workers 2 --save-every 5", 2, "--save-every has nowhere to save"),

@@ -30,11 +30,8 @@ from thalweg.errors import LayoutError, PlanError, UsageError
 from thalweg.training import Run, attach
 
 DATA = TensorDataset(torch.arange(24.0).reshape(24, 1), torch.arange(24.0))
-NOT_YET = ["auto", "auto(allow=lossy)"]
 ALONE = [
-    name
-    for name in sorted(default_catalog().presets)
-    if name not in ("auto", "lgc", "codedreduce", "gc")
+    name for name in sorted(default_catalog().presets) if name not in ("lgc", "codedreduce", "gc")
 ]
 
 
@@ -352,18 +349,6 @@ def test_a_rank_that_never_attaches(missing: int) -> None:
     assert {other["kind"] for other in others} <= {"PeerLost", "PeerFailed"}
     assert any(other["kind"] == "PeerLost" for other in others)
     assert all(f"rank {missing} hasn't come within 3 s" in other["text"] for other in others)
-
-
-@pytest.mark.parametrize("sync", NOT_YET)
-def test_plans_that_do_not_run_yet(sync: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
-        model, optimizer = line()
-        options: dict[str, Any] = {"data": DATA, "batch": 8, "timeout": TIMEOUT}
-        return raised(lambda: attach(model, optimizer, sync=sync, **options))
-
-    results = on_ranks(4, work)
-    assert one_value(results, "kind") == "PlanError"
-    assert "; " in one_value(results, "text")
 
 
 def test_a_code_without_data() -> None:

@@ -5,8 +5,8 @@
               predicted to take, that one is tried, and in the end the best that was measured stays
     drifting  once a step takes much less or more than it was measured to, advice is asked for again
 
-It doesn't flap. After an advice some steps pass before the next, twice as many each time that the
-plan stays, or goes back to the one before; and a change must promise more than noise.
+It doesn't flap. A change must promise more than noise; and after an advice some steps pass before
+the next, twice as many if the plan has stayed, or if it is asked for again soon after.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ WORTH_IT = 0.95  # the same of what it was measured to take, later
 REFUTED = 1.03  # times what another is predicted to take, before that one is tried
 MOST_TRIALS = 3  # of plans, after an advice
 PAUSE, LONGEST_PAUSE = 30, 4000  # steps from one advice to the next
+SOON = 4  # times the pause
 LOOKED_AT = 8  # steps at least, to tell what is usual now
 DRIFTED = 1.25  # times slower or faster than it was
 IN_A_ROW = 8  # steps
@@ -80,7 +81,7 @@ class Heading:
     tried: Mapping[str, float] = field(default_factory=dict)  # seconds, since the last advice
     trials: int = 0
     came_from: str = ""  # what ran when advice was asked for
-    left: str = ""  # and what the last change of plans has left
+    soon: bool = False  # after the last advice
     pause: int = PAUSE
     rests_until: int = 0
     reason: str = ""
@@ -105,8 +106,16 @@ class Heading:
 
 def ask(heading: Heading, step: int, meanwhile: str) -> Heading:
     """For advice, here and now, while another plan may be taken up."""
-    before = heading.came_from or heading.sync
-    return replace(heading, sync=meanwhile, since=step, due=step, asks=True, came_from=before)
+    quiet = step - (heading.rests_until - heading.pause)
+    return replace(
+        heading,
+        sync=meanwhile,
+        since=step,
+        due=step,
+        asks=True,
+        came_from=heading.sync,
+        soon=quiet < SOON * heading.pause,
+    )
 
 
 def advised(heading: Heading, step: int, ranking: Sequence[Prospect], now: float) -> Heading:
@@ -171,13 +180,10 @@ def _try(heading: Heading, step: int, one: Prospect, reason: str) -> Heading:
 
 def _rest(heading: Heading, step: int) -> Heading:
     """Until it drifts, and for some steps even then."""
-    before = heading.came_from or heading.sync
-    came_to_nothing = heading.sync in (before, heading.left) and heading.advices > 1
-    pause = min(2 * heading.pause, LONGEST_PAUSE) if came_to_nothing else PAUSE
-    left = heading.left if heading.sync == before else before
-    return replace(
-        heading, due=None, pause=pause, rests_until=step + pause, left=left, came_from=""
-    )
+    stayed = heading.sync == heading.came_from
+    longer = heading.advices > 1 and (stayed or heading.soon)
+    pause = min(2 * heading.pause, LONGEST_PAUSE) if longer else PAUSE
+    return replace(heading, due=None, pause=pause, rests_until=step + pause, came_from="")
 
 
 def usual(seconds: Sequence[float], cycle: int = 1) -> float:
