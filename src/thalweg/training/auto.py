@@ -114,9 +114,11 @@ class Autopilot:
         """Take up what is due here. If all have agreed to ask for advice again, `drifted_to` is
         what a step takes by now, in seconds."""
         if drifted_to is not None and not self._heading.asks:
+            if self._drift is not None:
+                self._usual[self._heading.sync] = self._drift.now
             self._heading = ask(self._heading, step, self._meanwhile())
-            self._now = drifted_to
             self._follow()
+            self._now = drifted_to
         while self._heading.due is not None and self._heading.due <= step:
             self._next_entry(step)
         if waits_for_nobody(self._helm.plan()) and step % SIGN_OF_LIFE == 0:

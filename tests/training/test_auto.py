@@ -1,0 +1,293 @@
+"""`sync="auto"` on real ranks: all choose the same, at the same step, and say so."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from tests.training.workers import (
+    TIMEOUT,
+    fingerprint,
+    on_ranks,
+    one_value,
+    raised,
+    same_bits,
+    values,
+)
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.errors import RunError
+from thalweg.facts import Cluster, Machine, Workload
+from thalweg.predict import Advice, Advised, Breakdown, Estimate
+from thalweg.training import Run, attach, steering
+from thalweg.training.auto import Findings
+
+SIZE = 4
+DATA = TensorDataset(torch.randn(80, 4, generator=torch.Generator().manual_seed(1)))
+FIRST = 8  # the step of the first advice
+
+
+def trained(
+    rank: int,
+    sync: str = "auto",
+    *,
+    steps: int = 30,
+    data: bool = True,
+    before: Callable[[Run, int], None] = lambda run, rank: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A small job; `before` each step."""
+    said: list[str] = []
+    logger = logging.getLogger("thalweg")
+    logger.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    given: dict[str, Any] = {"data": DATA, "batch": 8} if data else {}
+    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT, **given, **options)
+    first, plans = run.step, []
+    while run.step < steps:
+        for epoch in run.epochs(run.step // 10 + 1) if data else [0]:
+            for (x,) in run.batches(epoch) if data else [(torch.full((2, 4), rank + 1.0),)]:
+                if data:
+                    plans.append(run.sync)
+                before(run, rank)
+                optimizer.zero_grad()
+                torch.autograd.backward(run.mean(model(x).square().sum(1)))
+                optimizer.step()
+                if not data:
+                    plans.append(run.sync)
+                if run.step >= steps:
+                    break
+    if "resume" in options:
+        run.save(options["resume"])
+    choices = [[c.step, c.sync, c.predicted, c.measured, c.reason] for c in run.choices]
+    left_out = {} if run.advice is None else dict(run.advice.left_out)
+    run.close()
+    return {
+        "first": first,
+        "plans": plans,
+        "print": fingerprint(model),
+        "values": values(model),
+        "choices": choices,
+        "said": said,
+        "left_out": left_out,
+    }
+
+
+@contextmanager
+def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
+    """Of plans and seconds, best first; the last is given again and again."""
+    given = list(rankings)
+
+    def advise(cluster: Cluster, workload: Workload, machine: Machine, **asked: Any) -> Advice:
+        ranking = given.pop(0) if len(given) > 1 else given[0]
+        return Advice(
+            cluster=cluster,
+            workload=workload,
+            machine=machine,
+            allow=asked["allow"],
+            ranking=tuple(_advised(*one) for one in ranking),
+            verdict="",
+        )
+
+    with patch("thalweg.training.auto.advise", advise):
+        yield
+
+
+def _advised(sync: str, seconds: float) -> Advised:
+    plan = parse_plan(sync)
+    estimate = Estimate(
+        sync=sync,
+        workers=SIZE,
+        parts=Breakdown(compute=seconds),
+        low=0.9 * seconds,
+        high=1.1 * seconds,
+        form="replay",
+    )
+    promise = default_catalog().guarantee(plan).promise
+    return Advised(
+        plan=plan,
+        estimate=estimate,
+        vs_ddp=1.0,
+        promise=promise,
+        steps=1.0,
+        survives="",
+        why=f"{sync} it is",
+    )
+
+
+def findings(run: Run) -> Findings:
+    workload = Workload.of_size(parse_plan("ring").settings.bucket)
+    return Findings(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing is measured, but where a test asks for it."""
+    if "measures" in request.keywords:
+        yield
+        return
+    with patch.object(Run, "_survey", findings):
+        yield
+
+
+SLOW = 10.0  # seconds that no step here takes
+
+
+def test_all_take_up_the_best_at_the_same_step() -> None:
+    with advice([("tree", 5.0), ("ring", SLOW)]):
+        results = on_ranks(SIZE, trained)
+    plans = one_value(results, "plans")
+    assert plans == ["ring"] * FIRST + ["tree"] * (30 - FIRST)
+    assert same_bits(results)
+    [[step, sync, predicted, measured, reason]] = one_value(results, "choices")
+    assert (step, sync, predicted, reason) == (FIRST, "tree", 5.0, "tree it is")
+    assert 0 < measured < 5
+    told = [line for line in results[0]["said"] if line.startswith("tree: predicted 5 s (4.5 s to")]
+    assert len(told) == 1
+    assert "measured" in told[0]
+    assert not results[1]["said"]
+
+
+def test_it_is_the_same_training() -> None:
+    with advice([("tree", 5.0), ("ring", SLOW)]):
+        chosen = on_ranks(SIZE, trained)
+    ring = on_ranks(SIZE, lambda rank: trained(rank, "ring"))
+    assert chosen[0]["values"] == pytest.approx(ring[0]["values"], abs=1e-6)
+
+
+def test_a_wrong_prediction_is_repaired_by_looking() -> None:
+    """Under `tree` steps take far more than they are predicted to."""
+
+    def before(run: Run, rank: int) -> None:
+        if run.sync == "tree":
+            time.sleep(0.04)
+
+    with advice([("tree", 1e-5), ("double_tree", 2e-5), ("ring", SLOW)]):
+        results = on_ranks(SIZE, lambda rank: trained(rank, before=before, steps=50))
+    plans = one_value(results, "plans")
+    assert plans[FIRST : FIRST + 9] == ["tree"] * 8 + ["double_tree"]
+    assert plans[-1] in ("double_tree", "ring")
+    assert same_bits(results)
+    assert one_value(results, "choices")
+
+
+@pytest.mark.parametrize(
+    ("allow", "sync"), [("exact", "gc(stragglers=1)"), ("eventual", "local_sgd(every=4)")]
+)
+def test_drift_leads_to_another_advice(allow: str, sync: str) -> None:
+    """Also from plans whose ranks have no common safe points, or differing replicas."""
+
+    def before(run: Run, rank: int) -> None:
+        time.sleep(0.002 if run.step < 30 else 0.02)
+
+    first, second = [(sync, 5.0), ("ring", SLOW)], [("tree", 1e-4), ("ring", SLOW), (sync, SLOW)]
+    with advice(first, second), patch.object(steering, "PAUSE", 4):
+        results = on_ranks(
+            SIZE, lambda rank: trained(rank, f"auto(allow={allow})", before=before, steps=80)
+        )
+    plans = one_value(results, "plans")
+    changed = plans.index("tree")
+    assert plans[:changed] == ["ring"] * FIRST + [sync] * (changed - FIRST)
+    assert changed in range(40, 80, 8)  # agreed on, once it had drifted
+    assert plans[-1] == "tree"
+    assert [one[:2] for one in one_value(results, "choices")][:2] == [
+        [FIRST, sync],
+        [changed, "tree"],
+    ]
+    assert same_bits(results)
+
+
+def test_an_advisor_that_fails_does_not_end_the_training() -> None:
+    with patch("thalweg.training.auto.advise", side_effect=ZeroDivisionError("by nothing")):
+        results = on_ranks(SIZE, trained)
+    assert set(one_value(results, "plans")) == {"ring"}
+    assert results[0]["said"] == ["no advice, ring goes on: ZeroDivisionError: by nothing"]
+    assert same_bits(results)
+
+
+def test_a_rank_that_fails_meanwhile_ends_it_for_all() -> None:
+    def survey(run: Run) -> Findings:
+        if run.rank == 2:
+            raise RunError("no ruler here", "buy one")
+        return findings(run)
+
+    def work(rank: int) -> dict[str, Any]:
+        return raised(lambda: trained(rank))
+
+    with patch.object(Run, "_survey", survey), advice([("tree", 5.0), ("ring", SLOW)]):
+        results = on_ranks(2 + 1, work)
+    assert all("no ruler here" in result["text"] for result in results)
+
+
+def test_plans_that_do_not_suit_are_left_out() -> None:
+    """As those with a code where the script has a loader of its own; it is said."""
+    with advice([("gc(stragglers=1)", 1.0), ("asp", 2.0), ("tree", 5.0), ("ring", SLOW)]):
+        results = on_ranks(SIZE, lambda rank: trained(rank, data=False))
+    assert one_value(results, "plans")[-1] == "tree"
+    assert "give" not in results[0]["left_out"]["gc(stragglers=1)"]
+    assert any("plans with a code are left out" in line for line in results[0]["said"])
+
+
+def test_the_settings_that_it_was_given_are_kept() -> None:
+    with advice([("tree", 5.0), ("ring", SLOW)]):
+        results = on_ranks(2, lambda rank: trained(rank, "auto @ bucket=100B"))
+    assert set(one_value(results, "plans")) == {"ring @ bucket=100B", "tree @ bucket=100B"}
+
+
+def test_a_script_that_switches_has_chosen() -> None:
+    def before(run: Run, rank: int) -> None:
+        if rank == 1 and run.step == 2:
+            run.switch("double_tree")
+
+    with advice([("tree", 5.0), ("ring", SLOW)]):
+        results = on_ranks(2, lambda rank: trained(rank, before=before))
+    assert one_value(results, "plans") == ["ring"] * 8 + ["double_tree"] * 22
+
+
+def test_a_resumed_run_chooses_anew(tmp_path: Path) -> None:
+    with advice([("tree", 5.0), ("ring", SLOW)]):
+        whole = on_ranks(2, lambda rank: trained(rank, resume=tmp_path / "whole", steps=40))
+        on_ranks(2, lambda rank: trained(rank, resume=tmp_path / "cut", steps=20))
+        saved = json.loads((tmp_path / "cut" / "step-00000020" / "checkpoint.json").read_text())
+        assert saved["content"]["plan"] == "tree"
+        rest = on_ranks(2, lambda rank: trained(rank, resume=tmp_path / "cut", steps=40))
+    assert one_value(rest, "first") == 20
+    assert one_value(rest, "plans") == ["ring"] * 8 + ["tree"] * 12
+    assert rest[0]["values"] == pytest.approx(whole[0]["values"], abs=1e-6)
+
+
+def test_a_ddp_object_keeps_its_plan() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(nn.Linear(2, 1))
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        refused = raised(lambda: attach(model, sgd, sync="auto", timeout=TIMEOUT))
+        dist.destroy_process_group()
+        return refused
+
+    results = on_ranks(2, work)
+    assert one_value(results, "kind") == "PlanError"
+    assert one_value(results, "text").startswith("a DDP object keeps its plan, and auto changes it")
+
+
+def test_alone_there_is_nothing_to_choose() -> None:
+    result = trained(0, "auto", steps=20)
+    assert set(result["plans"]) == {"ring"}
+    assert result["choices"] == []
