@@ -25,7 +25,7 @@ from thalweg.catalog import parse_plan
 from thalweg.coding import waits_for_nobody
 from thalweg.declarations import Promise
 from thalweg.errors import LayoutError, PlanError, RunError
-from thalweg.facts import Cluster, Machine, Workload
+from thalweg.facts import Cluster
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Advised, advise, predict
 from thalweg.rounds import cycle, warm_up
@@ -45,6 +45,7 @@ from thalweg.training.steering import (
     usual,
     without_advice,
 )
+from thalweg.training.surveying import Findings
 
 CHANGE = "advice"  # in the agreement
 AT_FIRST = "ring"
@@ -60,15 +61,6 @@ log = logging.getLogger("thalweg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What advice is given on."""
-
-    cluster: Cluster
-    machine: Machine
-    workload: Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Helm:
     """What the run lets `auto` do. `survey` measures, on all ranks together; `refuse` raises if a
     plan can't be run here."""
@@ -81,6 +73,11 @@ class Helm:
 
 def is_auto(plan: Plan) -> bool:
     return plan.topology.name == "auto"
+
+
+def allowed(plan: Plan) -> Promise:
+    """The weakest promise that is acceptable."""
+    return Promise(plan.topology.arguments["allow"])
 
 
 def plan_at_first(plan: Plan) -> Plan:
@@ -267,7 +264,7 @@ class Autopilot:
             findings.cluster,
             findings.workload,
             findings.machine,
-            allow=Promise(self._asked.topology.arguments["allow"]),
+            allow=allowed(self._asked),
             declared=self._setting.group.cluster,
             has_data=self._setting.course.feed is not None,
         )
@@ -276,6 +273,7 @@ class Autopilot:
         for one in advice.ranking:
             try:
                 plan = _with_settings(one.plan, self._asked)
+                _refuse_own_pace(plan)
                 self._helm.refuse(plan)
                 found[str(plan)] = self._prospect(plan, one, findings, step)
             except (PlanError, LayoutError) as error:
@@ -352,6 +350,11 @@ def _with_settings(plan: Plan, asked: Plan) -> Plan:
     """The plan with the settings that `auto` was given."""
     settings = {**dict(plan.text.settings), **dict(asked.text.settings)}
     return parse_plan(str(replace(plan.text, settings=tuple(settings.items()))))
+
+
+def _refuse_own_pace(plan: Plan) -> None:
+    if plan.cadence.staleness is not None:
+        raise PlanError(f"under {plan} no step is common to all, at which to measure", "name it")
 
 
 def _sign_of_life(rank: int) -> str:

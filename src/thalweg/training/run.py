@@ -16,14 +16,13 @@ from torch import nn
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.errors import PlanError, RunError, ThalwegError
-from thalweg.facts import Machine, Tensor, Workload
 from thalweg.plan import Plan
 from thalweg.predict import Advice
 from thalweg.runtime import Agreement, Alarm, Arrivals, Change, Engine, World
 from thalweg.schedules import Group
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.auto import CHANGE as ADVICE
-from thalweg.training.auto import Autopilot, Findings, Helm, is_auto, plan_at_first
+from thalweg.training.auto import Autopilot, Helm, allowed, is_auto, plan_at_first
 from thalweg.training.averager import (
     Averager,
     Setting,
@@ -48,6 +47,7 @@ from thalweg.training.resume import load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
 from thalweg.training.steering import Chosen
+from thalweg.training.surveying import Surveyor
 from thalweg.training.watch import CHANGE, Adjustment, contention_in
 
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
@@ -421,20 +421,13 @@ class Run:
             plan=lambda: self._plan,
             take_up=self._take_up,
             refuse=self._refuse_what_does_not_run,
-            survey=self._survey,
+            survey=Surveyor(
+                self._model,
+                self._setting,
+                allowed(self._asked),
+                self._asked.settings.transport,
+            ).survey,
         )
-
-    def _survey(self) -> Findings:
-        tensors = tuple(
-            Tensor(
-                name=name,
-                shape=tuple(p.shape),
-                dtype=str(p.dtype).removeprefix("torch."),
-            )
-            for name, p in trainable(self._model).items()
-        )
-        workload = Workload(name="this", tensors=tensors)
-        return Findings(cluster=self._group.cluster, machine=Machine(), workload=workload)
 
     def _begin(self, resume: Path | None) -> None:
         loaded = None
