@@ -217,7 +217,9 @@ def test_drift_leads_to_another_advice(allow: str, sync: str) -> None:
         )
     plans = one_value(results, "plans")
     changed = plans.index("tree")
-    assert plans[:changed] == ["ring"] * FIRST + [sync] * (changed - FIRST)
+    profiled = ["ring"] * FIRST if allow == "exact" else []  # away from the code, to look anew
+    run = [sync] * (changed - FIRST - len(profiled))
+    assert plans[:changed] == ["ring"] * FIRST + run + profiled
     assert changed in range(40, 80, 8)  # agreed on, once it had drifted
     assert plans[-1] == "tree"
     assert [one[:2] for one in one_value(results, "choices")][:2] == [

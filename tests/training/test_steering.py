@@ -89,7 +89,7 @@ def test_under_a_code_with_a_worker_gone_nothing_is_changed() -> None:
 def test_a_later_change_has_to_promise_more() -> None:
     """Both against what is predicted of the plan that runs, and what it was measured to take."""
     running = measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
-    asked = ask(running, 80, "tree")
+    asked = ask(running, 80, "tree", 80)
     assert (asked.due, asked.asks) == (80, True)
     assert advised(asked, 80, ranking(ps=0.92, tree=1.0, ring=2.0), 0.96).sync == "tree"
     assert advised(asked, 80, ranking(ps=0.90, tree=1.0, ring=2.0), 0.96).sync == "ps"
@@ -98,7 +98,7 @@ def test_a_later_change_has_to_promise_more() -> None:
 
 def test_asked_from_a_code_it_may_go_back_to_it() -> None:
     running = measured(first_advice(gc=0.5, ring=1.0), 16, 0.5)
-    asked = ask(running, 80, "ring")
+    asked = ask(running, 80, "ring", 80)
     assert asked.sync == "ring"
     assert advised(asked, 80, ranking(gc=0.8, ring=1.0), 0.8).sync == "gc"
     assert without_advice(asked, 80, "no").sync == "gc"
@@ -109,7 +109,7 @@ def test_advice_that_comes_to_nothing_is_asked_for_ever_more_seldom() -> None:
     pauses = []
     for _ in range(9):
         step = heading.rests_until
-        heading = advised(ask(heading, step, "tree"), step, ranking(tree=0.5, ring=1.0), 0.7)
+        heading = advised(ask(heading, step, "tree", step), step, ranking(tree=0.5, ring=1.0), 0.7)
         assert heading.due is not None
         heading = measured(heading, heading.due, 0.7)
         pauses.append(heading.pause)
@@ -123,7 +123,7 @@ def test_and_so_is_advice_that_is_needed_again_soon() -> None:
     for fast, quiet in (("ring", 0), ("tree", 0), ("ring", 2000)):
         step = heading.rests_until + quiet
         seconds = {"ring": 1.0, "tree": 1.0, fast: 0.5}
-        heading = advised(ask(heading, step, heading.sync), step, ranking(**seconds), 1.0)
+        heading = advised(ask(heading, step, heading.sync, step), step, ranking(**seconds), 1.0)
         assert heading.due is not None
         heading = measured(heading, heading.due, 0.5)
         assert heading.sync == fast
@@ -187,7 +187,7 @@ class Ride:
             if heading.due is not None:
                 timed.append(took)
             elif drift is not None and drift.add(took) and step + 1 >= heading.rests_until:
-                heading = ask(heading, step + 1, heading.sync)
+                heading = ask(heading, step + 1, heading.sync, step + 1)
                 timed = [drift.now] * 3
         return heading.sync
 

@@ -45,7 +45,7 @@ from thalweg.training.steering import (
     usual,
     without_advice,
 )
-from thalweg.training.surveying import Findings
+from thalweg.training.surveying import Findings, Surveyor, tells_what_is_computed
 
 CHANGE = "advice"  # in the agreement
 AT_FIRST = "ring"
@@ -62,13 +62,12 @@ log = logging.getLogger("thalweg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helm:
-    """What the run lets `auto` do. `survey` measures, on all ranks together; `refuse` raises if a
-    plan can't be run here."""
+    """What the run lets `auto` do. `refuse` raises if a plan can't be run here."""
 
     plan: Callable[[], Plan]
     take_up: Callable[[Plan], None]
     refuse: Callable[[Plan], None]
-    survey: Callable[[], Findings]
+    surveyor: Surveyor
 
 
 def is_auto(plan: Plan) -> bool:
@@ -106,6 +105,7 @@ class Autopilot:
         self._proposed = False
         self._now: float | None = None  # seconds of a step, if they have drifted
         self._began: float | None = None
+        helm.surveyor.watch()
 
     def at_safe_point(self, step: int, drifted_to: float | None) -> None:
         """Take up what is due here. If all have agreed to ask for advice again, `drifted_to` is
@@ -113,9 +113,7 @@ class Autopilot:
         if drifted_to is not None and not self._heading.asks:
             if self._drift is not None:
                 self._usual[self._heading.sync] = self._drift.now
-            self._heading = ask(self._heading, step, self._meanwhile())
-            self._follow()
-            self._now = drifted_to
+            self._ask_again(step, drifted_to)
         while self._heading.due is not None and self._heading.due <= step:
             self._next_entry(step)
         if waits_for_nobody(self._helm.plan()) and step % SIGN_OF_LIFE == 0:
@@ -147,10 +145,23 @@ class Autopilot:
         """Whom nobody can do without under the plan that runs."""
         return self._setting.keeper(self._helm.plan())
 
-    def _meanwhile(self) -> str:
-        """Where nobody waits for anybody, there is no common step to measure at."""
+    def _ask_again(self, step: int, seconds: float) -> None:
+        """Where nobody waits for anybody, there is no common step to measure at: leave such a plan
+        first. What is computed is looked at anew where it can be seen."""
         plan = self._helm.plan()
-        return str(plan_at_first(self._asked) if waits_for_nobody(plan) else plan)
+        if waits_for_nobody(plan):
+            plan = plan_at_first(self._asked)
+        due = step
+        if tells_what_is_computed(plan):
+            due += PROFILED
+            self._helm.surveyor.watch()
+        self._heading = ask(self._heading, step, str(plan), due)
+        self._follow()
+        self._now = seconds
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._helm.surveyor.close()
 
     def _propose(self, step: int, seconds: float) -> None:
         rested = step >= self._heading.rests_until and not self._proposed
@@ -187,7 +198,7 @@ class Autopilot:
         author = ADVISOR if self._heading.asks else self._leader
         if self._heading.asks:
             now = self._measured() if self._now is None else self._now
-            findings = self._helm.survey()
+            findings = self._helm.surveyor.survey()
             entry = self._advised(findings, step, now) if self._world.rank == author else {}
         else:
             entry = {"step": step, "seconds": self._measured()}

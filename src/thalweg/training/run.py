@@ -375,6 +375,8 @@ class Run:
         atexit.unregister(self.close)
         for hook in self._hooks:
             hook.remove()
+        if self._autopilot is not None:
+            self._autopilot.close()
         if self._averager is not None and not self._ending.failed:
             with suppress(ThalwegError):  # who has failed says so elsewhere
                 self._averager.detach()
@@ -421,12 +423,13 @@ class Run:
             plan=lambda: self._plan,
             take_up=self._take_up,
             refuse=self._refuse_what_does_not_run,
-            survey=Surveyor(
+            surveyor=Surveyor(
                 self._model,
+                self._optimizer,
                 self._setting,
                 allowed(self._asked),
                 self._asked.settings.transport,
-            ).survey,
+            ),
         )
 
     def _begin(self, resume: Path | None) -> None:

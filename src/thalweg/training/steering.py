@@ -104,14 +104,14 @@ class Heading:
         )
 
 
-def ask(heading: Heading, step: int, meanwhile: str) -> Heading:
-    """For advice, here and now, while another plan may be taken up."""
+def ask(heading: Heading, step: int, meanwhile: str, due: int) -> Heading:
+    """For advice, which is to come at step `due`; until then another plan may be run."""
     quiet = step - (heading.rests_until - heading.pause)
     return replace(
         heading,
         sync=meanwhile,
         since=step,
-        due=step,
+        due=due,
         asks=True,
         came_from=heading.sync,
         soon=quiet < SOON * heading.pause,

@@ -6,16 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from thalweg.catalog import default_catalog
+from thalweg.coding import waits_for_nobody
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Machine, Tensor, Workload
-from thalweg.plan import Choice
+from thalweg.facts import Cluster, CodecCost, Machine, Workload
+from thalweg.plan import Choice, Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
+from thalweg.probing.together import Together
 from thalweg.schedules import Group
-from thalweg.training.averager import Setting, trainable
+from thalweg.training.averager import Setting, is_native
+from thalweg.training.profile import Profile, Profiled, merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,27 +33,46 @@ class Surveyor:
     """One run's. Compressors are timed once, and only if they are allowed."""
 
     def __init__(
-        self, model: nn.Module, setting: Setting, allow: Promise, transport: str | None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        setting: Setting,
+        allow: Promise,
+        transport: str | None,
     ) -> None:
+        self._model = model
+        self._optimizer = optimizer
         self._setting = setting
         self._transport = transport or "zeromq"
-        self._tensors = tuple(
-            Tensor(name=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch."))
-            for name, p in trainable(model).items()
-        )
         self._codecs = compressors(setting.group, allow)
         self._costs: Mapping[str, CodecCost] = {}
+        self._profile: Profile | None = None
+        self._profiled: Profiled | None = None
         self._surveys = 0
+
+    def watch(self) -> None:
+        """From this step to the next survey, what is computed."""
+        self.close()
+        self._profile = Profile(self._model, self._optimizer)
+
+    def close(self) -> None:
+        if self._profile is not None:
+            self._profile.close()
+            self._profile = None
 
     def survey(self) -> Findings:
         """The same on all ranks, at a safe point of all."""
         setting = self._setting
+        if self._profile is not None:
+            self._profiled = self._merged(self._profile)
+            self.close()
+        assert self._profiled is not None
         found = calibrate(
             setting.world,
             setting.alarm,
             setting.engine,
             setting.group.cluster,
-            tensors=self._tensors,
+            tensors=self._profiled.workload.tensors,
             codecs=() if self._surveys else self._codecs,
             native=True,
             name=f"calibration/{self._surveys}",
@@ -60,10 +83,26 @@ class Surveyor:
         self._surveys += 1
         self._costs = {**self._costs, **found.machine.codecs}
         return Findings(
-            cluster=found.cluster,
+            cluster=self._profiled.placed(found.cluster),
             machine=replace(found.machine, codecs=self._costs),
-            workload=Workload(name="this model", tensors=self._tensors),
+            workload=self._profiled.workload,
         )
+
+    def _merged(self, profile: Profile) -> Profiled:
+        setting = self._setting
+        together = Together(
+            setting.engine,
+            setting.group.cluster,
+            setting.clock.claim_between,
+            setting.clock.step,
+        )
+        return merged("this model", profile.tensors, together.compare(profile.seconds()))
+
+
+def tells_what_is_computed(plan: Plan) -> bool:
+    """Whether a profile of its steps is without communication: not where a step ends with it, nor
+    where torch sends behind our back."""
+    return not (plan.averages_parameters or waits_for_nobody(plan) or is_native(plan))
 
 
 def compressors(group: Group, allow: Promise) -> list[Choice]:
