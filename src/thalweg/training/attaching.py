@@ -48,7 +48,8 @@ def attach(
     timeout: str | float = "10min",
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
-    """Synchronise this model's training with all other workers' under the plan `sync`.
+    """Synchronise this model's training with all other workers' under the plan `sync`; under
+    "auto", or "auto(allow=lossy)", under the one that turns out to be the fastest here.
 
     data, batch  samples, and how many of them all workers together take at a step; `run.batches`
                  then yields this worker's. Without them, use your own loader.

@@ -52,6 +52,7 @@ AT_FIRST = "ring"
 PROFILED = 8  # steps before the first advice
 SKIPPED = 2  # steps that set a plan up
 TIMED, TIMED_IF_LATE = 6, 24  # steps that tell what a plan takes
+WAITED_FOR = 0.05  # of a step: less isn't worth more steps
 LONGEST_CYCLE = 16  # steps; of a longer one a part has to do
 RANKED = 12  # plans that all ranks are told of
 SIGN_OF_LIFE = 8  # steps between two, where nobody waits for anybody
@@ -133,6 +134,7 @@ class Autopilot:
 
     def adjusted(self) -> None:
         """The plan itself has done something about the network: look whether it helps."""
+        self._proposed = False
         if self._drift is not None:
             self._drift.begin_again()
 
@@ -297,6 +299,7 @@ class Autopilot:
             log.info("plans with a code are left out: they need data= and batch= in attach()")
         for text, why in left_out.items():
             log.debug("left out: %s (%s)", text, why)
+        log.info("advice at step %d: %s", step, advice.verdict)
         ranking = sorted(found.values(), key=lambda one: one.cost)
         return ranking[:RANKED] + [one for one in ranking[RANKED:] if one.sync == str(before)]
 
@@ -311,7 +314,7 @@ class Autopilot:
                 findings.machine,
                 declared=self._setting.group.cluster,
             )
-        late = is_late(findings.cluster)
+        late = waited_for(findings.cluster) > WAITED_FOR * estimate.seconds
         turn = cycle_of(plan, self._setting.group)
         timed = TIMED_IF_LATE if late else TIMED
         return Prospect(
@@ -338,10 +341,10 @@ def _folded(heading: Heading, entry: Mapping[str, Any]) -> Heading:
     return measured(heading, step, entry["seconds"], may_leave=entry["may_leave"])
 
 
-def is_late(cluster: Cluster) -> bool:
-    """Whether anybody in it is, now and then."""
+def waited_for(cluster: Cluster) -> float:
+    """Seconds of a step, at most and on average, if all wait for whoever is late."""
     late = [cluster.host(rank).late for rank in range(cluster.workers)]
-    return any(one.probability * one.delay.seconds > 0 for one in late)
+    return sum(one.probability * one.delay.seconds for one in late)
 
 
 def cycle_of(plan: Plan, group: Group) -> int:

@@ -315,18 +315,25 @@ class Run:
                 groups = change
             elif change.name == ADVICE:
                 drifted_to = float(str(change.value))
-        if groups is not None:
-            self._adjust(groups)
+        if groups is not None and self._adjust(groups):
+            drifted_to = None  # that may help already
         if plan is not None:
             self._take_up(plan)
-            self._steers = False  # the script has chosen
-        if self._autopilot is not None and self._steers:
-            self._autopilot.at_safe_point(self.step, drifted_to)
+        if self._autopilot is not None:
+            self._steer(self._autopilot, drifted_to, chosen=plan is not None)
 
-    def _adjust(self, change: Change) -> None:
-        """Groups that keep something else apart, unless the plan has none any more."""
+    def _steer(self, autopilot: Autopilot, drifted_to: float | None, *, chosen: bool) -> None:
+        """Until the script itself has chosen a plan."""
+        if chosen:
+            self._steers = False
+            autopilot.close()
+        if self._steers:
+            autopilot.at_safe_point(self.step, drifted_to)
+
+    def _adjust(self, change: Change) -> bool:
+        """Groups that keep something else apart; False if the plan has none any more."""
         if not isinstance(self._averager, ParameterAverager) or not self._averager.adjusts:
-            return
+            return False
         contention, reason = contention_in(change.value)
         self._averager.adopt(contention)
         made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
@@ -335,6 +342,7 @@ class Run:
             self._autopilot.adjusted()
         if self.rank == 0:
             logging.getLogger("thalweg").info("%s", made)
+        return True
 
     # Checkpoints
 
@@ -505,7 +513,7 @@ class Run:
 
     def _stepped(self) -> None:
         self._attached.after_step()
-        if self._autopilot is not None:
+        if self._autopilot is not None and self._steers:
             self._autopilot.stepped(self.step)
         if self._warns:
             warn_of_what_differs(self._model, random=not self._shares_random)
