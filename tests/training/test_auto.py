@@ -237,6 +237,7 @@ def test_an_advisor_that_fails_does_not_end_the_training() -> None:
     assert same_bits(results)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_meanwhile_ends_it_for_all() -> None:
     def survey(surveyor: Surveyor) -> Findings:
         if os.environ["RANK"] == "2":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -129,6 +130,12 @@ def test_and_so_is_advice_that_is_needed_again_soon() -> None:
         assert heading.sync == fast
         pauses.append(heading.pause)
     assert pauses == [2 * PAUSE, 4 * PAUSE, PAUSE]
+
+
+def test_where_some_are_late_a_few_steps_of_the_first_plan_tell_little() -> None:
+    late = [replace(one, late=True) for one in ranking(gc=0.5, ring=1.0)]
+    heading = advised(START, 8, late, 0.3)
+    assert measured(heading, 40, 0.6).sync == "gc"
 
 
 def test_what_is_usual() -> None:

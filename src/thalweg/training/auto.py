@@ -117,8 +117,8 @@ class Autopilot:
             self._ask_again(step, drifted_to)
         while self._heading.due is not None and self._heading.due <= step:
             self._next_entry(step)
-        if waits_for_nobody(self._helm.plan()) and step % SIGN_OF_LIFE == 0:
-            self._world.put(_sign_of_life(self._world.rank), str(step))
+        if step % SIGN_OF_LIFE == 0:
+            self._give_sign_of_life(step)
         self._began = perf_counter()
 
     def stepped(self, step: int) -> None:
@@ -137,6 +137,10 @@ class Autopilot:
         self._proposed = False
         if self._drift is not None:
             self._drift.begin_again()
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._helm.surveyor.close()
 
     @property
     def _world(self) -> World:
@@ -161,10 +165,6 @@ class Autopilot:
         self._follow()
         self._now = seconds
 
-    def close(self) -> None:
-        """Leave the model as it was."""
-        self._helm.surveyor.close()
-
     def _propose(self, step: int, seconds: float) -> None:
         rested = step >= self._heading.rests_until and not self._proposed
         if rested and self._world.rank == self._leader and self._all_are_there(step):
@@ -181,6 +181,10 @@ class Autopilot:
         )
         return told is not None and min(map(int, told)) >= step - GONE
 
+    def _give_sign_of_life(self, step: int) -> None:
+        if waits_for_nobody(self._helm.plan()):
+            self._world.put(_sign_of_life(self._world.rank), str(step))
+
     # The log
 
     def _next_entry(self, step: int) -> None:
@@ -194,23 +198,24 @@ class Autopilot:
         self._note(heading, entry)
         if due == step:
             self._follow()
+            self._give_sign_of_life(step)
 
     def _make_entry(self, key: str, step: int) -> None:
         """On the rank whose turn it is, with the others' help where all wait for all."""
-        author = ADVISOR if self._heading.asks else self._leader
+        author = self._world.rank == (ADVISOR if self._heading.asks else self._leader)
+        entry: dict[str, Any] = {}
         if self._heading.asks:
             now = self._measured() if self._now is None else self._now
             findings = self._helm.surveyor.survey()
-            entry = self._advised(findings, step, now) if self._world.rank == author else {}
-        else:
+            entry = self._advised(findings, step, now) if author else {}
+        elif author or not waits_for_nobody(self._helm.plan()):
             entry = {"step": step, "seconds": self._measured()}
-            if self._world.rank == author:
-                entry["may_leave"] = self._all_are_there(step)
-        if self._world.rank == author:
+            entry["may_leave"] = author and self._all_are_there(step)
+        if author:
             self._world.put(key, json.dumps(entry))
 
     def _measured(self) -> float:
-        """What a step of the plan that runs takes: on this rank for later comparison, and the mean
+        """What a step of the plan that runs takes: on this rank, for later comparison; and the mean
         over all ranks, or the leader's own if nobody waits for anybody."""
         prospect = self._heading.prospect
         skipped, cycle = (prospect.settling, prospect.cycle) if prospect else (SKIPPED, 1)

@@ -119,23 +119,25 @@ def ask(heading: Heading, step: int, meanwhile: str, due: int) -> Heading:
 
 
 def advised(heading: Heading, step: int, ranking: Sequence[Prospect], now: float) -> Heading:
-    """Take up the best, or stay; `now` is what a step takes under the plan that runs, which is in
-    the ranking too."""
+    """Take up the best, or stay; `now` is what a step usually takes under the plan that runs, which
+    is in the ranking too."""
     before = heading.came_from or heading.sync
     first = not heading.advices
     own = next((one for one in ranking if one.sync == before), None)
     best = ranking[0]
+    seen = own is not None and not own.late  # a few steps tell little where some are late
     heading = replace(
         heading,
         ranking=tuple(ranking),
-        tried={before: now},
+        tried={before: now} if seen else {},
         trials=1,
         came_from=before,
         asks=False,
         advices=heading.advices + 1,
     )
     worth_it = own is None or (
-        best.cost < AS_GOOD * own.cost and (first or best.cost < WORTH_IT * own.steps * now)
+        best.cost < AS_GOOD * own.cost
+        and (first or own.late or best.cost < WORTH_IT * own.steps * now)
     )
     if worth_it:
         return _try(heading, step, best, best.why)

@@ -12,7 +12,7 @@ from torch import nn
 from thalweg.catalog import default_catalog
 from thalweg.coding import waits_for_nobody
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Machine, Workload
+from thalweg.facts import Cluster, CodecCost, Lateness, Machine, Workload
 from thalweg.plan import Choice, Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
@@ -20,6 +20,8 @@ from thalweg.probing.together import Together
 from thalweg.schedules import Group
 from thalweg.training.averager import Setting, is_native
 from thalweg.training.profile import Profile, Profiled, merged
+
+NAME = "this model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,15 @@ class Surveyor:
             setting.clock.claim_between,
             setting.clock.step,
         )
-        return merged("this model", profile.tensors, together.compare(profile.seconds()))
+        steps = int(together.compare([len(profile)]).min())  # some may have had no gradients
+        seconds = profile.seconds()
+        figures = len(seconds) // max(1, len(profile))
+        table = together.compare(seconds[len(seconds) - steps * figures :])
+        if not steps:
+            workload = Workload(name=NAME, tensors=profile.tensors)
+            nobody = (Lateness(),) * setting.group.size
+            return Profiled(workload=workload, late=nobody, spread=0.0)
+        return merged(NAME, profile.tensors, table)
 
 
 def tells_what_is_computed(plan: Plan) -> bool:
