@@ -64,7 +64,9 @@ class Chosen:
     def __str__(self) -> str:
         text = f"{self.sync}: predicted {about(self.predicted, 's')}"
         text += f" ({about(self.low, 's')} to {about(self.high, 's')})"
-        return text + (f", measured {about(self.measured, 's')}" if self.measured else "")
+        return text + (
+            f", measured {about(self.measured, 's')}" if self.measured is not None else ""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
