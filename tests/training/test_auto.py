@@ -118,7 +118,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
 
     with (
         patch("thalweg.training.auto.advise", advise),
-        patch("thalweg.training.auto.predict", predict),
+        patch("thalweg.training.foresight.predict", predict),
     ):
         yield
 
