@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -10,8 +10,9 @@ import pytest
 
 from thalweg.facts import Cluster, Duration, Figure, Host, Machine, Rack, Road
 from thalweg.predict.fitting import fit
-from thalweg.predict.flows import simulate
-from thalweg.predict.trial import SMALL, Trial, crowd, schedules, wanted
+from thalweg.predict.flows import Flows
+from thalweg.predict.trial import DRAGGED, SMALL, Trial, crowd, schedules, wanted
+from thalweg.schedules import Schedule
 
 FLAT = Cluster.regular([8], nic="100mbit", latency=Duration(60e-6))
 RACKS = Cluster.regular([4, 4], nic="100mbit", uplink="50mbit", latency=Duration(60e-6))
@@ -23,7 +24,8 @@ BURST = 128 * 1024.0
 def road_of(cluster: Cluster) -> Road:
     """A share for each number of flows that its trials have."""
     shares = {1: 0.97, 2: 0.9, 4: 0.85, 7: 0.75, 16: 0.6}
-    kinds = {kind for kind, nbytes in wanted(cluster, backend=False) if nbytes > SMALL}
+    large = {kind for kind, nbytes in wanted(cluster, backend=False) if nbytes > SMALL}
+    kinds = large - {*DRAGGED}
     crowds = sorted({crowd(kind, cluster) for kind in kinds})
     return Road(
         message=Figure(MESSAGE), crowding=tuple((flows, Figure(shares[flows])) for flows in crowds)
@@ -35,12 +37,18 @@ def made(cluster: Cluster, machine: Machine, latency: float) -> Iterator[Trial]:
     truth = replace(cluster, latency=Duration(latency))
     for kind, nbytes in wanted(cluster, backend=True):
         road = machine.native if kind == "native" else machine.ours
-        ends = [
-            end
-            for schedule in schedules(kind, cluster, nbytes)
-            for end in simulate(schedule, truth, road, burst=machine.burst).values()
-        ]
-        yield Trial(kind, nbytes, (max(ends),) * 5)
+        flows = Flows(truth, road, machine.burst)
+        yield Trial(kind, nbytes, (seconds_of(flows, schedules(kind, cluster, nbytes)),) * 5)
+
+
+def seconds_of(flows: Flows, together: Sequence[Schedule]) -> float:
+    ends: list[float] = []
+    for schedule in together:
+        exchange = flows.exchange(schedule, lambda _: ends.append(flows.now))
+        for rank in schedule.ranks:
+            exchange.start(rank)
+    flows.run()
+    return max(ends)
 
 
 def machine_of(cluster: Cluster) -> Machine:
@@ -91,6 +99,22 @@ def test_ranks_of_one_host() -> None:
     found = fit(cluster, list(made(cluster, real, 40e-6)))
     assert_near(found.machine, real, 0.02)
     assert found.machine.burst == 0.0
+
+
+def test_what_a_topology_takes_longer_is_its_drag() -> None:
+    real = machine_of(FLAT)
+    trials = [
+        replace(trial, seconds=tuple(1.5 * s for s in trial.seconds))
+        if trial.kind == "halving_doubling"
+        else trial
+        for trial in made(FLAT, real, LATENCY)
+    ]
+    drag = {name: figure.value for name, figure in fit(FLAT, trials).machine.ours.drag}
+    assert drag == {
+        "halving_doubling": pytest.approx(1.5, rel=0.03),
+        "double_tree": pytest.approx(1.0, rel=0.03),
+        "star": pytest.approx(1.0, rel=0.03),
+    }
 
 
 def test_nothing_was_tried() -> None:

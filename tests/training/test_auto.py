@@ -118,7 +118,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
 
     with (
         patch("thalweg.training.auto.advise", advise),
-        patch("thalweg.training.auto.predict", predict),
+        patch("thalweg.training.foresight.predict", predict),
     ):
         yield
 
@@ -150,12 +150,12 @@ def findings(surveyor: Surveyor) -> Findings:
     return Findings(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
 
+MEASURES = Surveyor.survey
+
+
 @pytest.fixture(autouse=True)
-def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing is measured, but where a test asks for it."""
-    if "measures" in request.keywords:
-        yield
-        return
+def unmeasured() -> Iterator[None]:
+    """Nothing is measured, but where a test wants it."""
     with patch.object(Surveyor, "survey", findings):
         yield
 
@@ -227,6 +227,24 @@ def test_drift_leads_to_another_advice(allow: str, sync: str) -> None:
         [changed, "tree"],
     ]
     assert same_bits(results)
+
+
+def test_who_is_late_under_a_code_follows() -> None:
+    """It comes to the step of a decision when the others have gone on, or jumps beyond it."""
+
+    def before(run: Run, rank: int) -> None:
+        time.sleep({"ring": 0.02, "gc(stragglers=1)": 0.01}.get(run.sync, 0.0))
+        if rank == 3 and run.step == 12:
+            time.sleep(0.6)
+
+    with advice([("gc(stragglers=1)", 1e-5), ("tree", 2e-5), ("ring", SLOW)]):
+        results = on_ranks(SIZE, lambda rank: trained(rank, before=before, steps=60))
+    assert [one[:2] for one in one_value(results, "choices")] == [
+        [FIRST, "gc(stragglers=1)"],
+        [16, "tree"],
+    ]
+    assert same_bits(results)
+    assert all(result["plans"][-1] == "tree" for result in results)
 
 
 def test_an_advisor_that_fails_does_not_end_the_training() -> None:
@@ -310,3 +328,18 @@ def test_alone_there_is_nothing_to_choose() -> None:
     result = trained(0, "auto", steps=20)
     assert set(result["plans"]) == {"ring"}
     assert result["choices"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["auto", "auto(allow=lossy)", "auto(allow=eventual)"])
+def test_by_what_is_measured(sync: str) -> None:
+    """Links, roads, compressors and this job: all ranks come to the same."""
+    with patch.object(Surveyor, "survey", MEASURES):
+        results = on_ranks(SIZE, lambda rank: trained(rank, sync, steps=60))
+    plans = one_value(results, "plans")
+    assert plans[:FIRST] == ["ring"] * FIRST
+    choices = one_value(results, "choices")
+    assert choices[0][0] == FIRST
+    assert any("measured" in line for line in results[0]["said"])
+    if sync != "auto(allow=eventual)":
+        assert same_bits(results)

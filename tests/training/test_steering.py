@@ -69,6 +69,12 @@ def test_a_plan_that_takes_longer_than_another_was_predicted_to_is_left() -> Non
     assert back.since == 24
 
 
+def test_the_same_in_other_buckets_is_no_other() -> None:
+    best, same = prospect("tree", 0.5), prospect("tree @ bucket=1MB", 0.51)
+    heading = advised(START, 8, [best, same, prospect("ps", 0.55), prospect("ring", 1.0)], 1.0)
+    assert measured(heading, 16, 0.7).sync == "ps"
+
+
 def test_at_most_three_are_tried() -> None:
     heading = first_advice(a=0.1, b=0.2, c=0.3, d=0.4, ring=1.0)
     tried = []

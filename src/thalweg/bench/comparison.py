@@ -25,7 +25,7 @@ from thalweg.lab import Event
 from thalweg.runtime.crew import OnMessage
 from thalweg.runtime.supervisor import Report, Work, run_workers
 from thalweg.schedules import Group
-from thalweg.training.auto import plan_at_first
+from thalweg.training.asked import plan_at_first
 from thalweg.training.averager import is_native
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from thalweg.facts import Cluster
 from thalweg.lab import Event
 from thalweg.lab.targets import links_of
 from thalweg.schedules import Group
-from thalweg.training.auto import plan_at_first
+from thalweg.training.asked import plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.workloads import Job
 

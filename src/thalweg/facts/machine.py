@@ -24,11 +24,16 @@ class Figure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Road:
     """`crowding` are pairs: with so many flows on a link at once, they get this share of its rate
-    together. Between two such numbers it goes with their logarithm."""
+    together. Between two such numbers it goes with their logarithm. `drag` is by the schedule's
+    name: it takes so many times as long as all of that explains."""
 
     message: Figure = Figure(0.0)  # seconds that a message keeps its receiver busy, besides bytes
     byte: Figure = Figure(0.0)  # seconds that a rank takes for each byte that it sends or takes in
     crowding: tuple[tuple[int, Figure], ...] = ((1, Figure(1.0)),)
+    drag: tuple[tuple[str, Figure], ...] = ()
+
+    def dragged(self, schedule: str) -> Figure:
+        return dict(self.drag).get(schedule, Figure(1.0))
 
     def share(self, flows: int) -> float:
         """Of a link's rate that so many flows at once get."""

@@ -1,6 +1,7 @@
 """What messages, bytes and codecs cost, as a TOML file beside the cluster's.
 
     burst = 131072                  # bytes that a link carries at once after a rest
+    contention = 1.0                # of a codec's seconds, what backward loses while both run
 
     [ours]                          # and [native], the backend's own collectives
     message = { seconds = 1.2e-4, spread = 0.1 }    # it keeps its receiver busy, besides its bytes
@@ -9,6 +10,7 @@
         { flows = 1, share = 0.97, spread = 0.01 },
         { flows = 7, share = 0.8 },
     ]
+    drag = [{ schedule = "halving_doubling", times = 1.2 }]    # as long as that explains
 
     [[codec]]
     name = "powersgd(rank=4)"
@@ -23,7 +25,7 @@ All may be left out; `spread` is a standard deviation relative to its figure.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -47,11 +49,12 @@ def read_machine(path: Path) -> Machine:
 
 def parse_machine(text: str) -> Machine:
     table = load_toml(text, "the file", ClusterError)
-    table.only("burst", "ours", "native", "codec", "assumed")
+    table.only("burst", "contention", "ours", "native", "codec", "assumed")
     return Machine(
         ours=_road(table, "ours"),
         native=_road(table, "native"),
         burst=table.number("burst", 0, MOST, 0.0),
+        contention=table.number("contention", 0, MOST, 1.0),
         codecs=dict(_codec(entry) for entry in _list(table, "codec", "[[codec]]")),
         assumed=tuple(str(each) for each in _list(table, "assumed", 'assumed = ["..."]')),
     )
@@ -64,6 +67,8 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
         *(f"# {remark}" for remark in remarks),
         f"burst = {machine.burst!r}  # bytes that a link carries at once after a rest",
     ]
+    if machine.contention != 1:
+        lines.append(f"contention = {machine.contention!r}")
     if machine.assumed:
         lines.append(f"assumed = {json.dumps(machine.assumed)}")
     for name, road in (("ours", machine.ours), ("native", machine.native)):
@@ -76,6 +81,8 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
             *(f"    {_format_share(flows, share)}," for flows, share in road.crowding),
             "]",
         ]
+        if road.drag:
+            lines += ["drag = [", *(f"    {_format_drag(*drag)}," for drag in road.drag), "]"]
     for name, cost in machine.codecs.items():
         lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
         lines += [f"{each} = {_format(getattr(cost, each))}" for each in _COSTS]
@@ -86,11 +93,12 @@ def _road(table: Table, key: str) -> Road:
     if key not in table:
         return Road()
     road = table.table(key)
-    road.only("message", "byte", "crowding")
+    road.only("message", "byte", "crowding", "drag")
     return Road(
         message=_figure(road, "message"),
         byte=_figure(road, "byte"),
         crowding=_crowding(road) or Road().crowding,
+        drag=tuple(_drag(road)),
     )
 
 
@@ -106,6 +114,16 @@ def _crowding(road: Table) -> tuple[tuple[int, Figure], ...]:
             raise ClusterError(f"{table.where} leaves {flows} flows nothing", "give a share")
         shares.append((flows, _valued(table, "share")))
     return tuple(shares)
+
+
+def _drag(road: Table) -> Iterator[tuple[str, Figure]]:
+    example = 'drag = [{ schedule = "halving_doubling", times = 1.2 }]'
+    for entry in _list(road, "drag", example):
+        table = Table(entry, f"drag of {road.where}", ClusterError)
+        table.only("schedule", "times", "spread")
+        if table.number("times", 0, MOST, 0.0) == 0:
+            raise ClusterError(f"{table.where} takes no time", f"write {example}")
+        yield table.text("schedule", '"halving_doubling"'), _valued(table, "times")
 
 
 def _codec(entry: Any) -> tuple[str, CodecCost]:
@@ -143,3 +161,8 @@ def _format(figure: Figure) -> str:
 def _format_share(flows: int, share: Figure) -> str:
     spread = f", spread = {share.spread!r}" if share.spread else ""
     return f"{{ flows = {flows}, share = {share.value!r}{spread} }}"
+
+
+def _format_drag(schedule: str, times: Figure) -> str:
+    spread = f", spread = {times.spread!r}" if times.spread else ""
+    return f"{{ schedule = {json.dumps(schedule)}, times = {times.value!r}{spread} }}"

@@ -28,12 +28,15 @@ class Exchange:
         post: Post,
         ended: Callable[[int], None],
         over: Callable[[Exchange], object],
+        drag: float = 1.0,
     ) -> None:
-        """`ended` is told each rank that has done its part, and `over` when all have."""
+        """`ended` is told each rank that has done its part, and `over` when all have. Bytes count
+        `drag` times."""
         self.schedule = schedule
         self.post = post
         self._ended = ended
         self._over = over
+        self.drag = drag
         self._unended = len(schedule.ranks)
         self._not_started = set(schedule.ranks)
         self.roles: dict[int, _Role] = {
@@ -129,7 +132,8 @@ class _Role:
         exchange = self.exchange
         arrived = exchange.roles[target].arrived
         self.leaving += 1
-        exchange.post(self.rank, target, self.part.sizes[move], arrived, number, self._left)
+        nbytes = round(exchange.drag * self.part.sizes[move])
+        exchange.post(self.rank, target, nbytes, arrived, number, self._left)
 
     def _answer(self, number: int) -> None:
         """One more member of a quorum; it goes on when there are enough for the first time."""

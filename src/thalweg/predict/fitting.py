@@ -9,6 +9,7 @@ stay as they are:
     one flow       what a longer ring takes longer: the share of its rate that a link gives
     a burst        what a ring takes less than that: what links carry at once after a rest
     several flows  what they get of a link together, from trials with so many on the busiest
+    drag           what topologies that get connections going again take longer than all of that
 
 A simulation takes longer the larger the figure is (a share: the smaller), so each is a root with
 one unknown. The median of the repetitions counts, so that those which something disturbed don't.
@@ -21,8 +22,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from thalweg.facts import Cluster, Duration, Figure, Machine, Road
-from thalweg.predict.flows import simulate
-from thalweg.predict.trial import SMALL, Trial, crowd, schedules
+from thalweg.predict.flows import Flows
+from thalweg.predict.trial import DRAGGED, SMALL, Trial, crowd, schedules
 
 CLOSE = 1e-3  # of what was measured
 DIGITS = 7  # of the latency's seconds
@@ -52,7 +53,9 @@ def fit(cluster: Cluster, trials: Sequence[Trial]) -> Fitted:
     burst = _burst(cluster, latency, ours, inside)
     backend = _backend(cluster, latency, theirs, burst)
     machine = Machine(
-        ours=_crowding(cluster, latency, ours, inside, burst),
+        ours=_dragged(
+            cluster, latency, ours, _crowding(cluster, latency, ours, inside, burst), burst
+        ),
         native=_crowding(cluster, latency, theirs, backend, burst),
         burst=burst,
         assumed=tuple(_assumed(trials)),
@@ -137,7 +140,7 @@ def _crowding(
     by_crowd: dict[int, dict[str, Trial]] = {}
     for trial in sorted(trials, key=_nbytes):
         flows = crowd(trial.kind, cluster)
-        if flows and trial.nbytes > SMALL:
+        if flows and trial.nbytes > SMALL and trial.kind not in DRAGGED:
             by_crowd.setdefault(flows, {})[trial.kind] = trial  # the largest of its kind
     shares: Shares = ()
     for flows, alike in sorted(by_crowd.items()):
@@ -147,6 +150,18 @@ def _crowding(
         ]
         shares = (*shares, (flows, _together(found)))
     return replace(road, crowding=shares) if shares else road
+
+
+def _dragged(
+    cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road, burst: float
+) -> Road:
+    drag: dict[str, Figure] = {}
+    for trial in trials:
+        if trial.kind in DRAGGED and trial.nbytes > SMALL:
+            replay, seconds = _Replay(cluster, trial), median(trial.seconds)
+            more = seconds / replay(latency, road, burst)
+            drag[trial.kind] = Figure(max(1.0, more), _spread(trial))
+    return replace(road, drag=tuple(drag.items()))
 
 
 def _share(
@@ -181,12 +196,14 @@ class _Replay:
 
     def __call__(self, latency: float, road: Road = FREE, burst: float = 0.0) -> float:
         """Seconds."""
-        cluster = replace(self._cluster, latency=Duration(latency))
-        return max(
-            end
-            for schedule in self._schedules
-            for end in simulate(schedule, cluster, road, burst=burst).values()
-        )
+        flows = Flows(replace(self._cluster, latency=Duration(latency)), road, burst)
+        ends: list[float] = []
+        for schedule in self._schedules:
+            exchange = flows.exchange(schedule, lambda _: ends.append(flows.now))
+            for rank in schedule.ranks:
+                exchange.start(rank)
+        flows.run()
+        return max(ends)
 
 
 def _root(rising: Callable[[float], float], value: float, low: float, high: float) -> float:

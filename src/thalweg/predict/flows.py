@@ -106,7 +106,8 @@ class Flows:
         if id(schedule) not in self._parts:
             self._parts[id(schedule)] = schedule, parts(schedule)
         its_parts = self._parts[id(schedule)][1]
-        exchange = Exchange(schedule, its_parts, self.post, ended, self._under_way.pop)
+        drag = self._road.dragged(schedule.name).value
+        exchange = Exchange(schedule, its_parts, self.post, ended, self._under_way.pop, drag)
         self._under_way[exchange] = None
         return exchange
 

@@ -8,7 +8,9 @@ gossip        two flows each way on every NIC
 ps            everybody to everybody at the same time
 hierarchical  as many flows through an uplink as there are hosts behind it
 local         rings inside the hosts, where no link is between ranks
-native        the backend's own all-reduce
+native        the backend's own all-reduce, in the buckets that DDP would have
+others        topologies whose connections rest and get going again in one exchange, which some
+              networks take badly: how much longer than simulated is their drag
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from dataclasses import dataclass
 
 from thalweg.facts import Cluster, Link
 from thalweg.schedules import Group, Schedule, traffic
+from thalweg.schedules.topologies.double_tree import double_tree
 from thalweg.schedules.topologies.gossip import gossip
+from thalweg.schedules.topologies.halving_doubling import halving_doubling
 from thalweg.schedules.topologies.hierarchical import hierarchical
 from thalweg.schedules.topologies.native import native
 from thalweg.schedules.topologies.ps import ps
@@ -31,6 +35,8 @@ SMALL = 4096  # bytes: up to there, what counts is messages
 SHORT, LONG, LONGEST = 0.1, 0.25, 0.5  # seconds to take, as the links' rates have it
 LARGEST = 1 << 26  # bytes: on fast links it takes less than that
 INSIDE = 1 << 23  # bytes, where there is no link
+FIRST_OF_DDP = 1 << 20  # bytes
+DRAGGED = ("halving_doubling", "double_tree", "star")
 ITEM = 4  # bytes
 MADE_OF = 1 << 20  # elements, to see what a byte costs on the links
 
@@ -60,11 +66,21 @@ def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
             return (ps(everybody, elements, ITEM, 0, servers=None),)
         case "hierarchical":
             return (hierarchical(everybody, elements, ITEM, 0, form="parallel"),)
+        case "halving_doubling":
+            return (halving_doubling(everybody, elements, ITEM, 0),)
+        case "double_tree":
+            return (double_tree(everybody, elements, ITEM, 0),)
         case "native":
-            return (native(everybody, elements, ITEM, 0),)
+            return tuple(native(everybody, part, ITEM, 0) for part in in_buckets(elements))
         case _:
             shared = [host.ranks for host in cluster.hosts if len(host.ranks) > 1]
             return tuple(ring(everybody.subgroup(ranks), elements, ITEM, 0) for ranks in shared)
+
+
+def in_buckets(elements: int) -> tuple[int, ...]:
+    """DDP's first bucket closes at 1 MiB."""
+    first = FIRST_OF_DDP // ITEM
+    return (elements,) if elements <= first else (first, elements - first)
 
 
 def wanted(
@@ -95,6 +111,9 @@ def wanted(
         yield "ps", size("ps")
     if len(cluster.racks) > 1 and between:
         yield "hierarchical", size("hierarchical")
+    if len(cluster.hosts) > 2:
+        for kind in DRAGGED:
+            yield kind, size(kind)
     if backend:
         yield "native", SMALL
         yield "native", size("native") if between else INSIDE

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from thalweg.facts import Cluster
-from thalweg.predict.trial import ITEM, SMALL, Trial, busy, schedules, wanted
+from thalweg.predict.trial import ITEM, SMALL, Trial, busy, in_buckets, schedules, wanted
 from thalweg.probing.together import Together
 from thalweg.runtime import World
 
@@ -83,7 +83,8 @@ def _prepared(together: Together, cluster: Cluster, kind: str, nbytes: int) -> R
 
 def _trial(together: Together, cluster: Cluster, kind: str, nbytes: int) -> Run:
     if kind == "native":
-        return partial(_all_reduce, torch.zeros(max(1, nbytes // ITEM)))
+        parts = in_buckets(max(1, nbytes // ITEM))
+        return partial(_all_reduce, [torch.zeros(elements) for elements in parts])
     own = [each for each in schedules(kind, cluster, nbytes) if together.rank in each.ranks]
     if not own:
         return together.stay_away
@@ -100,6 +101,8 @@ def _seconds(together: Together, run: Run, times: int) -> float:
     return (perf_counter() - start) / times
 
 
-def _all_reduce(tensor: torch.Tensor, times: int) -> None:
+def _all_reduce(tensors: Sequence[torch.Tensor], times: int) -> None:
     for _ in range(times):
-        dist.all_reduce(tensor)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work in works:
+            work.wait()

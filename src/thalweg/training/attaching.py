@@ -22,7 +22,7 @@ from thalweg.runtime import Engine, World
 from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.launch import find_cluster
 from thalweg.schedules import Group
-from thalweg.training.auto import is_auto, plan_at_first
+from thalweg.training.asked import is_auto, plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.training.batches import Batches
 from thalweg.training.course import Course

@@ -23,16 +23,13 @@ import torch
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import waits_for_nobody
-from thalweg.declarations import Promise
-from thalweg.errors import LayoutError, PlanError, RunError
-from thalweg.facts import Cluster
+from thalweg.errors import RunError
 from thalweg.plan import Plan
-from thalweg.predict import Advice, Advised, advise, predict
-from thalweg.rounds import cycle, warm_up
+from thalweg.predict import Advice, advise
 from thalweg.runtime import World
-from thalweg.schedules import Group
+from thalweg.training.asked import allowed, plan_at_first
 from thalweg.training.averager import Setting
-from thalweg.training.overlap import SETTLING, TRIALS
+from thalweg.training.foresight import SKIPPED, Foresight
 from thalweg.training.sharing import Sharing
 from thalweg.training.steering import (
     Chosen,
@@ -48,13 +45,7 @@ from thalweg.training.steering import (
 from thalweg.training.surveying import Findings, Surveyor, tells_what_is_computed
 
 CHANGE = "advice"  # in the agreement
-AT_FIRST = "ring"
 PROFILED = 8  # steps before the first advice
-SKIPPED = 2  # steps that set a plan up
-TIMED, TIMED_IF_LATE = 6, 24  # steps that tell what a plan takes
-WAITED_FOR = 0.05  # of a step: less isn't worth more steps
-LONGEST_CYCLE = 16  # steps; of a longer one a part has to do
-RANKED = 12  # plans that all ranks are told of
 SIGN_OF_LIFE = 8  # steps between two, where nobody waits for anybody
 GONE = 8 * SIGN_OF_LIFE  # steps after the last
 ADVISOR = 0  # rank
@@ -69,20 +60,6 @@ class Helm:
     take_up: Callable[[Plan], None]
     refuse: Callable[[Plan], None]
     surveyor: Surveyor
-
-
-def is_auto(plan: Plan) -> bool:
-    return plan.topology.name == "auto"
-
-
-def allowed(plan: Plan) -> Promise:
-    """The weakest promise that is acceptable."""
-    return Promise(plan.topology.arguments["allow"])
-
-
-def plan_at_first(plan: Plan) -> Plan:
-    """What is run until there is advice: the plan itself if it isn't `auto`."""
-    return _with_settings(parse_plan(AT_FIRST), plan) if is_auto(plan) else plan
 
 
 class Autopilot:
@@ -278,62 +255,23 @@ class Autopilot:
         return {"step": step, "now": now, "ranking": [asdict(one) for one in ranking]}
 
     def _ranking(self, findings: Findings, step: int) -> list[Prospect]:
-        advice = advise(
+        group, has_data = self._setting.group, self._setting.course.feed is not None
+        self.advice = advise(
             findings.cluster,
             findings.workload,
             findings.machine,
             allow=allowed(self._asked),
-            declared=self._setting.group.cluster,
-            has_data=self._setting.course.feed is not None,
+            declared=group.cluster,
+            has_data=has_data,
         )
-        found: dict[str, Prospect] = {}
-        left_out = dict(advice.left_out)
-        for one in advice.ranking:
-            try:
-                plan = _with_settings(one.plan, self._asked)
-                _refuse_own_pace(plan)
-                self._helm.refuse(plan)
-                found[str(plan)] = self._prospect(plan, one, findings, step)
-            except (PlanError, LayoutError) as error:
-                left_out[str(one.plan)] = error.problem
         before = parse_plan(self._heading.came_from or self._heading.sync)
-        if str(before) not in found:
-            found[str(before)] = self._prospect(before, None, findings, step)
-        self.advice = replace(advice, left_out=left_out)
-        if self._setting.course.feed is None:
+        foresight = Foresight(findings, group, self._asked, step)
+        ranking, left_out = foresight.ranking(self.advice, before, self._helm.refuse)
+        self.advice = replace(self.advice, left_out={**self.advice.left_out, **left_out})
+        log.info("advice at step %d: %s", step, self.advice.verdict)
+        if not has_data:
             log.info("plans with a code are left out: they need data= and batch= in attach()")
-        for text, why in left_out.items():
-            log.debug("left out: %s (%s)", text, why)
-        log.info("advice at step %d: %s", step, advice.verdict)
-        ranking = sorted(found.values(), key=lambda one: one.cost)
-        return ranking[:RANKED] + [one for one in ranking[RANKED:] if one.sync == str(before)]
-
-    def _prospect(self, plan: Plan, one: Advised | None, findings: Findings, step: int) -> Prospect:
-        if one is not None and str(plan) == str(one.plan):
-            estimate = one.estimate
-        else:
-            estimate = predict(
-                plan,
-                findings.cluster,
-                findings.workload,
-                findings.machine,
-                declared=self._setting.group.cluster,
-            )
-        late = waited_for(findings.cluster) > WAITED_FOR * estimate.seconds
-        turn = cycle_of(plan, self._setting.group)
-        timed = TIMED_IF_LATE if late else TIMED
-        return Prospect(
-            sync=str(plan),
-            seconds=estimate.seconds,
-            low=estimate.low,
-            high=estimate.high,
-            steps=one.steps if one else 1.0,
-            settling=settling_of(plan, step),
-            timed=-(-timed // turn) * turn,
-            cycle=turn,
-            late=late,
-            why=one.why if one else "",
-        )
+        return ranking
 
 
 def _folded(heading: Heading, entry: Mapping[str, Any]) -> Heading:
@@ -344,36 +282,6 @@ def _folded(heading: Heading, entry: Mapping[str, Any]) -> Heading:
         ranking = [Prospect(**one) for one in entry["ranking"]]
         return advised(heading, step, ranking, entry["now"])
     return measured(heading, step, entry["seconds"], may_leave=entry["may_leave"])
-
-
-def waited_for(cluster: Cluster) -> float:
-    """Seconds of a step, at most and on average, if all wait for whoever is late."""
-    late = [cluster.host(rank).late for rank in range(cluster.workers)]
-    return sum(one.probability * one.delay.seconds for one in late)
-
-
-def cycle_of(plan: Plan, group: Group) -> int:
-    """Steps after which it repeats itself, as far as they can be waited for."""
-    return 1 if waits_for_nobody(plan) else min(cycle(plan, group), LONGEST_CYCLE)
-
-
-def settling_of(plan: Plan, step: int) -> int:
-    """Steps from this one on that don't tell what the plan takes. With a compressor they are tried
-    in two ways at first (`overlap.py`)."""
-    if plan.precision is None:
-        return SKIPPED
-    return max(0, warm_up(plan) - step) + SETTLING + 2 * TRIALS
-
-
-def _with_settings(plan: Plan, asked: Plan) -> Plan:
-    """The plan with the settings that `auto` was given."""
-    settings = {**dict(plan.text.settings), **dict(asked.text.settings)}
-    return parse_plan(str(replace(plan.text, settings=tuple(settings.items()))))
-
-
-def _refuse_own_pace(plan: Plan) -> None:
-    if plan.cadence.staleness is not None:
-        raise PlanError(f"under {plan} no step is common to all, at which to measure", "name it")
 
 
 def _sign_of_life(rank: int) -> str:

@@ -20,9 +20,10 @@ from thalweg.plan import Plan
 from thalweg.predict import Advice
 from thalweg.runtime import Agreement, Alarm, Arrivals, Change, Engine, World
 from thalweg.schedules import Group
+from thalweg.training.asked import allowed, is_auto, plan_at_first
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.auto import CHANGE as ADVICE
-from thalweg.training.auto import Autopilot, Helm, allowed, is_auto, plan_at_first
+from thalweg.training.auto import Autopilot, Helm
 from thalweg.training.averager import (
     Averager,
     Setting,

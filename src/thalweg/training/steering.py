@@ -64,7 +64,9 @@ class Chosen:
     def __str__(self) -> str:
         text = f"{self.sync}: predicted {about(self.predicted, 's')}"
         text += f" ({about(self.low, 's')} to {about(self.high, 's')})"
-        return text + (f", measured {about(self.measured, 's')}" if self.measured else "")
+        return text + (
+            f", measured {about(self.measured, 's')}" if self.measured is not None else ""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,8 @@ def measured(heading: Heading, step: int, seconds: float, *, may_leave: bool = T
     tried = {**heading.tried, heading.sync: seconds}
     heading = replace(heading, tried=tried)
     costs = {one.sync: one.steps * tried[one.sync] for one in heading.ranking if one.sync in tried}
-    rival = next((one for one in heading.ranking if one.sync not in tried), None)
+    known = {_name(sync) for sync in tried}
+    rival = next((one for one in heading.ranking if _name(one.sync) not in known), None)
     if not may_leave or heading.sync not in costs:
         return _rest(heading, step)
     if (
@@ -173,6 +176,11 @@ def measured(heading: Heading, step: int, seconds: float, *, may_leave: bool = T
         told = f"the best that was tried: {about(tried[best], 's')} a step"
         heading = replace(heading, sync=best, since=step, reason=told)
     return _rest(heading, step)
+
+
+def _name(sync: str) -> str:
+    """Without its settings, which change little."""
+    return sync.partition(" @")[0]
 
 
 def _try(heading: Heading, step: int, one: Prospect, reason: str) -> Heading:

@@ -1,0 +1,31 @@
+"""What `auto` was asked for: by itself it is no plan that can be run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.catalog import parse_plan
+from thalweg.declarations import Promise
+from thalweg.plan import Plan
+
+AT_FIRST = "ring"
+
+
+def is_auto(plan: Plan) -> bool:
+    return plan.topology.name == "auto"
+
+
+def allowed(plan: Plan) -> Promise:
+    """The weakest promise that is acceptable."""
+    return Promise(plan.topology.arguments["allow"])
+
+
+def plan_at_first(plan: Plan) -> Plan:
+    """What is run until there is advice: the plan itself if it isn't `auto`."""
+    return with_settings(parse_plan(AT_FIRST), plan) if is_auto(plan) else plan
+
+
+def with_settings(plan: Plan, asked: Plan) -> Plan:
+    """The plan with the settings that `auto` was given."""
+    settings = {**dict(plan.text.settings), **dict(asked.text.settings)}
+    return parse_plan(str(replace(plan.text, settings=tuple(settings.items()))))

@@ -1,0 +1,104 @@
+"""From an advice to the plans that can be taken up in this run: what each is predicted to take, and
+how many of its steps tell whether that is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thalweg.coding import waits_for_nobody
+from thalweg.errors import LayoutError, PlanError
+from thalweg.facts import Cluster
+from thalweg.plan import Plan
+from thalweg.predict import Advice, Advised, Estimate, predict
+from thalweg.rounds import cycle, warm_up
+from thalweg.schedules import Group
+from thalweg.training.asked import with_settings
+from thalweg.training.overlap import SETTLING, TRIALS
+from thalweg.training.steering import Prospect
+from thalweg.training.surveying import Findings
+
+SKIPPED = 2  # steps that set a plan up
+TIMED, TIMED_IF_LATE = 6, 24  # steps that tell what a plan takes
+WAITED_FOR = 0.05  # of a step: less isn't worth more steps
+LONGEST_CYCLE = 16  # steps; of a longer one a part has to do
+RANKED = 12  # plans that all ranks are told of
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """From `step` on, under what was found."""
+
+    findings: Findings
+    group: Group
+    asked: Plan
+    step: int
+
+    def ranking(
+        self, advice: Advice, before: Plan, refuse: Callable[[Plan], None]
+    ) -> tuple[list[Prospect], dict[str, str]]:
+        """Best first, the plan that ran before among them; and why others were left out."""
+        found: dict[str, Prospect] = {}
+        left_out: dict[str, str] = {}
+        for one in advice.ranking:
+            try:
+                plan = with_settings(one.plan, self.asked)
+                _refuse_own_pace(plan)
+                refuse(plan)
+                found[str(plan)] = self._prospect(plan, one)
+            except (PlanError, LayoutError) as error:
+                left_out[str(one.plan)] = error.problem
+        if str(before) not in found:
+            found[str(before)] = self._prospect(before, None)
+        ranking = sorted(found.values(), key=lambda one: one.cost)
+        told = ranking[:RANKED] + [one for one in ranking[RANKED:] if one.sync == str(before)]
+        return told, left_out
+
+    def _prospect(self, plan: Plan, one: Advised | None) -> Prospect:
+        same = one is not None and str(plan) == str(one.plan)
+        estimate = one.estimate if one is not None and same else self._estimate(plan)
+        late = waited_for(self.findings.cluster) > WAITED_FOR * estimate.seconds
+        turn = cycle_of(plan, self.group)
+        timed = TIMED_IF_LATE if late else TIMED
+        return Prospect(
+            sync=str(plan),
+            seconds=estimate.seconds,
+            low=estimate.low,
+            high=estimate.high,
+            steps=one.steps if one else 1.0,
+            settling=settling_of(plan, self.step),
+            timed=-(-timed // turn) * turn,
+            cycle=turn,
+            late=late,
+            why=one.why if one else "",
+        )
+
+    def _estimate(self, plan: Plan) -> Estimate:
+        found = self.findings
+        return predict(
+            plan, found.cluster, found.workload, found.machine, declared=self.group.cluster
+        )
+
+
+def waited_for(cluster: Cluster) -> float:
+    """Seconds of a step, at most and on average, if all wait for whoever is late."""
+    late = [cluster.host(rank).late for rank in range(cluster.workers)]
+    return sum(one.probability * one.delay.seconds for one in late)
+
+
+def cycle_of(plan: Plan, group: Group) -> int:
+    """Steps after which it repeats itself, as far as they can be waited for."""
+    return 1 if waits_for_nobody(plan) else min(cycle(plan, group), LONGEST_CYCLE)
+
+
+def settling_of(plan: Plan, step: int) -> int:
+    """Steps from this one on that don't tell what the plan takes. With a compressor they are tried
+    in two ways at first (`overlap.py`)."""
+    if plan.precision is None:
+        return SKIPPED
+    return max(0, warm_up(plan) - step) + SETTLING + 2 * TRIALS
+
+
+def _refuse_own_pace(plan: Plan) -> None:
+    if plan.cadence.staleness is not None:
+        raise PlanError(f"under {plan} no step is common to all, at which to measure", "name it")

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from thalweg.catalog import parse_plan
+from thalweg.facts import Cluster, Duration, Lateness
+from thalweg.schedules import Group
+from thalweg.training.asked import is_auto, plan_at_first, with_settings
+from thalweg.training.foresight import cycle_of, settling_of, waited_for
+
+
+@pytest.mark.parametrize(
+    ("sync", "step", "steps"),
+    [
+        ("ring", 8, 2),
+        ("local_sgd(every=8)", 8, 2),
+        ("ring+fp16", 8, 2 + 2 * 3),  # two that settle, three each way
+        ("ring+powersgd(warmup=20)", 8, 12 + 2 + 2 * 3),
+        ("ring+powersgd(warmup=20)", 30, 2 + 2 * 3),
+    ],
+)
+def test_steps_that_do_not_tell(sync: str, step: int, steps: int) -> None:
+    assert settling_of(parse_plan(sync), step) == steps
+
+
+@pytest.mark.parametrize(
+    ("sync", "steps"),
+    [("ring", 1), ("local_sgd(every=8)", 8), ("local_sgd(every=100)", 16), ("gc(stragglers=1)", 1)],
+)
+def test_how_long_a_plan_takes_to_repeat_itself(sync: str, steps: int) -> None:
+    assert cycle_of(parse_plan(sync), Group.everybody(Cluster.flat(4))) == steps
+
+
+def test_how_long_all_wait_for_who_is_late() -> None:
+    cluster = Cluster.flat(4)
+    assert waited_for(cluster) == 0
+    [rack] = cluster.racks
+    late = Lateness(probability=0.1, delay=Duration(2.0))
+    hosts = tuple(replace(host, late=late) for host in rack.hosts)
+    cluster = replace(cluster, racks=(replace(rack, hosts=hosts),))
+    assert waited_for(cluster) == pytest.approx(4 * 0.2)
+
+
+def test_auto_is_no_plan_by_itself() -> None:
+    asked = parse_plan("auto(allow=lossy) @ bucket=1MB, transport=zeromq")
+    assert is_auto(asked)
+    assert str(plan_at_first(asked)) == "ring @ bucket=1MB, transport=zeromq"
+    named = parse_plan("tree @ bucket=4MB")
+    assert plan_at_first(named) is named
+    assert str(with_settings(named, asked)) == "tree @ bucket=1MB, transport=zeromq"
