@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.figures import Trial, row_of, row_of_failure
+from thalweg.bench.forecast import Forecast, asked_for
 from thalweg.bench.injection import Injection
 from thalweg.bench.jobs import result_of
 from thalweg.bench.scenario import Scenario
@@ -71,8 +72,11 @@ def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
     return run_all
 
 
-def compare(scenario: Scenario, run_all: RunAll, progress: Progress) -> list[Row]:
-    """A row for each plan, in the scenario's order."""
+def compare(
+    scenario: Scenario, run_all: RunAll, progress: Progress, forecast: Forecast | None = None
+) -> list[Row]:
+    """A row for each plan, in the scenario's order; with what was predicted, if there is a
+    forecast."""
     trials: dict[str, list[Trial]] = {sync: [] for sync in scenario.syncs}
     errors: dict[str, str] = {}
     total = scenario.repeats * len(scenario.syncs) * scenario.steps
@@ -88,7 +92,8 @@ def compare(scenario: Scenario, run_all: RunAll, progress: Progress) -> list[Row
                 except ThalwegError as error:
                     errors[sync] = str(error)
             done += scenario.steps
-    return [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
+    rows = [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
+    return rows if forecast is None else [_predicted(row, scenario, forecast) for row in rows]
 
 
 def _tell(
@@ -128,3 +133,20 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | No
         row["error"] = "replicas differ under an exact plan; please report this"
     transport = "gloo" if is_native(plan_at_first(plan)) else plan.settings.transport or "zeromq"
     return {**row, "promise": promise.value, "transport": transport}
+
+
+def _predicted(row: Row, scenario: Scenario, forecast: Forecast) -> Row:
+    """What `auto` predicted is what it said of the plan that it ran last."""
+    if row["sync"] in asked_for(scenario):
+        last = row["choices"][0][-1] if row.get("choices") and row["choices"][0] else None
+        figures = None if last is None else (last["predicted"], last["low"], last["high"])
+    else:
+        estimate = forecast.of(scenario, row["sync"])
+        figures = None if estimate is None else (estimate.seconds, estimate.low, estimate.high)
+    seconds, low, high = figures or (None, None, None)
+    return {
+        **row,
+        "predicted_seconds_per_step": seconds,
+        "predicted_low": low,
+        "predicted_high": high,
+    }

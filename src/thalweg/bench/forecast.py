@@ -10,13 +10,14 @@ was measured; where something else happens, nothing is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
 from thalweg.bench.scenario import Scenario
 from thalweg.catalog import parse_plan
+from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
 from thalweg.lab import Event
 from thalweg.lab.targets import links_of
@@ -24,6 +25,9 @@ from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict
 
 RATES = ("degrade", "restore")  # events that change nothing but a link's rate
+WITHIN = 0.15
+SETTLED = 25  # steps at the end, when `auto` has chosen
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,4 +186,71 @@ class Accuracy:
         )
 
 
-WITHIN = 0.15
+def asked_for(scenario: Scenario) -> list[str]:
+    """The plans that are `auto`, which has none of its own."""
+    return [sync for sync in scenario.syncs if parse_plan(sync).topology.name == "auto"]
+
+
+def checked(scenario: Scenario, rows: Sequence[Row]) -> list[Checked]:
+    """Of all plans that were named and predicted."""
+    automatic = asked_for(scenario)
+    return [
+        Checked(
+            scenario=scenario.name,
+            sync=row["sync"],
+            predicted=row["predicted_seconds_per_step"],
+            low=row["predicted_low"],
+            high=row["predicted_high"],
+            measured=row["seconds_per_step"],
+        )
+        for row in rows
+        if row["sync"] not in automatic
+        and row["seconds_per_step"]
+        and row.get("predicted_seconds_per_step")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What `auto` came to, beside the best of the named plans that it might have taken; both by
+    their last steps."""
+
+    scenario: str
+    sync: str
+    chosen: str
+    seconds: float
+    best: str
+    best_seconds: float
+
+    @property
+    def behind(self) -> float:
+        return self.seconds / self.best_seconds - 1
+
+
+def choices(scenario: Scenario, rows: Sequence[Row]) -> list[Choice]:
+    promises = list(Promise)
+    named = [row for row in rows if row["sync"] not in asked_for(scenario) and not row["error"]]
+    found = []
+    for row in rows:
+        if row["sync"] not in asked_for(scenario) or row["error"]:
+            continue
+        allowed = promises.index(Promise(row["promise"]))
+        others = [r for r in named if promises.index(Promise(r["promise"])) <= allowed]
+        best = min(others, key=settled_seconds)
+        chosen = row["choices"][0][-1]["sync"] if row["choices"][0] else "ring"
+        found.append(
+            Choice(
+                scenario=scenario.name,
+                sync=row["sync"],
+                chosen=chosen,
+                seconds=settled_seconds(row),
+                best=best["sync"],
+                best_seconds=settled_seconds(best),
+            )
+        )
+    return found
+
+
+def settled_seconds(row: Row) -> float:
+    """Of a step, the mean over the last ones."""
+    return fmean(row["seconds"][-SETTLED:])

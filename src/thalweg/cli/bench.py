@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli import bench_compress, bench_stragglers, bench_train
+from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
 from thalweg.cli.model import workload_of
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.cli.place import (
@@ -34,6 +34,7 @@ app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
 app.command("compress")(bench_compress.command)
 app.command("stragglers")(bench_stragglers.command)
 app.command("train")(bench_train.command)
+app.command("forecast")(bench_forecast.command)
 
 
 @app.command("collectives")

@@ -39,6 +39,10 @@ def command(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Instead of the file's; later events don't come.")
     ] = None,
+    predicted: Annotated[
+        bool,
+        typer.Option("--predict/--no-predict", help="Calibrate first, and predict every plan."),
+    ] = True,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the picture goes.")] = Path(
         "thalweg-bench"
     ),
@@ -60,7 +64,10 @@ def command(
         events=tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps),
     )
     with progress_bar(f"Comparing in {scenario.name}") as bar:
-        rows, notes = _side_by_side(scenario, bar) if workers_only else _in_lab(scenario, bar)
+        if workers_only:
+            rows, notes = _side_by_side(scenario, bar)
+        else:
+            rows, notes = in_a_lab(scenario, bar, predicted=predicted)
     terminal = console(json_path)
     terminal.print(_title(scenario), style="italic")
     terminal.print(_table(scenario, rows))
@@ -88,7 +95,9 @@ def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
     return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [NO_LAB]
 
 
-def _in_lab(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
+def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
+    """The rows, and the lab's notes."""
+    from thalweg.bench.calibrating import forecast_at
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.lab import Lab
 
@@ -96,7 +105,13 @@ def _in_lab(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
     try:
         with progress_bar("Building the lab") as building:
             lab.up(progress=building.show)
-        return compare(scenario, in_lab(lab, scenario.events), bar.show), lab.notes
+        forecast = None
+        if predicted:
+            bar.show(0, 1, "calibrating")
+            at_first = [event for event in scenario.events if event.at_step == 0]
+            forecast = forecast_at(scenario, in_lab(lab, at_first))
+        run_all = in_lab(lab, scenario.events)
+        return compare(scenario, run_all, bar.show, forecast), lab.notes
     finally:
         lab.down()
 
@@ -134,7 +149,16 @@ def _table(scenario: Scenario, rows: Rows) -> Table:
     table.add_column("plan")
     to_target = [f"to {scenario.target}"] if scenario.target else []
     parts = PARTS if any(row.get("codec_seconds") for row in rows) else ()
-    headings = ("a step", "middle half", *parts, *to_target, "all", scenario.job.metric, "drift")
+    headings = (
+        "a step",
+        "predicted",
+        "middle half",
+        *parts,
+        *to_target,
+        "all",
+        scenario.job.metric,
+        "drift",
+    )
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
@@ -147,8 +171,10 @@ def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> li
         return ["failed"]
     quartiles, reached = row["quartiles"], row["seconds_to_target"]
     to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
+    predicted = row["predicted_seconds_per_step"]
     return [
         "none counts" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
+        "" if predicted is None else about(predicted, "s"),
         "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
         *("" if (x := row[f"{part}_seconds"]) is None else about(x, "s") for part in parts),
         *to_target,

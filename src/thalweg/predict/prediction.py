@@ -41,7 +41,7 @@ MOST_MESSAGES = 20_000  # of a step that is replayed
 MOST_STEPS = 16  # of a long period
 SETTLING = 2  # steps before those that count
 EIGHTY_PERCENT = 1.2816  # standard deviations to either side
-MODEL = 0.04  # of transfers: how far a replay is off where all it is given is right
+MODEL = 0.05  # of transfers: how far a replay is off where all it is given is right
 COMPUTING = 0.02  # of computing, the same
 REPLAY, FORM = "replay", "closed form"
 
@@ -289,7 +289,8 @@ def _meetings(script: Script, replayed: Replayed, group: Group) -> list[list[rec
 def _estimate(setting: Setting, parts: Breakdown, form: str) -> Estimate:
     road, cost = setting.road, codec_cost(setting.plan.precision, setting.machine)
     carried = max(figure.spread for _, figure in road.crowding)
-    transfer = sqrt(MODEL**2 + carried**2)
+    drag = road.dragged(setting.plan.topology.name).spread
+    transfer = sqrt(MODEL**2 + carried**2 + drag**2)
     codec = max(cost.encode.spread, cost.decode.spread, MODEL)
     deviation = sqrt(
         (COMPUTING * parts.compute) ** 2
