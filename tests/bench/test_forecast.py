@@ -1,11 +1,12 @@
 """Predictions of a scenario: phases between events, and how close they came."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from thalweg import Cluster, Workload, predict
-from thalweg.bench.forecast import Accuracy, Checked, Forecast
+from thalweg.bench.forecast import Accuracy, Checked, Forecast, checked, choices
 from thalweg.bench.scenario import Scenario
 from thalweg.facts import Duration, Machine, Rate, Size
 from thalweg.lab import Event
@@ -96,15 +97,59 @@ def test_other_events_are_not_predicted() -> None:
 
 
 def test_accuracy_by_hand() -> None:
-    def checked(predicted: float, measured: float) -> Checked:
+    def one(predicted: float, measured: float) -> Checked:
         return Checked(
             scenario="s", sync="ring", predicted=predicted, low=0.9, high=1.1, measured=measured
         )
 
-    found = Accuracy.of(
-        [checked(1.0, 1.0), checked(1.0, 0.8), checked(1.05, 1.0), checked(1.0, 2.0)]
-    )
+    found = Accuracy.of([one(1.0, 1.0), one(1.0, 0.8), one(1.05, 1.0), one(1.0, 2.0)])
     assert found.predictions == 4
     assert found.median == pytest.approx((0.05 + 0.25) / 2)
     assert found.within == pytest.approx(0.5)
     assert found.covered == pytest.approx(0.5)
+
+
+def row(sync: str, promise: str, seconds: list[float], **more: Any) -> dict[str, Any]:
+    return {
+        "sync": sync,
+        "promise": promise,
+        "seconds": seconds,
+        "seconds_per_step": 1.0,
+        "predicted_seconds_per_step": 1.1,
+        "predicted_low": 1.0,
+        "predicted_high": 1.2,
+        "error": None,
+        **more,
+    }
+
+
+def test_auto_is_put_beside_the_best_of_its_class_by_the_last_steps() -> None:
+    asked = replace(scenario(), syncs=("ring", "dssync", "auto(allow=exact)"))
+    chosen = [[{"sync": "double_tree"}]]
+    rows = [
+        row("ring", "exact", [9.0] * 35 + [2.0] * 25),
+        row("dssync", "eventual", [1.0] * 60),
+        row("auto(allow=exact)", "exact", [5.0] * 35 + [2.2] * 25, choices=chosen),
+    ]
+    [found] = choices(asked, rows)
+    assert (found.chosen, found.best) == ("double_tree", "ring")
+    assert found.behind == pytest.approx(0.1)
+
+
+def test_what_was_not_predicted_is_not_checked() -> None:
+    asked = replace(scenario(), syncs=("ring", "umw", "auto(allow=exact)"))
+    rows = [
+        row("ring", "exact", [1.0]),
+        row("umw", "exact", [1.0], predicted_seconds_per_step=None),
+        row("auto(allow=exact)", "exact", [1.0]),
+    ]
+    assert [one.sync for one in checked(asked, rows)] == ["ring"]
+
+
+def test_averages_every_few_steps_count_as_often_as_they_are_among_the_steps() -> None:
+    """Of the steps 11 to 60 every eighth is one: 16, 24, ... 56, six of fifty."""
+    plan = "local_sgd(every=8)"
+    usual = predict(plan, DECLARED, WORKLOAD).parts.transfer
+    found = forecast().of(replace(scenario(), syncs=(plan,)), plan)
+    assert found is not None
+    assert found.parts.transfer == pytest.approx(usual * 8 * 6 / 50)
