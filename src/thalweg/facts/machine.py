@@ -57,6 +57,17 @@ class CodecCost:
     decode: Figure = Figure(0.0)  # for each element of the result
     gathered: Figure = Figure(0.0)  # for each element of each payload, where payloads are gathered
 
+    def decoding(self, payloads: int, *, always: bool) -> float:
+        """Seconds for an element where so many whole payloads are gathered; `always`: this codec
+        knows no other way, so `decode` is for what it does besides."""
+        return payloads * self.gathered.value + (self.decode.value if always else 0.0)
+
+    @property
+    def decoding_shards(self) -> float:
+        """The same in two shots: the shards of all, and then the shards' sums. Where only gathering
+        was measured, that is two payloads."""
+        return self.decode.value or 2 * self.gathered.value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:

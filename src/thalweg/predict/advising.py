@@ -61,7 +61,7 @@ def advise(
     sweep        also reckon the best plans' time for slower and faster links
     """
     catalog = catalog or default_catalog()
-    machine = machine or Machine(assumed=("messages and codecs cost nothing",))
+    machine = machine or Machine(assumed=("messages cost nothing",))
     extra = {**EXTRA_STEPS, **(extra_steps or {})}
     found = candidates(Group.everybody(declared or cluster), allow, catalog, has_data=has_data)
     left_out = dict(found.left_out)
@@ -96,14 +96,14 @@ def advise(
         if (estimate := rough.get(plan) or estimated(plan)) is not None:
             estimates.append((plan, estimate))
     estimates.sort(key=lambda one: cost(*one))
-    baseline = next(one for one in estimates if one[0].text.preset.name == BASELINE)
+    baseline = next(one for one in estimates if str(one[0]) == BASELINE)
     for plan, _ in [*estimates[:IN_BUCKETS], baseline]:
         for smaller in with_buckets(plan, workload, catalog):
             if (estimate := estimated(smaller)) is not None:
                 estimates.append((smaller, estimate))
     estimates = _best_buckets(estimates, cost)
     estimates.sort(key=lambda one: cost(*one))
-    ddp = next(estimate for plan, estimate in estimates if plan.text.preset.name == BASELINE)
+    ddp = next(estimate for plan, estimate in estimates if str(plan) == BASELINE)
     ranking = tuple(_advised(plan, estimate, ddp, extra, catalog) for plan, estimate in estimates)
     return Advice(
         cluster=cluster,
@@ -112,7 +112,14 @@ def advise(
         allow=allow,
         ranking=ranking,
         verdict=_verdict(ranking),
-        assumed=(*cluster.assumed, *machine.assumed, *_assumed_steps(ranking, extra)),
+        assumed=tuple(
+            dict.fromkeys(
+                [
+                    *(text for one in ranking for text in one.estimate.assumed),
+                    *_assumed_steps(ranking, extra),
+                ]
+            )
+        ),
         left_out=left_out,
         sweep=_sweep(ranking, cluster, workload, machine, catalog) if sweep else None,
     )
@@ -121,8 +128,8 @@ def advise(
 def _not_among_the_best(
     forms: Mapping[Plan, Estimate | None], cost: Callable[[Plan, Estimate], float]
 ) -> dict[Plan, Estimate]:
-    """Plans whose closed form is enough: a replay would change their time by less than keeps them
-    from the top. `ddp`, which all are compared with, isn't among them."""
+    """Plans whose closed form has to do: all but the first ones by it, and `ddp`, which all are
+    compared with."""
     known = [(plan, form) for plan, form in forms.items() if form is not None]
     others = [one for one in known if one[0].text.preset.name != BASELINE]
     return dict(sorted(others, key=lambda one: cost(*one))[REPLAYED:])
@@ -131,10 +138,13 @@ def _not_among_the_best(
 def _best_buckets(
     estimates: Iterable[tuple[Plan, Estimate]], cost: Callable[[Plan, Estimate], float]
 ) -> list[tuple[Plan, Estimate]]:
-    """Of a plan in several bucket sizes the best; the default where nothing is gained."""
+    """Of a plan in several bucket sizes the best; the default where nothing is gained. `ddp` as it
+    comes stays, beside its best."""
     best: dict[str, tuple[Plan, Estimate]] = {}
     for plan, estimate in estimates:
         name = str(plan).partition(" @")[0]
+        if name == BASELINE and str(plan) != BASELINE:
+            name = f"{BASELINE} in other buckets"
         if name not in best or cost(plan, estimate) < 0.99 * cost(*best[name]):
             best[name] = plan, estimate
     return list(best.values())
@@ -161,7 +171,7 @@ def _advised(
 
 def _why(estimate: Estimate, ddp: Estimate) -> str:
     """What of a step differs most from ddp's, and what that costs."""
-    if estimate.sync.partition(" @")[0] == BASELINE:
+    if estimate.sync == BASELINE:
         return f"what torch does: {_mostly(estimate)}"
     own, other = estimate.parts, ddp.parts
     gains = {
@@ -202,7 +212,7 @@ def _verdict(ranking: Sequence[Advised]) -> str:
     return (
         f"Use {best.plan}: {about(estimate.seconds, 's')} a step "
         f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
-        f"{best.vs_ddp:.2f}x ddp's speed."
+        f"{best.vs_ddp:.2f}x ddp's speed step by step."
     )
 
 
@@ -222,7 +232,7 @@ def _sweep(
     machine: Machine,
     catalog: Catalog,
 ) -> Sweep:
-    ddp = next(one for one in ranking if one.plan.text.preset.name == BASELINE)
+    ddp = next(one for one in ranking if str(one.plan) == BASELINE)
     plans = list(dict.fromkeys([*(one.plan for one in ranking[:SWEPT]), ddp.plan]))
     seconds = {
         str(plan): tuple(

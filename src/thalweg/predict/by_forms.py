@@ -21,12 +21,13 @@ from math import sqrt
 from thalweg.catalog import Catalog
 from thalweg.compress import Compressor, Payload
 from thalweg.errors import PlanError
-from thalweg.facts import Bucket, Cluster, Lateness, Machine, Road, Workload
+from thalweg.facts import Bucket, Cluster, CodecCost, Lateness, Machine, Road, Workload
 from thalweg.plan import Plan
 from thalweg.predict import closed_forms as forms
 from thalweg.predict import tree_forms
 from thalweg.predict.cost import Cost
 from thalweg.predict.estimate import Breakdown
+from thalweg.predict.lateness import expected_latest
 from thalweg.predict.script import codec_cost
 from thalweg.predict.symbols import Symbols
 from thalweg.predict.synchronisation import leaving, number
@@ -48,8 +49,8 @@ def parts_by_forms(
     costs = workload.costs
     compute = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
     if plan.averages_parameters:
-        exposed = sum(seconds) / plan.cadence.every
-        exposed = max(0.0, exposed - compute) if plan.cadence.delay else exposed
+        hidden = plan.cadence.delay * compute  # by the steps that it travels for
+        exposed = max(0.0, sum(seconds) - hidden) / plan.cadence.every
     else:
         over = 0.0
         for bucket, lasts in zip(buckets, seconds, strict=True):
@@ -60,16 +61,6 @@ def parts_by_forms(
     return Breakdown(
         compute=compute, encode=encode, decode=decode, transfer=exposed, waiting=waiting
     )
-
-
-def expected_latest(late: Iterable[Lateness]) -> float:
-    """Seconds by which the latest of all is late at a step, in the mean: each is so by its delay
-    if nobody with a longer one is."""
-    expected, nobody_longer = 0.0, 1.0
-    for one in sorted(late, key=lambda one: one.delay.seconds, reverse=True):
-        expected += nobody_longer * one.probability * one.delay.seconds
-        nobody_longer *= 1 - one.probability
-    return expected
 
 
 def _lateness(cluster: Cluster, group: Group) -> list[Lateness]:
@@ -83,9 +74,8 @@ def _codec_seconds(
         return 0.0, 0.0
     cost, encode, decode = codec_cost(plan.precision, machine), 0.0, 0.0
     for bucket in buckets:
-        payloads = exchanges.decoded(bucket)
         encode += cost.bucket.value + cost.encode.value * bucket.elements
-        decode += (cost.decode.value + payloads * cost.gathered.value) * bucket.elements
+        decode += exchanges.decoding(bucket, cost) * bucket.elements
     every = 1 if plan.cadence.inside else plan.cadence.every  # racks compress in between, too
     return encode / every, decode / every
 
@@ -114,9 +104,8 @@ class _Among:
         one_byte = replace(x, S=1.0)
         self.size = x.N
         self._summable = compressor is None or compressor.summable
-        self._shards = (
-            compressor is not None and compressor.elementwise and not plan.averages_parameters
-        )
+        self._elementwise = compressor is not None and compressor.elementwise
+        self._shards = self._elementwise and not plan.averages_parameters
         self._added = _Line(form(one_byte), plan.topology.name not in IN_STAGES)
         self._gathered = _Line(forms.all_gather(one_byte), False)
         self._exchanged = _Line(forms.all_to_all(one_byte), False)
@@ -127,13 +116,14 @@ class _Among:
         whole = self._gathered.seconds(self.size * payload.nbytes)
         return min(whole, self._two_shots(payload)) if self._shards else whole
 
-    def decoded(self, payload: Payload) -> int:
-        """How many payloads everybody decodes: those of all where they are gathered, the shards of
-        all and then of their sums in two shots, none where sums are decoded."""
+    def decoding(self, payload: Payload, cost: CodecCost) -> float:
+        """Seconds for an element of it."""
         if self._is_added(payload):
-            return 0
+            return cost.decode.value
         whole = self._gathered.seconds(self.size * payload.nbytes)
-        return 2 if self._shards and self._two_shots(payload) < whole else self.size
+        if self._shards and self._two_shots(payload) < whole:
+            return cost.decoding_shards
+        return cost.decoding(self.size, always=not self._elementwise)
 
     def _is_added(self, payload: Payload) -> bool:
         return payload.exact or self._summable
@@ -176,10 +166,10 @@ class _Exchanges:
             total += steps * sum(map(self._in_racks.seconds, payloads))
         return total
 
-    def decoded(self, bucket: Bucket) -> int:
-        """Payloads that everybody decodes one by one when all meet."""
+    def decoding(self, bucket: Bucket, cost: CodecCost) -> float:
+        """Seconds for an element when all meet."""
         payloads = self._payloads(bucket)
-        return max(among.decoded(one) for among in self._at_once for one in payloads)
+        return max(among.decoding(one, cost) for among in self._at_once for one in payloads)
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
         if self._compressor is None or self._plan.precision is None:

@@ -105,7 +105,7 @@ def _weakness(promise: Promise) -> int:
 
 
 def with_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[Plan]:
-    """The same in smaller buckets: a half, a quarter, an eighth of all, in round numbers."""
+    """The same in smaller buckets: a half to a sixteenth of all, in round numbers."""
     if plan.averages_parameters or plan.cadence.staleness is not None:
         return  # nothing overlaps with backward there
     for parts in (2, 4, 8, 16):

@@ -5,15 +5,16 @@ whole period, or as much of it as tells. Lateness comes on top: the expected max
 for all, a recurrence where only groups or a quorum do (`recurrence.py`), a queue where nobody does
 (`mailbox.py`). Clusters that are too large for a replay have closed forms (`by_forms.py`).
 
-The interval holds four of five steps' means: it is made of how far the model itself is off, and of
-the spread of what was measured, each weighed by its part in the step.
+What a step takes in the mean is in the interval four times of five: it is made of how far the model
+itself is off, of the spread of what was measured, and of what was only assumed, each weighed by its
+part in the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import hypot
 
 import numpy as np
 
@@ -32,9 +33,10 @@ from thalweg.plan import Plan
 from thalweg.predict import recurrence
 from thalweg.predict.by_forms import parts_by_forms
 from thalweg.predict.estimate import Breakdown, Estimate
+from thalweg.predict.lateness import expected_latest
 from thalweg.predict.mailbox import own_pace
-from thalweg.predict.replay import Replayed, replay
-from thalweg.predict.script import Script, codec_cost
+from thalweg.predict.replay import Marks, Replayed, replay
+from thalweg.predict.script import Script, assumed_of_codec, codec_cost
 from thalweg.schedules import Group
 
 MOST_MESSAGES = 20_000  # of a step that is replayed
@@ -42,7 +44,11 @@ MOST_STEPS = 16  # of a long period
 SETTLING = 2  # steps before those that count
 EIGHTY_PERCENT = 1.2816  # standard deviations to either side
 MODEL = 0.05  # of transfers: how far a replay is off where all it is given is right
-COMPUTING = 0.02  # of computing, the same
+FORMS = 0.10  # the same of closed forms
+COMPUTING = 0.02  # of computing
+WAITING = 0.15  # of waiting for late workers
+GUESSED = 0.20  # of transfers and codecs where something was assumed
+LESS_SURE = 1.5  # times, where nobody waits for anybody
 REPLAY, FORM = "replay", "closed form"
 
 
@@ -144,9 +150,10 @@ class Setting:
         ranks = self.group.ranks
         if all(recurrence.is_punctual(self.cluster.host(rank).late) for rank in ranks):
             return parts
-        late = recurrence.draw(self.cluster, ranks)
         if not self.plan.averages_parameters:
-            return replace(parts, waiting=float(late.max(axis=1).mean()))
+            late_hosts = [self.cluster.host(rank).late for rank in ranks]
+            return replace(parts, waiting=expected_latest(late_hosts))
+        late = recurrence.draw(self.cluster, ranks)
         meetings = _meetings(script, replayed, self.group)
         waiting = recurrence.in_groups(meetings, self.compute, late)
         punctual = recurrence.in_groups(meetings, self.compute, 0 * late)
@@ -160,9 +167,9 @@ class Setting:
         replayed = self.replayed(script, shares)
         most = max(shares.values())
         parts = self._breakdown(replayed.seconds, script, self._computing(most))
-        late = recurrence.draw(self.cluster, ranks)
-        if not late.any():
+        if all(recurrence.is_punctual(self.cluster.host(rank).late) for rank in ranks):
             return parts
+        late = recurrence.draw(self.cluster, ranks)
         computing = np.array([self._computing(shares[rank]) for rank in ranks])
         exchange = max(0.0, replayed.seconds - self._computing(most))
         enough = recurrence.decodes(allocation, ranks)
@@ -253,7 +260,7 @@ def setting_of(
         group=Group.everybody(declared or cluster),
         cluster=cluster,
         workload=workload,
-        machine=machine or Machine(assumed=("messages and codecs cost nothing",)),
+        machine=machine or Machine(assumed=("messages cost nothing",)),
         catalog=catalog,
     )
 
@@ -276,31 +283,48 @@ def _meetings(script: Script, replayed: Replayed, group: Group) -> list[list[rec
                 for stage in chain.stages:
                     for round_ in stage.rounds:
                         groups[round_.group.ranks] = chain.delay
-        found = []
-        for members, delay in groups.items():
-            marks = [replayed.marks[rank] for rank in members]
-            last = max(mark.computed[step] for mark in marks)
-            seconds = max(mark.ended[step] for mark in marks) - last
-            found.append(recurrence.Meet(tuple(place[rank] for rank in members), seconds, delay))
-        meetings.append(found)
+        meetings.append(
+            [
+                recurrence.Meet(
+                    tuple(place[rank] for rank in members),
+                    _seconds([replayed.marks[rank] for rank in members], step, late=delay > 0),
+                    delay,
+                )
+                for members, delay in groups.items()
+            ]
+        )
     return meetings
+
+
+def _seconds(marks: Sequence[Marks], step: int, *, late: bool) -> float:
+    """Of a meeting, from when its last member was there; one whose result is needed later may go on
+    beyond the step."""
+    if not late:
+        return max(mark.ended[step] for mark in marks) - max(mark.computed[step] for mark in marks)
+    passages = [one for mark in marks for one in mark.passages if one.step == step]
+    return max(one.ended for one in passages) - max(one.handed_in for one in passages)
 
 
 def _estimate(setting: Setting, parts: Breakdown, form: str) -> Estimate:
     road, cost = setting.road, codec_cost(setting.plan.precision, setting.machine)
-    carried = max(figure.spread for _, figure in road.crowding)
-    drag = road.dragged(setting.plan.topology.name).spread
-    transfer = sqrt(MODEL**2 + carried**2 + drag**2)
-    codec = max(cost.encode.spread, cost.decode.spread, MODEL)
-    deviation = sqrt(
-        (COMPUTING * parts.compute) ** 2
-        + (transfer * parts.transfer) ** 2
-        + (codec * (parts.encode + parts.decode)) ** 2
-        + (0.15 * parts.waiting) ** 2
+    assumed = (
+        *setting.cluster.assumed,
+        *setting.machine.assumed,
+        *assumed_of_codec(setting.plan.precision, setting.machine),
     )
-    assumed = (*setting.cluster.assumed, *setting.machine.assumed)
+    measured = max(road.byte.spread, *(figure.spread for _, figure in road.crowding))
+    drag = road.dragged(setting.plan.topology.name).spread
+    model, guessed = MODEL if form == REPLAY else FORMS, GUESSED if assumed else 0.0
+    transfer = hypot(model, measured, drag, guessed)
+    codec = hypot(max(cost.encode.spread, cost.decode.spread, MODEL), guessed)
+    deviation = hypot(
+        COMPUTING * parts.compute,
+        transfer * parts.transfer,
+        codec * (parts.encode + parts.decode),
+        WAITING * parts.waiting,
+    )
     if waits_for_nobody(setting.plan, setting.catalog):
-        deviation *= 1.5
+        deviation *= LESS_SURE
     return Estimate(
         sync=str(setting.plan),
         workers=setting.group.size,

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from thalweg.codes import ROOT, Allocation
 from thalweg.facts import Cluster, Lateness
 
-STEPS = 400  # that are drawn
+FEWEST, MOST = 400, 4000  # steps that are drawn
+LATE = 200  # of them, in which somebody is late
 SETTLING = 20  # of them, which don't count
 SEED = 3
 
@@ -37,11 +38,15 @@ class Meet:
     delay: int = 0
 
 
-def draw(cluster: Cluster, ranks: Sequence[int], steps: int = STEPS, seed: int = SEED) -> Times:
-    """Seconds by which each rank is late at each step."""
-    chances = np.random.default_rng(seed).random((steps, len(ranks)))
+def draw(
+    cluster: Cluster, ranks: Sequence[int], steps: int | None = None, seed: int = SEED
+) -> Times:
+    """Seconds by which each rank is late at each step; more steps where that is rare."""
     late = [cluster.host(rank).late for rank in ranks]
     often = np.array([one.probability for one in late])
+    if steps is None:
+        steps = round(min(MOST, max(FEWEST, LATE / max(1e-9, float(often.sum())))))
+    chances = np.random.default_rng(seed).random((steps, len(ranks)))
     by = np.array([one.delay.seconds for one in late])
     return np.where(chances < often, by, 0.0)
 

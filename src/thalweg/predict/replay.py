@@ -48,7 +48,6 @@ class Marks:
     computed: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
-    codec: float = 0.0  # seconds of encoding and decoding in all steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +59,6 @@ class Replayed:
     def seconds(self) -> float:
         """Of a step, the mean over ranks."""
         return fmean(self._pace(marks) for marks in self.marks.values())
-
-    @property
-    def codec(self) -> float:
-        """Of it, what the busiest rank encodes and decodes."""
-        return max(marks.codec / len(marks.ended) for marks in self.marks.values())
 
     def _pace(self, marks: Marks) -> float:
         since = marks.ended[self.skipped - 1] if self.skipped else 0.0
@@ -171,7 +165,7 @@ class _Engine:
         way.over = True
         passage = Passage(way.step, way.handed_in, way.began, self._course.flows.now)
         self._rank.marks.passages.append(passage)
-        self._rank.ended(way)
+        self._rank.look()
         self._go_on()
 
     def _work(self, seconds: float, then: Callable[[], None]) -> None:
@@ -229,12 +223,8 @@ class _Rank:
 
     def hold_up(self, seconds: float) -> None:
         """A codec computes meanwhile."""
-        self.marks.codec += seconds
         if self._computes:
             self._debt += seconds * self._course.contention
-
-    def ended(self, way: _Way) -> None:
-        self._look()
 
     # Computing
 
@@ -294,9 +284,10 @@ class _Rank:
 
     def _wait(self, then: Callable[[], None]) -> None:
         self._then = then
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Go on if all that is due is there."""
         self._under_way = [(due, way) for due, way in self._under_way if not way.over]
         if self._then is None or any(due <= self._step for due, _ in self._under_way):
             return

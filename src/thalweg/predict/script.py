@@ -58,6 +58,8 @@ class Script:
         self._group = group
         self._catalog = catalog
         self._cost = codec_cost(plan.precision, machine)
+        compressor = catalog.compressors[plan.precision.name] if plan.precision else None
+        self._always_gathers = compressor is not None and not compressor.elementwise
         self._first = warm_up(plan)
         self._workload = workload
         self._buckets = _buckets(plan, workload, catalog)
@@ -121,13 +123,23 @@ class Script:
     def _codec_seconds(self, bucket: Bucket, ways: Sequence[Round]) -> tuple[float, float]:
         if not ways:
             return 0.0, 0.0
-        cost, elements = self._cost, bucket.elements
-        first = ways[0].schedule.name
-        gathered = len(ways) == 1 and first == ALL_GATHER
-        whole = 2 if first == ALL_TO_ALL else 0  # shards of all, and then the shards' sums
-        payloads = ways[0].group.size if gathered else whole
-        decode = cost.decode.value + payloads * cost.gathered.value
+        cost, elements, first = self._cost, bucket.elements, ways[0]
+        decode = cost.decode.value
+        if first.schedule.name == ALL_TO_ALL:
+            decode = cost.decoding_shards
+        elif first.schedule.name == ALL_GATHER:
+            decode = cost.decoding(first.group.size, always=self._always_gathers)
         return cost.bucket.value + cost.encode.value * elements, decode * elements
+
+
+def assumed_of_codec(precision: Choice | None, machine: Machine) -> list[str]:
+    """What had to be assumed of a compressor, in words."""
+    if precision is None or str(precision) in machine.codecs:
+        return []
+    like = [text for text in machine.codecs if text.partition("(")[0] == precision.name]
+    if like:
+        return [f"{precision} takes as long as {like[0]}"]
+    return [f"{precision.name} takes 1 ns an element each way"]
 
 
 def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
