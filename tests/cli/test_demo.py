@@ -7,12 +7,10 @@ from statistics import fmean
 from xml.etree import ElementTree as ET
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.cli.test_explain import thalweg
-from thalweg.bench.calibrations import Measured
-from thalweg.cli import demo
-from thalweg.cli.main import run
-from thalweg.cli.output import console
+from thalweg.cli.main import app
 from thalweg.errors import RunError
 
 
@@ -40,3 +38,25 @@ def test_the_demo_predicts_trains_and_writes_a_page(tmp_path: Path) -> None:
     assert auto["chosen"] in page
     assert "Picture: thalweg-demo/training.svg" in done.stdout
     assert "Page: thalweg-demo/report.html" in done.stdout
+
+
+@pytest.mark.slow
+def test_where_nothing_can_be_measured_it_trains_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise RunError("links are down", "mend them")
+
+    monkeypatch.setattr("thalweg.bench.calibrations.calibrate_at", failing)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, split("demo --workers 2 --steps 3 --json rows.json"))
+    assert done.exit_code == 0, done.output
+    assert "Nothing is predicted, since calibration failed: links are down; mend them" in " ".join(
+        done.output.split()
+    )
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [(row["sync"], row["predicted"], row["identical"]) for row in rows] == [
+        ("ddp", None, True),
+        ("auto", None, True),
+    ]
+    assert not (tmp_path / "thalweg-demo" / "report.html").exists()

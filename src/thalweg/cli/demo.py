@@ -90,7 +90,8 @@ def command(
     for row in rows:
         for chosen in row["choices"]:
             terminal.print(f"{row['sync']}, {told_choice(chosen)}", markup=False)
-    terminal.print("\n".join(["", *site.notes, CLOSING, *told]))
+    notes = ["", *site.notes] if site.notes else []
+    terminal.print("\n".join([*notes, CLOSING, *told]))
     settings = {
         "workload": job.name,
         "workers": site.workers,
