@@ -8,10 +8,14 @@ T_none is what the user measured before compressing. T_comp is what a user's own
 workers say: with wire bytes of 2(p-1)/p S they lie on T_comp + wire / rate. The row's effective
 rate follows from both. Fitted, in logarithms and on other models alone, are c and e of each method
 (per tensor, per element), a message's latency, decoding of gathered payloads, and how much better
-gathering uses the links than adding up does.
+gathering uses the links than adding up does; and, if so chosen, one factor for all c and one for
+all e, since all of them were implemented by the same people in the same frameworks.
+
+How far guesses are trusted, and whether there are such factors, is chosen for each model without
+it: by leaving out each of the others in turn.
 
 Payloads are as GRACE implements them: a byte for every sign or level, four for a value, four for an
-index. Its powersgd and threshold don't say theirs; 3 % and a share by threshold are assumed.
+index. Its powersgd and threshold don't say theirs; 1 % and a share by threshold are assumed.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import log
 from pathlib import Path
 
@@ -30,7 +35,17 @@ from thalweg.predict.robust import Guess, Vector, fit_constants
 
 Mask = NDArray[np.bool_]
 USUAL = 0.2  # of a logarithm: a fifth off
-TRUST = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of how constants are fitted."""
+
+    trust: float  # in guesses
+    factors: bool  # whether all methods share one for tensors, and one for elements
+
+
+CHOICES = [Choice(*each) for each in product((0.1, 0.3, 1.0, 3.0, 10.0), (False, True))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,7 @@ def payload_of(name: str) -> float:
     if method == "threshold":
         return 8 * SHARE[value]
     if method == "powersgd":
-        return 4 * 0.03
+        return 4 * 0.01
     most = {"qsgd": 64, "sketch": 128}.get(method)  # levels that fit into a byte
     return 2.0 if most is not None and int(value) > most else 1.0
 
@@ -99,6 +114,7 @@ class Runs:
         self.speedup = np.array([float(row["speedup"]) for row in rows])
         self.networks = [(row["bw"], row["rdma"], row["backend"]) for row in rows]
         self.wire = 2 * (self.workers - 1) / self.workers * 4 * self.elements
+        self._known: dict[tuple[frozenset[str], Choice], Vector] = {}
         self.alone = self._alone()
         self.rate = self.wire / (self.none - self.alone)
 
@@ -130,30 +146,58 @@ class Runs:
         found: Vector = self.alone + codec + np.where(self.gathered, gathering, adding)
         return found
 
-    def fit(self, rows: Mask, trust: float = TRUST) -> Vector:
+    def fit(self, rows: Mask, choice: Choice) -> Vector:
+        each = len(self.methods)
         guesses = [
             Guess(5e-5, 1.0),
             Guess(1e-10, 1.0),
             Guess(1.0, 0.4),
             *(Guess(TENSOR, 1.0) for _ in self.methods),
             *(Guess(ELEMENT.get(method, PASS), 1.0) for method in self.methods),
+            *([Guess(1.0, 2.0)] * 2 if choice.factors else []),
         ]
 
+        def multiplied(found: Vector) -> Vector:
+            if not choice.factors:
+                return found
+            by = np.repeat([1.0, *found[-2:]], [3, each, each])
+            return np.asarray(found[:-2] * by, np.float64)
+
         def errors(constants: Vector) -> Vector:
-            predicted = self.none / self.seconds(constants)
+            predicted = self.none / self.seconds(multiplied(constants))
             found: Vector = np.log(predicted / self.speedup)[rows]
             return found
 
-        return fit_constants(errors, guesses, usual=USUAL, trust=trust)
+        return multiplied(fit_constants(errors, guesses, usual=USUAL, trust=choice.trust))
 
-    def left_out(self, trust: float = TRUST) -> Vector:
-        """Speed-ups, those of each model predicted from the others."""
-        predicted = np.empty(len(self.none))
+    def predicted(self, left_out: frozenset[str], choice: Choice) -> Vector:
+        """Speed-ups of all rows, from constants of the models that aren't left out."""
+        if (left_out, choice) not in self._known:
+            rows = ~np.isin(self.models, list(left_out))
+            seconds = self.seconds(self.fit(rows, choice))
+            self._known[left_out, choice] = self.none / seconds
+        return self._known[left_out, choice]
+
+    def left_out(self) -> Vector:
+        """Speed-ups, those of each model predicted, and the choice made, from the others alone."""
+        found = np.empty(len(self.none))
         for model in MODELS:
             own = self.models == model
-            constants = self.fit(~own, trust)
-            predicted[own] = (self.none / self.seconds(constants))[own]
-        return predicted
+            found[own] = self.predicted(frozenset({model}), self.chosen_without(model))[own]
+        return found
+
+    def chosen_without(self, model: str) -> Choice:
+        others = [other for other in MODELS if other != model]
+        rows = self.decided & (self.models != model)
+
+        def loss(choice: Choice) -> float:
+            predicted = np.ones(len(self.none))
+            for other in others:
+                own = self.models == other
+                predicted[own] = self.predicted(frozenset({model, other}), choice)[own]
+            return doubt(predicted[rows], self.speedup[rows])
+
+        return min(CHOICES, key=loss)
 
     @property
     def decided(self) -> Mask:
@@ -175,3 +219,11 @@ def balanced_accuracy(predicted: Vector, actual: Vector) -> float:
     """The mean of the shares of runs that pay, and of those that don't, that are said to."""
     said, pays = predicted > 1, actual > 1
     return float((said[pays].mean() + (~said)[~pays].mean()) / 2)
+
+
+def doubt(predicted: Vector, actual: Vector) -> float:
+    """The logistic loss of saying whether runs pay, a prediction being a `USUAL` error wide; those
+    that do and those that don't count alike."""
+    pays = actual > 1
+    loss = np.logaddexp(0, np.where(pays, -1, 1) * np.log(predicted) / USUAL)
+    return float((loss[pays].mean() + loss[~pays].mean()) / 2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
 from thalweg.facts import Tensor, Workload, model_named
@@ -59,26 +62,27 @@ def test_a_step_is_forward_and_what_follows() -> None:
     assert job.seconds(each, PAIR, 2, overhead=0.25) == pytest.approx(1 + 2 + (1 + 20) + 0.25)
 
 
-@pytest.mark.parametrize("way", [each, at_the_end])
-def test_constants_are_found_again(way: Way) -> None:
+@pytest.mark.parametrize("ways", [[each], [at_the_end], [each, at_the_end]])
+def test_constants_are_found_again(ways: list[Way]) -> None:
     """From steps that they made, one of which is wrong; on 32 workers, where nobody measured."""
     true = {"slow": Network(1e-4, 1e8), "fast": Network(2e-5, 1e9)}
     jobs = [Job.of(model_named("resnet50"), 0.25), Job.of(model_named("bert-base"), 0.3)]
     overheads = {"resnet50": 0.004, "bert-base": 0.05}
     steps = [
         Measured(
+            way=way,
             job=job,
             network=name,
             workers=workers,
             seconds=job.seconds(way, network, workers, overheads[job.name]),
         )
+        for way in ways
         for job in jobs
         for name, network in true.items()
         for workers in (4, 8, 16)
     ]
-    wrong = Measured(job=jobs[0], network="fast", workers=8, seconds=2 * steps[4].seconds)
-    found = fit(way, [*steps, wrong])
-    for job in jobs:
-        for name, network in true.items():
-            expected = job.seconds(way, network, 32, overheads[job.name])
-            assert found.seconds(job, name, 32) == pytest.approx(expected, rel=0.03)
+    wrong = replace(steps[4], seconds=2 * steps[4].seconds)
+    found = fit([*steps, wrong])
+    for way, job, name in product(ways, jobs, true):
+        expected = job.seconds(way, true[name], 32, overheads[job.name])
+        assert found.seconds(way, job, name, 32) == pytest.approx(expected, rel=0.03)

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg import facts
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.errors import UsageError
-from thalweg.facts import Machine, Rate
+from thalweg.facts import Rate, read_machine
 from thalweg.predict.assumptions import assumed_machine
 from thalweg.predict.study import (
     DATA_CENTRE,
@@ -82,18 +81,10 @@ def _constants(source: Source, machine: Path | None) -> Constants:
                 "the paper's constants need no machine", "add --constants yours, or drop --machine"
             )
         return paper_constants()
-    measured = assumed_machine("cpu") if machine is None else _read(machine)
+    measured = assumed_machine("cpu") if machine is None else read_machine(machine)
     if not measured.codecs:
         raise UsageError(f"{machine} has no costs of compressors", "measure them first")
     return constants_of(measured)
-
-
-def _read(path: Path) -> Machine:
-    read = getattr(facts, "read_machine", None)
-    if read is None:
-        raise UsageError(f"can't read {path}: machine files aren't known", "drop --machine")
-    found: Machine = read(path)
-    return found
 
 
 def _row(each: Outcome) -> dict[str, Any]:

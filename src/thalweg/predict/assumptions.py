@@ -150,6 +150,7 @@ class AssumedCodec:
 
 
 _PAPER = "encode and decode on V100 (Agarwal et al.), as recalled"
+_SAMPLINGS = "100 times three passes over memory"
 _CPU = "measured, one core of an AMD EPYC, 8 workers"
 _CPU_SCALED = "one core of an AMD EPYC, measured at other ranks"
 
@@ -159,12 +160,13 @@ CODECS: Mapping[str, Mapping[str, AssumedCodec]] = {
         "powersgd(rank=8)": AssumedCodec(encode=43, decode=21, source=_PAPER),
         "powersgd(rank=16)": AssumedCodec(encode=87, decode=43, source=_PAPER),
         "sign": AssumedCodec(encode=8.3, gathered=1.0, source=_PAPER + ", 8 payloads"),
+        "topk(ratio=0.001)": AssumedCodec(encode=232, gathered=1.0, source="as for 0.01"),
         "topk(ratio=0.01)": AssumedCodec(encode=232, gathered=1.0, source=_PAPER),
         "topk(ratio=0.1)": AssumedCodec(encode=281, gathered=1.0, source=_PAPER),
         "topk(ratio=0.2)": AssumedCodec(encode=287, gathered=1.0, source=_PAPER),
-        "mstopk(ratio=0.01)": AssumedCodec(
-            encode=40, gathered=1.0, source="100 times three passes over memory"
-        ),
+        "mstopk(ratio=0.001)": AssumedCodec(encode=40, gathered=1.0, source=_SAMPLINGS),
+        "mstopk(ratio=0.01)": AssumedCodec(encode=40, gathered=1.0, source=_SAMPLINGS),
+        "mstopk(ratio=0.1)": AssumedCodec(encode=40, gathered=1.0, source=_SAMPLINGS),
         "fp16": AssumedCodec(encode=0.3, decode=0.3, source="two passes over memory"),
     },
     "cpu": {

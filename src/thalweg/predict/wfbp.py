@@ -10,7 +10,8 @@ if that is ready within the time that one message costs besides its bytes, since
 saves that time.
 
 Closed forms with full buckets are wrong by a seventh for such steps: what counts is the number of
-messages times their latency. `fit` finds latency and rate from steps that were measured.
+messages times their latency. `fit` finds latency and rate from steps that were measured, whichever
+way they sent: it is the same all-reduce, so all ways tell of the same network.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
+    way: Way
     job: Job
     network: str
     workers: int
@@ -123,16 +125,15 @@ class Measured:
 class Fitted:
     """Networks by name, and by model what taking part costs on any of them."""
 
-    way: Way
     networks: Mapping[str, Network]
     overheads: Mapping[str, float]
 
-    def seconds(self, job: Job, network: str, workers: int) -> float:
+    def seconds(self, way: Way, job: Job, network: str, workers: int) -> float:
         overhead = self.overheads[job.name]
-        return job.seconds(self.way, self.networks[network], workers, overhead)
+        return job.seconds(way, self.networks[network], workers, overhead)
 
 
-def fit(way: Way, steps: Sequence[Measured]) -> Fitted:
+def fit(steps: Sequence[Measured]) -> Fitted:
     """Latency and rate of each network, and the overhead of each model, for which the ratios of
     predicted to measured seconds are nearest to 1."""
     networks = list(dict.fromkeys(step.network for step in steps))
@@ -141,7 +142,6 @@ def fit(way: Way, steps: Sequence[Measured]) -> Fitted:
     def fitted(constants: Vector) -> Fitted:
         alphas, rates, overheads = np.split(constants, [len(networks), 2 * len(networks)])
         return Fitted(
-            way=way,
             networks={
                 name: Network(float(alpha), float(rate))
                 for name, alpha, rate in zip(networks, alphas, rates, strict=True)
@@ -152,7 +152,7 @@ def fit(way: Way, steps: Sequence[Measured]) -> Fitted:
     def errors(constants: Vector) -> Vector:
         found = fitted(constants)
         return np.array(
-            [log(found.seconds(s.job, s.network, s.workers) / s.seconds) for s in steps]
+            [log(found.seconds(s.way, s.job, s.network, s.workers) / s.seconds) for s in steps]
         )
 
     guesses = [*[LATENCY] * len(networks), *[RATE] * len(networks), *[OVERHEAD] * len(models)]
