@@ -237,11 +237,11 @@ def _parsed(method: str) -> tuple[Compressor, Mapping[str, Value]]:
 
 
 def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> Codec:
-    """Who reduces a shard decodes a p-th of every payload: one payload's worth."""
+    """Who reduces a shard decodes a p-th of every payload, and then the shards' sums."""
     elements = sum(tensor.elements for tensor in workload.tensors)
-    own = cost.bucket.value + (cost.encode.value + cost.decode.value) * elements
-    each = cost.gathered.value * elements
-    return Codec(own=own, gathered=each) if all_payloads else Codec(own=own + each)
+    decode = cost.decode.value if all_payloads else cost.decoding_shards
+    own = cost.bucket.value + (cost.encode.value + decode) * elements
+    return Codec(own=own, gathered=cost.gathered.value * elements if all_payloads else 0.0)
 
 
 @lru_cache(maxsize=256)  # the same for every batch, and any number of workers
