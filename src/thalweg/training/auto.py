@@ -6,7 +6,8 @@
 
 Each decision is an entry of a log in the store, made by one rank at a step that all know, or agreed
 on. All ranks fold the same entries into the same heading, so all run the same plan from the same
-safe point on; one that comes later, or has left out steps under a code, reads what it has missed.
+safe point on; one that has left out steps under a code reads what it has missed. One that was
+restarted can't return: the plan that runs by now may have no place for it (`attaching.py`).
 """
 
 from __future__ import annotations
