@@ -110,9 +110,10 @@ class Surveyor:
 
 
 def tells_what_is_computed(plan: Plan) -> bool:
-    """Whether a profile of its steps is without communication: not where a step ends with it, nor
-    where torch sends behind our back."""
-    return not (plan.averages_parameters or waits_for_nobody(plan) or is_native(plan))
+    """Whether a profile of its steps is of computing alone: not where a step ends with averaging,
+    nor where torch sends behind our back, nor where a compressor works during backward."""
+    shared = plan.averages_parameters or plan.precision is not None
+    return not (shared or waits_for_nobody(plan) or is_native(plan))
 
 
 def compressors(group: Group, allow: Promise) -> list[Choice]:
