@@ -69,20 +69,20 @@ class Surveyor:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
+        number, self._surveys = self._surveys, self._surveys + 1
         found = calibrate(
             setting.world,
             setting.alarm,
             setting.engine,
             setting.group.cluster,
             tensors=self._profiled.workload.tensors,
-            codecs=() if self._surveys else self._codecs,
+            codecs=() if self._costs else self._codecs,
             native=True,
-            name=f"calibration/{self._surveys}",
+            name=f"calibration/{number}",
             transport=self._transport,
             step=setting.clock.step,
             claim=setting.clock.claim_between,
         )
-        self._surveys += 1
         self._costs = {**self._costs, **found.machine.codecs}
         return Findings(
             cluster=self._profiled.placed(found.cluster),
