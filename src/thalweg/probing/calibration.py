@@ -72,7 +72,7 @@ def calibrate(
     declared   its racks are kept; a whole probe finds them if it is None
     codecs     compressors that are tried on such `tensors`
     bucket     the largest that they will travel in
-    native     try the backend's own all-reduce too
+    native     try the backend's own all-reduce too, where Gloo connects
     name       of a part of the store that nothing else uses: another one each time
     step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
 
@@ -89,7 +89,7 @@ def calibrate(
     numbers = count(BETWEEN_STEPS)
     together = Together(engine, surveyed, claim or (lambda: next(numbers)), step)
     trials = run_trials(
-        world,
+        room,
         together,
         surveyed,
         native=native,

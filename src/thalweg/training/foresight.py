@@ -16,6 +16,7 @@ from thalweg.predict.advising import EXTRA_STEPS
 from thalweg.rounds import cycle, warm_up
 from thalweg.schedules import Group
 from thalweg.training.asked import with_settings
+from thalweg.training.averager import is_native
 from thalweg.training.overlap import SETTLING, TRIALS
 from thalweg.training.steering import Prospect
 from thalweg.training.surveying import Findings
@@ -46,6 +47,8 @@ class Foresight:
             try:
                 plan = with_settings(one.plan, self.asked)
                 _refuse_own_pace(plan)
+                if is_native(plan) and not self.findings.native:
+                    raise PlanError(f"the backend of {plan} can't be tried here", "name it")
                 refuse(plan)
                 found[str(plan)] = self._prospect(plan, one)
             except (PlanError, LayoutError) as error:

@@ -26,9 +26,12 @@ NAME = "this model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
+    """`native`: whether the backend was tried, and so can be relied on."""
+
     cluster: Cluster
     machine: Machine
     workload: Workload
+    native: bool = True
 
 
 class Surveyor:
@@ -51,6 +54,7 @@ class Surveyor:
         self._profile: Profile | None = None
         self._profiled: Profiled | None = None
         self._surveys = 0
+        self._native = True  # once Gloo hasn't connected, it isn't waited for again
 
     def watch(self) -> None:
         """From this step to the next survey, what is computed."""
@@ -77,17 +81,19 @@ class Surveyor:
             setting.group.cluster,
             tensors=self._profiled.workload.tensors,
             codecs=() if self._costs else self._codecs,
-            native=True,
+            native=self._native,
             name=f"calibration/{number}",
             transport=self._transport,
             step=setting.clock.step,
             claim=setting.clock.claim_between,
         )
         self._costs = {**self._costs, **found.machine.codecs}
+        self._native = any(trial.kind == "native" for trial in found.trials)
         return Findings(
             cluster=self._profiled.placed(found.cluster),
             machine=replace(found.machine, codecs=self._costs),
             workload=self._profiled.workload,
+            native=self._native,
         )
 
     def _merged(self, profile: Profile) -> Profiled:
