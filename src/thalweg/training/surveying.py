@@ -3,6 +3,7 @@ what they cost to use, the compressors, and what a step of this model computes."
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -12,16 +13,19 @@ from torch import nn
 from thalweg.catalog import default_catalog
 from thalweg.coding import waits_for_nobody
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Lateness, Machine, Workload
+from thalweg.facts import Cluster, CodecCost, Costs, Lateness, Machine, Workload
 from thalweg.plan import Choice, Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
 from thalweg.probing.together import Together
+from thalweg.runtime.launch import ONE_RACK
 from thalweg.schedules import Group
 from thalweg.training.averager import Setting, is_native
 from thalweg.training.profile import Profile, Profiled, merged
 
 NAME = "this model"
+COMPUTES_NOTHING = "computing takes no time"
+log = logging.getLogger("thalweg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,7 @@ class Surveyor:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
+        self._say_what_is_assumed()
         number, self._surveys = self._surveys, self._surveys + 1
         found = calibrate(
             setting.world,
@@ -89,12 +94,27 @@ class Surveyor:
         )
         self._costs = {**self._costs, **found.machine.codecs}
         self._native = any(trial.kind == "native" for trial in found.trials)
+        workload = self._profiled.workload
+        assumed = found.machine.assumed
+        if workload.costs == Costs():
+            assumed = (*assumed, COMPUTES_NOTHING)
         return Findings(
-            cluster=self._profiled.placed(found.cluster),
-            machine=replace(found.machine, codecs=self._costs),
-            workload=self._profiled.workload,
+            cluster=replace(self._profiled.placed(found.cluster), assumed=self._assumed),
+            machine=replace(found.machine, codecs=self._costs, assumed=assumed),
+            workload=workload,
             native=self._native,
         )
+
+    @property
+    def _assumed(self) -> tuple[str, ...]:
+        """Of the cluster, where the rest is measured."""
+        return (ONE_RACK,) if ONE_RACK in self._setting.group.cluster.assumed else ()
+
+    def _say_what_is_assumed(self) -> None:
+        if self._assumed and not self._surveys and self._setting.world.rank == 0:
+            log.info(
+                "no cluster file: all hosts are taken for one rack; `thalweg probe` finds racks"
+            )
 
     def _merged(self, profile: Profile) -> Profiled:
         setting = self._setting
