@@ -21,6 +21,7 @@
         ├── WorkerFailed      a worker's process ended in an error
         ├── PeerFailed        another rank gave up, and said why
         ├── NotFinite         a gradient that has inf or nan in it
+        ├── NotFitted         a calibration whose measurements make no sense together
         └── CheckpointError   a checkpoint that can't be written or read
 
 Each says what happened and, after a semicolon, what to do about it.
@@ -143,6 +144,10 @@ class NotFinite(RunError):
             "lower the learning rate, clip, or look at this rank's data",
         )
         self.names = tuple(names)
+
+
+class NotFitted(RunError):
+    pass
 
 
 class CheckpointError(RunError):

@@ -136,6 +136,14 @@ def test_auto_is_put_beside_the_best_of_its_class_by_the_last_steps() -> None:
     assert found.behind == pytest.approx(0.1)
 
 
+def test_auto_alone_is_put_beside_nothing() -> None:
+    """Or where all that were named have failed."""
+    asked = replace(scenario(), syncs=("ring", "auto(allow=exact)"))
+    auto = row("auto(allow=exact)", "exact", [2.0] * 60, choices=[[]])
+    assert choices(asked, [auto]) == []
+    assert choices(asked, [row("ring", "exact", [], error="no"), auto]) == []
+
+
 def test_what_was_not_predicted_is_not_checked() -> None:
     asked = replace(scenario(), syncs=("ring", "umw", "auto(allow=exact)"))
     rows = [

@@ -9,6 +9,7 @@ from tests.probing.simulated import SimulatedSurvey
 from thalweg.facts import Cluster, Duplex, Host, Rack
 from thalweg.probing.quick import surveyed
 from thalweg.probing.survey import survey
+from thalweg.runtime.launch import find_cluster
 
 SLOW = 5
 
@@ -61,6 +62,20 @@ def test_hosts_that_are_not_as_declared_are_probed() -> None:
     pairs = [Host(name=f"h{first}", ranks=(first, first + 1)) for first in (0, 2)]
     declared = Cluster(racks=tuple(Rack(name=f"r{h.name}", hosts=(h,)) for h in pairs))
     assert len(surveyed(simulated, declared).hosts) == 4
+
+
+def test_where_nothing_is_declared_the_hosts_that_are_there_are_one_rack() -> None:
+    """Eight ranks are assumed on hosts of their own; there are four hosts of two."""
+    hosts = [Host(name=f"h{n}", ranks=(2 * n, 2 * n + 1)) for n in range(4)]
+    real = Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))
+    quick, whole = SimulatedSurvey(real), SimulatedSurvey(real)
+    found = surveyed(quick, find_cluster(None, 8, {}))
+    survey(whole, None, "zeromq", 0.0)
+    [rack] = found.racks
+    assert [host.ranks for host in rack.hosts] == [host.ranks for host in hosts]
+    for host, real_host in zip(rack.hosts, hosts, strict=True):
+        assert_near(host.nic, real_host.nic)
+    assert quick.tests + quick.pings < (whole.tests + whole.pings) / 2
 
 
 def test_one_host_has_no_links() -> None:

@@ -11,7 +11,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from thalweg.errors import LaunchError
-from thalweg.runtime.launch import Seat, find_seat, first_host, open_store
+from thalweg.facts import Cluster
+from thalweg.runtime.launch import ONE_RACK, Seat, find_cluster, find_seat, first_host, open_store
 
 TORCHRUN = {
     "RANK": "3",
@@ -259,3 +260,9 @@ def test_nobody_there_is_told_in_one_line_and_nothing_else() -> None:
 def test_a_server_that_is_no_store_is_given_up_by_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert "doesn't answer as a store; " in what_a_client_says(server.getsockname()[1])
+
+
+def test_a_cluster_that_nobody_describes_is_assumed() -> None:
+    assert find_cluster(None, 4, {}) == Cluster.flat(4)
+    assert ONE_RACK in find_cluster(None, 4, {}).assumed
+    assert ONE_RACK not in find_cluster(Cluster.flat(4), 4, {}).assumed

@@ -30,10 +30,13 @@ from tests.training.workers import (
 )
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import RunError
-from thalweg.facts import Cluster, Machine, Workload
+from thalweg.facts import Cluster, Duration, Machine, Workload
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Advised, Breakdown, Estimate
+from thalweg.probing.calibration import Calibrated
+from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.training import Run, attach, steering
+from thalweg.training.profile import Profile
 from thalweg.training.surveying import Findings, Surveyor
 
 SIZE = 4
@@ -84,6 +87,7 @@ def trained(
         run.save(options["resume"])
     choices = [[c.step, c.sync, c.predicted, c.measured, c.reason] for c in run.choices]
     left_out = {} if run.advice is None else dict(run.advice.left_out)
+    assumed = [] if run.advice is None else list(run.advice.assumed)
     run.close()
     return {
         "first": first,
@@ -93,6 +97,7 @@ def trained(
         "choices": choices,
         "said": said,
         "left_out": left_out,
+        "assumed": assumed,
     }
 
 
@@ -110,6 +115,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
             allow=asked["allow"],
             ranking=tuple(_advised(*one) for one in ranking),
             verdict="",
+            assumed=(*cluster.assumed, *machine.assumed),
         )
 
     def predict(plan: Plan, *_: Any, **__: Any) -> Estimate:
@@ -200,6 +206,7 @@ def test_a_wrong_prediction_is_repaired_by_looking() -> None:
     assert one_value(results, "choices")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("allow", "sync"), [("exact", "gc(stragglers=1)"), ("eventual", "local_sgd(every=4)")]
 )
@@ -253,6 +260,51 @@ def test_an_advisor_that_fails_does_not_end_the_training() -> None:
     assert set(one_value(results, "plans")) == {"ring"}
     assert results[0]["said"] == ["no advice, ring goes on: ZeroDivisionError: by nothing"]
     assert same_bits(results)
+
+
+@pytest.mark.slow
+def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
+    with (
+        patch.object(Surveyor, "survey", MEASURES),
+        patch("thalweg.probing.calibration.fit", side_effect=ZeroDivisionError("by nothing")),
+    ):
+        results = on_ranks(2, trained)
+    assert set(one_value(results, "plans")) == {"ring"}
+    assert results[0]["said"][-1] == (
+        "no advice, ring goes on: what was measured can't be fitted (ZeroDivisionError: by nothing)"
+    )
+    assert same_bits(results)
+
+
+def test_what_was_not_seen_is_assumed_aloud() -> None:
+    """No cluster file, and no step that could be profiled."""
+    found = Calibrated(
+        cluster=Cluster.regular([2], nic="1gbit", latency=Duration(1e-4)),
+        machine=Machine(),
+        surveyed=Cluster.flat(2),
+        trials=(),
+    )
+    with (
+        patch.object(Surveyor, "survey", MEASURES),
+        patch("thalweg.training.surveying.calibrate", return_value=found),
+        patch.object(Profile, "_ends", lambda profile: None),
+        advice([("tree", 5.0), ("ring", SLOW)]),
+    ):
+        results = on_ranks(2, trained)
+    assert results[0]["assumed"] == ["all hosts in one rack", "computing takes no time"]
+    told = [line for line in results[0]["said"] if line.startswith("no cluster file: all hosts")]
+    assert len(told) == 1
+    assert one_value(results, "plans")[-1] == "tree"
+
+
+def test_who_was_restarted_cannot_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RESTARTS_VARIABLE, "1")
+    refused = raised(lambda: trained(0))
+    assert refused["kind"] == "RunError"
+    assert refused["text"] == (
+        "a worker that was restarted can't return to a run under auto; "
+        "restart the whole run from its checkpoint, with resume="
+    )
 
 
 @pytest.mark.slow

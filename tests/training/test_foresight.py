@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from thalweg.catalog import parse_plan
-from thalweg.facts import Cluster, Duration, Lateness
+from thalweg.declarations import Promise
+from thalweg.facts import Cluster, Duration, Lateness, Machine, Size, Workload
+from thalweg.predict import Advice, advise
 from thalweg.schedules import Group
 from thalweg.training.asked import is_auto, plan_at_first, with_settings
-from thalweg.training.foresight import cycle_of, settling_of, waited_for
+from thalweg.training.foresight import Foresight, cycle_of, settling_of, waited_for
+from thalweg.training.surveying import Findings
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,46 @@ def test_steps_that_do_not_tell(sync: str, step: int, steps: int) -> None:
 )
 def test_how_long_a_plan_takes_to_repeat_itself(sync: str, steps: int) -> None:
     assert cycle_of(parse_plan(sync), Group.everybody(Cluster.flat(4))) == steps
+
+
+@pytest.mark.parametrize(
+    ("sync", "steps"),
+    [("ring @ bucket=1MB", 1.0), ("ring+fp16 @ bucket=1MB", 1.03), ("dssync", 1.03)],
+)
+def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str, steps: int) -> None:
+    """A plan that runs, but isn't among those that were advised in its bucket size."""
+    cluster = Cluster.flat(4)
+    findings = Findings(
+        cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("1MB"))
+    )
+    advice = Advice(
+        cluster=cluster,
+        workload=findings.workload,
+        machine=findings.machine,
+        allow=Promise.EVENTUAL,
+        ranking=(),
+        verdict="",
+    )
+    foresight = Foresight(findings, Group.everybody(cluster), parse_plan("auto"), 8)
+    [found], _ = foresight.ranking(advice, parse_plan(sync), lambda plan: None)
+    assert found.sync == sync
+    assert found.steps == pytest.approx(steps)
+
+
+def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
+    cluster = Cluster.flat(4)
+    findings = Findings(
+        cluster=cluster,
+        machine=Machine(),
+        workload=Workload.of_size(Size.parse("1MB")),
+        native=False,
+    )
+    advice = advise(cluster, findings.workload, findings.machine)
+    assert "ddp" in [str(one.plan) for one in advice.ranking]
+    foresight = Foresight(findings, Group.everybody(cluster), parse_plan("auto"), 8)
+    ranking, left_out = foresight.ranking(advice, parse_plan("ring"), lambda plan: None)
+    assert "ddp" not in [one.sync for one in ranking]
+    assert left_out["ddp"] == "the backend of ddp can't be tried here"
 
 
 def test_how_long_all_wait_for_who_is_late() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from thalweg.facts import Cluster, Tensor
-from thalweg.training.profile import Profile, Seconds, lateness, merged
+from thalweg.facts import Cluster, Duration, Host, Lateness, Rack, Tensor
+from thalweg.training.profile import Profile, Profiled, Seconds, lateness, merged
 
 TENSORS = (Tensor(name="a", shape=(2, 2)), Tensor(name="b", shape=(2,)))
 
@@ -120,6 +120,32 @@ def test_who_is_late_is_found() -> None:
     cluster = found.placed(Cluster.flat(8))
     assert cluster.host(5).late == found.late[5]
     assert cluster.host(4).late == found.late[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_delays_are_whole_however_few_the_ranks(ranks: int) -> None:
+    """Of twenty steps the last rank is late at four, by 2 s, and nobody else is."""
+    rng = np.random.default_rng(ranks)
+    forward = 0.1 + 0.001 * rng.random((ranks, 20))
+    forward[-1, ::5] += 2.0
+    found = merged("two", TENSORS, steps(forward))
+    seen = sum(late.probability for late in found.late)
+    assert seen == pytest.approx(4 / 20)
+    assert found.late[-1].delay.seconds == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_host_is_as_late_as_its_ranks_are_on_average() -> None:
+    """One of two is late at every fifth step by 2 s, the other at every tenth by 1 s: 0.3 of them a
+    step, which together lose 0.5 s."""
+    workload = merged("two", TENSORS, steps(np.full((4, 2), 0.1))).workload
+    often = Lateness(probability=0.2, delay=Duration(2.0))
+    seldom = Lateness(probability=0.1, delay=Duration(1.0))
+    found = Profiled(workload=workload, late=(often, seldom, often, Lateness()), spread=0.0)
+    hosts = [Host(name="a", ranks=(0, 1)), Host(name="b", ranks=(2,)), Host(name="c", ranks=(3,))]
+    a, b, c = found.placed(Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))).hosts
+    assert a.late.probability == pytest.approx(0.15)
+    assert 2 * a.late.probability * a.late.delay.seconds == pytest.approx(0.5)
+    assert (b.late, c.late) == (often, Lateness())
 
 
 def test_a_few_steps_tell_little_of_each() -> None:

@@ -29,7 +29,7 @@ from thalweg.facts import (
     parse_workload,
 )
 from thalweg.plan import Choice
-from thalweg.probing.calibration import calibrate
+from thalweg.probing.calibration import calibrate, silent
 from thalweg.runtime import Engine, World
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.training import attach
@@ -102,7 +102,13 @@ def calibrate_at(
 
 
 def calibrate_job(
-    job: Job, declared: Cluster | None, codecs: Sequence[Choice], progress: Progress
+    job: Job,
+    declared: Cluster | None,
+    codecs: Sequence[Choice],
+    progress: Progress = silent,
+    *,
+    steps: int = STEPS,
+    injection: Injection | None = None,
 ) -> Measured:
     """As one of a run's workers; the same on all."""
     start = monotonic()
@@ -123,9 +129,9 @@ def calibrate_job(
         world.part(PATIENCE, alarm)
     finally:
         engine.close()
-    progress("steps", 0, STEPS)
-    profiled = profile_job(job)
-    progress("steps", STEPS, STEPS)
+    progress("steps", 0, steps)
+    profiled = profile_job(job, steps, injection=injection)
+    progress("steps", steps, steps)
     return Measured(
         cluster=profiled.placed(found.cluster),
         machine=found.machine,

@@ -136,17 +136,12 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | No
 
 
 def _predicted(row: Row, scenario: Scenario, forecast: Forecast) -> Row:
-    """What `auto` predicted is what it said of the plan that it ran last."""
-    if row["sync"] in asked_for(scenario):
-        last = row["choices"][0][-1] if row.get("choices") and row["choices"][0] else None
-        figures = None if last is None else (last["predicted"], last["low"], last["high"])
-    else:
-        estimate = forecast.of(scenario, row["sync"])
-        figures = None if estimate is None else (estimate.seconds, estimate.low, estimate.high)
-    seconds, low, high = figures or (None, None, None)
+    """Nothing of `auto`, whose choices hold predictions of their own."""
+    automatic = row["sync"] in asked_for(scenario)
+    estimate = None if automatic else forecast.of(scenario, row["sync"])
     return {
         **row,
-        "predicted_seconds_per_step": seconds,
-        "predicted_low": low,
-        "predicted_high": high,
+        "predicted_seconds_per_step": estimate and estimate.seconds,
+        "predicted_low": estimate and estimate.low,
+        "predicted_high": estimate and estimate.high,
     }

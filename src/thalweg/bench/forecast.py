@@ -228,6 +228,7 @@ class Choice:
 
 
 def choices(scenario: Scenario, rows: Sequence[Row]) -> list[Choice]:
+    """Of all `auto`s that there is something to compare with."""
     promises = list(Promise)
     named = [row for row in rows if row["sync"] not in asked_for(scenario) and not row["error"]]
     found = []
@@ -236,6 +237,8 @@ def choices(scenario: Scenario, rows: Sequence[Row]) -> list[Choice]:
             continue
         allowed = promises.index(Promise(row["promise"]))
         others = [r for r in named if promises.index(Promise(r["promise"])) <= allowed]
+        if not others:
+            continue
         best = min(others, key=settled_seconds)
         chosen = row["choices"][0][-1]["sync"] if row["choices"][0] else "ring"
         found.append(

@@ -97,8 +97,8 @@ def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
 
 def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows, and the lab's notes."""
-    from thalweg.bench.calibrating import forecast_at
     from thalweg.bench.comparison import compare, in_lab
+    from thalweg.bench.forecasting import forecast_at
     from thalweg.lab import Lab
 
     lab = Lab.of(scenario.cluster, loss=scenario.loss, without_netem="go on")

@@ -43,7 +43,8 @@ MADE_OF = 1 << 20  # elements, to see what a byte costs on the links
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`seconds` of each repetition, from the last rank's start to the last rank's end."""
+    """`seconds` of each repetition: the longest that any rank took by its own clock, from when it
+    had met the others to its own end."""
 
     kind: str
     nbytes: int

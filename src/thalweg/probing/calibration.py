@@ -4,13 +4,14 @@ measured by all ranks of a run together in a few seconds."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from thalweg.errors import BETWEEN_STEPS, RunError
+from thalweg.errors import BETWEEN_STEPS, NotFitted, RunError
 from thalweg.facts import (
     Cluster,
+    CodecCost,
     Machine,
     Size,
     Tensor,
@@ -71,9 +72,11 @@ def calibrate(
     declared   its racks are kept; a whole probe finds them if it is None
     codecs     compressors that are tried on such `tensors`
     bucket     the largest that they will travel in
-    native     try the backend's own all-reduce too
+    native     try the backend's own all-reduce too, where Gloo connects
     name       of a part of the store that nothing else uses: another one each time
     step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
+
+    Raises NotFitted on all ranks if what was measured makes no sense together.
     """
     room = world.room(name)
     surveyed = quick_survey(
@@ -86,7 +89,7 @@ def calibrate(
     numbers = count(BETWEEN_STEPS)
     together = Together(engine, surveyed, claim or (lambda: next(numbers)), step)
     trials = run_trials(
-        world,
+        room,
         together,
         surveyed,
         native=native,
@@ -97,16 +100,28 @@ def calibrate(
     costs = measure_codecs(together, codecs, tensors)
     progress("compressors", len(codecs), len(codecs))
     if world.rank == LEADER:  # one is enough, and then all have the same to the last bit
-        fitted = fit(surveyed, trials)
-        machine = format_machine(replace(fitted.machine, codecs=costs))
-        room.put(FITTED, json.dumps([format_cluster(fitted.cluster), machine]))
+        room.put(FITTED, json.dumps(_fitted(surveyed, trials, costs)))
     said = room.wait_for(FITTED, room.timeout, alarm)
     if said is None:
         raise RunError(f"rank {LEADER} hasn't fitted what was measured", "allow more time")
-    cluster, machine = json.loads(said)
+    found = json.loads(said)
+    if "problem" in found:
+        raise NotFitted(found["problem"], "measure again, when less else runs there")
     return Calibrated(
-        cluster=parse_cluster(cluster),
-        machine=parse_machine(machine),
+        cluster=parse_cluster(found["cluster"]),
+        machine=parse_machine(found["machine"]),
         surveyed=surveyed,
         trials=tuple(trials),
     )
+
+
+def _fitted(
+    surveyed: Cluster, trials: Sequence[Trial], codecs: Mapping[str, CodecCost]
+) -> dict[str, str]:
+    """As files, or the problem: nobody else would know of one, and all wait for this."""
+    try:
+        found = fit(surveyed, trials)
+        machine = replace(found.machine, codecs=codecs)
+        return {"cluster": format_cluster(found.cluster), "machine": format_machine(machine)}
+    except Exception as error:
+        return {"problem": f"what was measured can't be fitted ({type(error).__name__}: {error})"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from time import monotonic
 
-from thalweg.facts import Cluster, format_cluster, parse_cluster
+from thalweg.facts import Cluster, Host, Rack, format_cluster, parse_cluster
 from thalweg.probing.assembly import cluster_of, names_of
 from thalweg.probing.conductor import Conductor, Effort, Station
 from thalweg.probing.exchange import Exchange
@@ -22,6 +22,7 @@ from thalweg.probing.survey import Surveyed, survey
 from thalweg.probing.uplinks import measure_uplinks
 from thalweg.probing.worker import LEADER, serve
 from thalweg.runtime import Alarm, World
+from thalweg.runtime.launch import ONE_RACK
 
 QUICK = Effort(pings=40, short=0.15, long=0.2)
 PARTNERS = 2  # of each host
@@ -60,7 +61,10 @@ def quick_survey(
 
 
 def surveyed(network: Surveyed, declared: Cluster | None) -> Cluster:
-    """On rank 0. What isn't declared as it stands is found out by a whole probe."""
+    """On rank 0. What isn't declared as it stands is found out by a whole probe; where one rack is
+    only assumed, its hosts are those that are there."""
+    if declared is not None and ONE_RACK in declared.assumed:
+        declared = in_one_rack(network.stations)
     racks = None if declared is None else racks_of(network.stations, declared)
     if network.size == 1 or declared is None or racks is None:
         return survey(network, declared, "", monotonic()).cluster
@@ -69,6 +73,14 @@ def surveyed(network: Surveyed, declared: Cluster | None) -> Cluster:
     names = names_of(network.stations, declared)
     trips = _round_trips(network, racks)
     return cluster_of(network.stations, names, racks, nics, uplinks, trips, declared)
+
+
+def in_one_rack(stations: Sequence[Station]) -> Cluster:
+    names = names_of(stations, None)
+    hosts = (
+        Host(name=name, ranks=station.ranks) for name, station in zip(names, stations, strict=True)
+    )
+    return Cluster(racks=(Rack(name="rack0", hosts=tuple(hosts)),))
 
 
 def racks_of(stations: Sequence[Station], declared: Cluster) -> list[frozenset[int]] | None:

@@ -18,7 +18,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
 CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # the file that describes the cluster
+ONE_RACK = "all hosts in one rack"  # what is assumed of a cluster that nobody describes
 DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
 SLURM_RESERVED_STEPS = 0xFFFFFFF0  # from here on: the steps of sbatch's and salloc's own shells
@@ -77,7 +78,7 @@ def find_cluster(
 ) -> Cluster:
     """What is known of the network: as given, or the file that the environment names, or else one
     rack of hosts that are all alike."""
-    given = given or environment.get(CLUSTER_VARIABLE) or Cluster.flat(size)
+    given = given or environment.get(CLUSTER_VARIABLE) or _nothing_known(size)
     known = given if isinstance(given, Cluster) else read_cluster(Path(given))
     if known.workers != size:
         raise UsageError(
@@ -85,6 +86,11 @@ def find_cluster(
             "start as many as it has, or describe those that were started",
         )
     return known
+
+
+def _nothing_known(size: int) -> Cluster:
+    flat = Cluster.flat(size)
+    return replace(flat, assumed=(*flat.assumed, ONE_RACK))
 
 
 def open_store(seat: Seat, timeout: float) -> Store:

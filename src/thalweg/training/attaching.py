@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed
-from thalweg.errors import PlanError, UsageError
+from thalweg.errors import PlanError, RunError, UsageError
 from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
@@ -68,6 +68,9 @@ def attach(
     """
     errors_in_one_line()
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
+    restarted = int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+    if restarted:
+        _refuse_to_return(sync)  # without an alarm: under a code the others go on
     world = World.join(seconds)
     alarm = world.alarm()
     ending = Ending(world, alarm)
@@ -89,7 +92,7 @@ def attach(
             "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
         }
         own = description(str(plan), model, optimizer, settings)
-        returns = is_relayed(plan) and int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+        returns = restarted and is_relayed(plan)
         if returns:
             compare(world, alarm, own, seconds)
         else:
@@ -114,6 +117,14 @@ def attach(
             raise
     atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
+
+
+def _refuse_to_return(sync: str | Plan) -> None:
+    if is_auto(sync if isinstance(sync, Plan) else parse_plan(sync)):
+        raise RunError(
+            f"a worker that was restarted can't return to a run under {sync}",
+            "restart the whole run from its checkpoint, with resume=",
+        )
 
 
 def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:

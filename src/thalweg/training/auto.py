@@ -6,7 +6,8 @@
 
 Each decision is an entry of a log in the store, made by one rank at a step that all know, or agreed
 on. All ranks fold the same entries into the same heading, so all run the same plan from the same
-safe point on; one that comes later, or has left out steps under a code, reads what it has missed.
+safe point on; one that has left out steps under a code reads what it has missed. One that was
+restarted can't return: the plan that runs by now may have no place for it (`attaching.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import waits_for_nobody
-from thalweg.errors import RunError
+from thalweg.errors import NotFitted, RunError
 from thalweg.plan import Plan
 from thalweg.predict import Advice, advise
 from thalweg.runtime import World
@@ -183,8 +184,7 @@ class Autopilot:
         entry: dict[str, Any] = {}
         if self._heading.asks:
             now = self._measured() if self._now is None else self._now
-            findings = self._helm.surveyor.survey()
-            entry = self._advised(findings, step, now) if author else {}
+            entry = self._advice(step, now)
         elif author or not waits_for_nobody(self._helm.plan()):
             entry = {"step": step, "seconds": self._measured()}
             entry["may_leave"] = author and self._all_are_there(step)
@@ -246,8 +246,15 @@ class Autopilot:
 
     # Advice
 
-    def _advised(self, findings: Findings, step: int, now: float) -> dict[str, Any]:
-        """An advisor that fails doesn't end the training."""
+    def _advice(self, step: int, now: float) -> dict[str, Any]:
+        """By the advisor, after all have measured. Figures that make no sense don't end the
+        training, nor does an advisor that fails; a rank that isn't reached meanwhile does."""
+        try:
+            findings = self._helm.surveyor.survey()
+        except NotFitted as error:
+            return {"step": step, "problem": error.problem}
+        if self._world.rank != ADVISOR:
+            return {}
         try:
             ranking = self._ranking(findings, step)
         except Exception as error:

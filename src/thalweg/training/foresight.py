@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from thalweg.catalog import default_catalog
 from thalweg.coding import waits_for_nobody
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Cluster
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Advised, Estimate, predict
+from thalweg.predict.advising import EXTRA_STEPS
 from thalweg.rounds import cycle, warm_up
 from thalweg.schedules import Group
 from thalweg.training.asked import with_settings
+from thalweg.training.averager import is_native
 from thalweg.training.overlap import SETTLING, TRIALS
 from thalweg.training.steering import Prospect
 from thalweg.training.surveying import Findings
@@ -44,6 +47,8 @@ class Foresight:
             try:
                 plan = with_settings(one.plan, self.asked)
                 _refuse_own_pace(plan)
+                if is_native(plan) and not self.findings.native:
+                    raise PlanError(f"the backend of {plan} can't be tried here", "name it")
                 refuse(plan)
                 found[str(plan)] = self._prospect(plan, one)
             except (PlanError, LayoutError) as error:
@@ -65,7 +70,7 @@ class Foresight:
             seconds=estimate.seconds,
             low=estimate.low,
             high=estimate.high,
-            steps=one.steps if one else 1.0,
+            steps=one.steps if one else steps_of(plan),
             settling=settling_of(plan, self.step),
             timed=-(-timed // turn) * turn,
             cycle=turn,
@@ -78,6 +83,11 @@ class Foresight:
         return predict(
             plan, found.cluster, found.workload, found.machine, declared=self.group.cluster
         )
+
+
+def steps_of(plan: Plan) -> float:
+    """That it is assumed to need for what an exact plan does in one; as in advice."""
+    return 1 + EXTRA_STEPS[default_catalog().guarantee(plan).promise]
 
 
 def waited_for(cluster: Cluster) -> float:

@@ -7,8 +7,9 @@ What is between the last gradient and the optimizer is communication under gradi
 isn't counted; under plans that average parameters, profile steps at which nobody meets. Where a
 step has several backwards, the last one counts as such, and those before it belong to forward.
 
-A worker is late at a step if it comes to its last gradient far later than the middle worker: by
-more than five deviations and a fifth of a step. Each looks at its own clock only.
+A worker is late at a step if it comes to its last gradient far later than the middle worker (of an
+even number, the earlier of the two in the middle): by more than five deviations and a fifth of a
+step. Each looks at its own clock only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Self
 
@@ -120,10 +122,11 @@ class Profiled:
     spread: float
 
     def placed(self, cluster: Cluster) -> Cluster:
-        """The cluster, with its hosts as late as they were seen; of a host's ranks, the latest."""
+        """The cluster, with its hosts as late as they were seen. Every rank of a host is as likely
+        to be late as they are on average, so that as many are as were."""
 
         def seen(host: Host) -> Host:
-            return replace(host, late=max((self.late[rank] for rank in host.ranks), key=_worst))
+            return replace(host, late=_together([self.late[rank] for rank in host.ranks]))
 
         racks = (
             replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
@@ -138,7 +141,7 @@ def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> Profiled:
     forward, backward, optimizer, *ready = middle.tolist()
     arrivals = steps[:, :, 0] + steps[:, :, 1]
     usual = forward + backward + optimizer
-    excess = arrivals - np.median(arrivals, axis=0)
+    excess = arrivals - np.quantile(arrivals, 0.5, axis=0, method="lower")
     excess -= np.median(excess, axis=1, keepdims=True)  # who is always slower isn't late
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(excess)))
     workload = Workload(
@@ -182,8 +185,13 @@ def _lateness(excess: Seconds, late: NDArray[np.bool_]) -> Lateness:
     )
 
 
-def _worst(late: Lateness) -> float:
-    return late.probability * late.delay.seconds
+def _together(late: Sequence[Lateness]) -> Lateness:
+    """Of ranks that are taken for alike: the mean probability, and the mean of the delays."""
+    probability = fmean(one.probability for one in late)
+    if not probability:
+        return Lateness()
+    lost = fmean(one.probability * one.delay.seconds for one in late)
+    return Lateness(probability=probability, delay=Duration(round(lost / probability, DIGITS)))
 
 
 def _hook(parameter: nn.Parameter, ready: Callable[[torch.Tensor], None]) -> Any:

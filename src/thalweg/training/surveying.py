@@ -3,6 +3,7 @@ what they cost to use, the compressors, and what a step of this model computes."
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -12,23 +13,29 @@ from torch import nn
 from thalweg.catalog import default_catalog
 from thalweg.coding import waits_for_nobody
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Lateness, Machine, Workload
+from thalweg.facts import Cluster, CodecCost, Costs, Lateness, Machine, Workload
 from thalweg.plan import Choice, Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
 from thalweg.probing.together import Together
+from thalweg.runtime.launch import ONE_RACK
 from thalweg.schedules import Group
 from thalweg.training.averager import Setting, is_native
 from thalweg.training.profile import Profile, Profiled, merged
 
 NAME = "this model"
+COMPUTES_NOTHING = "computing takes no time"
+log = logging.getLogger("thalweg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
+    """`native`: whether the backend was tried, and so can be relied on."""
+
     cluster: Cluster
     machine: Machine
     workload: Workload
+    native: bool = True
 
 
 class Surveyor:
@@ -51,6 +58,7 @@ class Surveyor:
         self._profile: Profile | None = None
         self._profiled: Profiled | None = None
         self._surveys = 0
+        self._native = True  # once Gloo hasn't connected, it isn't waited for again
 
     def watch(self) -> None:
         """From this step to the next survey, what is computed."""
@@ -69,26 +77,44 @@ class Surveyor:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
+        self._say_what_is_assumed()
+        number, self._surveys = self._surveys, self._surveys + 1
         found = calibrate(
             setting.world,
             setting.alarm,
             setting.engine,
             setting.group.cluster,
             tensors=self._profiled.workload.tensors,
-            codecs=() if self._surveys else self._codecs,
-            native=True,
-            name=f"calibration/{self._surveys}",
+            codecs=() if self._costs else self._codecs,
+            native=self._native,
+            name=f"calibration/{number}",
             transport=self._transport,
             step=setting.clock.step,
             claim=setting.clock.claim_between,
         )
-        self._surveys += 1
         self._costs = {**self._costs, **found.machine.codecs}
+        self._native = any(trial.kind == "native" for trial in found.trials)
+        workload = self._profiled.workload
+        assumed = found.machine.assumed
+        if workload.costs == Costs():
+            assumed = (*assumed, COMPUTES_NOTHING)
         return Findings(
-            cluster=self._profiled.placed(found.cluster),
-            machine=replace(found.machine, codecs=self._costs),
-            workload=self._profiled.workload,
+            cluster=replace(self._profiled.placed(found.cluster), assumed=self._assumed),
+            machine=replace(found.machine, codecs=self._costs, assumed=assumed),
+            workload=workload,
+            native=self._native,
         )
+
+    @property
+    def _assumed(self) -> tuple[str, ...]:
+        """Of the cluster, where the rest is measured."""
+        return (ONE_RACK,) if ONE_RACK in self._setting.group.cluster.assumed else ()
+
+    def _say_what_is_assumed(self) -> None:
+        if self._assumed and not self._surveys and self._setting.world.rank == 0:
+            log.info(
+                "no cluster file: all hosts are taken for one rack; `thalweg probe` finds racks"
+            )
 
     def _merged(self, profile: Profile) -> Profiled:
         setting = self._setting
@@ -110,9 +136,10 @@ class Surveyor:
 
 
 def tells_what_is_computed(plan: Plan) -> bool:
-    """Whether a profile of its steps is without communication: not where a step ends with it, nor
-    where torch sends behind our back."""
-    return not (plan.averages_parameters or waits_for_nobody(plan) or is_native(plan))
+    """Whether a profile of its steps is of computing alone: not where a step ends with averaging,
+    nor where torch sends behind our back, nor where a compressor works during backward."""
+    shared = plan.averages_parameters or plan.precision is not None
+    return not (shared or waits_for_nobody(plan) or is_native(plan))
 
 
 def compressors(group: Group, allow: Promise) -> list[Choice]:
