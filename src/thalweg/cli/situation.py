@@ -166,7 +166,7 @@ def situation_of(
     if measured_only and (cluster.assumed or known.assumed):
         raise UsageError(
             f"not measured: {'; '.join((*cluster.assumed, *known.assumed))}",
-            "measure with `thalweg probe`, or leave out --measured-only",
+            "measure with `thalweg calibrate`, or leave out --measured-only",
         )
     return Situation(cluster=cluster, workload=what_if.workload(workload), machine=known)
 
