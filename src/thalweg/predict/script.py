@@ -134,12 +134,11 @@ class Script:
 
 def assumed_of_codec(precision: Choice | None, machine: Machine) -> list[str]:
     """What had to be assumed of a compressor, in words."""
-    if precision is None or str(precision) in machine.codecs:
+    if precision is None or {str(precision), precision.name} & {*machine.codecs}:
         return []
-    like = [text for text in machine.codecs if text.partition("(")[0] == precision.name]
-    if like:
-        return [f"{precision} takes as long as {like[0]}"]
-    return [f"{precision.name} takes 1 ns an element each way"]
+    if any(text.partition("(")[0] == precision.name for text in machine.codecs):
+        return ["compressors take as long as with the arguments that they were timed with"]
+    return ["compressors that weren't timed take 1 ns an element each way"]
 
 
 def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
