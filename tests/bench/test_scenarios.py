@@ -22,6 +22,7 @@ def test_the_telling_ones_are_there() -> None:
         "compression-and-backward",
         "compression-on-digits",
         "compression-on-tinygpt",
+        "compressed-in-a-rack",
         "contended-uplink",
         "digits-behind-a-slow-uplink",
         "eighty-four-hosts",
@@ -30,6 +31,7 @@ def test_the_telling_ones_are_there() -> None:
         "four-racks",
         "interleaved-ranks",
         "late-workers",
+        "nic-slows-half-way",
         "one-slow-nic",
         "oversubscribed-uplink",
         "overlap",
@@ -38,6 +40,8 @@ def test_the_telling_ones_are_there() -> None:
         "slow-uplink-of-four",
         "tinygpt-on-two-racks",
         "two-sites",
+        "uneven-racks",
+        "uplink-recovers",
     }
 
 

@@ -174,6 +174,7 @@ def _trained(site: Site, job: Job, steps: int, advice: Advice | None) -> Rows:
     """A row for each plan, with what was predicted of the plan that it ended with."""
     from thalweg.bench.jobs import step_rows, summary, train_at
     from thalweg.bench.training import Recipe
+    from thalweg.training.asked import plan_at_first
 
     catalog = default_catalog()
     rows = []
@@ -186,7 +187,7 @@ def _trained(site: Site, job: Job, steps: int, advice: Advice | None) -> Rows:
                 "sync": sync,
                 "promise": catalog.guarantee(catalog.plan(sync)).promise.value,
                 **summary(results, per_step),
-                "chosen": sync,
+                "chosen": str(plan_at_first(catalog.plan(sync))),  # if there were too few steps
                 "predicted": None,
                 "low": None,
                 "high": None,
