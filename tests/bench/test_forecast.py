@@ -61,8 +61,8 @@ def test_a_slower_uplink_counts_for_the_steps_after_it() -> None:
 
 def test_what_is_restored_is_as_before() -> None:
     events = (
-        Event(action="degrade", at_step=0, rack=0, rate=Rate.parse("20mbit")),
-        Event(action="restore", at_step=1, rack=0),
+        Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit")),
+        Event(action="restore", at_step=2, rack=0),
     )
     found = forecast().of(scenario(*events), "ring")
     assert found is not None
@@ -70,7 +70,7 @@ def test_what_is_restored_is_as_before() -> None:
 
 
 def test_links_give_the_share_of_their_rate_that_was_measured() -> None:
-    event = Event(action="degrade", at_step=0, rack=0, rate=Rate.parse("20mbit"))
+    event = Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit"))
     full = forecast().of(scenario(event), "ring")
     half = forecast(scaled(DECLARED, 0.5)).of(scenario(event), "ring")
     assert full is not None
@@ -82,7 +82,7 @@ def test_an_uplink_that_was_never_full_can_become_slow() -> None:
     unlimited = replace(
         DECLARED, racks=tuple(replace(rack, uplink=None) for rack in DECLARED.racks)
     )
-    event = Event(action="degrade", at_step=0, rack=0, rate=Rate.parse("20mbit"))
+    event = Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit"))
     found, known = (
         forecast(unlimited).of(scenario(event), "ring"),
         forecast().of(scenario(event), "ring"),
@@ -90,6 +90,19 @@ def test_an_uplink_that_was_never_full_can_become_slow() -> None:
     assert found is not None
     assert known is not None
     assert found.seconds == pytest.approx(known.seconds)
+
+
+def test_what_happened_before_the_probe_was_measured() -> None:
+    """An uplink of a fifth, which is restored: before that as measured, after it as declared."""
+    slow = degraded(first="20mbit", second="100mbit")
+    at_first = Event(action="degrade", at_step=0, rack=0, rate=Rate.parse("20mbit"))
+    found = forecast(slow).of(scenario(at_first), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx(predict("ring", slow, WORKLOAD).seconds)
+    restored = Event(action="restore", at_step=1, rack=0)
+    found = forecast(slow).of(scenario(at_first, restored), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
 
 
 def test_other_events_are_not_predicted() -> None:

@@ -5,7 +5,8 @@ when gradients are ready, who is late), and then measure links, messages and cod
 plan is predicted from that alone: nothing of the runs that are compared is known to it.
 
 An event that changes a link's rate changes the prediction from its step on, in the proportion that
-was measured; where something else happens, nothing is predicted.
+was measured; those at step 0 come before the probe, which has seen them. Where something else
+happens, nothing is predicted.
 """
 
 from __future__ import annotations
@@ -61,39 +62,41 @@ class Forecast:
 
     def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
         """The links between two events, and the steps there."""
-        first, rates = 1, self._rates()
+        declared = self.declared.rates()
+        then = dict(declared)  # when it was measured
+        for event in scenario.events:
+            then |= {} if event.at_step else self._declared_after(event)
+        rates = self._rates(then)
+        full = {
+            link: rates[link].bits_per_second / then[link].bits_per_second * rate.bits_per_second
+            for link, rate in declared.items()
+        }
+        first = 1
         for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
-            assert event.at_step is not None
+            if not event.at_step:
+                continue
             yield with_rates(self.cluster, rates), range(first, event.at_step + 1)
             first = event.at_step + 1
-            rates |= self._changed(event)
+            for link, rate in self._declared_after(event).items():
+                change = rate.bits_per_second / declared[link].bits_per_second
+                rates[link] = Rate(full[link] * change)
         yield with_rates(self.cluster, rates), range(first, scenario.steps + 1)
 
-    def _rates(self) -> dict[Link, Rate]:
+    def _rates(self, then: Mapping[Link, Rate]) -> dict[Link, Rate]:
         """As measured; of a link that was never full, what others of its rate would give."""
         found = self.cluster.rates()
-        usual = median(self._share(link) for link in found)
+        usual = median(found[link].bits_per_second / then[link].bits_per_second for link in found)
         return {
-            link: found.get(link, Rate(rate.bits_per_second * usual))
-            for link, rate in self.declared.rates().items()
+            link: found.get(link, Rate(rate.bits_per_second * usual)) for link, rate in then.items()
         }
 
-    def _changed(self, event: Event) -> dict[Link, Rate]:
+    def _declared_after(self, event: Event) -> dict[Link, Rate]:
+        """Of the links that it happens to."""
         links = links_of(
             self.declared, rack=event.rack, host=event.host, directions=event.directions
         )
-        rates, declared = self._rates(), self.declared.rates()
-        changed = {}
-        for link in links:
-            now = declared[link] if event.rate is None else event.rate
-            change = now.bits_per_second / declared[link].bits_per_second
-            changed[link] = Rate(rates[link].bits_per_second * change)
-        return changed
-
-    def _share(self, link: Link) -> float:
-        """Of what is declared."""
-        found, declared = self.cluster.rates()[link], self.declared.rates()[link]
-        return found.bits_per_second / declared.bits_per_second
+        declared = self.declared.rates()
+        return {link: declared[link] if event.rate is None else event.rate for link in links}
 
 
 def _as_often(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estimate:
