@@ -105,6 +105,16 @@ def test_what_happened_before_the_probe_was_measured() -> None:
     assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
 
 
+def test_plans_that_adjust_are_predicted_as_adjusted() -> None:
+    """A host that becomes slow is kept apart under dssync, unless its table is fixed."""
+    event = Event(action="degrade", at_step=1, host=1, rate=Rate.parse("10mbit"))
+    adjusted = forecast().of(scenario(event), "dssync")
+    fixed = forecast().of(scenario(event), "dssync(adjust=false)")
+    assert adjusted is not None
+    assert fixed is not None
+    assert adjusted.seconds < 0.8 * fixed.seconds
+
+
 def test_other_events_are_not_predicted() -> None:
     assert forecast().of(scenario(Event(action="flow", at_step=20, rack=0)), "ring") is None
 

@@ -49,16 +49,25 @@ class Forecast:
             (cluster, [step for step in steps if step in counted])
             for cluster, steps in self._phases(scenario)
         ]
+        plan = parse_plan(sync)
+        adjusts = bool(plan.topology.arguments.get("adjust"))  # to what has happened
+        estimates = [
+            predict(
+                plan,
+                cluster,
+                self.workload,
+                self.machine,
+                declared=None if adjusts and number else self.declared,
+            )
+            for number, (cluster, _) in enumerate(phases)
+        ]
         return _mean(
             [
-                (_as_often(parse_plan(sync), steps, self._predicted(sync, cluster)), len(steps))
-                for cluster, steps in phases
+                (_as_often(plan, steps, estimate), len(steps))
+                for (_, steps), estimate in zip(phases, estimates, strict=True)
                 if steps
             ]
         )
-
-    def _predicted(self, sync: str, cluster: Cluster) -> Estimate:
-        return predict(sync, cluster, self.workload, self.machine, declared=self.declared)
 
     def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
         """The links between two events, and the steps there."""
