@@ -61,9 +61,7 @@ def trained(
     said: list[str] = []
     logger = logging.getLogger("thalweg")
     logger.setLevel(logging.INFO)
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
+    logger.addFilter(lambda record: said.append(record.getMessage()) is None)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
