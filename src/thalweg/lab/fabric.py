@@ -69,13 +69,17 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
                     Path("/proc/sys", sysctl).write_text(value)
         progress(number, total)
     with Sockets() as sockets:
+        # Ctrl-C comes between two parts: in a callback of pyroute2 it would be lost.
         for name in names:
-            _up(sockets[name], "lo")
-        _add_address(sockets[wiring.spine], "lo", SPINE_ADDRESS)
+            with signals_held():
+                _up(sockets[name], "lo")
+        with signals_held():
+            _add_address(sockets[wiring.spine], "lo", SPINE_ADDRESS)
         for number, cable in enumerate(cables, start=len(names) + 1):
-            _lay(sockets, cable)
-            for port in (cable.near, cable.far):
-                shape(sockets, port, shapes.get(port, Shape()))
+            with signals_held():
+                _lay(sockets, cable)
+                for port in (cable.near, cable.far):
+                    shape(sockets, port, shapes.get(port, Shape()))
             progress(number, total)
 
 
@@ -99,8 +103,9 @@ class Sockets:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for socket in self._open.values():
-            socket.close()
+        with signals_held():
+            for socket in self._open.values():
+                socket.close()
 
 
 def _lay(sockets: Sockets, cable: Cable) -> None:
