@@ -11,6 +11,9 @@ from hypothesis import settings
 from thalweg.errors import LabError
 from thalweg.lab import Lab
 
+# Torch asks for the name behind every connection; a resolver that doesn't answer costs 5 s each.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 settings.register_profile("thalweg", deadline=None, print_blob=True)
 settings.load_profile("thalweg")
 

@@ -15,6 +15,7 @@
     ├── TransportError        bytes that didn't come
     │   ├── PeerLate          a peer's message wasn't there by the deadline
     │   ├── PeerLost          a peer's connection is gone
+    │   ├── NotTrusted        what says that it is a peer doesn't know this job's secret
     │   └── TransportClosed   sent or received after close
     └── RunError              a run that can't go on
         ├── Mismatch          ranks hold different plans, models or optimizers
@@ -110,11 +111,26 @@ class PeerLate(TransportError):
 
 
 class PeerLost(TransportError):
+    """`peer` is the rank that is gone, where one connection tells."""
+
+    def __init__(self, problem: str, remedy: str, *, peer: int | None = None) -> None:
+        super().__init__(problem, remedy)
+        self.peer = peer
+
+
+class NotTrusted(TransportError):
     pass
 
 
 class TransportClosed(TransportError):
     pass
+
+
+class Interrupted(TransportError):
+    """What is exchanged is broken off, since its members are to meet anew."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, "wait: training goes on with those who are there")
 
 
 class RunError(ThalwegError):
@@ -131,6 +147,14 @@ class WorkerFailed(RunError):
 
 class PeerFailed(RunError):
     pass
+
+
+class RunIsOver(RunError):
+    """For one that comes when the others have ended."""
+
+
+class StoreLost(PeerFailed):
+    """Nobody's fault among the ranks."""
 
 
 class NotFinite(RunError):

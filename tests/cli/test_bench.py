@@ -35,6 +35,17 @@ def test_rows_for_both_transports_and_always_gloo(tmp_path: Path) -> None:
     assert document["settings"]["bytes"] == 300_000
 
 
+def test_with_encryption_and_without(tmp_path: Path) -> None:
+    done = thalweg(
+        *split("bench collectives --workers 3 --bytes 3MB --repeats 2 --curve --json -"),
+        *("--sync", "ring @ transport=zeromq"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    transports = [row["transport"] for row in json.loads(done.stdout)["rows"]]
+    assert transports == ["gloo", "zeromq, curve", "zeromq, plain"]
+
+
 @pytest.mark.parametrize(("model", "parameters"), [("digits", 563_722), ("resnet50", 25_557_032)])
 def test_a_model_instead_of_bytes(model: str, parameters: int, tmp_path: Path) -> None:
     done = thalweg(

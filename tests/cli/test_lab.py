@@ -74,7 +74,7 @@ def test_links_change_and_change_back(two_racks: Path) -> None:
     assert [(way["rate"], way["flows"], way["cut"]) for way in ways] == [("50mbit", 0, False)] * 4
 
 
-SLEEPER = "echo here; sleep 60"
+SLEEPER = "echo here; sleep 3"
 SCRIPT = """
 import os, socket
 import torch, torch.distributed as dist
@@ -120,8 +120,8 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
     killed = lab("kill --host 1", two_racks)
     assert "processes on host1 killed" in killed.stdout
     _, stderr = running.communicate(timeout=30)
-    assert running.returncode == 1
-    assert "rank 1 on host1 was killed by SIGKILL" in stderr
+    assert running.returncode == 0
+    assert "rank 1 on host1 was killed by SIGKILL (out of memory?); others go on" in stderr
 
 
 @pytest.mark.parametrize(

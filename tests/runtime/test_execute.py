@@ -177,6 +177,9 @@ class Log:
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self.inner.receive_any(wanted, deadline)
 
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        self.inner.enter(formation, members)
+
     def close(self) -> None:
         self.inner.close()
 

@@ -4,9 +4,10 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import psutil
 import pytest
 from torch.distributed import TCPStore
 
@@ -214,6 +215,25 @@ def test_rank_0_serves_all_and_torch_may_share_the_port() -> None:
     mine.set("key", "ours")
     assert others.get("key") == b"ours"
     assert torchs.get("key") == b"torch's"
+
+
+def test_at_an_address_it_listens_there_alone() -> None:
+    """At a name, which others may resolve otherwise, torch decides."""
+
+    def listens(address: str) -> set[str]:
+        port = free_port()
+        there = replace(seat(0, port), address=address)
+        store = open_store(there, timeout=10)
+        store.set("key", "value")
+        connections = psutil.Process().net_connections("tcp")
+        return {
+            found.laddr.ip
+            for found in connections
+            if found.status == psutil.CONN_LISTEN and found.laddr.port == port
+        }
+
+    assert listens("127.0.0.1") == {"127.0.0.1"}
+    assert listens("localhost")
 
 
 def test_a_port_in_use_is_named() -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from thalweg.cli import run_script
 from thalweg.errors import PeerLost, PlanError, UsageError, WorkerFailed
+from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.launch import find_seat, open_store
 from thalweg.runtime.place import Place, Workers
 from thalweg.runtime.supervisor import Report, run_command, run_workers
@@ -583,8 +584,30 @@ def test_the_cause_is_read_from_a_traceback(tmp_path: Path) -> None:
 def test_a_program_that_leaves_with_a_code_or_a_signal() -> None:
     with pytest.raises(WorkerFailed, match=r"^rank 1 ended with exit code 7; "):
         run_command(2, ["sh", "-c", "test $RANK = 0 || exit 7"], timeout=TIMEOUT)
-    with pytest.raises(WorkerFailed, match=r"^rank 1 was killed by SIGSEGV; "):
-        run_command(2, ["sh", "-c", "test $RANK = 0 || kill -SEGV $$"], timeout=TIMEOUT)
+    with pytest.raises(WorkerFailed, match=r"^rank [01] was killed by SIGSEGV; "):
+        run_command(2, ["sh", "-c", "kill -SEGV $$"], on_line=quiet, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "told"),
+    [
+        (0, ["rank 1 was killed by SIGSEGV; others go on"]),
+        (1, ["rank 1 was killed by SIGSEGV; it is started again", "back"]),
+    ],
+)
+def test_a_program_that_is_killed_is_done_without(restarts: int, told: list[str]) -> None:
+    lines: list[str] = []
+    program = (
+        f"test $RANK = 0 && exit; test ${RESTARTS_VARIABLE} = 0 || exec echo back; kill -SEGV $$"
+    )
+    run_command(
+        2,
+        ["sh", "-c", program],
+        on_line=lambda _, __, line: lines.append(line),
+        timeout=TIMEOUT,
+        restarts=restarts,
+    )
+    assert lines == told
 
 
 def test_what_is_no_program(tmp_path: Path) -> None:

@@ -41,14 +41,17 @@ class Ranks:
         world = World(
             rank=rank,
             size=size,
+            members=tuple(range(size)),
             store=self.store,
             line=Line(self.store, rank),
             address="127.0.0.1",
             timeout=PATIENCE,
+            name="run/1",
+            seat=None,
         )
         self.relays[rank] = join_tree(
             world,
-            Alarm(self.store, rank, size),
+            Alarm(self.store, rank, world.members),
             self.allocation,
             [tree_schedule(self.allocation, ELEMENTS)],
             [DOUBLE],

@@ -78,7 +78,7 @@ def late(rank: int, *, at: int, until: int) -> Act:
     word of it is here, if only that this rank is left behind."""
 
     def act(run: Run, board: Board) -> None:
-        tree = run._tree
+        tree = run._session.tree
         if run.rank == rank and run.step == at and tree is not None:
             board.wait(lambda: board.furthest(but=rank) >= until)
             board.wait(lambda: tree.left_behind(at) or tree._relay.newest >= until)
@@ -178,7 +178,8 @@ def _trained(script: Script, board: Board) -> dict[str, Any]:
                 gone_through.append(run.step)
             optimizer.step()
             optimizer.zero_grad()
-            steps.append(run.step)
+            if run.counts:
+                steps.append(run.step)
             board.steps[run.rank] = run.step
         optimizer.zero_grad()
         scheduler.step()
@@ -293,9 +294,10 @@ def train_among_the_dying(
     restart: Collection[int] = (),
     resume: Collection[int] = (),
     when: Callable[[Board], bool] = lambda board: True,
+    spare: Collection[int] | None = None,
 ) -> Ended:
     """Workers that die on their way are missed by nobody, or are started again `when` that is so.
-    All but rank 0 are spare."""
+    All but rank 0 are spare, unless others are named."""
     board = Board(size)
     ended = Ended()
 
@@ -309,7 +311,7 @@ def train_among_the_dying(
             timeout=SECONDS,
             director=Fate(restart, resume, lambda: when(board)),
             on_line=ended.hear,
-            spare=range(1, size),
+            spare=range(1, size) if spare is None else spare,
         )
         ended.by_rank = dict(enumerate(results))
     except WorkerFailed as failure:

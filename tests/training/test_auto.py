@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+from tests.training.coded import Fate
 from tests.training.workers import (
+    SECONDS,
     TIMEOUT,
     fingerprint,
     on_ranks,
@@ -35,6 +38,7 @@ from thalweg.plan import Plan
 from thalweg.predict import Advice, Advised, Breakdown, Estimate
 from thalweg.probing.calibration import Calibrated
 from thalweg.runtime.forked import RESTARTS_VARIABLE
+from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.training import Run, attach, steering
 from thalweg.training.profile import Profile
 from thalweg.training.surveying import Findings, Surveyor
@@ -295,14 +299,30 @@ def test_what_was_not_seen_is_assumed_aloud() -> None:
     assert one_value(results, "plans")[-1] == "tree"
 
 
-def test_who_was_restarted_cannot_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RESTARTS_VARIABLE, "1")
-    refused = raised(lambda: trained(0))
-    assert refused["kind"] == "RunError"
-    assert refused["text"] == (
-        "a worker that was restarted can't return to a run under auto; "
-        "restart the whole run from its checkpoint, with resume="
-    )
+@pytest.mark.slow
+def test_who_is_started_again_comes_back_and_all_choose_anew() -> None:
+    def before(run: Run, rank: int) -> None:
+        ring_is_slow(run, rank)
+        if (rank, run.step, os.environ[RESTARTS_VARIABLE]) == (2, 12, "0"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        return trained(rank, before=before, steps=40)
+
+    with advice([("tree", 5.0), ("ring", SLOW)]):
+        results = run_workers(
+            SIZE,
+            work,
+            timeout=SECONDS,
+            director=Fate(restart=[2], resume=[], when=lambda: True),
+            spare=range(SIZE),
+            debug=True,
+        )
+    assert all(results)
+    assert same_bits(results)
+    assert [result["first"] > 0 for result in results] == [False, False, True, False]
+    assert {result["plans"][-1] for result in results} == {"tree"}
+    assert all(result["choices"] for result in results)
 
 
 @pytest.mark.slow

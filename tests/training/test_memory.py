@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.training.workers import TIMEOUT, on_ranks
-from thalweg.training import Run, attach
+from tests.training.workers import SECONDS, TIMEOUT, on_ranks
+from thalweg.runtime.forked import RESTARTS_VARIABLE
+from thalweg.runtime.place import Workers
+from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.training import Run, attach, attaching
 from thalweg.workloads import Job, find_job
 
 GRADIENTS = 25_000_000 * 4  # bytes
@@ -103,3 +109,99 @@ def test_a_step_allocates_nothing_of_the_size_of_the_gradients(sync: str) -> Non
     for result in on_ranks(2, work):
         assert result["alone"] > gradients
         assert result["attached"] - result["alone"] < gradients / 10
+
+
+# What it costs that members may change
+
+
+class Restart:
+    """A director that starts this rank again once it has died."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.lives = 0
+
+    def prepare(self) -> None: ...
+
+    def look(self, workers: Workers) -> None:
+        living = self.rank in workers.living
+        if self.lives == 0 and living:
+            self.lives = 1
+        elif self.lives == 1 and not living:
+            self.lives = 2
+            workers.restart(self.rank)
+
+
+def peaks(
+    job: Job, make: Callable[[Any], torch.optim.Optimizer], sync: str, dies: bool, comes_back: bool
+) -> tuple[float, float]:
+    """Of all ranks, in gradients: up to where one dies, and from there on."""
+    gradients = sum(p.nbytes for p in job.model().parameters())
+    dead, at = 2, 4
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        training = Training(job)
+        model, optimizer = training.model, make(training.model.parameters())
+        forget_the_peak()
+        before = status("VmRSS")
+        run = attach(model, optimizer, sync=sync, data=job.data, batch=12, timeout=TIMEOUT)
+        calm = 0
+        for batch in run.batches(0):
+            if run.step == at and not calm:
+                calm = status("VmHWM") - before
+                if dies and rank == dead and os.environ[RESTARTS_VARIABLE] == "0":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                forget_the_peak()
+            optimizer.zero_grad()
+            run.mean(job.losses(model, batch)).backward()
+            optimizer.step()
+            if run.step > at and run.size == (2 if dies and not comes_back else 3):
+                run.stop()
+        run.close()
+        return {"calm": calm, "peak": status("VmHWM") - before, "incidents": len(run.incidents)}
+
+    results = run_workers(
+        3,
+        work,
+        timeout=SECONDS,
+        spare=range(3),
+        director=Restart(dead) if comes_back else None,
+        debug=True,
+    )
+    lived = [result for result in results if result]
+    assert len(lived) == (2 if dies and not comes_back else 3)
+    assert all(result["incidents"] > 0 for result in lived) == dies
+    return tuple(max(r[key] for r in lived) / gradients for key in ("calm", "peak"))
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.01, momentum=0.9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("sync", "make"),
+    [
+        ("ring", momentum),
+        ("ring", torch.optim.Adam),
+        ("hierarchical+powersgd(rank=2)", momentum),
+    ],
+)
+def test_members_that_may_change(
+    sync: str,
+    make: Callable[[Any], torch.optim.Optimizer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most three gradients more than where they can't: neither undisturbed, nor while those who
+    are left form anew, nor while one that comes back takes another's state."""
+    job = find_job("synthetic(params=25M)")
+    with monkeypatch.context() as fixed:
+        fixed.setattr(attaching, "_may_change", lambda *_: False)
+        without = max(peaks(job, make, sync, dies=False, comes_back=False))
+    calm, regrouped = peaks(job, make, sync, dies=True, comes_back=False)
+    _, joined = peaks(job, make, sync, dies=True, comes_back=True)
+    assert calm < without + 1
+    assert regrouped < without + 3
+    assert joined < without + 3

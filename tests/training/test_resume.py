@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tests.training.workers import (
     same_bits,
 )
 from thalweg.training import Run, attach
+from thalweg.training.checkpoint import read
 
 EPOCHS, BATCHES, SAMPLES = 2, 4, 28
 STEPS = EPOCHS * BATCHES
@@ -310,6 +314,21 @@ def test_damaged(tmp_path: Path) -> None:
     assert "is damaged: model.safetensors isn't what was written" in one_value(results, "text")
 
 
+def test_damaged_after_a_sound_one(tmp_path: Path) -> None:
+    """All ranks go on from that."""
+
+    def save(run: Run) -> None:
+        if run.step in (3, 5):
+            run.save(tmp_path)
+
+    whole = on_ranks(2, lambda rank: train(rank, after_step=save))
+    file = tmp_path / "step-00000005" / "optimizer.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    resumed = on_ranks(2, lambda rank: train(rank, resume=tmp_path))
+    assert one_value(resumed, "first") == 3
+    assert_same_end(resumed, whole)
+
+
 def test_foreign(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000007"
     folder.mkdir()
@@ -345,6 +364,49 @@ def test_a_full_disk_on_rank_0(sync: str, tmp_path: Path) -> None:
     assert names == [f"step-{step:08d}" for step in (STEPS - 1, STEPS)]
     if sync == "ring":
         assert_same_end(results, on_ranks(2, lambda rank: train(rank, sync=sync)))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of a megabyte."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount here")
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+    """Earlier checkpoints stay, and once there is room the next one is written."""
+    filler = small_disk / "filler"
+
+    def work(rank: int) -> dict[str, Any]:
+        outcomes: list[str] = []
+
+        def save(run: Run) -> None:
+            if rank == 0 and run.step == 2:
+                with filler.open("wb", buffering=0) as file, suppress(OSError):
+                    while True:
+                        file.write(bytes(4096))
+            outcomes.append(raised(lambda: run.save(small_disk))["text"])
+            if rank == 0 and run.step == 3:
+                assert read(small_disk / "step-00000001").step == 1
+                filler.unlink()
+
+        return train(rank, after_step=save) | {"outcomes": outcomes}
+
+    results = on_ranks(3, work)
+    outcomes = one_value(results, "outcomes")
+    assert [bool(text) for text in outcomes] == [1 < step <= 3 for step in range(1, STEPS + 1)]
+    for text in outcomes[1:3]:
+        assert re.search(r"can't write checkpoint .*: No space left on device; make room", text)
+    assert one_value(results, "steps") == STEPS
+    names = sorted(path.name for path in small_disk.iterdir())
+    assert names == [f"step-{step:08d}" for step in (STEPS - 1, STEPS)]
 
 
 def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:

@@ -160,18 +160,12 @@ def test_an_interpreter_ends_well_without_close(how: str, tmp_path: Path) -> Non
     script.write_text(SCRIPT)
     lines: list[str] = []
 
-    def run() -> None:
-        command = [sys.executable, "-W", "ignore", str(script), how]
-        run_command(
-            3, command, on_line=lambda _, __, line: lines.append(line), grace=20, timeout=60
-        )
-
+    command = [sys.executable, "-W", "ignore", str(script), how]
+    run_command(3, command, on_line=lambda _, __, line: lines.append(line), grace=20, timeout=60)
     if how == "die":
-        with pytest.raises(WorkerFailed, match="rank 2 was killed by SIGKILL"):
-            run()
-        assert sorted(lines) == ["end"] * 2 + ["lost"] * 2
+        killed = "rank 2 was killed by SIGKILL (out of memory?); others go on"
+        assert sorted(lines) == ["end"] * 2 + ["lost"] * 2 + [killed]
     else:
-        run()
         assert lines == ["end"] * 3
 
 

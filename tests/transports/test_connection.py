@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from tests.transports.ranks import soon
+from thalweg.transports.card import Card
 from thalweg.transports.connection import Connection
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -21,9 +22,10 @@ def context() -> Iterator[Context]:
     made.destroy(linger=0)
 
 
-def listener(context: Context) -> tuple[zmq.Socket[bytes], str]:
+def listener(context: Context) -> tuple[zmq.Socket[bytes], Card]:
     socket = context.socket(zmq.PULL)
-    return socket, f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    endpoint = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    return socket, Card(rank=1, endpoint=endpoint, key=b"")
 
 
 def heard(connection: Connection, so: Callable[[], bool]) -> None:
@@ -38,7 +40,7 @@ def test_news_of_where_the_peer_was_before_do_not_count(context: Context) -> Non
     """The old address is tried for a while; that nobody is there is no news of the new one."""
     first, here = listener(context)
     second, elsewhere = listener(context)
-    connection = Connection(context, 1, here)
+    connection = Connection(context, here)
     connection.socket.send(b"")
     first.recv()
     first.close(linger=0)

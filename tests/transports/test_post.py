@@ -14,20 +14,42 @@ import zmq
 
 from tests.transports.ranks import PATIENCE, soon
 from thalweg.errors import PeerLost, TransportError
-from thalweg.transports.post import Letter, Post, Sort
+from thalweg.transports import Refusal
+from thalweg.transports.post import HEADER, MAGIC, VERSION, Letter, Post, Sort
+from thalweg.transports.protection import Protection
 
 
-@contextmanager
-def posts(number: int, queue: int = 64) -> Iterator[list[Post]]:
-    """Which have met."""
-    store = dist.HashStore()
-    with ExitStack() as stack:
-        made = [Post(rank, store, queue=queue) for rank in range(number)]
-        for post in made:
-            stack.callback(post.close)
-        for post in made:
-            post.meet([peer.rank for peer in made if peer is not post], soon())
-        yield made
+class Opener:
+    """Of posts, plain ones or under CURVE."""
+
+    def __init__(self, *, curve: bool) -> None:
+        self._curve = curve
+
+    def at(self, store: dist.Store, rank: int, queue: int = 64) -> Post:
+        secret = b"known to all of them" if self._curve else None
+        return Post(
+            rank, store, queue=queue, protection=Protection(curve=self._curve, secret=secret)
+        )
+
+    @contextmanager
+    def __call__(self, number: int, queue: int = 64) -> Iterator[list[Post]]:
+        """Which have met."""
+        store = dist.HashStore()
+        with ExitStack() as stack:
+            made = [self.at(store, rank, queue) for rank in range(number)]
+            for post in made:
+                stack.callback(post.close)
+            for post in made:
+                post.meet([peer.rank for peer in made if peer is not post], soon())
+            yield made
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "curve"])
+def posts(request: pytest.FixtureRequest) -> Opener:
+    return Opener(curve=request.param)
+
+
+plain = Opener(curve=False)
 
 
 def received(post: Post, number: int) -> list[Letter]:
@@ -40,7 +62,7 @@ def received(post: Post, number: int) -> list[Letter]:
 
 
 @pytest.mark.parametrize("elements", [0, 1, 1000, 100_000])
-def test_a_letter_is_what_was_sent(elements: int) -> None:
+def test_a_letter_is_what_was_sent(elements: int, posts: Opener) -> None:
     array = np.random.default_rng(0).standard_normal(elements)
     with posts(2) as (here, there):
         assert here.send(Letter(1, Sort.ANSWER, 1 << 40, 3, 4, array))
@@ -53,7 +75,7 @@ def test_a_letter_is_what_was_sent(elements: int) -> None:
 
 
 @pytest.mark.parametrize("elements", [1000, 100_000])
-def test_what_came_is_passed_on_as_it_is(elements: int) -> None:
+def test_what_came_is_passed_on_as_it_is(elements: int, posts: Opener) -> None:
     """It can't be written to, and needn't be."""
     with posts(3) as (first, second, third):
         first.send(Letter(1, Sort.RESULT, 0, array=np.arange(elements)))
@@ -65,7 +87,7 @@ def test_what_came_is_passed_on_as_it_is(elements: int) -> None:
         np.testing.assert_array_equal(at_last.array.view(int), np.arange(elements))
 
 
-def test_a_peer_that_takes_nothing_is_not_waited_for() -> None:
+def test_a_peer_that_takes_nothing_is_not_waited_for(posts: Opener) -> None:
     """Its queue fills, and what doesn't fit is lost; what it got is whole, and in order."""
     with posts(2, queue=8) as (here, there):
         array = np.zeros(1 << 20, np.uint8)
@@ -77,7 +99,7 @@ def test_a_peer_that_takes_nothing_is_not_waited_for() -> None:
         assert {letter.array.nbytes for letter in came if letter.array is not None} == {1 << 20}
 
 
-def test_one_that_is_gone_is_known_to_be() -> None:
+def test_one_that_is_gone_is_known_to_be(posts: Opener) -> None:
     with posts(2) as (here, there):
         assert not here.is_down(1)
         there.close()
@@ -90,10 +112,10 @@ def test_one_that_is_gone_is_known_to_be() -> None:
         assert not here.send(Letter(5, Sort.RESULT, 0))  # was never there
 
 
-def test_one_that_is_back_elsewhere_says_so() -> None:
+def test_one_that_is_back_elsewhere_says_so(posts: Opener) -> None:
     store = dist.HashStore()
     with ExitStack() as stack:
-        here, there = Post(0, store), Post(1, store)
+        here, there = posts.at(store, 0), posts.at(store, 1)
         stack.callback(here.close)
         here.meet([1], soon())
         there.meet([0], soon())
@@ -105,7 +127,7 @@ def test_one_that_is_back_elsewhere_says_so() -> None:
             here.send(Letter(1, Sort.RESULT, 1))  # what waits for nobody
             assert monotonic() < deadline
             here.receive(0.05)
-        back = Post(1, store)
+        back = posts.at(store, 1)
         stack.callback(back.close)
         assert back.endpoint != there.endpoint
         back.meet([0], soon())
@@ -120,7 +142,7 @@ def test_one_that_is_back_elsewhere_says_so() -> None:
             assert not here.is_down(1)
 
 
-def test_a_greeting_from_where_one_is_changes_nothing() -> None:
+def test_a_greeting_from_where_one_is_changes_nothing(posts: Opener) -> None:
     with posts(2) as (here, there):
         there.send(there.hello(0))
         received(here, 1)
@@ -129,20 +151,43 @@ def test_a_greeting_from_where_one_is_changes_nothing() -> None:
 
 
 def test_what_is_not_from_one_of_us_is_dropped() -> None:
-    with posts(2) as (here, there):
+    with plain(2) as (here, there):
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stranger = context.socket(zmq.PUSH)
         stranger.connect(there.endpoint)
-        for message in ([b""], [b"hello"], [b"x" * 28, b"y"], [b"thlp" + bytes(24)] * 3):
+        ours = HEADER.pack(MAGIC, VERSION, Sort.RESULT, 0, 0, 1, 0, 0, 1)
+        unknown = HEADER.pack(MAGIC, VERSION, 255, 0, 0, 1, 0, 0, 0)
+        hello = HEADER.pack(MAGIC, VERSION, Sort.HELLO, 0, 0, 1, 0, 0, 1)
+        for message in (
+            [b""],
+            [b"hello"],
+            [b"x" * HEADER.size, b"y"],
+            [MAGIC + bytes(HEADER.size - 4)] * 3,
+            [unknown],
+            [ours],
+            [ours, b""],
+            [ours, b"xy"],
+            [ours, b"x", b"y"],
+            [hello, b"x"],
+        ):
             stranger.send_multipart(message)
-        stranger.send_multipart([b"thlp\x01\xff" + bytes(22)])
         here.send(Letter(1, Sort.RESULT, 5))
         assert [letter.step for letter in received(there, 1)] == [5]
+        deadline = soon()
+        while sum(there.refused.values()) < 10:
+            assert monotonic() < deadline
+            there.receive(0.05)
+        assert there.refused == {
+            Refusal.MALFORMED: 5,
+            Refusal.TRUNCATED: 2,
+            Refusal.TOO_LARGE: 2,
+            Refusal.FORGED: 1,
+        }
         stranger.close()
         context.term()
 
 
-def test_a_wait_ends_when_woken_or_in_time() -> None:
+def test_a_wait_ends_when_woken_or_in_time(posts: Opener) -> None:
     with posts(1) as [post]:
         assert post.receive(0.01) == []
         Timer(0.05, post.wake).start()
@@ -156,7 +201,7 @@ def test_a_wait_ends_when_woken_or_in_time() -> None:
     post.close()
 
 
-def test_who_never_comes_is_named() -> None:
+def test_who_never_comes_is_named(posts: Opener) -> None:
     missing = r"rank 3 hasn't come; is it running, with the same"
     with posts(1) as [post], pytest.raises(PeerLost, match=missing):
         post.meet([3], monotonic() + 0.05)

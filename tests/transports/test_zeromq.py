@@ -14,32 +14,54 @@ import zmq
 
 from tests.transports.ranks import LABEL, hear, in_a_process, soon, tell
 from thalweg.errors import PeerLate, PeerLost, TransportError
-from thalweg.transports import Address, Label, ZeroMqTransport, zeromq
-from thalweg.transports.zeromq import HEADER, MAGIC, VERSION
+from thalweg.transports import Address, Label, Refusal, ZeroMqTransport
+from thalweg.transports.card import Card
+from thalweg.transports.protection import Protection
+from thalweg.transports.zeromq import HEADER, MAGIC, PURPOSE, VERSION
 
 LARGE = np.arange(500_000)
 GRACE = 0.5
 
 
-@pytest.fixture(autouse=True)
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq, "GRACE", GRACE)
+class Opener:
+    """Of transports, plain ones or under CURVE."""
+
+    def __init__(self, *, curve: bool) -> None:
+        self._curve = curve
+
+    def at(self, store: dist.Store, rank: int) -> ZeroMqTransport:
+        secret = b"known to all of them" if self._curve else None
+        protection = Protection(curve=self._curve, secret=secret)
+        return ZeroMqTransport(rank, store, grace=GRACE, protection=protection)
+
+    @contextmanager
+    def __call__(self, *ranks: int) -> Iterator[tuple[dist.HashStore, dict[int, ZeroMqTransport]]]:
+        """Several in one process; those that a test puts in their place are closed as well."""
+        store = dist.HashStore()
+        opened = {rank: self.at(store, rank) for rank in ranks}
+        try:
+            yield store, opened
+        finally:
+            for transport in opened.values():
+                transport.close()
 
 
-@contextmanager
-def transports(*ranks: int) -> Iterator[tuple[dist.HashStore, dict[int, ZeroMqTransport]]]:
-    """Several in one process; those that a test puts in their place are closed as well."""
-    store = dist.HashStore()
-    opened = {rank: ZeroMqTransport(rank, store) for rank in ranks}
-    try:
-        yield store, opened
-    finally:
-        for transport in opened.values():
-            transport.close()
+@pytest.fixture(params=[False, True], ids=["plain", "curve"])
+def transports(request: pytest.FixtureRequest) -> Opener:
+    return Opener(curve=request.param)
+
+
+plain = Opener(curve=False)
 
 
 def endpoint(store: dist.HashStore, rank: int) -> str:
-    return store.get(f"zeromq/{rank}").decode()
+    card = Protection().sealer(PURPOSE).read(store.get(f"zeromq/{rank}"))
+    assert card is not None
+    return card.endpoint
+
+
+def header(sender: int = 1, magic: bytes = MAGIC, version: int = VERSION, nbytes: int = 1) -> bytes:
+    return HEADER.pack(magic, version, 0, sender, 0, *LABEL, nbytes)
 
 
 def exchange(one: ZeroMqTransport, other: ZeroMqTransport) -> None:
@@ -54,7 +76,7 @@ def exchange(one: ZeroMqTransport, other: ZeroMqTransport) -> None:
 
 def test_strangers_are_ignored() -> None:
     def work() -> None:
-        with transports(0, 1) as (store, ranks):
+        with plain(0, 1) as (store, ranks):
             exchange(ranks[0], ranks[1])
             host, port = endpoint(store, 0).removeprefix("tcp://").split(":")
             raw = []
@@ -62,29 +84,34 @@ def test_strangers_are_ignored() -> None:
                 raw.append(socket.create_connection((host, int(port)), timeout=5))
                 raw[-1].sendall(garbage)
             raw[0].close()
-            header = HEADER.pack(MAGIC, VERSION, 0, 1, *LABEL)
-            newer = HEADER.pack(MAGIC, VERSION + 1, 0, 1, *LABEL)
-            other = HEADER.pack(b"wltr", VERSION, 0, 1, *LABEL)
             stranger = zmq.Context()
             push = stranger.socket(zmq.PUSH)
             push.connect(endpoint(store, 0))
             for frames in (
                 [b""],
                 [b"hello"],
-                [header],
-                [header[:-1], b"x"],
-                [header + b"\0", b"x"],
-                [newer, b"x"],
-                [other, b"x"],
-                [header, b"x", b"y"],
-                [b"", header, b"x"],
+                [header()],
+                [header()[:-1], b"x"],
+                [header() + b"\0", b"x"],
+                [header(version=VERSION + 1), b"x"],
+                [header(magic=b"wltr"), b"x"],
+                [header(), b"x", b"y"],
+                [header(nbytes=2), b"x"],
+                [header(nbytes=1 << 60), b"x"],
+                [b"", header(), b"x"],
             ):
                 push.send_multipart(frames)
-            last = HEADER.pack(MAGIC, VERSION, 0, 9, *LABEL)
-            push.send_multipart([last, b"the last, so that the others have come"])
+            last = b"the last, so that the others have come"
+            push.send_multipart([header(9, nbytes=len(last)), last])
             ranks[0].receive(9, LABEL, soon())
             with pytest.raises(PeerLate):
                 ranks[0].receive(1, LABEL, monotonic() + 0.05)
+            assert ranks[0].refused == {
+                **ranks[0].refused,
+                Refusal.MALFORMED: 8,
+                Refusal.TRUNCATED: 2,
+                Refusal.TOO_LARGE: 1,
+            }
             exchange(ranks[0], ranks[1])
             push.close(0)
             stranger.term()
@@ -94,13 +121,13 @@ def test_strangers_are_ignored() -> None:
     in_a_process(work)
 
 
-def test_a_peer_that_is_back_elsewhere_is_found() -> None:
+def test_a_peer_that_is_back_elsewhere_is_found(transports: Opener) -> None:
     def work() -> None:
         with transports(0, 1) as (store, ranks):
             exchange(ranks[0], ranks[1])
             for _ in range(3):
                 ranks[1].close()
-                ranks[1] = ZeroMqTransport(1, store)
+                ranks[1] = transports.at(store, 1)
                 tell(ranks[1], 0)
                 hear(ranks[0], 1)
                 exchange(ranks[0], ranks[1])
@@ -112,11 +139,12 @@ def test_a_connection_that_breaks_comes_back() -> None:
     """To the same address: what was queued meanwhile arrives too."""
 
     def work() -> None:
-        with transports(0) as (store, ranks):
+        with plain(0) as (store, ranks):
             context = zmq.Context()
             first = context.socket(zmq.PULL)
             port = first.bind_to_random_port("tcp://127.0.0.1")
-            store.set("zeromq/1", f"tcp://127.0.0.1:{port}")
+            there = Card(rank=1, endpoint=f"tcp://127.0.0.1:{port}", key=b"")
+            store.set("zeromq/1", Protection().sealer(PURPOSE).write(there))
             ranks[0].send(1, LABEL, np.array([1]), soon())
             assert first.poll(10_000)
             first.close(0)
@@ -133,7 +161,7 @@ def test_a_connection_that_breaks_comes_back() -> None:
     in_a_process(work)
 
 
-def test_who_waits_for_one_that_is_gone_is_told() -> None:
+def test_who_waits_for_one_that_is_gone_is_told(transports: Opener) -> None:
     """Whether it ever sent to it or not."""
 
     def work() -> None:
@@ -145,15 +173,16 @@ def test_who_waits_for_one_that_is_gone_is_told() -> None:
             for rank in (0, 1):
                 start = monotonic()
                 text = rf"rank {rank} lost its connection to rank 2 .* ago; look at what happened"
-                with pytest.raises(PeerLost, match=text):
+                with pytest.raises(PeerLost, match=text) as caught:
                     ranks[rank].receive(2, LABEL, soon())
+                assert caught.value.peer == 2
                 assert monotonic() - start < GRACE + 3
             exchange(ranks[0], ranks[1])  # the others go on
 
     in_a_process(work)
 
 
-def test_who_sends_to_one_that_is_gone_is_told() -> None:
+def test_who_sends_to_one_that_is_gone_is_told(transports: Opener) -> None:
     def work() -> None:
         with transports(0, 1) as (store, ranks):
             exchange(ranks[0], ranks[1])
@@ -165,13 +194,13 @@ def test_who_sends_to_one_that_is_gone_is_told() -> None:
             assert monotonic() - start < GRACE + 3
             with pytest.raises(PeerLost, match="to rank 1"):
                 ranks[0].send(1, LABEL, LARGE, soon())
-            ranks[1] = ZeroMqTransport(1, store)
+            ranks[1] = transports.at(store, 1)
             exchange(ranks[0], ranks[1])
 
     in_a_process(work)
 
 
-def test_one_that_is_gone_harms_nobody_who_does_not_need_it() -> None:
+def test_one_that_is_gone_harms_nobody_who_does_not_need_it(transports: Opener) -> None:
     """Ranks close one after the other at the end of a run."""
 
     def work() -> None:
@@ -186,7 +215,7 @@ def test_one_that_is_gone_harms_nobody_who_does_not_need_it() -> None:
     in_a_process(work)
 
 
-def test_what_a_dead_peer_sent_before_is_taken_first() -> None:
+def test_what_a_dead_peer_sent_before_is_taken_first(transports: Opener) -> None:
     def work() -> None:
         with transports(0, 1) as (_, ranks):
             for value in range(3):
@@ -201,7 +230,7 @@ def test_what_a_dead_peer_sent_before_is_taken_first() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1000, 100_000])
-def test_queues_are_bounded(nbytes: int) -> None:
+def test_queues_are_bounded(nbytes: int, transports: Opener) -> None:
     """Who never takes anything in makes the sender wait, and late in the end."""
 
     def work() -> dict[str, int]:
@@ -224,7 +253,7 @@ def test_queues_are_bounded(nbytes: int) -> None:
     assert 256 <= in_a_process(work)["sent"] <= 2 * 256 + 20_000_000 // nbytes
 
 
-def test_a_rank_that_never_opens_is_late() -> None:
+def test_a_rank_that_never_opens_is_late(transports: Opener) -> None:
     def work() -> None:
         with transports(0) as (_, ranks):
             for call in (
@@ -239,11 +268,11 @@ def test_a_rank_that_never_opens_is_late() -> None:
     in_a_process(work)
 
 
-def test_a_store_that_is_gone_does_not_hide_a_peer_that_is() -> None:
+def test_a_store_that_is_gone_does_not_hide_a_peer_that_is(transports: Opener) -> None:
     def work() -> None:
         master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         clients = [dist.TCPStore("127.0.0.1", master.port) for _ in range(2)]
-        ranks = [ZeroMqTransport(rank, client) for rank, client in enumerate(clients)]
+        ranks = [transports.at(client, rank) for rank, client in enumerate(clients)]
         exchange(*ranks)
         del master
         ranks[1].close()

@@ -43,8 +43,10 @@ from thalweg.training.averager import is_native
 from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.itinerary import Itinerary, Stop
 from thalweg.training.layout import DTYPES, Layout
+from thalweg.transports import Transport
 
 TRANSPORTS = ("zeromq", "c10d")
+WITH_CURVE, WITHOUT = "zeromq, curve", "zeromq, plain"  # the first of them, both ways
 GLOO = "gloo"
 WARM_UP = 2  # repetitions that don't count
 TIMEOUT = 300.0  # seconds for one synchronisation
@@ -62,8 +64,9 @@ class Entry:
     hook: Choice | None = None
 
 
-def entries(syncs: Sequence[str]) -> list[Entry]:
-    """A row for each plan and each transport that it may use, and torch's own."""
+def entries(syncs: Sequence[str], *, both_ways: bool = False) -> list[Entry]:
+    """A row for each plan and each transport that it may use, and torch's own; for ZeroMQ one with
+    encryption and one without, if both ways are asked for."""
     rows = [Entry(GLOO, GLOO)]
     for text in syncs:
         plan = parse_plan(text)
@@ -73,16 +76,30 @@ def entries(syncs: Sequence[str]) -> list[Entry]:
             rows.append(Entry(text, plan.settings.transport))
         else:
             rows += [Entry(text, transport) for transport in TRANSPORTS]
+        if both_ways:
+            rows = [way for row in rows for way in _both_ways(row)]
         peer = plan.precision and peer_of(plan.precision)
         if peer and all(row.sync != peer for row in rows):
             rows.append(Entry(peer, GLOO, plan.precision))
     return rows
 
 
+def _both_ways(row: Entry) -> list[Entry]:
+    if row.transport != "zeromq":
+        return [row]
+    return [replace(row, transport=way) for way in (WITH_CURVE, WITHOUT)]
+
+
 def bench_collectives(
-    site: Site, workload: Workload, syncs: Sequence[str], repeats: int, progress: Progress
+    site: Site,
+    workload: Workload,
+    syncs: Sequence[str],
+    repeats: int,
+    progress: Progress,
+    *,
+    both_ways: bool = False,
 ) -> list[dict[str, Any]]:
-    rows = entries(syncs)
+    rows = entries(syncs, both_ways=both_ways)
     total = len(rows) * (repeats + WARM_UP)
 
     def work(rank: int, report: Report) -> dict[str, Any]:
@@ -159,8 +176,8 @@ def _measure(
     world.join_process_group()
     alarm = world.alarm()
     engines = {
-        name: Engine(world.transport(name), alarm, TIMEOUT)
-        for name in TRANSPORTS
+        name: Engine(_transport(world, name), alarm, TIMEOUT)
+        for name in (*TRANSPORTS, WITH_CURVE, WITHOUT)
         if any(entry.transport == name for entry in entries)
     }
     group = Group.everybody(find_cluster(None, world.size, os.environ))
@@ -181,6 +198,13 @@ def _measure(
     for engine in engines.values():
         engine.close()
     return {"seconds": seconds}
+
+
+def _transport(world: World, name: str) -> Transport:
+    if name in TRANSPORTS:
+        return world.transport(name)
+    way = replace(world.protection, curve=name == WITH_CURVE)
+    return replace(world.room(name), protection=way).transport("zeromq")
 
 
 def _subject(

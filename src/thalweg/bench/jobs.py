@@ -33,8 +33,10 @@ def launched() -> bool:
     return find_seat(os.environ).launcher != "alone"
 
 
-def train_at(site: Site, job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[Result]:
-    """By forks of this process at that site; every worker's result."""
+def train_at(
+    site: Site, job: Job, sync: str, recipe: Recipe, progress: Progress, restarts: int = 0
+) -> list[Result]:
+    """By forks of this process at that site; every worker's result, empty if it was killed."""
 
     def work(rank: int, report: Report) -> Result:
         outcome = train(job, sync, recipe, report if rank == 0 else _silent, _stop_on_interrupt)
@@ -53,6 +55,8 @@ def train_at(site: Site, job: Job, sync: str, recipe: Recipe, progress: Progress
         grace=grace,
         place=site.place,
         spare=spare_ranks(parse_plan(sync), Group.everybody(cluster)),
+        survives=True,
+        restarts=restarts,
     )
 
 
@@ -92,6 +96,7 @@ def result_of(outcome: Outcome) -> Result:
         "stopped": outcome.stopped,
         "approximate": outcome.approximate,
         "adjustments": [asdict(made) for made in outcome.adjustments],
+        "incidents": [asdict(incident) for incident in outcome.incidents],
         "choices": [asdict(chosen) for chosen in outcome.choices],
         "timings": [asdict(timing) for timing in outcome.timings],
     }
@@ -125,6 +130,7 @@ def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dic
         "stopped": told[0]["stopped"],
         "approximate": told[0]["approximate"],
         "adjustments": told[0]["adjustments"],
+        "incidents": told[0]["incidents"],
         "choices": told[0]["choices"],
         "lost": [rank for rank, result in enumerate(results) if not result],
     }

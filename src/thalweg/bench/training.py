@@ -24,6 +24,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.runtime.launch import CLUSTER_VARIABLE
 from thalweg.training import Run, attach
+from thalweg.training.incident import Incident
 from thalweg.training.overlap import Timing
 from thalweg.training.steering import Chosen
 from thalweg.training.watch import Adjustment
@@ -68,6 +69,7 @@ class Outcome:
     stopped: bool
     approximate: dict[int, float]  # steps, and the share of the batch that they have seen
     adjustments: list[Adjustment]  # of the groups, under plans that have them
+    incidents: list[Incident]  # who left and who came
     choices: list[Chosen]  # of plans, under auto
     timings: list[Timing]  # of the last steps, under plans that have common ones
     peak_nbytes: int
@@ -130,6 +132,7 @@ def train(
         stopped=run.stopping,
         approximate=dict(run.approximate),
         adjustments=list(run.adjustments),
+        incidents=list(run.incidents),
         choices=list(run.choices),
         timings=timings,
         peak_nbytes=_peak_nbytes(),

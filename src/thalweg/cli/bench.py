@@ -55,6 +55,10 @@ def collectives(
         typer.Option(metavar="NAME", help="A model, a job or a workload file instead of --bytes."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 15,
+    curve: Annotated[
+        bool,
+        typer.Option("--curve", help="Time ZeroMQ with encryption and without, taking turns."),
+    ] = False,
     json_path: JsonOption = None,
 ) -> None:
     """Time one synchronisation under each plan, beside torch's own all_reduce (the row gloo).
@@ -67,7 +71,7 @@ def collectives(
     workload = _workload(nbytes, model)
     place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
     with place as site, progress_bar("Synchronising") as bar:
-        rows = bench_collectives(site, workload, sync, repeats, bar.show)
+        rows = bench_collectives(site, workload, sync, repeats, bar.show, both_ways=curve)
     terminal = console(json_path)
     terminal.print(_table(site, workload, rows))
     settings = {

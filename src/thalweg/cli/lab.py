@@ -18,7 +18,7 @@ from thalweg.cli.place import (
     lab_cluster,
 )
 from thalweg.cli.progress import progress_bar
-from thalweg.cli.run_script import with_interpreter
+from thalweg.cli.run_script import RestartsOption, with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate
 from thalweg.report.lab import hosts_table, uplinks_table
@@ -105,6 +105,7 @@ def run(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
     ] = False,
+    restarts: RestartsOption = 0,
 ) -> None:
     """Run a script on every host of a lab, with their output side by side.
 
@@ -118,15 +119,19 @@ def run(
     from thalweg.runtime.supervisor import run_command
 
     command = with_interpreter(arguments)
+
+    def go(lab: Lab, workers: int) -> None:
+        run_command(workers, command, place=lab.place, keep_going=keep_going, restarts=restarts)
+
     if layout is None:
         if (nic, uplink, latency, loss, rank_order) != (None, None, None, 0.0, None):
             raise UsageError("a lab that is up has its links", "give --lab too, or use degrade")
         lab = Lab.find(name)
-        run_command(lab.cluster.workers, command, place=lab.place, keep_going=keep_going)
+        go(lab, lab.cluster.workers)
         return
     wanted = lab_cluster(layout, nic, uplink, rank_order, latency)
     with Lab.of(wanted, name=name, loss=loss, without_netem="go on") as lab:
-        run_command(wanted.workers, command, place=lab.place, keep_going=keep_going)
+        go(lab, wanted.workers)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from thalweg.cli import (
     advise,
     bench,
     calibrate,
+    chaos,
     demo,
     explain,
     lab,
@@ -48,6 +49,7 @@ app.command("probe")(probe.command)
 app.command("calibrate")(calibrate.command)
 app.command("train")(train.command)
 app.command("verify")(verify.command)
+app.command("chaos")(chaos.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")

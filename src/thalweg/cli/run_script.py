@@ -10,6 +10,11 @@ import typer
 
 from thalweg.errors import UsageError
 
+RestartsOption = Annotated[
+    int,
+    typer.Option(min=0, metavar="N", help="Start a worker that is killed again, so many times."),
+]
+
 
 def command(
     arguments: Annotated[
@@ -23,18 +28,20 @@ def command(
             "--keep-going", help="Though a worker fails, under a plan that can do without it."
         ),
     ] = False,
+    restarts: RestartsOption = 0,
 ) -> None:
     """Run a script as several workers on this machine, with their output side by side.
 
     thalweg run --workers 4 train.py --lr 0.1
 
     A .py file runs in this Python. What torchrun sets is set for each worker: RANK, WORLD_SIZE,
-    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one fails, the others are ended, or with --keep-going
-    go on as long as they can; the exit code is 1 either way.
+    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one is killed the others go on without it, and with
+    --restarts it comes back. If one fails by itself the others are ended, or with --keep-going go
+    on as long as they can; the exit code is 1 either way.
     """
     from thalweg.runtime.supervisor import run_command  # torch takes a second: not at import
 
-    run_command(workers, with_interpreter(arguments), keep_going=keep_going)
+    run_command(workers, with_interpreter(arguments), keep_going=keep_going, restarts=restarts)
 
 
 def with_interpreter(arguments: list[str]) -> list[str]:

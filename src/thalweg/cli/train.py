@@ -20,6 +20,7 @@ from thalweg.cli.place import (
     site_at,
 )
 from thalweg.cli.progress import Bar, progress_bar
+from thalweg.cli.run_script import RestartsOption
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about
 
@@ -62,6 +63,7 @@ def command(
         typer.Option(min=1, metavar="STEPS", help="Save so often, not only at the end."),
     ] = None,
     timeout: TimeoutOption = "5min",
+    restarts: RestartsOption = 0,
     json_path: JsonOption = None,
 ) -> None:
     """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's.
@@ -92,7 +94,7 @@ def command(
     else:
         place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
         with place as site, progress_bar(f"Training {job.name} under {sync}") as bar:
-            results = train_at(site, job, sync, recipe, _shown(bar, recipe))
+            results = train_at(site, job, sync, recipe, _shown(bar, recipe), restarts)
         notes = site.notes
     rows = step_rows(results)
     result = summary(results, rows)
@@ -132,5 +134,6 @@ def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> s
         f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
         for made in result["adjustments"]
     ]
+    lines += [f"at step {i['step']}: {i['reason']}" for i in result["incidents"]]
     lines += [told_choice(chosen) for chosen in result["choices"]]
     return "\n".join(lines)

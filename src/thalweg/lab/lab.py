@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
-from thalweg.lab import registry
+from thalweg.lab import holes, registry
 from thalweg.lab.director import EventDirector, Fired
 from thalweg.lab.event import Event
 from thalweg.lab.fabric import Progress, build, has_netem
@@ -293,6 +293,13 @@ class Lab:
     def host(self, called: int | str) -> Host:
         """By a rank that lives there, or its name."""
         return host_called(self.cluster, called)
+
+    def lose(self, rank: int, peer: int) -> None:
+        """What the one's host sends to the other's, and nothing else."""
+        holes.dig(self.wiring, rank, peer)
+
+    def find_again(self, rank: int, peer: int) -> None:
+        holes.fill(self.wiring, rank, peer)
 
     def restore(self) -> None:
         """All links as they were declared, and no flows."""

@@ -87,6 +87,7 @@ class Agreement:
         self._handed_out = 0
         self._sealed: dict[int, _Log] = {}
         self._last_step = -1
+        self._own: dict[str, tuple[str, Json]] = {}  # proposals that haven't taken effect, by token
 
     @property
     def handed_out(self) -> int:
@@ -97,9 +98,15 @@ class Agreement:
         """As a rank at which so many have taken effect."""
         self._handed_out = handed_out
 
+    @property
+    def pending(self) -> list[tuple[str, Json]]:
+        """What this rank has proposed, and hasn't taken effect."""
+        return list(self._own.values())
+
     def propose(self, name: str, value: Json) -> None:
         """Ask for a change; all ranks make it at the same one of their next safe points."""
         entry = (name, json.loads(json.dumps(value)), token_hex(8))
+        self._own[entry[2]] = entry[:2]
         self._line.ask(lambda store: _edit(store, lambda log: log.with_one_more(entry)))
 
     def settle(self, step: int) -> list[Change]:
@@ -113,6 +120,8 @@ class Agreement:
         new = seal.after(self._handed_out).proposals
         self._handed_out = max(self._handed_out, seal.stop)
         self._last_step = step
+        for _, _, token in new:
+            self._own.pop(token, None)
         return [Change(name=name, value=value, step=step) for name, value, _ in new]
 
     def _seal(self, store: Store, step: int) -> _Log:

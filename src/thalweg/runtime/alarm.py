@@ -7,9 +7,10 @@ fails after it is a consequence and changes nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 
-from thalweg.errors import PeerFailed, PeerLate, RunError, ranks_text
+from thalweg.errors import PeerFailed, PeerLate, RunError, StoreLost, ranks_text
 from thalweg.runtime.rollcall import RollCall
 from thalweg.transports.line import Line, Store
 
@@ -17,11 +18,11 @@ _KEY = "alarm"
 
 
 class Alarm:
-    """All ranks' alarm, seen from one of `size`."""
+    """The alarm of all `ranks`, seen from one of them."""
 
-    def __init__(self, store: Store, rank: int, size: int = 1) -> None:
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int] = ()) -> None:
         self._line = Line(store, rank)
-        self._roll = RollCall(self._line, size)
+        self._roll = RollCall(self._line, ranks or (rank,))
         self._found: PeerFailed | None = None  # by this rank's own roll call
 
     def sound(self, problem: str) -> None:
@@ -52,7 +53,7 @@ class Alarm:
             self._roll.answer()
             text = self._line.ask(lambda s: s.get(_KEY) if s.check([_KEY]) else None)
         except RunError as error:
-            return PeerFailed(f"the store is gone ({error.problem})", error.remedy)
+            return StoreLost(f"the store is gone ({error.problem})", error.remedy)
         if text is None:
             return self._found
         alarm = json.loads(text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from thalweg.errors import RunError, WorkerFailed
+from thalweg.errors import RunError, ThalwegError, WorkerFailed
 from thalweg.runtime.forked import (
     PIPE_NBYTES,
     Failure,
@@ -39,6 +39,7 @@ TICK = 0.05  # seconds between two looks at who has ended
 TERM_GRACE = 2.0  # seconds from SIGTERM to SIGKILL, at most
 LONGEST_LINE = 1 << 20  # bytes; what is longer is told in pieces
 LONGEST_PIPE = 1 << 20  # bytes that a pipe can hold
+SHORTEST_LIFE = 0.5  # seconds of a store that is worth starting another
 DESCRIPTORS = 64  # that a process has open anyway, at most
 
 
@@ -77,6 +78,8 @@ class Crew:
     returns: bool  # whether each must send a result
     keep_going: bool = False  # though one fails
     spare: Collection[int] = ()  # ranks that the others can do without
+    survives: bool = False  # that one is killed; the others know whether they can go on
+    restarts: int = 0  # for each worker that is killed
     on_message: OnMessage
     on_line: OnLine
     director: Director | None = None
@@ -91,6 +94,8 @@ class Crew:
     _job: Job | None = None
     _guard: tuple[int, int] | None = None
     _store: int | None = None
+    _port: int = 0
+    _store_began: float = 0.0
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def called_off(self) -> bool:
@@ -101,7 +106,14 @@ class Crew:
         return self.called_off() or (self.has_failed() and not self.keep_going)
 
     def has_failed(self) -> bool:
-        return any(end.rank not in self.spare for end in self.failures)
+        return any(not self._is_spare(end) for end in self.failures)
+
+    def is_lost(self) -> bool:
+        """Whether all have ended, and none of them well."""
+        return bool(self.failures) and all(end.code != 0 for end in self.ends)
+
+    def _is_spare(self, end: End) -> bool:
+        return end.rank in self.spare or (self.survives and end.code < 0)
 
     @contextmanager
     def keeping_signals(self) -> Iterator[None]:
@@ -124,8 +136,9 @@ class Crew:
         """Before any worker starts; the port."""
         allow_descriptors(3 * self.size)
         self._guard = fork_guard()
-        self._store, port = fork_store(self.place, self._guard[1])
-        return port
+        self._store, self._port = fork_store(self.place, self._guard[1])
+        self._store_began = monotonic()
+        return self._port
 
     def start(self, job: Job) -> None:
         self._job = job
@@ -194,6 +207,11 @@ class Crew:
         if rank in self.living:
             self.living[rank].send(signal.SIGCONT)
 
+    def kill_store(self) -> None:
+        if self._store is not None:
+            self._store_began = 0.0  # that it died young says nothing of the next
+            os.kill(self._store, signal.SIGKILL)
+
     def _descriptors(self) -> Iterator[int]:
         for worker in self.living.values():
             yield from (pipe.descriptor for pipe in worker.pipes)
@@ -251,8 +269,26 @@ class Crew:
         for code, worker in sorted(ended, key=lambda pair: pair[0] >= 0):
             self._let_go(worker, code)
         if self._store is not None and os.waitpid(self._store, os.WNOHANG)[0]:
-            self._store = None
-            self.broken = RunError("the process that hosts the store died", "start again")
+            self._host_another_store(self._store)
+
+    def _host_another_store(self, dead: int) -> None:
+        """At the same address, unless the one before died at once."""
+        assert self._guard is not None
+        self._store = None
+        with suppress(BrokenPipeError):
+            os.write(self._guard[1], b"-%d\n" % dead)
+        if self._ending:
+            return
+        began, self._store_began = self._store_began, monotonic()
+        try:
+            if self._store_began - began < SHORTEST_LIFE:
+                raise RunError("the process that hosts the store died", "start again")
+            others = tuple(self._descriptors())
+            self._store, _ = fork_store(
+                self.place, self._guard[1], port=self._port, not_mine=others
+            )
+        except ThalwegError as error:
+            self.broken = error
 
     def _let_go(self, worker: _Worker, code: int) -> None:
         """Take the last words of one that has ended, and close its pipes."""
@@ -278,11 +314,19 @@ class Crew:
         if worker.restarts:
             self._start(worker.rank)
         elif not worker.expected and (code != 0 or (self.returns and end.result is None)):
-            self.failures.append(end)
-            alone = not end.is_consequence() and not end.is_mistake()  # others make those as well
-            if worker.rank in self.spare and alone and not self.done():
-                told = end.told(self.place.called(worker.rank))
-                self._tell(self.on_line, worker.rank, "stderr", f"{told.problem}; others go on")
+            self._note_failure(end)
+
+    def _note_failure(self, end: End) -> None:
+        told = end.told(self.place.called(end.rank)).problem
+        lives = sum(other.rank == end.rank for other in self.ends)
+        if end.code < 0 and lives <= self.restarts:
+            self._tell(self.on_line, end.rank, "stderr", f"{told}; it is started again")
+            self._start(end.rank)
+            return
+        self.failures.append(end)
+        alone = not end.is_consequence() and not end.is_mistake()  # others make those as well
+        if self._is_spare(end) and alone and not self.done():
+            self._tell(self.on_line, end.rank, "stderr", f"{told}; others go on")
 
     def _hear(self, worker: _Worker, stream: str, line: bytes) -> None:
         # Of a line that redraws itself, a progress bar's, the last state is told.

@@ -10,7 +10,8 @@ circle.
 The training thread hands a round in when its bucket is ready and goes on computing; it waits for
 the results where it needs them. The first error ends the engine: the alarm is sounded and the
 transport closed, so that other ranks stop waiting too, and every round that is left fails with that
-error.
+error. A peer that is lost is another matter where members may change: what is under way is broken
+off, Interrupted, and the engine goes on when the members that are left have formed anew (`enter`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import ChainMap, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -26,14 +28,27 @@ from time import monotonic
 import numpy as np
 import torch
 
-from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportClosed, TransportError
+from thalweg.errors import (
+    Interrupted,
+    PeerFailed,
+    PeerLate,
+    PeerLost,
+    StoreLost,
+    ThalwegError,
+    TransportClosed,
+    TransportError,
+)
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.runtime.arrivals import Arrival, Arrivals
 from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, View, flat
+from thalweg.runtime.formation import Formation
+from thalweg.runtime.membership import Membership
 from thalweg.transports import Array, Transport
+from thalweg.transports.line import Store
 
 AT_ONCE = 2  # chains under way
+SOONER = 0.1  # seconds of waiting after which it looks whether the members are to meet
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 
 
@@ -76,16 +91,25 @@ class _Running:
 
 
 class Engine:
-    """`timeout` is how many seconds a round may take."""
+    """`timeout` is how many seconds a round may take; with `membership` members may change."""
 
-    def __init__(self, transport: Transport, alarm: Alarm, timeout: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        alarm: Alarm,
+        timeout: float,
+        membership: Membership | None = None,
+    ) -> None:
         self.arrivals = Arrivals()
         self.timeout = timeout
+        self._membership = membership
+        self._look_around = LOOK_AROUND if membership is None else SOONER
         self._transport = transport
         self._alarm = alarm
         self._broken: BaseException | None = None
         self._closed = False
         self._advanced = 0.0  # when the last rounds began
+        self._listened = 0.0  # when it was last heard whether others gave up
         self._handed_in: SimpleQueue[_Underway | None] = SimpleQueue()  # None is the last
         self._waiting: deque[_Underway] = deque()
         self._chains: list[_Underway] = []
@@ -98,6 +122,11 @@ class Engine:
     @property
     def rank(self) -> int:
         return self._transport.rank
+
+    @property
+    def failed(self) -> bool:
+        """For good."""
+        return self._broken is not None and not isinstance(self._broken, Interrupted)
 
     def submit(self, work: Task | Chain) -> Future[None]:
         """A round, or a chain of them; what a chain reads and writes is left alone until then."""
@@ -130,6 +159,18 @@ class Engine:
 
     def run(self, work: Sequence[Task | Chain]) -> None:
         self.wait([self.submit(each) for each in work])
+
+    def enter(self, formation: Formation, alarm: Alarm) -> None:
+        """Go on with these members, whatever was broken off before. Nothing may be under way."""
+        if self._broken is None:
+            self._broken = Interrupted(f"formation {formation.number} begins")
+        marker: Future[None] = Future()
+        self._handed_in.put(_Underway(iter(()), marker, monotonic(), None))  # it fails, in its turn
+        with suppress(ThalwegError, TimeoutError):
+            marker.result(GRACE)
+        self._transport.enter(formation.number, formation.members)
+        self._alarm = alarm
+        self._broken = None
 
     def close(self) -> None:
         if self._closed:
@@ -235,9 +276,9 @@ class Engine:
         first = self._running[0].execution
         awaited = ChainMap(*(running.execution.awaited for running in self._running))
         try:
-            address, array = self._transport.receive_any(awaited, monotonic() + LOOK_AROUND)
+            address, array = self._transport.receive_any(awaited, monotonic() + self._look_around)
         except PeerLate:
-            self._listen()
+            self._look_about()
             if monotonic() < first.deadline:
                 return
             # Of the first alone: later rounds may be waiting for it to end.
@@ -263,9 +304,35 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         """The first error ends it all: nobody shall wait for what won't come."""
-        self._broken = self._told(error)
+        interrupted = self._interrupted(error)
+        self._broken = interrupted or self._told(error)
         self._give_up(self._broken)
-        self._transport.close()
+        if interrupted is None:
+            self._transport.close()
+
+    def _interrupted(self, error: BaseException) -> Interrupted | None:
+        """If that is reason to meet with those who are left, and not to end."""
+        if self._membership is None or isinstance(error, Interrupted):
+            return error if isinstance(error, Interrupted) else None
+        if isinstance(error, TransportError) and self._gave_up() is not None:
+            return None
+        if isinstance(error, PeerLate) and self._membership.misses(error.peers):
+            self._membership.blame(*error.peers)
+        elif isinstance(error, PeerLost) and error.peer is not None:
+            self._membership.blame(error.peer)
+        elif not isinstance(error, StoreLost):
+            return None
+        self._membership.explain(error.problem)
+        return Interrupted(error.problem)
+
+    def _gave_up(self) -> PeerFailed | None:
+        """What a rank has told that ends the run for all."""
+        heard = self._alarm.heard()
+        return None if isinstance(heard, StoreLost) else heard
+
+    def meet_at(self, store: Store) -> None:
+        """The store that ranks find one another by is another."""
+        self._transport.meet_at(store)
 
     def _give_up(self, error: BaseException) -> None:
         chains = [*(over.of for over in self._done), *self._chains, *self._waiting]
@@ -284,6 +351,16 @@ class Engine:
             self._alarm.sound(f"{type(error).__name__}: {error}")
         heard = self._alarm.heard() if isinstance(error, TransportError) else None
         return heard or error
+
+    def _look_about(self) -> None:
+        """Whether others gave up, or wait to meet this rank; or whether it has waited enough."""
+        if self._membership is not None:
+            first = self._running[0]
+            peers = tuple(sorted({address.peer for address in first.execution.awaited}))
+            self._membership.wait(monotonic() - first.started, peers)
+        if monotonic() - self._listened >= LOOK_AROUND:
+            self._listened = monotonic()
+            self._listen()
 
     def _listen(self) -> None:
         heard = self._alarm.heard()

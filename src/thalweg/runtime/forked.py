@@ -12,6 +12,7 @@ Fork while no other thread of this process runs; those of numpy's and torch's li
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from typing import Any, NoReturn, Protocol
@@ -50,7 +51,7 @@ class Job:
 
     work: Work
     place: Place
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # the job secret is in it
     debug: bool
 
 
@@ -122,6 +123,7 @@ def fork_guard() -> tuple[int, int]:
 
 def be_worker(post: Post, job: Job) -> NoReturn:
     code = 1
+    gc.freeze()  # or the first full collection copies all memory that it shares with its parent
     try:
         os.setsid()
         os.write(post.guard, b"%d\n" % os.getpid())

@@ -20,6 +20,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -39,6 +40,7 @@ DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
 SLURM_RESERVED_STEPS = 0xFFFFFFF0  # from here on: the steps of sbatch's and salloc's own shells
 RETRY = 0.1  # seconds
+BACKLOG = 512  # connections that wait to be taken in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +256,7 @@ def _connect(
 ) -> None:
     from torch._C._distributed_c10d import TCPStore
 
+    listener = _listener(address, port) if serves else None
     try:
         store = TCPStore(
             address,
@@ -262,11 +265,22 @@ def _connect(
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
             multi_tenant=True,  # torch's own process group may ask for the same port
+            master_listen_fd=None if listener is None else listener.detach(),
         )
     except (RuntimeError, ValueError) as error:
         answer.put(error)
     else:
         answer.put(store)
+
+
+def _listener(address: str, port: int) -> socket.socket | None:
+    """At this address of this host alone, where torch would listen on all. None if it is a name,
+    which other hosts may resolve otherwise, or isn't free: let torch see to it."""
+    try:
+        family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=BACKLOG)
+    except (OSError, ValueError):
+        return None
 
 
 def _wait_for_listener(seat: Seat, address: str, port: int, deadline: float) -> None:

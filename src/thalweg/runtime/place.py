@@ -50,6 +50,10 @@ class Workers(Protocol):
 
     def resume(self, rank: int) -> None: ...
 
+    def kill_store(self) -> None:
+        """Its host's process; the supervisor starts another."""
+        ...
+
 
 class Director(Protocol):
     """Makes things happen while workers run."""

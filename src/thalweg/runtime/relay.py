@@ -6,7 +6,8 @@ in its own part of a step and picks up the step's results; if it comes late, the
 it.
 
 Who is above may go away. Then the results come from one beside it, or the next one further up that
-is still there (`FOLLOW`), until the parent is back. If the root itself is gone, the run is over.
+is still there (`FOLLOW`), until the parent is back. If the root itself is gone, the run is over; or
+its members meet to plant another tree, where they may change.
 
 If too many are late for the code, the root waits for one more. After a deadline, which follows from
 how long steps have taken so far, it does what the plan says: it goes on waiting until the run's own
@@ -27,6 +28,7 @@ from thalweg.codes import ROOT, Allocation
 from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arrivals import Arrivals
+from thalweg.runtime.membership import Membership
 from thalweg.runtime.node import Form, Node, Piece, Results, pieces_of
 from thalweg.runtime.pace import Pace
 from thalweg.runtime.world import World
@@ -39,6 +41,7 @@ ASK_AGAIN = 1.0  # seconds until somebody else is asked for a state
 AFTER_REFUSAL = 0.02  # the same, if who was asked needs one itself
 LESS_OFTEN = 1.5  # times as long, each time: the state may be on its way
 LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
+SOONER = 0.1  # the same, where members may be called to meet
 WINDOW = 0.25  # seconds for what is there to reach the root, once it is in a hurry
 PATIENCE_BELOW = 30.0  # seconds for those below to come, before it begins without them
 SHORTEST_QUEUE = 64  # letters that may wait for one peer, at least
@@ -57,18 +60,21 @@ class Relay:
         *,
         timeout: float,
         beyond: str = "wait",
+        membership: Membership | None = None,
     ) -> None:
         self.rank = node.rank
         self.timeout = timeout
         self._post = post
         self._node = node
         self._alarm = alarm
+        self._membership = membership
         self._host = allocation.host
         self._sources = sources(allocation, self.rank)
         self._below = allocation.below[self.rank]
         self._all = allocation.ranks
-        self._spare = allocation.branches.codes[ROOT].stragglers
+        self.spare = allocation.branches.codes[ROOT].stragglers  # that it can do without
         self._source = 0  # which of them results come from
+        self._look_around = LOOK_AROUND if membership is None else SOONER
         self._pace = Pace()
         self._beyond = beyond
         self._hurried: tuple[int, float] | None = None  # step, and until when
@@ -157,8 +163,9 @@ class Relay:
             asked, self._asked = self._asked, set()
         self._do(lambda: [Letter(peer, Sort.STATE, 0, array=state) for peer in sorted(asked)])
 
-    def take_state(self) -> Array:
-        """Another rank's, the parent's or that of whoever else answers."""
+    def take_state(self, suits: Callable[[Array], bool] = lambda state: True) -> Array:
+        """Another rank's, the parent's or that of whoever else answers, if it suits: some may be
+        behind themselves."""
         deadline, patience = monotonic() + self.timeout, ASK_AGAIN
         with self._changed:
             self._state = None
@@ -170,9 +177,11 @@ class Relay:
                 patience *= LESS_OFTEN
             self._wait(lambda: self._state is not None, AFTER_REFUSAL)
             with self._changed:
-                if self._state is not None:
+                state, self._state = self._state, None
+            if state is not None and suits(state):
+                with self._changed:
                     self._asking = None
-                    return self._state
+                return state
             if monotonic() >= deadline:
                 break
         raise RunError(
@@ -194,6 +203,13 @@ class Relay:
             return [*again, *left, *self._speaking_up(letter)]
 
         self._do(follow)
+
+    @property
+    def stalls(self) -> bool:
+        """Whether a step takes longer than steps do."""
+        with self._changed:
+            began = self._pace.began(self._node.floor)
+            return began is not None and monotonic() > began + self._pace.deadline
 
     def present(self) -> list[int]:
         """The neighbours that aren't gone: who has this rank's results, and who gives it its."""
@@ -232,7 +248,7 @@ class Relay:
         deadline = monotonic() + (self.timeout if seconds is None else seconds)
         while monotonic() < deadline:
             with self._changed:
-                listened = min(deadline, monotonic() + LOOK_AROUND)
+                listened = min(deadline, monotonic() + self._look_around)
                 while not over():
                     if self._broken is not None:
                         raise self._broken
@@ -244,6 +260,8 @@ class Relay:
                     self._changed.wait(left)
                 else:
                     return True
+            if self._membership is not None:
+                self._membership.refuse_if_called()
             heard = self._alarm.heard()
             if heard is not None:
                 raise heard
@@ -322,7 +340,7 @@ class Relay:
         if not self._post.is_down(self._sources[self._source]):
             letter = Letter(self._sources[self._source], Sort.FOLLOW, self._node.floor)
             return [*left, *self._speaking_up(letter)]
-        if self._post.seconds_down(self._host) > GRACE:
+        if self._membership is None and self._post.seconds_down(self._host) > GRACE:
             raise PeerLost(
                 f"the root, on rank {self._host}, is gone, and nobody else can decode",
                 "start the run again: it goes on from its last checkpoint",
@@ -396,6 +414,9 @@ class Relay:
             yield from (*nearest, *other)
 
     def _notice_who_is_gone(self) -> None:
+        if self._membership is not None:
+            known = (*self._sources, *self._below)
+            self._membership.broke(*(peer for peer in known if self._post.is_down(peer)))
         if self._asking is not None and self._post.is_down(self._asking) and not self._refused:
             self._refused = True
             self._changed.notify_all()
@@ -404,7 +425,7 @@ class Relay:
         """Nobody but the root is needed by all; it is gone if more say so than may be late."""
         if self.rank == self._host:
             return True
-        return isinstance(error, PeerLost) and self._alarm.witness("no root") > self._spare
+        return isinstance(error, PeerLost) and self._alarm.witness("no root") > self.spare
 
     def _fail(self, error: BaseException) -> None:
         kind = type(error).__name__
@@ -456,7 +477,7 @@ def join_tree(
     node = make(world.rank, pieces, allocation)
     node.skip_to(first)
     queue = max(SHORTEST_QUEUE, (1 + node.kept) * len(pieces))  # for one who is away for a while
-    post = Post(world.rank, world.store, world.address, queue=queue)
+    post = world.post(queue)
     try:
         above, below = sources(allocation, world.rank)[:1], allocation.below[world.rank]
         post.meet(above, monotonic() + timeout)
@@ -467,4 +488,12 @@ def join_tree(
     except BaseException:
         post.close()
         raise
-    return Relay(post, node, allocation, alarm, timeout=timeout, beyond=beyond)
+    return Relay(
+        post,
+        node,
+        allocation,
+        alarm,
+        timeout=timeout,
+        beyond=beyond,
+        membership=world.membership,
+    )

@@ -7,6 +7,7 @@ around meanwhile. Who hasn't answered is dead, cut off, or busy with something e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic, sleep
 
 from thalweg.transports.line import Line
@@ -17,9 +18,9 @@ _CALLED = "rollcall"
 
 
 class RollCall:
-    def __init__(self, line: Line, size: int) -> None:
+    def __init__(self, line: Line, ranks: Sequence[int]) -> None:
         self._line = line
-        self._ranks = range(size)
+        self._ranks = ranks
         self._answered = False
 
     def answer(self) -> None:

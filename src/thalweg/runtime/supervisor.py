@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -21,6 +21,7 @@ from thalweg.runtime.crew import Crew, OnLine, OnMessage
 from thalweg.runtime.forked import Job, Report, Work, program
 from thalweg.runtime.launch import LAUNCHER_VARIABLE
 from thalweg.runtime.place import HERE, Director, Place
+from thalweg.runtime.secret import SECRET_VARIABLE, find_secret, new_secret
 from thalweg.runtime.verdict import verdict
 
 __all__ = ["Report", "Work", "print_prefixed", "run_command", "run_workers"]
@@ -45,13 +46,16 @@ def run_workers(
     on_line: OnLine = print_prefixed,
     grace: float = 5.0,
     spare: Collection[int] = (),
+    survives: bool = False,
+    restarts: int = 0,
     debug: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Run `work(rank, report)` in `size` forks of this process; every worker's result, by rank.
 
-    If a worker fails that isn't `spare`, all end. The result of a spare one that failed is empty,
-    as is that of one that a director killed. A message with a `step` in it also tells how far that
-    worker is. Times are in seconds.
+    If a worker fails that isn't `spare`, all end; with `survives` not if it is killed, and then it
+    is started again up to `restarts` times. The result of one that failed and that the others did
+    without is empty, as is that of one that a director killed. A message with a `step` in it also
+    tells how far that worker is. Times are in seconds.
     """
     import torch._dynamo  # once, for all forks; optimizers load it
 
@@ -67,6 +71,8 @@ def run_workers(
         on_line=on_line,
         director=director,
         spare=spare,
+        survives=survives,
+        restarts=restarts,
     )
     wanted = DEBUG_VARIABLE in os.environ if debug is None else debug
     _supervise(crew, limited, grace, timeout, wanted)
@@ -83,9 +89,11 @@ def run_command(
     grace: float = 5.0,
     timeout: float | None = None,
     keep_going: bool = False,
+    restarts: int = 0,
 ) -> None:
     """Run a program as `size` workers, until all have ended; with `keep_going` also if one
-    fails."""
+    fails. One that is killed is started again up to `restarts` times; the others go on, unless they
+    fail too."""
     if not command or shutil.which(command[0]) is None:
         missing = f"there is no program {command[0]!r}" if command else "no program is named"
         raise UsageError(missing, "name a program or a .py file")
@@ -94,6 +102,8 @@ def run_command(
         place=place,
         returns=False,
         keep_going=keep_going,
+        survives=True,
+        restarts=restarts,
         on_message=ignore,
         on_line=on_line,
     )
@@ -119,7 +129,7 @@ def _supervise(crew: Crew, work: Work, grace: float, timeout: float | None, debu
         raise crew.broken
     if crew.signals:
         raise KeyboardInterrupt
-    if crew.has_failed():
+    if crew.has_failed() or crew.is_lost():
         raise verdict(
             crew.size, crew.failures, crew.killed, crew.place.called, crew.spare
         ) from None
@@ -141,7 +151,13 @@ def _environment(size: int, address: str, port: int) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1",
         "PYTHONUNBUFFERED": "1",  # a pipe isn't a terminal, but somebody is watching
+        **_secret(os.environ),
     }
+
+
+def _secret(environment: Mapping[str, str]) -> dict[str, str]:
+    """One for this job alone, if none was given: by the environment, which no other user sees."""
+    return {} if find_secret(environment) else {SECRET_VARIABLE: new_secret()}
 
 
 def _earlier(deadline: float | None, other: float) -> float:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import (
+    Interrupted,
     PeerFailed,
     PeerLate,
     PeerLost,
+    StoreLost,
     ThalwegError,
     TransportClosed,
     UsageError,
@@ -19,7 +21,10 @@ from thalweg.errors import (
 from thalweg.runtime.forked import Failure
 
 CONSEQUENCES = {
-    *(kind.__name__ for kind in (PeerFailed, PeerLate, PeerLost, TransportClosed)),
+    *(
+        kind.__name__
+        for kind in (Interrupted, PeerFailed, PeerLate, PeerLost, StoreLost, TransportClosed)
+    ),
     *("DistBackendError", "DistNetworkError", "DistStoreError"),
 }
 """Errors that a worker gets because of another."""

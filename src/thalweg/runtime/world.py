@@ -1,13 +1,19 @@
-"""All workers of a run as one of them sees them: who it is, the store, how to reach the others."""
+"""All workers of a run as one of them sees them: who it is, the store, how to reach the others.
+
+`rank` and `size` are its seat among those that were started. Who trains together now are `members`;
+each formation of them has a part of the store to itself.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from time import monotonic, sleep
 
 import psutil
@@ -17,11 +23,20 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from thalweg.errors import LaunchError, RunError
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.forked import RESTARTS_VARIABLE
-from thalweg.runtime.launch import find_seat, open_store
+from thalweg.runtime.formation import Formation
+from thalweg.runtime.heartbeat import CALLED
+from thalweg.runtime.launch import Seat, find_seat, open_store
+from thalweg.runtime.membership import Membership
+from thalweg.runtime.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.transports import C10dTransport, MemoryNetwork, Transport, ZeroMqTransport
 from thalweg.transports.line import Line
+from thalweg.transports.post import Post
+from thalweg.transports.protection import Protection, wants_curve
+from thalweg.transports.refusal import Tally
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
+SHORT_GRACE = 0.3  # seconds for a connection to come back, where members may change
+log = logging.getLogger("thalweg")
 INTERFACE_VARIABLES = ("THALWEG_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -31,15 +46,22 @@ class World:
 
     rank: int
     size: int
+    members: tuple[int, ...]
     store: Store
     line: Line  # to the same store, and never hangs
     address: str
     timeout: float  # seconds
+    name: str  # of this run, in the store
+    seat: Seat | None  # None: the store is torch's process group's
+    protection: Protection = field(default_factory=Protection)  # of our own connections
+    restarted: bool = False  # another process had this seat before
+    membership: Membership | None = None  # None if members can't change
 
     @classmethod
     def join(cls, timeout: float) -> World:
         """As part of torch's process group if there is one, else as the launcher's variables say;
         alone if there are none. `timeout` seconds for the store to answer."""
+        seat = None
         if dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
@@ -49,19 +71,47 @@ class World:
             rank, size, meeting = seat.rank, seat.size, seat.address
             store = open_store(seat, timeout)
         # Every rank attaches in the same order, so the n-th time is the same run for all.
-        # One that was restarted counts anew.
-        restarts = os.environ.get(RESTARTS_VARIABLE, "0")
-        number = store.add(f"runs/{rank}/{restarts}", 1)
-        mine = PrefixStore(f"run/{number}", store)
-        mine.set_timeout(timedelta(seconds=timeout))
+        # A process that takes a dead one's seat counts anew.
+        process = _this_process()
+        name = f"run/{store.add(f'runs/{rank}/{process}', 1)}"
+        mine = _part(store, name, timeout)
+        is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
+        again = int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
+        address = own_address(meeting, os.environ)
         return cls(
             rank=rank,
             size=size,
+            members=tuple(range(size)),
             store=mine,
             line=Line(mine, rank),
-            address=own_address(meeting, os.environ),
+            address=address,
             timeout=timeout,
+            name=name,
+            seat=seat,
+            protection=Protection(
+                curve=wants_curve(os.environ, address),
+                secret=find_secret(os.environ),
+                run=name,
+                refused=Tally(rank),
+            ),
+            restarted=again or not is_new or mine.add(CALLED, 0) > 1,
         )
+
+    def reopened(self) -> World:
+        """At the store that was started in the place of one that is gone."""
+        if self.seat is None:
+            raise RunError(
+                f"rank {self.rank} has lost the store of torch's process group",
+                "start the run again: it goes on from its last checkpoint",
+            )
+        store = open_store(self.seat, self.timeout)
+        store.compare_set(f"seat/{self.rank}", "", _this_process())
+        mine = _part(store, self.name, self.timeout)
+        return replace(self, store=mine, line=Line(mine, self.rank))
+
+    def formed(self, formation: Formation) -> World:
+        """With these members, and a part of the store to themselves."""
+        return replace(self.room(f"formed/{formation.number}"), members=formation.members)
 
     def transport(self, name: str) -> Transport:
         if self.size == 1:
@@ -70,7 +120,17 @@ class World:
             self.join_process_group()
             patience = timedelta(seconds=self.timeout)
             return C10dTransport(dist.new_group(timeout=patience, backend=_backend_for_cpu()))
-        return ZeroMqTransport(self.rank, self.store, self.address)
+        self._warn_if_anybody_may_join()
+        opened = partial(
+            ZeroMqTransport, self.rank, self.store, self.address, protection=self.protection
+        )
+        if self.membership is None:
+            return opened()
+        return opened(grace=SHORT_GRACE, forgives=False, look=self.membership.refuse_if_called)
+
+    def post(self, queue: int) -> Post:
+        """For letters, which may be lost; so many may wait for one peer."""
+        return Post(self.rank, self.store, self.address, queue, self.protection)
 
     def room(self, name: str) -> World:
         """The same, with a part of the store to itself."""
@@ -78,15 +138,17 @@ class World:
         return replace(self, store=store, line=Line(store, self.rank))
 
     def alarm(self) -> Alarm:
-        return Alarm(self.store, self.rank, self.size)
+        return Alarm(self.store, self.rank, self.members)
 
     def wait_for(self, key: str, timeout: float, alarm: Alarm) -> bytes | None:
         """What another rank put into the store; None if it isn't there in time, PeerFailed if a
-        rank gives up before it is. Who gives up afterwards, because of what it says, isn't heard:
-        all are to read the same."""
+        rank gives up before it is, Interrupted if the members are to meet. Who gives up afterwards,
+        because of what it says, isn't heard: all are to read the same."""
         deadline = monotonic() + timeout
         pause = SHORTEST_PAUSE
         while not self._has(key):
+            if self.membership is not None:
+                self.membership.refuse_if_called()
             heard = alarm.heard()
             if self._has(key):
                 break
@@ -105,17 +167,28 @@ class World:
         self.line.ask(lambda store: store.delete_key(key))
 
     def part(self, timeout: float, alarm: Alarm) -> bool:
-        """Wait until all ranks part; False if that takes too long. Also ends if one has failed, or
-        the store is gone."""
+        """Wait until all members part; False if that takes too long, Interrupted if they are to
+        meet. Also ends if one has failed, or the store is gone."""
         deadline = monotonic() + timeout
         with suppress(RunError):
             parted = self.line.ask(lambda store: store.add("parted", 1))
-            while parted < self.size and alarm.heard() is None:
+            while parted < len(self.members) and alarm.heard() is None:
+                if self.membership is not None:
+                    self.membership.refuse_if_called()
                 if monotonic() >= deadline:
                     return False
                 sleep(LONGEST_PAUSE / 10)
                 parted = self.line.ask(lambda store: store.add("parted", 0))
         return True
+
+    def _warn_if_anybody_may_join(self) -> None:
+        if self.rank == 0 and self.protection.curve and self.protection.secret is None:
+            log.warning(
+                "this job has no secret: whoever reaches its store can join it; set %s, or %s, to "
+                "the same on all workers",
+                SECRET_VARIABLE,
+                SECRET_FILE_VARIABLE,
+            )
 
     def _has(self, key: str) -> bool:
         return self.line.ask(lambda store: store.check([key]))
@@ -130,6 +203,17 @@ class World:
                 world_size=self.size,
                 timeout=timedelta(seconds=self.timeout),
             )
+
+
+def _part(store: Store, name: str, timeout: float) -> PrefixStore:
+    mine = PrefixStore(name, store)
+    mine.set_timeout(timedelta(seconds=timeout))
+    return mine
+
+
+def _this_process() -> str:
+    """Its name among all that ever were."""
+    return f"{socket.gethostname()}@{os.getpid()}@{psutil.Process().create_time()}"
 
 
 def own_address(meeting: str | None, environment: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ from thalweg.runtime import Alarm, World
 from thalweg.training.carriers import Fill
 from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.gradients import GradientAverager, layout_of
+from thalweg.training.held import Slots
 from thalweg.training.layout import FlatBucket
 from thalweg.training.parameter_server import ParameterServer
 from thalweg.training.parcel import Parcels
@@ -71,12 +72,13 @@ class AsynchronousAverager(GradientAverager):
         staleness: int,
         bucket: Size,
         compression: Compression | None = None,
+        broken_off: Callable[[], None] = lambda: None,
     ) -> None:
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, bucket, arranged)
-        post = Post(world.rank, world.store, world.address, queue=4 * len(layout.buckets))
+        post = world.post(4 * len(layout.buckets))
         try:
-            others = [rank for rank in range(world.size) if rank != root]
+            others = [rank for rank in world.members if rank != root]
             post.meet(others if world.rank == root else [root], monotonic() + world.timeout)
         except BaseException:
             post.close()
@@ -87,13 +89,13 @@ class AsynchronousAverager(GradientAverager):
         self._near: NearBox | None = None
         if world.rank == root:
             buffers = layout_of(parameters, bucket, arranged)
-            server = ParameterServer(parameters, optimizer, buffers, range(world.size), staleness)
+            server = ParameterServer(parameters, optimizer, buffers, world.members, staleness)
             if compression is not None:
                 server.unpack = Parcels(buffers, compression, root).unpack
             self._near = NearBox(post, server, alarm, world)
         self._box: Box = self._near or FarBox(post, root, alarm, world, len(layout.buckets))
         parcels = None if compression is None else Parcels(layout, compression, world.rank)
-        super().__init__(parameters, layout, _Carrier(self._box, parcels))
+        super().__init__(parameters, layout, _Carrier(self._box, parcels), broken_off)
         self._answered = False
 
     def after_step(self) -> None:
@@ -140,6 +142,10 @@ class _Carrier:
     def compressed(self) -> Collection[CompressedBucket]:
         return ()
 
+    @property
+    def held_before(self) -> Slots:
+        return {}
+
     def begin(self) -> None:
         self._sent.clear()
 
@@ -156,6 +162,9 @@ class _Carrier:
         answer = self._box.answer()
         for bucket in self._sent:
             bucket.take(answer[bucket.index])
+
+    def let_go(self) -> None:
+        self._sent.clear()
 
     def drop(self) -> None:
         """What travels is a copy; what the server has of it waits for the rest."""
@@ -207,7 +216,10 @@ class FarBox:
         return True
 
     def _listen(self, deadline: float) -> None:
-        if self._post.is_down(self._root) and self._post.seconds_down(self._root) > GRACE:
+        membership = self._world.membership
+        if membership is not None:
+            membership.refuse_if_called()
+        elif self._post.is_down(self._root) and self._post.seconds_down(self._root) > GRACE:
             raise PeerLost(
                 f"the root, on rank {self._root}, is gone, with the parameters",
                 "start the run again: it goes on from its last checkpoint",
@@ -261,6 +273,8 @@ class NearBox:
                 if self._answer is not None:
                     answer, self._answer = self._answer, None
                     return answer
+            if self._world.membership is not None:
+                self._world.membership.refuse_if_called()
             heard = self._alarm.heard()
             if heard is not None:
                 raise heard
@@ -321,9 +335,17 @@ class NearBox:
             elif letter.sort is Sort.ASK:
                 self._tell(self._server.meet(letter.peer))
         for rank in list(self._server.clocks):
-            if self._post.is_down(rank) and self._post.seconds_down(rank) > GRACE:
+            if self._is_gone(rank):
                 warnings.warn(f"rank {rank} is gone, and its share of the data", stacklevel=1)
                 self._tell(self._server.lose(rank))
+
+    def _is_gone(self, rank: int) -> bool:
+        down = self._post.is_down(rank)
+        if self._world.membership is None:
+            return down and self._post.seconds_down(rank) > GRACE
+        if down:
+            self._world.membership.broke(rank)
+        return rank in self._world.membership.absent
 
     def _tell(self, whom: list[int], number: int | None = None) -> None:
         """The parameters as they are now, to these; in answer to their next request, or one that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed
-from thalweg.errors import PlanError, RunError, UsageError
+from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
-from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.launch import find_cluster
+from thalweg.runtime.membership import Membership
 from thalweg.schedules import Group
 from thalweg.training.asked import is_auto, plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
@@ -28,8 +29,10 @@ from thalweg.training.batches import Batches
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending, errors_in_one_line
 from thalweg.training.feed import Feed
-from thalweg.training.run import Run, Stateful
+from thalweg.training.run import Run
 from thalweg.training.sameness import agree, compare, description
+from thalweg.training.stateful import Stateful
+from thalweg.training.survival import Survival
 from thalweg.transports import Transport
 
 
@@ -68,9 +71,6 @@ def attach(
     """
     errors_in_one_line()
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
-    restarted = int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
-    if restarted:
-        _refuse_to_return(sync)  # without an alarm: under a code the others go on
     world = World.join(seconds)
     alarm = world.alarm()
     ending = Ending(world, alarm)
@@ -90,14 +90,28 @@ def attach(
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
             "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
+            "THALWEG_CURVE": world.protection.mode,
+            "THALWEG_SECRET": world.protection.fingerprint,
         }
         own = description(str(plan), model, optimizer, settings)
-        returns = restarted and is_relayed(plan)
+        transport = plan.settings.transport or "zeromq"
+        if _may_change(world, model, transport):
+            members = Membership(world.store, world.rank, world.size, seconds)
+            members.calls_for = lambda rank: False  # until all have begun
+            world = replace(world, membership=members)
+        returns = world.restarted and world.membership is not None
         if returns:
-            compare(world, alarm, own, seconds)
+            ending.is_spare = True  # the others go on without it
+            reference = compare(world, alarm, own, seconds)
         else:
-            agree(world, alarm, own, seconds)
-        engine = Engine(wrap(world.transport(plan.settings.transport or "zeromq")), alarm, seconds)
+            reference = agree(world, alarm, own, seconds)
+        engine = Engine(wrap(world.transport(transport)), alarm, seconds, world.membership)
+        survival = None
+        if world.membership is not None:
+            survival = Survival(world, world.membership, engine, reference)
+            if returns:
+                world = survival.find()
+                alarm = world.alarm()
         try:
             run = Run(
                 model=model,
@@ -108,6 +122,7 @@ def attach(
                 engine=engine,
                 alarm=alarm,
                 ending=ending,
+                survival=survival,
                 course=Course(feed),
                 state=state,
             )
@@ -119,12 +134,11 @@ def attach(
     return run
 
 
-def _refuse_to_return(sync: str | Plan) -> None:
-    if is_auto(sync if isinstance(sync, Plan) else parse_plan(sync)):
-        raise RunError(
-            f"a worker that was restarted can't return to a run under {sync}",
-            "restart the whole run from its checkpoint, with resume=",
-        )
+def _may_change(world: World, model: nn.Module, transport: str) -> bool:
+    """Whether members may leave and come: not where torch's own connections are needed, which
+    don't come back."""
+    of_torch = transport == "c10d" or isinstance(model, nn.parallel.DistributedDataParallel)
+    return world.size > 1 and not of_torch
 
 
 def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:

@@ -38,7 +38,7 @@ from thalweg.training.two_level import TwoLevelAverager
 from thalweg.training.watch import Watch
 from thalweg.transports import Array
 
-UNDER_WAY = "tree"  # in the store: which coded plan runs, and since when
+UNDER_WAY = "plan"  # in the store: which one runs, and since when
 ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
@@ -46,6 +46,10 @@ class Averager(Protocol):
     @property
     def held(self) -> Slots:
         """What the compressor keeps from step to step."""
+
+    @property
+    def held_before(self) -> Slots:
+        """What it kept before the step that was begun, if that was broken off."""
 
     def take(self, held: Slots) -> Mapping[str, Array]:
         """Go on with what another one held; residuals that it has no place for are returned."""
@@ -62,10 +66,15 @@ class Averager(Protocol):
     def detach(self) -> None:
         """Leave the model as if it had never been there."""
 
+    def break_off(self) -> None:
+        """The same at once, whatever is on its way: it is given up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where plans run: this rank among the others. `snapshot` is what it holds before a step."""
+    """Where plans run: this rank among the members of a formation. `snapshot` is what it holds
+    before a step; `broken_off` is called when a step was, and its members meet anew. Parameters
+    are averaged from the step `begins` on."""
 
     world: World
     alarm: Alarm
@@ -75,17 +84,21 @@ class Setting:
     course: Course
     agreement: Agreement
     snapshot: Callable[[], State]
+    broken_off: Callable[[], None]
+    begins: int = 0
 
     def averager(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> Averager:
         """From the clock's step on."""
+        if self.world.rank == self.keeper(plan):  # one who comes back is to find it
+            self.world.put(UNDER_WAY, json.dumps([str(plan), self.clock.step]))
         parameters = trainable(model)
         native = is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
             return DdpAdapter(model, plan, self.group, self.engine, self.clock, native=native)
-        if native and self.world.size > 1:  # alone there is nothing to average
+        if native and self.group.size > 1:  # alone there is nothing to average
             self.world.join_process_group()
-            return NativeAverager(model, plan)
+            return NativeAverager(model, plan, self.world.membership, self.broken_off)
         if plan.averages_parameters:
             return self._by_parameters(model, optimizer, plan)
         if is_relayed(plan):
@@ -100,12 +113,13 @@ class Setting:
                 staleness=plan.cadence.staleness,
                 bucket=plan.settings.bucket,
                 compression=Compression.of(plan),
+                broken_off=self.broken_off,
             )
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
         carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
-        return SteppedAverager(parameters, layout, carrier)
+        return SteppedAverager(parameters, layout, carrier, self.broken_off)
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
@@ -119,7 +133,15 @@ class Setting:
             self.alarm,
         )
         if plan.cadence.two_levels and len(self.group.racks) > 1:
-            return TwoLevelAverager(tensors, plan, self.group, self.engine, self.clock)
+            return TwoLevelAverager(
+                tensors,
+                plan,
+                self.group,
+                self.engine,
+                self.clock,
+                begins=self.begins,
+                broken_off=self.broken_off,
+            )
 
         def watch(group: Group, nbytes: int) -> Watch:
             return Watch(group, room, self.agreement, self.engine.arrivals, nbytes)
@@ -131,13 +153,13 @@ class Setting:
             self.group,
             self.engine,
             self.clock,
-            watch if adjusts and self.world.size > 1 else None,
+            watch if adjusts and self.group.size > 1 else None,
+            begins=self.begins,
+            broken_off=self.broken_off,
         )
 
     def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:
         since = self.clock.step
-        if self.world.rank == self.keeper(plan):  # one who comes back is to find the new tree
-            self.world.put(UNDER_WAY, json.dumps([str(plan), since]))
         return CodedAverager(
             parameters,
             plan,
@@ -147,19 +169,22 @@ class Setting:
             self.alarm,
             course=self.course,
             snapshot=self.snapshot,
+            broken_off=self.broken_off,
         )
 
-    def plan_under_way(self) -> tuple[Plan, int]:
-        """The coded plan that the others run, and since which step."""
+    def tree_under_way(self) -> tuple[Plan, int] | None:
+        """The coded plan that the others run, and since which step; None if it has no code."""
         found = self.world.wait_for(UNDER_WAY, self.engine.timeout, self.alarm)
         if found is None:
-            raise RunError("this rank was restarted, and nobody runs a coded plan", "start all")
+            raise RunError("this rank was started again, and nobody trains", "start all")
         text, since = json.loads(found)
-        return parse_plan(text), since
+        plan = parse_plan(text)
+        return (plan, since) if is_relayed(plan) else None
 
     def keeper(self, plan: Plan) -> int:
         """The rank that writes and reads checkpoints."""
-        return root_of(plan, self.group) or 0
+        root = root_of(plan, self.group)
+        return self.group.ranks[0] if root is None else root
 
 
 def _refuse_for_ddp(plan: Plan) -> None:

@@ -44,6 +44,7 @@ class Batches:
     size: int
     seed: int
     allocation: Allocation | None = None  # under a code
+    members: tuple[int, ...] | None = None  # the `size` ranks that share; 0, 1, ... if None
 
     def __post_init__(self) -> None:
         if self.batch < self.size:
@@ -85,7 +86,8 @@ class Batches:
 
     def _share(self, batch: torch.Tensor, rank: int) -> Share:
         if self.allocation is None:
-            own = _cut(batch, self.size)[rank].tolist()
+            place = rank if self.members is None else self.members.index(rank)
+            own = _cut(batch, self.size)[place].tolist()
             weight = self.size / len(batch)
             return Share(own, torch.full((len(own),), weight, dtype=torch.float64))
         taken = self.allocation.samples(rank, len(batch))

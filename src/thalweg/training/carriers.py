@@ -14,10 +14,12 @@ from thalweg.rounds import warm_up
 from thalweg.runtime import Chain, Engine
 from thalweg.schedules import Group
 from thalweg.training.compression import CompressedBucket, Compression
+from thalweg.training.held import Slots, windows
 from thalweg.training.itinerary import Clock, Itinerary, Leg
 from thalweg.training.layout import FlatBucket, Layout
 from thalweg.training.overlap import Overlap
 from thalweg.training.sharing import Sharing
+from thalweg.transports import Array
 
 
 class Fill(Protocol):
@@ -39,9 +41,16 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """The step failed: wait until the buckets are free again."""
 
+    def let_go(self) -> None:
+        """It isn't used any more, and holds no memory."""
+
     @property
     def compressed(self) -> Collection[CompressedBucket]:
         """The buckets that a compressor keeps something of."""
+
+    @property
+    def held_before(self) -> Slots:
+        """What they kept before the step that was begun."""
 
 
 class EngineCarrier:
@@ -65,6 +74,7 @@ class EngineCarrier:
         self._first_round: int | None = None
         self._sent: list[Future[None]] = []
         self._held: list[Chain] = []
+        self._before: dict[str, dict[str, Array]] = {}
         self._compressed: dict[int, CompressedBucket] = {}
         if compression is not None:
             self._compressed = {
@@ -81,10 +91,25 @@ class EngineCarrier:
     def compressed(self) -> Collection[CompressedBucket]:
         return self._compressed.values()
 
+    @property
+    def held_before(self) -> Slots:
+        return self._before
+
     def begin(self) -> None:
         self._leg = self._itinerary.at(self._clock.step)
         self._first_round = None
+        self._remember()
         self.overlap.begin()
+
+    def _remember(self) -> None:
+        """What is kept from step to step: one that is broken off begins with it again."""
+        for kind, arrays in windows(self._compressed.values()).items():
+            kept = self._before.setdefault(kind, {})
+            for name, array in arrays.items():
+                if name in kept:
+                    kept[name][:] = array
+                else:
+                    kept[name] = array.copy()
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         assert self._leg is not None
@@ -114,6 +139,9 @@ class EngineCarrier:
         or will. What had left is lost, with what had been kept of it."""
         self._held.clear()
         self._wait()
+
+    def let_go(self) -> None:
+        self._held, self._sent, self._compressed, self._before = [], [], {}, {}
 
     def _wait(self) -> None:
         sent, self._sent = self._sent, []

@@ -90,26 +90,6 @@ def write(directory: Path, checkpoint: Checkpoint, *, version: str, keep: int = 
     return path
 
 
-def latest(directory: Path) -> Path | None:
-    """The newest complete checkpoint, None if there is no checkpoint; damaged ones are passed over.
-
-    Complete: its index is sound and its files have the right lengths; `read` looks at every byte.
-    CheckpointError if all are damaged, or the newest needs a newer Thalweg."""
-    first: CheckpointError | None = None
-    for path in _checkpoints(directory):
-        try:
-            _index(path)
-        except _NewerFormat:
-            raise
-        except CheckpointError as error:
-            first = first or error
-        else:
-            return path
-    if first is not None:
-        raise first
-    return None
-
-
 def read(path: Path) -> Checkpoint:
     """The checkpoint in this folder, every byte of it verified."""
     index = _index(path)
@@ -117,8 +97,7 @@ def read(path: Path) -> Checkpoint:
     for part in _PARTS:
         file = path / f"{part}.safetensors"
         with _readable(path):
-            if _digest(file) != index["files"][file.name]["sha256"]:
-                raise _damaged(path, f"{file.name} isn't what was written")
+            _verify(file, index)
             # cloned: what load_file gives is a window into the file, which a later write removes
             tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
             parts[part] = unpack(index["trees"][part], tensors)
@@ -185,7 +164,7 @@ def _tidy(directory: Path) -> None:
         if writer and writer["host"] == gethostname() and not _writes(int(writer["pid"])):
             shutil.rmtree(entry, ignore_errors=True)
         visible = _VISIBLE.fullmatch(entry.name)
-        if visible and visible[2] and _is_complete(entry):
+        if visible and visible[2] and _is_sound(entry):
             path = entry.with_suffix("")
             if path.exists():
                 _remove(path)
@@ -195,12 +174,15 @@ def _tidy(directory: Path) -> None:
 def _prune(directory: Path, written: Path, keep: int) -> None:
     """Remove older ones, but nothing that isn't a complete checkpoint of ours."""
     with suppress(CheckpointError, OSError):  # it is tried again after the next one
-        others = [p for p in _checkpoints(directory) if p != written and _is_complete(p)]
+        there = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
+        went_back = there[0] != written  # those beyond may be damaged, and don't count then
+        is_good = _is_sound if went_back else _is_complete
+        others = [path for path in there if path != written and is_good(path)]
         for path in others[keep - 1 :]:
             _remove(path)
 
 
-def _checkpoints(directory: Path) -> list[Path]:
+def checkpoints_in(directory: Path) -> list[Path]:
     """Newest first, damaged ones included."""
     try:
         names = [entry.name for entry in directory.iterdir()]
@@ -229,7 +211,7 @@ def _index(path: Path) -> dict[str, Any]:
                 "name a folder that Thalweg wrote",
             )
         if index["format"] > FORMAT:
-            raise _NewerFormat(
+            raise NewerFormat(
                 f"checkpoint {path} has format {index['format']}, and this Thalweg reads {FORMAT}",
                 "read it with the Thalweg that wrote it, or a newer one",
             )
@@ -244,14 +226,29 @@ def _index(path: Path) -> dict[str, Any]:
 
 
 def _is_complete(path: Path) -> bool:
-    try:
+    """At a glance: its index is sound, and its files have the right lengths."""
+    with suppress(CheckpointError):
         _index(path)
-    except CheckpointError:
-        return False
-    return True
+        return True
+    return False
 
 
-class _NewerFormat(CheckpointError):
+def _is_sound(path: Path) -> bool:
+    """Every byte of it."""
+    with suppress(CheckpointError), _readable(path):
+        index = _index(path)
+        for part in _PARTS:
+            _verify(path / f"{part}.safetensors", index)
+        return True
+    return False
+
+
+def _verify(file: Path, index: dict[str, Any]) -> None:
+    if _digest(file) != index["files"][file.name]["sha256"]:
+        raise _damaged(file.parent, f"{file.name} isn't what was written")
+
+
+class NewerFormat(CheckpointError):
     pass
 
 

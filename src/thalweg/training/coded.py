@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from time import monotonic, sleep
 
@@ -32,11 +33,13 @@ from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.course import Course
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.handover import State
+from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import FlatBucket, Layout
 from thalweg.training.parcel import Channels
 
 PAUSE = 0.01  # seconds between two looks at who is through
+LONG = 20.0  # seconds of absence after which a tree is planted without that rank
 
 
 class CodedAverager(GradientAverager):
@@ -54,6 +57,7 @@ class CodedAverager(GradientAverager):
         *,
         course: Course,
         snapshot: Callable[[], State],
+        broken_off: Callable[[], None],
     ) -> None:
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
@@ -61,10 +65,14 @@ class CodedAverager(GradientAverager):
         channels = Channels(layout, compression, world.rank)
         allocation = allocation_of(plan, group)
         relay = _open(plan, group, allocation, channels, world, alarm, clock.step)
-        self.tree = Tree(relay, allocation, world, snapshot)
+        self.tree = Tree(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
         self._course = course
         self._relayed = RelayCarrier(self.tree, relay, layout, channels, clock, course)
-        super().__init__(parameters, layout, self._relayed)
+        super().__init__(parameters, layout, self._relayed, broken_off)
+
+    def break_off(self) -> None:
+        super().break_off()
+        self.tree.close()
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         self._course.computed = True
@@ -80,9 +88,16 @@ class Tree:
     """This rank's place in a coded tree."""
 
     def __init__(
-        self, relay: Relay, allocation: Allocation, world: World, snapshot: Callable[[], State]
+        self,
+        relay: Relay,
+        allocation: Allocation,
+        world: World,
+        snapshot: Callable[[], State],
+        *,
+        waits: bool,
     ) -> None:
         self.allocation = allocation
+        self._waits = waits  # if more are absent than the code can do without
         self._relay = relay
         self._world = world
         self._snapshot = snapshot
@@ -96,6 +111,14 @@ class Tree:
     def arrivals(self) -> Arrivals:
         return self._relay.arrivals
 
+    def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
+        """Whether the tree is to be planted anew without this rank, given who is absent since when:
+        the root, or one that is away for long; or so many are that the code can't do without, or
+        with those who are late."""
+        if rank == self.allocation.host or monotonic() - absent.get(rank, monotonic()) > LONG:
+            return True
+        return self._waits and (len(absent) > self._relay.spare or self._relay.stalls)
+
     def has(self, step: int) -> bool:
         """Whether its result is here, so that nobody waits for this rank's part."""
         return self._relay.has(step)
@@ -103,6 +126,11 @@ class Tree:
     def left_behind(self, step: int) -> bool:
         """Whether this rank can't go on by itself: a result that it needs can't be had any more."""
         return self._astray or self._relay.missed(step)
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether what this rank holds is nobody else's, until it takes another's state."""
+        return self._astray
 
     def lose(self) -> None:
         """It went on without a result, and holds what nobody else does."""
@@ -114,9 +142,9 @@ class Tree:
         if self._relay.asked():
             self._relay.give_state(self._snapshot().in_bytes())
 
-    def take(self) -> State:
-        """Another rank's state, the parent's if it answers."""
-        state = State.of_bytes(self._relay.take_state())
+    def take(self, after: int = -1) -> State:
+        """Another rank's state beyond the step `after`; the parent's if it answers."""
+        state = State.of_bytes(self._relay.take_state(lambda a: State.of_bytes(a).step > after))
         self._relay.follow_from(state.step)
         self._astray = False
         return state
@@ -166,6 +194,10 @@ class RelayCarrier:
     def compressed(self) -> Collection[CompressedBucket]:
         return ()
 
+    @property
+    def held_before(self) -> Slots:
+        return {}
+
     def begin(self) -> None:
         if self._last == self._clock.step:
             raise RunError(
@@ -198,6 +230,9 @@ class RelayCarrier:
             self._channels.all[piece.round].vector[piece.start : piece.stop] = array
         self._channels.finish(step)
 
+    def let_go(self) -> None:
+        self._layout = replace(self._layout, buckets=())
+
     def drop(self) -> None:
         """Nothing has to be waited for: what travels is a copy. But it can't be taken back."""
         if self._begun == self._clock.step != self._last:
@@ -225,7 +260,6 @@ def _open(
     make: Callable[[int, Sequence[Piece], Allocation], Node] = Node
     if is_compensated(plan):
         make = partial(FastestNode, k=fastest(plan, group.size))
-    assert plan.redundancy is not None
     return join_tree(
         world,
         alarm,
@@ -233,7 +267,13 @@ def _open(
         [schedule(len(channel.vector), channel.vector.itemsize) for channel in channels.all],
         [Form(channel.vector.dtype, channel.arithmetic) for channel in channels.all],
         timeout=world.timeout,
-        beyond=str(plan.redundancy.arguments.get("beyond", "wait")),
+        beyond=_beyond(plan),
         make=make,
         first=first,
     )
+
+
+def _beyond(plan: Plan) -> str:
+    """What happens if more are late than the code can do without."""
+    assert plan.redundancy is not None
+    return str(plan.redundancy.arguments.get("beyond", "wait"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.errors import RunError, UsageError
@@ -125,6 +125,10 @@ class Course:
         self._again = again if self._epoch != position.epoch else None
         self._reached = self.position = position
         self.watch()
+
+    def skip(self, batches: int) -> None:
+        """So many batches were used by others."""
+        self.jump(replace(self.position, batch=self.position.batch + batches), self._again)
 
     def leave_epoch(self) -> None:
         """The script is through with one."""

@@ -28,7 +28,7 @@ class Ending:
 
     def __init__(self, world: World, alarm: Alarm) -> None:
         self.rank = world.rank
-        self._alarm = alarm
+        self.alarm = alarm
         self.is_spare = False  # the others can do without this rank
         self._failed = False
         self._left = False
@@ -37,7 +37,7 @@ class Ending:
     def fail(self, problem: str) -> None:
         self._failed = True
         if not self.is_spare:
-            self._alarm.sound(problem)
+            self.alarm.sound(problem)
 
     @contextmanager
     def telling_errors(self) -> Iterator[None]:
@@ -63,7 +63,7 @@ class Ending:
         patience = AFTER_FAILURE if self._failed else FAREWELL
         if not part(patience):
             self.fail(f"its part of the run ended after step {step}")
-        elif self._failed and self._alarm.heard() is not None:
+        elif self._failed and self.alarm.heard() is not None:
             sleep(BEHIND)
 
 

@@ -33,6 +33,11 @@ class Feed:
             return self
         return replace(self, batches=replace(self.batches, allocation=allocation))
 
+    def among(self, members: tuple[int, ...], allocation: Allocation | None) -> Feed:
+        """The same data, for these ranks."""
+        batches = replace(self.batches, members=members, size=len(members), allocation=allocation)
+        return self if batches == self.batches else replace(self, batches=batches)
+
     def load(self, epoch: int, first: int, is_over: IsOver) -> Iterator[tuple[Share, Any]]:
         """This rank's samples of every batch of an epoch, from the `first` on."""
         wanted = (

@@ -12,8 +12,9 @@ last bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 from thalweg.compress import arrange
-from thalweg.errors import RunError
+from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.carriers import Carrier, EngineCarrier
@@ -34,11 +35,17 @@ FLAGS = "thalweg: who took part"  # not a name that a parameter can have
 
 
 class GradientAverager:
-    """`layout` is the one that `layout_of` made of these parameters."""
+    """`layout` is the one that `layout_of` made of these parameters; `broken_off` is called at the
+    end of a backward whose averages won't come, as the members of the run meet anew."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], layout: Layout, carrier: Carrier
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        layout: Layout,
+        carrier: Carrier,
+        broken_off: Callable[[], None],
     ) -> None:
+        self._broken_off = broken_off
         self._parameters = parameters
         self._layout = layout
         self._carrier = carrier
@@ -60,6 +67,10 @@ class GradientAverager:
     def held(self) -> Slots:
         return windows(self._carrier.compressed)
 
+    @property
+    def held_before(self) -> Slots:
+        return self._carrier.held_before
+
     def take(self, held: Slots) -> Mapping[str, Array]:
         return hand_over(held, self._carrier.compressed)
 
@@ -73,6 +84,17 @@ class GradientAverager:
         for hook in self._hooks:
             hook.remove()
         self._drop()
+
+    def break_off(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._carrier.let_go()
+        self._layout = replace(self._layout, buckets=())  # memory that the next one needs
+
+    def repeat(self) -> None:
+        """Average the gradients that are there, as at the end of a backward."""
+        self._carrier.begin()
+        self._end(self._layout.buckets)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
@@ -116,13 +138,25 @@ class GradientAverager:
 
     def _finish(self) -> None:
         """At the end of backward: send what is left, wait, put the averages in place."""
-        backward = self._backward
+        backward, self._backward = self._backward, None
         assert backward is not None
-        for bucket in backward.left():
-            self._send(bucket)
-        self._backward = None
-        self._carrier.finish()
-        self._commit()
+        self._end(backward.left())
+
+    def _end(self, left: Iterable[FlatBucket]) -> None:
+        if self._came(left):
+            self._commit()
+        else:
+            self._broken_off()
+
+    def _came(self, left: Iterable[FlatBucket]) -> bool:
+        """Whether the averages did."""
+        try:
+            for bucket in left:
+                self._send(bucket)
+            self._carrier.finish()
+        except (Interrupted, StoreLost):
+            return False
+        return True
 
     @torch.no_grad()
     def _commit(self) -> None:
@@ -145,9 +179,13 @@ class SteppedAverager(GradientAverager):
     """All ranks are at the same step."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], layout: Layout, carrier: EngineCarrier
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        layout: Layout,
+        carrier: EngineCarrier,
+        broken_off: Callable[[], None],
     ) -> None:
-        super().__init__(parameters, layout, carrier)
+        super().__init__(parameters, layout, carrier, broken_off)
         self._overlap = carrier.overlap
 
     @property

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
+from thalweg.errors import RunError
 from thalweg.training.course import Position
 from thalweg.training.packing import pack, unpack
+from thalweg.training.stateful import Stateful
 from thalweg.transports import Array
-
-if TYPE_CHECKING:
-    from thalweg.training.run import Stateful
 
 LENGTH = struct.Struct("<Q")
 
@@ -32,51 +33,117 @@ class State:
 
     step: int
     position: Position
-    meetings: int  # at the store, so far
     shared: int  # rounds between steps, so far
     agreed: int  # changes of plan and the like, up to there
     ended: bool  # its training is over
+    plan: str
     model: dict[str, Any]
     optimizer: dict[str, Any]
     objects: list[Any]
+    held: dict[str, dict[str, torch.Tensor]]  # of the compressor, what is equal on all ranks
 
-    def in_bytes(self) -> Array:
-        parts = {"model": self.model, "optimizer": self.optimizer, "objects": self.objects}
+    def in_parts(self) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """A head that says what there is, and the tensors themselves, none of them copied."""
+        parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "objects": self.objects,
+            "held": self.held,
+        }
         tree, tensors = pack(parts, "state")
         head = {
             "step": self.step,
             "position": [self.position.epoch, self.position.batch],
-            "meetings": self.meetings,
             "shared": self.shared,
             "agreed": self.agreed,
             "ended": self.ended,
+            "plan": self.plan,
             "tree": tree,
+            "tensors": {
+                name: [list(t.shape), str(t.dtype).removeprefix("torch.")]
+                for name, t in tensors.items()
+            },
         }
-        text = json.dumps(head).encode()
-        return np.frombuffer(LENGTH.pack(len(text)) + text + save(tensors), np.uint8)
+        return json.dumps(head).encode(), tensors
+
+    @classmethod
+    def of_parts(cls, head: bytes, tensors: dict[str, torch.Tensor]) -> State:
+        said = json.loads(head)
+        epoch, batch = said["position"]
+        numbers = [epoch, batch, *(said[name] for name in ("step", "shared", "agreed"))]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("a count that is none")
+        if type(said["ended"]) is not bool or type(said["plan"]) is not str:
+            raise TypeError("no plan, or no end")
+        return cls(
+            step=said["step"],
+            position=Position(epoch=epoch, batch=batch),
+            shared=said["shared"],
+            agreed=said["agreed"],
+            ended=said["ended"],
+            plan=said["plan"],
+            **unpack(said["tree"], tensors),
+        )
+
+    def in_bytes(self) -> Array:
+        head, tensors = self.in_parts()
+        return np.frombuffer(LENGTH.pack(len(head)) + head + save(tensors), np.uint8)
 
     @classmethod
     def of_bytes(cls, array: Array) -> State:
-        data = array.tobytes()
+        """RunError if they aren't what `in_bytes` made."""
+        try:
+            return cls._read(array.tobytes())
+        except (
+            *(LookupError, RecursionError, TypeError, ValueError),
+            *(SafetensorError, struct.error),
+        ) as error:
+            raise RunError(
+                "the state of the run that another rank sent can't be read "
+                f"({str(error).partition(chr(10))[0]})",
+                "start all workers with the same version of Thalweg, from the last checkpoint",
+            ) from None
+
+    @classmethod
+    def _read(cls, data: bytes) -> State:
         (length,) = LENGTH.unpack_from(data)
-        head = json.loads(data[LENGTH.size : LENGTH.size + length])
-        parts = unpack(head["tree"], load(data[LENGTH.size + length :]))
-        epoch, batch = head["position"]
-        return cls(
-            step=head["step"],
-            position=Position(epoch=epoch, batch=batch),
-            meetings=head["meetings"],
-            shared=head["shared"],
-            agreed=head["agreed"],
-            ended=head["ended"],
-            **parts,
-        )
+        head = data[LENGTH.size : LENGTH.size + length]
+        return cls.of_parts(head, load(data[LENGTH.size + length :]))
 
     def load_into(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
     ) -> None:
+        """May be done again later: an optimizer keeps the tensors that it is given, so it gets
+        copies."""
         model.load_state_dict(self.model)
-        optimizer.load_state_dict(self.optimizer)
+        optimizer.load_state_dict(deepcopy(self.optimizer))
         vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
         for held, state in zip(objects, self.objects, strict=True):
             held.load_state_dict(state)
+
+    def settings(
+        self, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
+    ) -> Callable[[], None]:
+        """Loads again what scripts change at the end of an epoch, and holds no more than that."""
+        states, groups = self.objects, self.optimizer["param_groups"]
+
+        def load() -> None:
+            for own, group in zip(optimizer.param_groups, groups, strict=True):
+                own.update({name: group[name] for name in group if name != "params"})
+            for held, state in zip(objects, states, strict=True):
+                held.load_state_dict(state)
+
+        return load
+
+
+def places_for(head: bytes, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Where the tensors can be put that this head tells of: in one's own, if they are of the same
+    kind, which saves memory."""
+    places = {}
+    for name, (shape, dtype) in json.loads(head)["tensors"].items():
+        kind = getattr(torch, dtype)
+        mine = own.get(name)
+        if mine is None or list(mine.shape) != shape or mine.dtype != kind:
+            mine = torch.empty(shape, dtype=kind)
+        places[name] = mine
+    return places

@@ -38,6 +38,10 @@ class KeepsNothing:
     def held(self) -> Slots:
         return {}
 
+    @property
+    def held_before(self) -> Slots:
+        return {}
+
     def take(self, held: Slots) -> Mapping[str, Array]:
         return held.get(RESIDUAL, {})
 
@@ -80,6 +84,16 @@ def parts_that_add_up(held: Slots) -> dict[str, Mapping[str, Array]]:
     voted on what, or must be equal on all ranks, and start anew."""
     whole = {**held, RESIDUAL: folded(held)}
     return {kind: whole[kind] for kind in PARTS if kind in held}
+
+
+def to_go_on_with(held: Slots) -> dict[str, Mapping[str, Array]]:
+    """What a rank keeps when other ranks come or go: its parts, and what is equal on all."""
+    return {**parts_that_add_up(held), **common(held)}
+
+
+def common(held: Slots) -> dict[str, Mapping[str, Array]]:
+    """What is equal on all ranks, as factors are."""
+    return {kind: arrays for kind, arrays in held.items() if kind not in (*PARTS, VOTE)}
 
 
 def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]:

@@ -26,7 +26,7 @@ class Clock:
     def __init__(self, step: int = 0) -> None:
         self.step = step
         self._next_round = 0
-        self.shared = 0  # rounds between steps, so far
+        self.shared = 0  # rounds before this step, so far
 
     def claim_between(self) -> int:
         self.shared += 1
@@ -39,8 +39,12 @@ class Clock:
         return first
 
     def tick(self) -> None:
-        self.step += 1
-        self._next_round = 0
+        self.go_to(self.step + 1)
+
+    def go_to(self, step: int) -> None:
+        """Its rounds, and those before it, are numbered from the first."""
+        self.step = step
+        self._next_round = self.shared = 0
 
 
 @dataclass(frozen=True, slots=True)

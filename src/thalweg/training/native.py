@@ -7,13 +7,15 @@ in its communication hook; with the plan `ddp` it is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from time import monotonic, sleep
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +24,7 @@ from thalweg.errors import RunError
 from thalweg.facts import Size, Tensor
 from thalweg.plan import Plan, Settings
 from thalweg.runtime import Chain, Engine, Task
+from thalweg.runtime.membership import Membership
 from thalweg.schedules import Group
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.compression import CompressedBucket, Compression
@@ -36,7 +39,11 @@ from thalweg.training.held import (
 from thalweg.training.hook import Hook
 from thalweg.training.itinerary import Clock, Itinerary
 from thalweg.training.layout import DTYPES, Layout, scaled_into
+from thalweg.training.pending import PendingReductions
 from thalweg.transports import Array
+
+PATIENCE = 30.0  # seconds for it to be known who is gone
+PAUSE = 0.02
 
 
 class GradBucket(Protocol):
@@ -52,15 +59,31 @@ class GradBucket(Protocol):
 
 
 class NativeAverager(KeepsNothing):
-    """DDP in place, round a plain model, which keeps its class and its calls."""
+    """DDP in place, round a plain model, which keeps its class and its calls. Where members may
+    change, a step that is broken off ends in `broken_off`, as with other plans; who is left goes on
+    without torch's group, which can't lose anybody."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        membership: Membership | None = None,
+        broken_off: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._membership = membership
+        self._broken_off = broken_off
+        self._reductions: PendingReductions | None = None
+        self._end: AtTheEnd | None = None
         options: dict[str, Any] = {}
         if plan.settings.bucket != Settings().bucket:
             options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
         self._went_forward = False
         parameters = nn.ParameterList(model.parameters())
         self._ddp: Any = DistributedDataParallel(parameters, **options)
+        if membership is not None:
+            self._reductions = PendingReductions(lambda: membership.is_called)
+            # DDP looks the second parameter up by its name
+            self._ddp.register_comm_hook(self, lambda averager, bucket: averager.send(bucket))
         self._hooks = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
             model.register_forward_hook(Hook(self._after)),
@@ -74,6 +97,31 @@ class NativeAverager(KeepsNothing):
     def _after(self, model: nn.Module, args: Any, output: Any) -> Any:
         DistributedDataParallel._active_ddp_module = None
         return self._ddp._post_forward(output)
+
+    def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+        assert self._reductions is not None
+        if self._end is None or not self._end.is_to_come():
+            self._end = AtTheEnd(self._finish_after_ddp)
+        return self._reductions.start(bucket.buffer(), dist.get_world_size())
+
+    def _finish_after_ddp(self) -> None:
+        """DDP's own end of backward was queued after this one."""
+        AtTheEnd(self._finish)
+
+    def _finish(self) -> None:
+        reductions, membership = self._reductions, self._membership
+        if reductions is None or membership is None or not reductions.broken:
+            return
+        membership.broke(*membership.formation.members)  # one of them: the backend doesn't tell
+        deadline = monotonic() + PATIENCE
+        while not membership.is_called:  # who is gone, if the backend lost a connection
+            if monotonic() > deadline:
+                raise RunError(
+                    f"torch's all-reduce failed, and everybody is there: {reductions.broken}",
+                    "start the run again: it goes on from its last checkpoint",
+                )
+            sleep(PAUSE)
+        self._broken_off()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -93,10 +141,15 @@ class NativeAverager(KeepsNothing):
     def settle(self) -> None:
         """Nothing is on its way between two steps."""
 
+    def break_off(self) -> None:
+        self.detach()
+
     def detach(self) -> None:
         """DDP's own hooks go with its reducer."""
         for hook in self._hooks:
             hook.remove()
+        if self._reductions is not None:
+            self._reductions.close()
         self._ddp = None
 
 
@@ -141,6 +194,13 @@ class DdpAdapter:
 
     def detach(self) -> None:
         """DDP keeps its communication hook."""
+
+    def break_off(self) -> None:
+        """Members can't change under a DDP object."""
+
+    @property
+    def held_before(self) -> Slots:
+        return {}
 
     @property
     def held(self) -> Slots:

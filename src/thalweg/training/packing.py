@@ -59,11 +59,11 @@ _LEAVES: dict[str, Callable[[Any], Any]] = {
     "bytes": b64decode,
     "complex": lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),
     "device": torch.device,
-    "dtype": lambda name: getattr(torch, name),
+    "dtype": lambda name: _dtype(name),
     "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
     "int": lambda text: int(text, 16),
     "str": lambda text: b64decode(text).decode("utf-8", "surrogatepass"),
-    "numpy": lambda parts: np.frombuffer(b64decode(parts[1]), parts[0])[0],
+    "numpy": lambda parts: np.frombuffer(b64decode(parts[1]), _kind(parts[0]))[0],
 }
 
 
@@ -76,24 +76,36 @@ def pack(state: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
 
 
 def unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
-    """The state of which `pack` made these two."""
+    """The state of which `pack` made these two; ValueError if it didn't."""
+    try:
+        return _unpack(tree, tensors)
+    except (
+        *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+        *(MemoryError, struct.error),
+    ) as error:
+        raise ValueError(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
+
+
+def _unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, list):
-        return [unpack(item, tensors) for item in tree]
+        return [_unpack(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     content: Any
     ((tag, content),) = tree.items()
     if tag == "dict":
-        return {key: unpack(value, tensors) for key, value in content.items()}
+        return {key: _unpack(value, tensors) for key, value in content.items()}
     if tag in _SEQUENCES:
-        return _SEQUENCES[tag](unpack(item, tensors) for item in content)
+        return _SEQUENCES[tag](_unpack(item, tensors) for item in content)
     if tag in _MAPPINGS:
-        return _MAPPINGS[tag](dict(unpack(content, tensors)))
+        return _MAPPINGS[tag](dict(_unpack(content, tensors)))
     if tag == "defaultdict":
-        return defaultdict(_FACTORIES[content[0]], unpack(content[1], tensors))
+        return defaultdict(_FACTORIES[content[0]], _unpack(content[1], tensors))
     if tag == "attributes":
-        whole = unpack(content[0], tensors)
-        vars(whole).update(unpack(content[1], tensors))
+        whole = _unpack(content[0], tensors)
+        if type(whole) not in (Counter, OrderedDict):
+            raise TypeError(f"a {type(whole).__name__} has no attributes")
+        vars(whole).update(_unpack(content[1], tensors))
         return whole
     if tag == "tensor":
         return tensors[content]
@@ -101,8 +113,22 @@ def unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
         return torch.view_as_complex(tensors[content].clone())  # in a file it may lie unaligned
     if tag == "array":
         name, dtype, shape = content
-        return tensors[name].numpy().view(dtype).reshape(shape).copy()
+        return tensors[name].numpy().view(_kind(dtype)).reshape(shape).copy()
     return _LEAVES[tag](content)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name} is no type of tensors")
+    return found
+
+
+def _kind(text: str) -> np.dtype[Any]:
+    found = np.dtype(text)
+    if found.kind not in _NUMPY_KINDS:
+        raise TypeError(f"{text} is no type of numbers")
+    return found
 
 
 class _Packer:

@@ -16,6 +16,7 @@ from time import monotonic
 
 import torch
 
+from thalweg.errors import Interrupted, StoreLost
 from thalweg.plan import Plan
 from thalweg.runtime import Chain, Engine, Task
 from thalweg.schedules import Contention, Group
@@ -41,7 +42,8 @@ class _Exchange:
 
 class ParameterAverager(KeepsNothing):
     """`tensors` is asked after the first step: an optimizer has no state before. `watch` adjusts
-    the groups, in plans that have several."""
+    the groups, in plans that have several. Before the step `begins` nobody is met; `broken_off` is
+    called when members are to meet anew: then everybody keeps what it has."""
 
     def __init__(
         self,
@@ -51,7 +53,12 @@ class ParameterAverager(KeepsNothing):
         engine: Engine,
         clock: Clock,
         watch: Callable[[Group, int], Watch] | None = None,
+        *,
+        begins: int = 0,
+        broken_off: Callable[[], None] = lambda: None,
     ) -> None:
+        self._begins = begins
+        self._broken_off = broken_off
         self._ask_for_tensors = tensors
         self._plan = plan
         self._group = group
@@ -72,8 +79,21 @@ class ParameterAverager(KeepsNothing):
         """Gradients never travel under this plan."""
         yield
 
-    @torch.no_grad()
     def after_step(self) -> None:
+        if self._clock.step < self._begins:
+            return
+        if not self._met():
+            self._broken_off()
+
+    def _met(self) -> bool:
+        try:
+            self._meet()
+        except (Interrupted, StoreLost):
+            return False
+        return True
+
+    @torch.no_grad()
+    def _meet(self) -> None:
         busy = monotonic() - self._over
         layout, itinerary = self._layout, self._itinerary
         if layout is None or itinerary is None:
@@ -108,6 +128,12 @@ class ParameterAverager(KeepsNothing):
 
     def detach(self) -> None:
         self.settle()
+
+    def break_off(self) -> None:
+        self._under_way.clear()
+        self._compressed.clear()
+        self._sent.clear()
+        self._layout = None
 
     @property
     def adjusts(self) -> bool:

@@ -1,9 +1,9 @@
 """From a run to its checkpoint and back: one rank writes and reads, the others send and are told.
 
 No shared folder is needed. What is one rank's in an exact plan is everybody's; what is each rank's
-own goes to rank 0: the state of its random number generators through the store, what its compressor
-keeps by a round of its own. Under a code the root writes and reads, and waits for nobody: others'
-random states aren't kept.
+own goes to the first: the state of its random number generators through the store, what its
+compressor keeps by a round of its own. Under a code the root writes and reads, and waits for
+nobody: others' random states aren't kept.
 
 On another number of ranks what compressors kept is shared out anew, so that nothing is lost.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,10 @@ from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
 from thalweg.training.course import Position
 from thalweg.training.held import Slots, for_others, parts_that_add_up
+from thalweg.training.newest import newest
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
-
-if TYPE_CHECKING:
-    from thalweg.training.run import Stateful
+from thalweg.training.stateful import Stateful
 
 FINE = "fine"
 Held = dict[str, dict[str, torch.Tensor]]
@@ -75,7 +74,7 @@ def save(
             checkpoint.Checkpoint(
                 step=step,
                 plan=plan,
-                size=world.size,
+                size=len(world.members),
                 position={**asdict(position), **sampling},
                 model=model.state_dict(),
                 optimizer=optimizer.state_dict(),
@@ -87,16 +86,17 @@ def save(
         )
 
     if alone:
-        write([_random_states() if rank == world.rank else None for rank in range(world.size)])
+        write([_random_states() if rank == world.rank else None for rank in world.members])
         return
     own = f"save/{number}/{world.rank}"
     world.put(own, json.dumps(_random_states()))
     places = [(kind, name) for kind in held for name in held[kind]]
     arrays = [torch.from_numpy(held[kind][name]) for kind, name in places]
-    everybodys = sharing.collect(0, arrays)
+    writer = world.members[0]
+    everybodys = sharing.collect(writer, arrays)
     problem = FINE
-    if world.rank == 0:
-        keys = [f"save/{number}/{rank}" for rank in range(world.size)]
+    if world.rank == writer:
+        keys = [f"save/{number}/{rank}" for rank in world.members]
         try:
             states = [json.loads(_wait(world, alarm, key, timeout)) for key in keys]
             for state_of_one, tensors in zip(states, everybodys, strict=True):
@@ -178,10 +178,10 @@ def _read(
     """On the reader: load the model; what to tell the others, the tensors that they will need, and
     what each rank's compressor kept."""
     try:
-        found = checkpoint.latest(directory)
-        if found is None:
+        there = newest(directory)
+        if there is None:
             return {}, {}, []
-        saved = checkpoint.read(found)
+        found, saved = there
         if len(saved.state) != objects:
             raise CheckpointError(
                 f"{found} holds {len(saved.state)} state= objects, and {objects} are given",

@@ -18,6 +18,7 @@ from thalweg.runtime import Alarm, World
 
 Description = dict[str, Any]
 SAME = "same"
+REFERENCE = "same/0"  # in the store: rank 0's
 
 
 def description(
@@ -50,10 +51,11 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
-    """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes."""
+def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:
+    """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes. What those
+    compare with who come later: it is to be in the store as long as the run goes on."""
     if world.rank == 0:
-        world.put("same/0", json.dumps(own))
+        world.put(REFERENCE, json.dumps(own))
     different = _difference(world, alarm, own, timeout)
     world.put(f"verdict/{world.rank}", different or SAME)
     who: dict[str, list[int]] = {}
@@ -67,9 +69,10 @@ def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
             f"not all ranks hold the same as rank 0 ({said})",
             "start all of them with the same script and arguments",
         )
+    return {REFERENCE: json.dumps(own)}
 
 
-def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> None:
+def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:
     """Mismatch, on this rank alone, if it differs from what rank 0 had when all began."""
     different = _difference(world, alarm, own, timeout)
     if different:
@@ -77,10 +80,11 @@ def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> Non
             f"rank {world.rank} comes back with something else than it had ({different})",
             "start it with the same script and arguments as the others",
         )
+    return {REFERENCE: json.dumps(own)}
 
 
 def _difference(world: World, alarm: Alarm, own: Description, timeout: float) -> str:
-    reference = json.loads(_from(world, alarm, 0, "same/0", timeout))
+    reference = json.loads(_from(world, alarm, 0, REFERENCE, timeout))
     return next(differences(reference, json.loads(json.dumps(own))), "")
 
 

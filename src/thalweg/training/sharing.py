@@ -74,22 +74,23 @@ class Sharing:
 
     @torch.no_grad()
     def collect(self, root: int, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """On `root`, every rank's tensors of these shapes; elsewhere this rank's alone."""
+        """On `root`, every member's tensors of these shapes, one after the other; elsewhere this
+        rank's alone."""
         held = [list(tensors)] * self._group.size
-        for rank in self._group.ranks:
+        for place, rank in enumerate(self._group.ranks):
             if rank != root:
                 own = self._engine.rank == root
                 copies = [torch.empty_like(t, device="cpu") for t in tensors] if own else tensors
                 self._take_alone(rank, root, copies)
-                held[rank] = list(copies)
+                held[place] = list(copies)
         return held
 
     @torch.no_grad()
     def hand_out(self, root: int, held: Sequence[Sequence[torch.Tensor]]) -> None:
         """From `root`, to every rank what is at its place in `held`, where it is written to."""
-        for rank in self._group.ranks:
+        for place, rank in enumerate(self._group.ranks):
             if rank != root:
-                self._take_alone(root, rank, held[rank])
+                self._take_alone(root, rank, held[place])
 
     def _take_alone(self, source: int, taker: int, tensors: Sequence[torch.Tensor]) -> None:
         """Rank `taker` alone takes these from rank `source`. Everybody counts the rounds."""

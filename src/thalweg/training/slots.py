@@ -53,7 +53,7 @@ def slots_of_all(
         for place, slot in own.items()
     }
     world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
-    for rank in range(world.size):
+    for rank in world.members:
         found = world.wait_for(f"slots/{number}/{rank}", timeout, alarm)
         if found is None:
             raise RunError(

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from thalweg.errors import Interrupted, StoreLost
 from thalweg.plan import Plan
 from thalweg.runtime import Engine
 from thalweg.schedules import Group
@@ -49,7 +50,12 @@ class TwoLevelAverager(KeepsNothing):
         group: Group,
         engine: Engine,
         clock: Clock,
+        *,
+        begins: int = 0,
+        broken_off: Callable[[], None] = lambda: None,
     ) -> None:
+        self._begins = begins
+        self._broken_off = broken_off
         self._ask_for_tensors = tensors
         self._plan = plan
         self._group = group
@@ -68,8 +74,16 @@ class TwoLevelAverager(KeepsNothing):
         """Gradients never travel under this plan."""
         yield
 
-    @torch.no_grad()
     def after_step(self) -> None:
+        if self._clock.step < self._begins:
+            return
+        try:
+            self._meet()
+        except (Interrupted, StoreLost):
+            self._broken_off()
+
+    @torch.no_grad()
+    def _meet(self) -> None:
         inside, across = self._stops(self._clock.step)
         first = self._clock.claim(2 * len(self._ready[0].buckets))
         self._average(inside, first)
@@ -87,6 +101,11 @@ class TwoLevelAverager(KeepsNothing):
 
     def detach(self) -> None:
         self.settle()
+
+    def break_off(self) -> None:
+        """What is between the racks is lost: every rack keeps its own mean."""
+        self._crossing.clear()
+        self._meets = False
 
     @property
     def _ready(self) -> tuple[Layout, Itinerary]:

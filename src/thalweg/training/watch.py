@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from thalweg.runtime import Agreement, Arrivals, World
@@ -24,7 +25,6 @@ from thalweg.runtime.goodput import Links, Seen, Ways, goodput
 from thalweg.schedules import Contention, Group, judge
 from thalweg.schedules.contention import LONGEST, in_pairs
 
-LEADER = 0
 CHANGE = "contention"  # in the agreement
 RECOVERED = 0.85  # of the usual rate
 DWELL, LONGEST_DWELL = 24, 2000  # steps for which something stays apart at least
@@ -64,8 +64,10 @@ class Watch:
         self._agreement = agreement
         self._arrivals = arrivals
         self._nbytes = nbytes
-        self._judge = Judge(group) if world.rank == LEADER else None
-        self._keys = [_key(rank) for rank in range(world.size)]
+        self._began = monotonic()  # what was before, with other members, says nothing
+        leader = min(world.members)
+        self._judge = Judge(group) if world.rank == leader else None
+        self._keys = [_key(rank) for rank in world.members]
         world.put(_key(world.rank), json.dumps([0.0, []]))
 
     def adopt(self, contention: Contention, step: int) -> None:
@@ -76,7 +78,8 @@ class Watch:
         """What this rank has seen, and how long it computes."""
         rank = self._world.rank
         recent = self._arrivals.since(step - 2 * LONGEST)  # windows that ended only now included
-        seen = [list(one) for one in goodput(rank, recent)]
+        ours = (arrival for arrival in recent if arrival.started >= self._began)
+        seen = [list(one) for one in goodput(rank, ours)]
         if seen:
             self._world.put(_key(rank), json.dumps([busy, seen]))
 

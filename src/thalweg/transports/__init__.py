@@ -4,6 +4,7 @@ from thalweg.transports.c10d import C10dTransport
 from thalweg.transports.faulty import Effect, Fault, FaultyTransport
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
 from thalweg.transports.recorded import Message, RecordedTransport
+from thalweg.transports.refusal import Refusal
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending, Transport
 from thalweg.transports.zeromq import ZeroMqTransport
 
@@ -20,6 +21,7 @@ __all__ = [
     "MemoryTransport",
     "Message",
     "RecordedTransport",
+    "Refusal",
     "Sending",
     "Transport",
     "ZeroMqTransport",

@@ -21,8 +21,9 @@ from time import monotonic
 import torch
 import torch.distributed as dist
 
-from thalweg.errors import PeerLost
+from thalweg.errors import PeerLost, TransportError
 from thalweg.transports.inbox import Inbox, late
+from thalweg.transports.line import Store
 from thalweg.transports.transport import Address, Array, Label, Sending, in_bytes
 
 GOODBYE = -1  # in place of the number of bytes
@@ -65,6 +66,16 @@ class C10dTransport:
         for address in wanted:
             self._listen_to(address.peer)
         return self._inbox.take(wanted, deadline)
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        raise TransportError(
+            f"rank {self._rank} can't enter formation {formation}: c10d's connections don't come "
+            "back",
+            "use transport=zeromq",
+        )
+
+    def meet_at(self, store: Store) -> None:
+        """They have found one another, and nobody comes later."""
 
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment, and tells the others that it was the
@@ -126,6 +137,7 @@ class C10dTransport:
                 PeerLost(
                     f"rank {peer} has closed its connection to rank {self._rank}",
                     f"look at why rank {peer} ended",
+                    peer=peer,
                 ),
             )
 
@@ -161,6 +173,7 @@ def _lost(rank: int, peer: int, circumstance: str) -> PeerLost:
     return PeerLost(
         f"rank {rank} lost its connection to rank {peer} ({circumstance})",
         f"look at what happened to rank {peer}",
+        peer=peer,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from time import sleep
 
+from thalweg.transports.line import Store
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending, Transport
 
 
@@ -65,6 +66,12 @@ class FaultyTransport:
 
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self._inner.receive_any(wanted, deadline)
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        self._inner.enter(formation, members)
+
+    def meet_at(self, store: Store) -> None:
+        self._inner.meet_at(store)
 
     def close(self) -> None:
         self._inner.close()

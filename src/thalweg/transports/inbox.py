@@ -1,4 +1,8 @@
-"""What has arrived and nobody has asked for yet, by sender and label."""
+"""What has arrived and nobody has asked for yet, by sender and label.
+
+Only messages of the present formation, from its members, are handed out. A peer may have entered
+the next one before this rank: what it sends then is kept until this rank enters too, up to a bound.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,74 @@ from collections import deque
 from collections.abc import Collection
 from threading import Condition
 from time import monotonic
+from typing import NamedTuple
 
-from thalweg.errors import PeerLate, ThalwegError, TransportClosed
+from thalweg.errors import PeerLate, ThalwegError, TransportClosed, TransportError
+from thalweg.transports.refusal import Refusal, Tally
 from thalweg.transports.transport import Address, Array
+
+EARLY = 512  # messages of later formations that are kept
+EARLY_BYTES = 256 << 20
+
+
+class _Early(NamedTuple):
+    formation: int
+    address: Address
+    array: Array
 
 
 class Inbox:
     """Filled by one or more threads, emptied by another."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, refused: Tally | None = None) -> None:
         self.rank = rank
         self.closed = False
+        self.formation = 0
+        self.refused = Tally(rank) if refused is None else refused
+        self._members: frozenset[int] | None = None  # None: everybody
         self._changed = Condition()
         self._messages: dict[Address, deque[Array]] = {}
+        self._early: list[_Early] = []
         self._lost: dict[int, ThalwegError] = {}
 
     def refuse_if_closed(self, doing: str) -> None:
         if self.closed:
             raise TransportClosed(f"rank {self.rank} {doing} after close()", "do so before it")
 
-    def put(self, address: Address, array: Array) -> None:
+    def refuse_if_no_member(self, peer: int) -> None:
+        if not self.has_member(peer):
+            raise TransportError(
+                f"rank {peer} isn't in formation {self.formation} of rank {self.rank}",
+                "exchange messages with its members, or enter one that has it",
+            )
+
+    def has_member(self, peer: int) -> bool:
+        return self._members is None or peer in self._members
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        """Forget what came of older formations, and hand out what came early of this one."""
+        with self._changed:
+            self.refuse_if_closed(f"enters formation {formation}")
+            if formation <= self.formation:
+                raise TransportError(
+                    f"rank {self.rank} can't enter formation {formation}: it is in "
+                    f"{self.formation}",
+                    "give each formation a higher number than the one before",
+                )
+            forgotten = sum(len(queue) for queue in self._messages.values())
+            self.refused.count(Refusal.STALE, forgotten)
+            self.formation = formation
+            self._members = frozenset(members)
+            self._messages.clear()
+            early, self._early = self._early, []
+            for message in early:
+                self._sort_in(message)
+            self._changed.notify_all()
+
+    def put(self, address: Address, array: Array, formation: int = 0) -> None:
         with self._changed:
             if not self.closed:
-                self._messages.setdefault(address, deque()).append(array)
+                self._sort_in(_Early(formation, address, array))
                 self._changed.notify_all()
 
     def lose(self, peer: int, error: ThalwegError) -> None:
@@ -56,7 +105,25 @@ class Inbox:
         with self._changed:
             self.closed = True
             self._messages.clear()
+            self._early.clear()
             self._changed.notify_all()
+
+    def _sort_in(self, message: _Early) -> None:
+        formation, address, array = message
+        if formation > self.formation:
+            if len(self._early) < EARLY and self._early_bytes() + array.nbytes <= EARLY_BYTES:
+                self._early.append(message)
+            else:
+                self.refused.count(Refusal.TOO_EARLY)
+        elif formation < self.formation:
+            self.refused.count(Refusal.STALE)
+        elif not self.has_member(address.peer):
+            self.refused.count(Refusal.OUTSIDER)
+        else:
+            self._messages.setdefault(address, deque()).append(array)
+
+    def _early_bytes(self) -> int:
+        return sum(message.array.nbytes for message in self._early)
 
     def _take(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
         self.refuse_if_closed("receives")
@@ -67,9 +134,10 @@ class Inbox:
             if not queue:
                 del self._messages[address]
             return address, array
-        for peer, error in self._lost.items():
-            if any(a.peer == peer for a in wanted):
-                raise error
+        for peer in {address.peer for address in wanted}:
+            self.refuse_if_no_member(peer)
+            if peer in self._lost:
+                raise self._lost[peer]
         return None
 
 

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any, Protocol, TypeVar
 from weakref import finalize
 
-from thalweg.errors import RunError
+from thalweg.errors import RunError, StoreLost
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ class Line:
         Thread(target=_serve, args=(store, self._calls), name="store", daemon=True).start()
         finalize(self, self._calls.put, None)
 
-    def ask(self, call: Callable[[Store], T]) -> T:
+    def begin(self, call: Callable[[Store], T]) -> Future[T]:
+        """Ask without waiting; what the store raises is in the future."""
         if self._process != os.getpid():  # a fork has no threads of its parent's
             raise RunError(
                 f"the line of rank {self.rank} to the store was made in another process",
@@ -62,6 +63,10 @@ class Line:
             raise self._broken
         answer: Future[T] = Future()
         self._calls.put((call, answer))
+        return answer
+
+    def ask(self, call: Callable[[Store], T]) -> T:
+        answer = self.begin(call)
         timeout: timedelta = getattr(self._store, "timeout", timedelta(minutes=5))  # torch's own
         seconds = timeout.total_seconds()
         try:
@@ -70,7 +75,7 @@ class Line:
             reason = f"no answer within {seconds:g} s"
         except RuntimeError as error:  # torch's DistError is one
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self._broken = RunError(f"rank {self.rank} can't reach the store: {reason}", _REMEDY)
+        self._broken = StoreLost(f"rank {self.rank} can't reach the store: {reason}", _REMEDY)
         raise self._broken from None
 
 

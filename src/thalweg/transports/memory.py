@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from thalweg.transports.inbox import Inbox
+from thalweg.transports.line import Store
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending
 
 
@@ -30,7 +31,9 @@ class MemoryTransport:
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._inbox.refuse_if_closed("sends")
-        self._network.inboxes[peer].put(Address(self._rank, label), array.copy())
+        self._inbox.refuse_if_no_member(peer)
+        address, formation = Address(self._rank, label), self._inbox.formation
+        self._network.inboxes[peer].put(address, array.copy(), formation)
         return SENT
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
@@ -38,6 +41,12 @@ class MemoryTransport:
 
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self._inbox.take(wanted, deadline)
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        self._inbox.enter(formation, members)
+
+    def meet_at(self, store: Store) -> None:
+        """They have found one another."""
 
     def close(self) -> None:
         self._inbox.close()

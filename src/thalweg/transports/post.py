@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import IntEnum
 from threading import Lock
@@ -23,13 +23,19 @@ import numpy as np
 import zmq
 from torch._C._distributed_c10d import Store
 
-from thalweg.errors import PeerLost, RunError
-from thalweg.transports.connection import Connection, listen
-from thalweg.transports.line import Line
+from thalweg.errors import PeerLost
+from thalweg.transports.card import Card
+from thalweg.transports.connection import Connection
+from thalweg.transports.door import Door
+from thalweg.transports.framing import cut, joined
+from thalweg.transports.protection import Protection
+from thalweg.transports.refusal import Refusal
 from thalweg.transports.transport import Array
 
-HEADER = struct.Struct("<4sBBHIQII")  # magic, version, sort, zero, sender, step, piece, covered
-MAGIC, VERSION = b"thlp", 1
+# magic, version, sort, zero, sender, step, piece, covered, bytes of the payload
+HEADER = struct.Struct("<4sBBHIQIIQ")
+MAGIC, VERSION = b"thlp", 2
+PURPOSE = "post"
 COPIED = 1 << 14  # bytes up to which a copy is cheaper
 PAUSE = 0.02  # seconds between two looks for a peer's address
 AT_ONCE = 64  # letters that are taken in before anything else is done
@@ -38,7 +44,7 @@ AT_ONCE = 64  # letters that are taken in before anything else is done
 class Sort(IntEnum):
     """What a letter is."""
 
-    HELLO = 0  # "I am back, at this address"
+    HELLO = 0  # "I am back, and this is my card"
     ANSWER = 1  # a child's sum
     RESULT = 2  # from above
     FOLLOW = 3  # "send me results, from this step on": the sender's parent is gone
@@ -63,13 +69,17 @@ class Letter(NamedTuple):
 class Post:
     """`queue` is how many letters may wait for one peer."""
 
-    def __init__(self, rank: int, store: Store, host: str = "127.0.0.1", queue: int = 64) -> None:
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        host: str = "127.0.0.1",
+        queue: int = 64,
+        protection: Protection | None = None,
+    ) -> None:
         self.rank = rank
-        self._line = Line(store, rank)
-        self._queue = queue
-        self._context = zmq.Context(io_threads=1)
-        self._inbound, self.endpoint = listen(self._context, rank, host, queue)
-        store.set(_key(rank), self.endpoint)
+        self._door = Door(rank, store, host, purpose=PURPOSE, queue=queue, protection=protection)
+        self._inbound = self._door.inbound
         self._connections: dict[int, Connection] = {}
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._woken, False)
@@ -80,34 +90,47 @@ class Post:
         self._closing = Lock()
         self._closed = False
 
+    @property
+    def endpoint(self) -> str:
+        return self._door.card.endpoint
+
+    @property
+    def refused(self) -> Mapping[Refusal, int]:
+        """What came and wasn't handed out, and why."""
+        return self._door.refused
+
     def meet(self, peers: Iterable[int], deadline: float) -> None:
         """Connect to these; PeerLost if one has no address by the deadline."""
         for peer in peers:
-            while (endpoint := self._endpoint(peer)) is None:
+            while (card := self._door.find(peer)) is None:
                 if monotonic() >= deadline:
-                    raise PeerLost(f"rank {peer} hasn't come", "is it running, with the same plan?")
+                    raise PeerLost(
+                        f"rank {peer} hasn't come", "is it running, with the same plan?", peer=peer
+                    )
                 sleep(PAUSE)
-            self._connect(peer, endpoint)
+            self._connect(card)
 
     def send(self, letter: Letter) -> bool:
         """False if it was dropped."""
         connection = self._connections.get(letter.peer)
         if connection is None:
-            endpoint = self._endpoint(letter.peer)
-            if endpoint is None:
+            card = self._door.find(letter.peer)
+            if card is None:
                 return False
-            connection = self._connect(letter.peer, endpoint)
+            connection = self._connect(card)
         if connection.down:
             return False
         _, sort, step, piece, covered, array = letter
-        header = HEADER.pack(MAGIC, VERSION, sort, 0, self.rank, step, piece, covered)
+        payload = None if array is None else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        frames: list[bytes | memoryview] = []
+        if payload is not None:
+            frames += cut(payload.data, self._door.frame)
+        nbytes = 0 if payload is None else payload.nbytes
+        header = HEADER.pack(MAGIC, VERSION, sort, 0, self.rank, step, piece, covered, nbytes)
         try:
-            if array is None:
-                connection.socket.send(header, zmq.NOBLOCK)
-            else:
-                connection.socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-                payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                connection.socket.send(payload, zmq.NOBLOCK, copy=payload.nbytes <= COPIED)
+            for left, frame in zip(range(len(frames), -1, -1), (header, *frames), strict=True):
+                flags = zmq.NOBLOCK | zmq.SNDMORE if left else zmq.NOBLOCK
+                connection.socket.send(frame, flags, copy=len(frame) <= COPIED)
         except zmq.Again:
             return False
         return True
@@ -149,8 +172,8 @@ class Post:
 
     def hello(self, peer: int) -> Letter:
         """Tells where this rank is now."""
-        address = np.frombuffer(self.endpoint.encode(), np.uint8)
-        return Letter(peer, Sort.HELLO, 0, array=address)
+        card = np.frombuffer(self._door.text.encode(), np.uint8)
+        return Letter(peer, Sort.HELLO, 0, array=card)
 
     def close(self) -> None:
         """What was sent last may leave, for a moment, if somebody is there."""
@@ -158,47 +181,46 @@ class Post:
             if self._closed:
                 return
             self._closed = True
-            self._inbound.close(linger=0)
             for connection in self._connections.values():
                 connection.close(linger=0 if connection.seconds_down() else None)
-            self._context.term()
+            self._door.close()
             os.close(self._woken)
             os.close(self._waker)
 
-    def _connect(self, peer: int, endpoint: str) -> Connection:
-        connection = Connection(self._context, peer, endpoint, queue=self._queue)
-        self._connections[peer] = connection
+    def _connect(self, card: Card) -> Connection:
+        connection = self._door.connect(card)
+        self._connections[card.rank] = connection
         self._poller.register(connection.monitor, zmq.POLLIN)
         return connection
 
-    def _endpoint(self, peer: int) -> str | None:
-        with suppress(RunError):  # the store is gone
-            if self._line.ask(lambda store: store.check([_key(peer)])):
-                return self._line.ask(lambda store: store.get(_key(peer))).decode()
-        return None
-
     def _read(self, frames: list[zmq.Frame]) -> Letter | None:
-        """None if it isn't from one of us, or only says where its sender is."""
+        """None if it is refused."""
         try:
-            magic, version, sort, _, sender, step, piece, covered = HEADER.unpack(frames[0].buffer)
-            if (magic, version) != (MAGIC, VERSION):
-                return None
-            array = np.frombuffer(frames[1].buffer, np.uint8) if len(frames) == 2 else None
-            letter = Letter(sender, Sort(sort), step, piece, covered, array)
+            magic, version, sort, _, sender, step, piece, covered, nbytes = HEADER.unpack(
+                frames[0].buffer
+            )
+            letter = Letter(sender, Sort(sort), step, piece, covered)
         except (struct.error, ValueError):
+            magic, version = b"", 0
+        if (magic, version) != (MAGIC, VERSION):
+            self._door.refused.count(Refusal.MALFORMED)
+            return None
+        if not self._door.speaks_for(frames[0], sender):
+            self._door.refused.count(Refusal.FORGED)
+            return None
+        array = joined(frames[1:], nbytes) if frames[1:] or nbytes else None
+        if isinstance(array, Refusal):
+            self._door.refused.count(array)
             return None
         if letter.sort is Sort.HELLO and array is not None:
-            self._move(sender, array.tobytes().decode(errors="replace"))
-        return letter
+            card = self._door.trusted(array.tobytes(), sender)
+            if card is None:
+                return None
+            self._move(card)
+        return letter._replace(array=array)
 
-    def _move(self, peer: int, endpoint: str) -> None:
-        if not endpoint.startswith("tcp://"):
-            return
-        if peer in self._connections:
-            self._connections[peer].move_to(endpoint)
+    def _move(self, card: Card) -> None:
+        if card.rank in self._connections:
+            self._connections[card.rank].move_to(card)
         else:
-            self._connect(peer, endpoint)
-
-
-def _key(rank: int) -> str:
-    return f"post/{rank}"
+            self._connect(card)

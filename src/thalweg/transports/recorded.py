@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic
 
+from thalweg.transports.line import Store
 from thalweg.transports.transport import Address, Array, Label, Sending, Transport
 
 KEPT = 100_000  # messages
@@ -45,6 +46,12 @@ class RecordedTransport:
         address, array = self._inner.receive_any(wanted, deadline)
         self._note(False, *address, array)
         return address, array
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        self._inner.enter(formation, members)
+
+    def meet_at(self, store: Store) -> None:
+        self._inner.meet_at(store)
 
     def close(self) -> None:
         self._inner.close()

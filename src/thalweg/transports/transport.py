@@ -4,6 +4,9 @@ A message is an array under a label: the step and round it belongs to, and its s
 Messages with the same sender, receiver and label arrive in the order in which they were sent;
 others in any. What arrives has the bytes that were sent; the receiver knows their type.
 Deadlines are moments of `time.monotonic()`; nothing waits without one.
+
+A transport is in a formation: the ranks that exchange messages now, under a number. One that was
+told of none is in formation 0, with everybody.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from thalweg.transports.line import Store
 
 Array = NDArray[Any]
 
@@ -51,6 +56,14 @@ class Transport(Protocol):
 
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         """The first of these messages to arrive; PeerLate if none is there by the deadline."""
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        """From now on send and receive as one of these members. What is under way of an older
+        formation is given up and never handed out; what a member has sent already, because it
+        entered first, is. Called by the thread that sends and receives."""
+
+    def meet_at(self, store: Store) -> None:
+        """Find one another by this store from now on: the old one is gone."""
 
     def close(self) -> None:
         """Give up what is on its way in. Waiting calls raise TransportClosed."""

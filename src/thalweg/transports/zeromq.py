@@ -1,9 +1,12 @@
 """Over ZeroMQ: one inbound socket a rank, one outbound to each peer that it sends to.
 
-A message is two frames: a header (sender, label) and the bytes. Large ones are sent from where they
-are, without a copy: ZeroMQ's thread may read them after `send` has returned, until the sending is
-waited for. Queues are bounded: where one is full, `send` waits. Whatever waits takes in what
-arrives meanwhile, so that two ranks with full queues don't wait for each other.
+A message is a header (sender, label, length) and the bytes, in one frame or more. Large ones are
+sent from where they are, without a copy: ZeroMQ's thread may read them after `send` has returned,
+until the sending is waited for. Queues are bounded: where one is full, `send` waits. Whatever waits
+takes in what arrives meanwhile, so that two ranks with full queues don't wait for each other.
+
+Connections belong to a formation: entering the next one breaks them off, so what waits in them is
+gone at once, and makes them anew where they are needed.
 
 A connection that breaks comes back by itself, also to a peer that is back at another address; what
 was on its way is lost. A peer that is gone for longer than a short grace is lost: who waits for it
@@ -13,24 +16,28 @@ or sends to it is told. Who waits for a peer that it never sent to connects to i
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from threading import Lock
 from time import monotonic, sleep
 
-import numpy as np
 import torch
 import zmq
-from torch._C._distributed_c10d import Store
 
-from thalweg.errors import PeerLost, RunError
-from thalweg.transports.connection import Connection, listen
+from thalweg.errors import PeerLost
+from thalweg.transports.connection import QUEUE, Connection
+from thalweg.transports.door import Door
+from thalweg.transports.framing import cut, joined
 from thalweg.transports.inbox import Inbox, late
-from thalweg.transports.line import Line
+from thalweg.transports.line import Store
+from thalweg.transports.protection import Protection
+from thalweg.transports.refusal import Refusal
 from thalweg.transports.transport import SENT, Address, Array, Label, Sending, in_bytes
 
-HEADER = struct.Struct("<4sHHIQIII")  # magic, version, zero, sender, step, round, start, stop
-MAGIC, VERSION = b"thlw", 1
+# magic, version, zero, sender, formation, step, round, start, stop, bytes of the payload
+HEADER = struct.Struct("<4sHHIQQIIIQ")
+MAGIC, VERSION = b"thlw", 3
+PURPOSE = "zeromq"
 COPIED = 1 << 16  # bytes up to which a copy is cheaper than keeping track
 LARGE = 31 << 20  # bytes, just below what glibc ever keeps for itself
 LOOK = 0.1  # seconds of waiting after which connections are looked at
@@ -38,16 +45,30 @@ GRACE = 2.0  # seconds for a peer to come back
 
 
 class ZeroMqTransport:
-    """`store` tells the ranks of one another's addresses; `host` is this one's."""
+    """`store` tells the ranks of one another's addresses; `host` is this one's. A peer whose
+    connection is down for more than `grace` seconds is lost; unless this rank `forgives`, also one
+    whose connection broke and is back. `look` is called while a message doesn't get away, and may
+    raise."""
 
-    def __init__(self, rank: int, store: Store, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        host: str = "127.0.0.1",
+        *,
+        protection: Protection | None = None,
+        grace: float = GRACE,
+        forgives: bool = True,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         self._rank = rank
-        self._line = Line(store, rank)
-        self._context = zmq.Context(io_threads=1)
-        self._inbound, endpoint = listen(self._context, rank, host)
-        store.set(_key(rank), endpoint)
+        self._forgives = forgives
+        self._look = look
+        self._grace = grace
+        self._door = Door(rank, store, host, purpose=PURPOSE, queue=QUEUE, protection=protection)
+        self._inbound = self._door.inbound
         self._outbound: dict[int, Connection] = {}
-        self._inbox = Inbox(rank)
+        self._inbox = Inbox(rank, self._door.refused)
         self._in_use = Lock()  # sockets belong to one thread at a time
         _keep_freed_memory()
 
@@ -55,11 +76,23 @@ class ZeroMqTransport:
     def rank(self) -> int:
         return self._rank
 
+    @property
+    def refused(self) -> Mapping[Refusal, int]:
+        """What came and wasn't handed out, and why."""
+        return self._door.refused
+
+    def meet_at(self, store: Store) -> None:
+        """Look peers up in this store from now on, and be found there; RunError if it doesn't
+        answer."""
+        self._door.meet_at(store)
+
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        header = HEADER.pack(MAGIC, VERSION, 0, self._rank, *label)
         payload = in_bytes(array)
         with self._in_use:
             self._inbox.refuse_if_closed("sends")
+            self._inbox.refuse_if_no_member(peer)
+            formation = self._inbox.formation
+            header = HEADER.pack(MAGIC, VERSION, 0, self._rank, formation, *label, payload.nbytes)
             socket = self._connection(peer, label, deadline).socket
             self._look_after(peer)
             while True:
@@ -71,7 +104,10 @@ class ZeroMqTransport:
             if payload.nbytes <= COPIED:
                 socket.send(payload.data)
                 return SENT
-            return _Tracked(self, socket.send(payload.data, copy=False, track=True), peer, label)
+            *first, last = cut(payload.data, self._door.frame)
+            trackers = [socket.send(part, zmq.SNDMORE, copy=False, track=True) for part in first]
+            trackers.append(socket.send(last, copy=False, track=True))
+            return _Tracked(self, zmq.MessageTracker(*trackers), peer, label)
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
         return self.receive_any((Address(peer, label),), deadline)[1]
@@ -90,13 +126,25 @@ class ZeroMqTransport:
                 if not self._inbound.poll(_milliseconds(min(left, LOOK))):
                     for peer in {address.peer for address in wanted}:
                         self._look_after(peer)
+                    self._look_for_losses()
 
     def keep_up(self, peer: int) -> None:
         """What there is to do while a message to this peer leaves."""
+        self._look()
         with self._in_use:
             self._inbox.refuse_if_closed("sends")
             self._take_in()
-            self._look_after(peer)
+            if self._inbox.has_member(peer):
+                self._look_after(peer)
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        """ZeroMQ may go on for a moment to read what was sent without a copy: such a sending is
+        still to be waited for before its array is changed."""
+        with self._in_use:
+            self._inbox.enter(formation, members)
+            while self._outbound:
+                _, connection = self._outbound.popitem()
+                connection.close(linger=0)
 
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment."""
@@ -107,45 +155,48 @@ class ZeroMqTransport:
             self._inbound.close(linger=0)
             for connection in self._outbound.values():
                 connection.close()
-            self._context.term()
+            self._door.close()
 
     def _connection(self, peer: int, label: Label, deadline: float) -> Connection:
         if peer not in self._outbound:
-            endpoint = self._endpoint(peer, deadline - monotonic())
-            if endpoint is None:
-                raise late(self._rank, (Address(peer, label),))
-            self._outbound[peer] = Connection(self._context, peer, endpoint)
-        return self._outbound[peer]
-
-    def _endpoint(self, peer: int, seconds: float = 0.0) -> str | None:
-        """Where the peer listens; None if that isn't known in time."""
-        deadline = monotonic() + seconds
-        with suppress(RunError):  # the store is gone
-            while not self._line.ask(lambda store: store.check([_key(peer)])):
+            while (card := self._door.find(peer)) is None:
                 if monotonic() >= deadline:
-                    return None
+                    raise late(self._rank, (Address(peer, label),))
+                self._look()
                 sleep(LOOK / 10)
-            return self._line.ask(lambda store: store.get(_key(peer))).decode()
-        return None
+            self._outbound[peer] = self._door.connect(card)
+        return self._outbound[peer]
 
     def _look_after(self, peer: int) -> None:
         """See whether the peer is there, and look for it if not; PeerLost if it was gone long."""
         connection = self._outbound.get(peer)
         if connection is None:
-            endpoint = self._endpoint(peer)
-            if endpoint is not None:
-                self._outbound[peer] = Connection(self._context, peer, endpoint)
+            card = self._door.find(peer)
+            if card is not None:
+                self._outbound[peer] = self._door.connect(card)
             return
         seconds = connection.seconds_down()
         if not seconds:
             return
-        endpoint = self._endpoint(peer)
-        moved = endpoint is not None and connection.move_to(endpoint)
-        if seconds > GRACE and not moved:
+        card = self._door.find(peer)
+        moved = card is not None and connection.move_to(card)
+        if seconds > self._grace and not moved:
             raise PeerLost(
                 f"rank {self._rank} lost its connection to rank {peer} {seconds:.1f} s ago",
                 f"look at what happened to rank {peer}",
+                peer=peer,
             )
+
+    def _look_for_losses(self) -> None:
+        """Somebody may wait for ever for what was on its way when a connection broke."""
+        for peer, connection in self._outbound.items():
+            connection.hear()
+            if connection.broke and not self._forgives:
+                raise PeerLost(
+                    f"a connection of rank {self._rank} to rank {peer} broke",
+                    f"look at what happened to rank {peer}",
+                    peer=peer,
+                )
 
     def _wait_for_room(
         self, socket: zmq.Socket[bytes], peer: int, label: Label, deadline: float
@@ -158,6 +209,7 @@ class ZeroMqTransport:
         if left <= 0:
             raise late(self._rank, (Address(peer, label),))
         if not poller.poll(_milliseconds(min(left, LOOK))):
+            self._look()
             self._look_after(peer)
         self._take_in()
 
@@ -168,18 +220,24 @@ class ZeroMqTransport:
             while True:
                 frames = self._inbound.recv_multipart(zmq.NOBLOCK, copy=False)
                 any_came = True
-                address = self._read(frames[0])
-                if address is not None and len(frames) == 2:
-                    self._inbox.put(address, np.frombuffer(frames[1].buffer, np.uint8))
+                self._sort_in(frames)
         return any_came
 
-    def _read(self, frame: zmq.Frame) -> Address | None:
-        """Who sent what; None if it isn't from one of us."""
+    def _sort_in(self, frames: list[zmq.Frame]) -> None:
         try:
-            magic, version, _, sender, *label = HEADER.unpack(frame.buffer)
+            magic, version, _, sender, formation, *label, nbytes = HEADER.unpack(frames[0].buffer)
         except struct.error:
-            return None
-        return Address(sender, Label(*label)) if (magic, version) == (MAGIC, VERSION) else None
+            magic, version = b"", 0
+        if (magic, version) != (MAGIC, VERSION) or len(frames) < 2:
+            self._door.refused.count(Refusal.MALFORMED)
+        elif not self._door.speaks_for(frames[0], sender):
+            self._door.refused.count(Refusal.FORGED)
+        else:
+            array = joined(frames[1:], nbytes)
+            if isinstance(array, Refusal):
+                self._door.refused.count(array)
+            else:
+                self._inbox.put(Address(sender, Label(*label)), array, formation)
 
 
 class _Tracked:
@@ -201,10 +259,6 @@ class _Tracked:
                 self._tracker.wait(min(left, LOOK))
             except zmq.NotDone:
                 self._transport.keep_up(self._address.peer)
-
-
-def _key(rank: int) -> str:
-    return f"zeromq/{rank}"
 
 
 def _keep_freed_memory() -> None:

@@ -1,0 +1,88 @@
+"""A disk of a few megabytes that can be filled, and bytes on it that can be flipped.
+
+A tmpfs that is unmounted as soon as it is open: it has no place in the machine's tree of files, is
+reached through the descriptor, which workers inherit, and is gone with the last of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from thalweg.errors import CheckpointError, UsageError
+from thalweg.training.checkpoint import checkpoints_in, read
+
+MEGABYTES = 4
+MNT_DETACH = 2
+BLOCK = 1 << 16  # bytes
+FILLER = "filler"
+
+
+class Disk:
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with TemporaryDirectory(prefix="thalweg-disk-") as place:
+            target = os.fsencode(place)
+            options = f"size={MEGABYTES}m".encode()
+            if libc.mount(b"tmpfs", target, b"tmpfs", 0, options) != 0:
+                raise UsageError(
+                    f"a disk that can be full needs a tmpfs: {os.strerror(ctypes.get_errno())}",
+                    "run it with sudo, or leave out the kinds disk and corrupt",
+                )
+            self._descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            libc.umount2(target, MNT_DETACH)
+
+    @property
+    def _root(self) -> Path:
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
+    @property
+    def checkpoints(self) -> Path:
+        """Of whichever process asks, if it was forked from this one."""
+        return self._root / "checkpoints"
+
+    def fill(self) -> None:
+        with (self._root / FILLER).open("wb", buffering=0) as file:
+            for length in (BLOCK, 512, 1):
+                try:
+                    while True:
+                        file.write(bytes(length))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+    def make_room(self) -> None:
+        (self._root / FILLER).unlink(missing_ok=True)
+
+    def flip(self) -> str | None:
+        """A byte of the newest checkpoint; what reading it says then. None if there is none. The
+        byte is put back: damaged checkpoints are never removed, and would fill the disk."""
+        with suppress(OSError, CheckpointError):
+            newest = next(iter(checkpoints_in(self.checkpoints)), None)
+            if newest is None:
+                return None
+            file = newest / "model.safetensors"
+            _flip_last_byte(file)
+            try:
+                read(newest)
+            except CheckpointError as error:
+                return str(error)
+            finally:
+                _flip_last_byte(file)
+            return "it was read as if nothing had happened"
+        return None  # it was replaced meanwhile
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _flip_last_byte(file: Path) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        byte = stream.read(1)
+        stream.seek(-1, os.SEEK_END)
+        stream.write(bytes([byte[0] ^ 0xFF]))

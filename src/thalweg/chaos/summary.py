@@ -1,0 +1,70 @@
+"""What came of the runs, in rows: one a fault, and for people one a kind of fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from thalweg.chaos.fault import KINDS
+from thalweg.chaos.run import Outcome
+from thalweg.chaos.timing import Felt
+
+Row = dict[str, Any]
+
+
+def fault_rows(outcomes: Iterable[Outcome]) -> list[Row]:
+    return [_fault_row(outcome, each) for outcome in outcomes for each in outcome.felt]
+
+
+def run_rows(outcomes: Iterable[Outcome]) -> list[Row]:
+    return [
+        {
+            "sync": outcome.ordeal.sync,
+            "seed": outcome.ordeal.seed,
+            "faults": len(outcome.felt),
+            "steps": outcome.steps,
+            "commits": outcome.commits,
+            "seconds": outcome.seconds,
+            "violations": [str(violation) for violation in outcome.violations],
+            "history": str(outcome.history),
+        }
+        for outcome in outcomes
+    ]
+
+
+def kind_rows(rows: Sequence[Row]) -> list[Row]:
+    """The faults of a kind under a plan in a few figures."""
+    found = []
+    for sync in dict.fromkeys(row["sync"] for row in rows):
+        for kind in KINDS:
+            alike = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
+            if alike:
+                figures: Row = {"sync": sync, "kind": kind, "faults": len(alike)}
+                for key in ("detected", "went_on", "back"):
+                    values = [row[key] for row in alike if row[key] is not None]
+                    figures[key] = (median(values), max(values)) if values else None
+                figures["violations"] = sum(len(row["violations"]) for row in alike)
+                found.append(figures)
+    return found
+
+
+def _fault_row(outcome: Outcome, each: Felt) -> Row:
+    fault = each.fault
+    return {
+        "sync": outcome.ordeal.sync,
+        "seed": outcome.ordeal.seed,
+        "fault": fault.number,
+        "kind": fault.kind,
+        "rank": fault.rank,
+        "rack": fault.rack,
+        "peer": fault.peer,
+        "direction": fault.direction,
+        "hold": fault.hold,
+        "overlaps": fault.overlaps,
+        "detected": each.detected,
+        "went_on": each.went_on,
+        "back": each.back,
+        "recovered": None if each.recovered is None else each.recovered - each.struck,
+        "violations": [str(v) for v in outcome.violations if v.fault == fault.number],
+    }

@@ -1,0 +1,179 @@
+"""What each worker does while things go wrong: it trains as scripts do, and tells of its steps."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep, time
+from typing import Any
+
+import thalweg
+from thalweg.chaos.history import (
+    Commit,
+    Ended,
+    Event,
+    Named,
+    Refused,
+    Saved,
+    Starved,
+    as_dict,
+)
+from thalweg.chaos.job import (
+    BATCH,
+    SAVE_EVERY,
+    Linear,
+    checksum,
+    digest,
+    optimizer_of,
+    samples,
+    snap,
+    sums,
+)
+from thalweg.errors import CheckpointError
+from thalweg.runtime.forked import RESTARTS_VARIABLE
+from thalweg.runtime.supervisor import Report
+from thalweg.training import Run
+
+EPOCHS = 1 << 30  # until it is told to stop
+SHORT, STARVED = 0.05, 0.3  # seconds between two looks at the clock, and lateness worth telling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    sync: str
+    seed: int  # of the order of samples
+    folder: Path  # of this run; a file `stop` in it ends it
+    disk: Path | None = None  # where checkpoints go
+    compute: float = 0.02  # seconds that a step takes, at least
+    timeout: float = 60.0  # seconds that a rank waits for others
+    stuck: float = 40.0  # seconds without a step, until it is written down where each thread is
+
+    @property
+    def stop(self) -> Path:
+        return self.folder / "stop"
+
+
+def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
+    life = int(os.environ.get(RESTARTS_VARIABLE, "0"))
+    stacks = (task.folder / f"stacks-{rank}-{life}.txt").open("w")
+    Thread(target=_watch_the_clock, args=(rank, report), daemon=True).start()
+    model = Linear()
+    optimizer = optimizer_of(model)
+    own: list[tuple[float, ...]] = []  # sums after this rank's own step, before it is averaged
+    optimizer.register_step_post_hook(lambda *_: own.append(sums(model)))
+    faulthandler.dump_traceback_later(task.stuck, file=stacks)
+    run = thalweg.attach(
+        model,
+        optimizer,
+        sync=task.sync,
+        data=samples(),
+        batch=BATCH,
+        seed=task.seed,
+        timeout=task.timeout,
+    )
+    tell = _Teller(run, life, report)
+    stops = False
+    for epoch in run.epochs(EPOCHS):
+        for inputs, numbers in run.batches(epoch):
+            faulthandler.dump_traceback_later(task.stuck, file=stacks)
+            began_in = run.formation
+            sleep(task.compute)
+            optimizer.zero_grad()
+            run.mean(model(inputs)).backward()  # type: ignore[no-untyped-call]
+            snap(model)
+            counted = run.counts
+            own.clear()
+            optimizer.step()
+            tell.incidents()
+            if not (counted and run.counts):
+                continue
+            tell.commit(model, began_in, numbers.tolist(), own[-1])
+            if task.disk is not None and run.step % SAVE_EVERY == 0:
+                tell.save(task.disk)
+            if not stops and task.stop.exists():
+                stops = True
+                run.stop()
+    tell.incidents()
+    tell(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
+    faulthandler.dump_traceback_later(task.stuck, file=stacks)
+    run.close()
+    faulthandler.cancel_dump_traceback_later()
+    return {"step": run.step}
+
+
+def _watch_the_clock(rank: int, report: Report) -> None:
+    """Tell when this process didn't get to run: then it is the machine that keeps it silent."""
+    last = monotonic()
+    while True:
+        sleep(SHORT)
+        late, last = monotonic() - last - SHORT, monotonic()
+        if late > STARVED:
+            report(as_dict(Starved(time=time(), rank=rank, seconds=late)))
+
+
+class _Teller:
+    """Sends events to the supervisor."""
+
+    def __init__(self, run: Run, life: int, report: Report) -> None:
+        self._run = run
+        self._life = life
+        self._report = report
+        self._told = 0  # incidents
+
+    def __call__(self, event: Event) -> None:
+        self._report(as_dict(event))
+
+    def commit(
+        self, model: Linear, began_in: int, numbers: list[int], own: tuple[float, ...]
+    ) -> None:
+        run = self._run
+        self(
+            Commit(
+                time=time(),
+                rank=run.rank,
+                life=self._life,
+                step=run.step,
+                formation=run.formation,
+                began_in=began_in,
+                members=run.members,
+                digest=digest(model),
+                samples=len(numbers),
+                checksum=checksum(numbers),
+                before=own,
+                after=sums(model),
+            )
+        )
+
+    def incidents(self) -> None:
+        """Those that haven't been told of."""
+        found = self._run.incidents
+        for incident in found[self._told :]:
+            self(
+                Named(
+                    time=incident.over,
+                    noticed=incident.noticed,
+                    rank=self._run.rank,
+                    life=self._life,
+                    step=incident.step,
+                    formation=incident.formation,
+                    left=incident.left,
+                    joined=incident.joined,
+                    lost=incident.samples,
+                    reason=incident.reason,
+                )
+            )
+        self._told = len(found)
+
+    def save(self, disk: Path) -> None:
+        """A disk that is full is no reason to end a run."""
+        step = self._run.step
+        try:
+            self._run.save(disk)
+        except CheckpointError as error:
+            self(Refused(time=time(), rank=self._run.rank, text=str(error)))
+        else:
+            self(Saved(time=time(), rank=self._run.rank, step=step))

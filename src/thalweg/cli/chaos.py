@@ -1,0 +1,246 @@
+"""`thalweg chaos`: break a run on purpose, and check that it keeps its promises."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from thalweg.catalog import parse_plan
+from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.place import (
+    LabOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    WorkersOption,
+    lab_cluster,
+)
+from thalweg.cli.progress import progress_bar
+from thalweg.errors import RunError, UsageError
+from thalweg.facts import Cluster, Duration, about
+
+if TYPE_CHECKING:
+    from thalweg.chaos.fault import Kind
+    from thalweg.chaos.run import Ordeal, Outcome
+    from thalweg.lab import Lab
+
+SHOWN = 10  # violations
+
+
+def command(
+    sync: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PLAN", help="How workers are synchronised; may be repeated."),
+    ] = None,
+    workers: WorkersOption = None,
+    lab: LabOption = None,
+    nic: NicOption = None,
+    uplink: UplinkOption = None,
+    rank_order: OrderOption = None,
+    faults: Annotated[int, typer.Option(min=0, help="How many things go wrong in a run.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Of the faults, and of the samples.")] = 1,
+    lasting: Annotated[
+        str | None,
+        typer.Option("--for", metavar="DURATION", help="Run after run, each with the next seed."),
+    ] = None,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND,...",
+            help="Of kill, restart, pause, store, disk, corrupt, and in a lab cut, oneway, "
+            "blackhole, degrade; without this, all that can be had.",
+        ),
+    ] = None,
+    bound: Annotated[
+        str, typer.Option(metavar="DURATION", help="How soon training must go on.")
+    ] = "15s",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where histories go.")] = Path(
+        "thalweg-chaos"
+    ),
+    json_path: JsonOption = None,
+) -> None:
+    """Break a training run on purpose, again and again, and check that it keeps its promises.
+
+    Faults are drawn from the seed. The job's steps can be foretold to the last bit, so a step or a
+    sample that is lost or counted twice shows. Exit code 1 if something doesn't hold.
+    """
+    chosen = _kinds(kinds, in_lab=lab is not None)
+    seconds = None if lasting is None else Duration.parse(lasting).seconds
+    within = Duration.parse(bound).seconds
+    for plan in sync or ():
+        parse_plan(plan)
+    _refuse_unclear_place(workers, lab, (nic, uplink, rank_order))
+
+    from thalweg.chaos.run import Ordeal  # torch takes a second: not at import
+    from thalweg.chaos.summary import fault_rows, run_rows
+
+    ordeals = (
+        Ordeal(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within)
+        for number in (count(seed) if seconds is not None else [seed])
+        for plan in sync or ["ring"]
+    )
+    outcomes: list[Outcome] = []
+    until = None if seconds is None else monotonic() + seconds
+    with _place(workers, lab, nic, uplink, rank_order) as (cluster, there):
+        for ordeal in ordeals:
+            outcomes.append(_undergo(ordeal, cluster, there, out))
+            if until is not None and monotonic() >= until:
+                break
+        notes = [] if there is None else there.notes
+    rows = fault_rows(outcomes)
+    terminal = console(json_path)
+    terminal.print(_table(rows))
+    for outcome in outcomes:
+        terminal.print(_told(outcome), markup=False)
+    where = shlex.join(_where(workers, lab, nic, uplink, rank_order))
+    settings = {
+        "workers": cluster.workers,
+        "lab": lab,
+        "kinds": list(chosen),
+        "bound_seconds": within,
+        "notes": notes,
+        "runs": run_rows(outcomes),
+    }
+    write_json(json_path, "chaos", settings, rows)
+    wrong = [outcome for outcome in outcomes if outcome.violations]
+    if wrong:
+        raise RunError(
+            f"{sum(len(o.violations) for o in wrong)} violations in {len(wrong)} of "
+            f"{len(outcomes)} runs, the first: {wrong[0].violations[0]}",
+            f"see {wrong[0].history}; have it again with "
+            f"`thalweg chaos {where} {_again(wrong[0].ordeal)}`",
+        )
+
+
+def _undergo(ordeal: Ordeal, cluster: Cluster, lab: Lab | None, out: Path) -> Outcome:
+    from thalweg.chaos.run import undergo
+
+    (out / ordeal.name).mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+
+    def hear(rank: int, stream: str, line: str) -> None:
+        lines.append(f"[{rank}] {line}\n")
+
+    with progress_bar(f"Breaking {ordeal.sync}, seed {ordeal.seed}") as bar:
+        outcome = undergo(
+            ordeal,
+            cluster,
+            lab,
+            out,
+            lambda done, note: bar.show(done, ordeal.faults, note),
+            hear,
+        )
+    outcome.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")
+    return outcome
+
+
+def _refuse_unclear_place(
+    workers: int | None, lab: str | None, described: tuple[str | None, ...]
+) -> None:
+    if (workers is None) == (lab is None):
+        said = "nothing" if lab is None else "--workers and --lab at once"
+        raise UsageError(f"{said} says where the workers are", "give --workers N or --lab RxH")
+    if lab is None and any(described):
+        raise UsageError("rates and --rank-order describe a lab", "give --lab RxH")
+
+
+@contextmanager
+def _place(
+    workers: int | None,
+    lab: str | None,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str | None,
+) -> Iterator[tuple[Cluster, Lab | None]]:
+    """Local workers, or a lab that is there until the context ends."""
+    if lab is None:
+        yield Cluster.flat(workers or 0), None
+        return
+    from thalweg.lab import Lab as TheLab
+
+    there = TheLab.of(lab_cluster(lab, nic, uplink, rank_order), without_netem="go on")
+    try:
+        with progress_bar("Building the lab") as bar:
+            there.up(progress=bar.show)
+        yield there.cluster, there
+    finally:
+        there.down()
+
+
+def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
+    from thalweg.chaos.fault import KINDS, OF_LINKS
+
+    possible = [kind for kind in KINDS if in_lab or kind not in OF_LINKS]
+    if text is None:
+        return tuple(possible)
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    for word in wanted:
+        if word not in KINDS:
+            raise UsageError(f"nothing goes wrong by {word!r}", f"give of {', '.join(KINDS)}")
+        if word not in possible:
+            raise UsageError(f"{word} needs links of its own", "give --lab RxH")
+    if not wanted:
+        raise UsageError("--kinds names none", f"give of {', '.join(possible)}")
+    return tuple(kind for kind in KINDS if kind in wanted)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    from thalweg.chaos.summary import kind_rows
+
+    table = Table(box=None)
+    for heading in ("sync", "fault"):
+        table.add_column(heading)
+    for heading in ("", "detected in", "went on in", "back in", "violations"):
+        table.add_column(heading, justify="right")
+    for row in kind_rows(rows):
+        figures = [_span(row[key]) for key in ("detected", "went_on", "back")]
+        faults = str(row["faults"])
+        table.add_row(row["sync"], row["kind"], faults, *figures, str(row["violations"]))
+    return table
+
+
+def _span(figures: tuple[float, float] | None) -> str:
+    return "-" if figures is None else " to ".join(f"{value:.2f} s" for value in figures)
+
+
+def _told(outcome: Outcome) -> str:
+    ordeal = outcome.ordeal
+    lines = [
+        f"{ordeal.sync}, seed {ordeal.seed}: {len(outcome.felt)} faults in "
+        f"{about(outcome.seconds, 's')}, {outcome.steps} steps, {outcome.commits} commits, "
+        f"{len(outcome.violations) or 'no'} violations"
+    ]
+    lines += [f"  {violation}" for violation in outcome.violations[:SHOWN]]
+    if len(outcome.violations) > SHOWN:
+        lines.append(f"  and {len(outcome.violations) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def _where(
+    workers: int | None,
+    lab: str | None,
+    nic: str | None,
+    uplink: str | None,
+    rank_order: str | None,
+) -> list[str]:
+    given = {
+        "--workers": workers,
+        "--lab": lab,
+        "--nic": nic,
+        "--uplink": uplink,
+        "--rank-order": rank_order,
+    }
+    return [word for name, value in given.items() if value for word in (name, str(value))]
+
+
+def _again(ordeal: Ordeal) -> str:
+    words = ["--sync", ordeal.sync, "--faults", str(ordeal.faults), "--seed", str(ordeal.seed)]
+    return shlex.join([*words, "--kinds", ",".join(ordeal.kinds)])

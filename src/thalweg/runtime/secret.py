@@ -1,0 +1,65 @@
+"""The job secret: what a worker knows, and a stranger doesn't.
+
+It is one text for all workers of a job, from the environment or from a file that its owner alone
+can read. It never travels: what does is a seal that only its holders can make (`card`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+
+from thalweg.errors import LaunchError
+
+SECRET_VARIABLE = "THALWEG_SECRET"
+SECRET_FILE_VARIABLE = "THALWEG_SECRET_FILE"
+SHORTEST = 16  # characters
+LONGEST_FILE = 4096  # bytes
+_REMEDY = f"take at least {SHORTEST} characters that nobody guesses: openssl rand -hex 32"
+
+
+def find_secret(environment: Mapping[str, str]) -> bytes | None:
+    """As the environment has it, or names its file; None if it does neither."""
+    text, path = environment.get(SECRET_VARIABLE), environment.get(SECRET_FILE_VARIABLE)
+    if text and path:
+        raise LaunchError(
+            f"{SECRET_VARIABLE} and {SECRET_FILE_VARIABLE} are both set", "unset one of them"
+        )
+    if path:
+        return _long_enough(_read(path), f"{SECRET_FILE_VARIABLE} names {path}, which")
+    return _long_enough(text.encode(), SECRET_VARIABLE) if text else None
+
+
+def new_secret() -> str:
+    return secrets.token_hex(32)
+
+
+def _long_enough(secret: bytes, whose: str) -> bytes:
+    if len(secret.strip()) < SHORTEST:
+        raise LaunchError(f"{whose} has {len(secret.strip())} characters", _REMEDY)
+    return secret.strip()
+
+
+def _read(path: str) -> bytes:
+    """Looked at once it is open: what was looked at is then what is read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise LaunchError(
+            f"{SECRET_FILE_VARIABLE} names {path}: {error.strerror}", "name a file that is there"
+        ) from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise LaunchError(f"{path} isn't a regular file", "name one that holds the secret")
+        if found.st_uid != os.geteuid():
+            raise LaunchError(f"{path} belongs to another user", "make a copy of your own")
+        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise LaunchError(
+                f"others than its owner have permissions for {path}", f"run chmod 600 {path}"
+            )
+        return os.read(descriptor, LONGEST_FILE)
+    finally:
+        os.close(descriptor)

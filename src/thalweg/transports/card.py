@@ -1,0 +1,85 @@
+"""What a rank puts into the store: where it listens, and the key that shows that it is it.
+
+Whoever reaches the store can write there. So a card has a seal, which only those can make who know
+the job secret:
+
+    HMAC-SHA256(secret, [purpose, run, rank, endpoint, public key])      (RFC 2104)
+
+The secret itself and private keys are never in the store. Without a secret there are no seals, and
+everybody is believed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from dataclasses import dataclass, field
+
+KEY_NBYTES = 32
+LONGEST = 1024  # bytes of a card's text
+_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    rank: int
+    endpoint: str
+    key: bytes  # public; empty where connections are plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealer:
+    """Writes cards and reads them; of one run, for one purpose."""
+
+    purpose: str
+    run: str
+    secret: bytes | None = field(repr=False)
+    curve: bool
+
+    def write(self, card: Card) -> str:
+        return json.dumps(
+            {
+                "rank": card.rank,
+                "endpoint": card.endpoint,
+                "key": card.key.hex(),
+                "seal": self._seal(card),
+            }
+        )
+
+    def read(self, text: bytes) -> Card | None:
+        """None if it isn't a card, or not one that a holder of the secret wrote."""
+        try:
+            parts = json.loads(text) if len(text) <= LONGEST else {}
+            card = Card(
+                rank=parts["rank"], endpoint=parts["endpoint"], key=bytes.fromhex(parts["key"])
+            )
+            if not self._is_sound(card) or not isinstance(parts["seal"], str):
+                return None
+            sealed = hmac.compare_digest(parts["seal"].encode(), self._seal(card).encode())
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return card if sealed or self.secret is None else None
+
+    def key_of(self, rank: int) -> str:
+        """Under which a rank's card lies in the store."""
+        return f"{self.purpose}/{rank}"
+
+    def key_by(self, public: bytes) -> str:
+        """The same for one of whom only the public key is known."""
+        return f"{self.purpose}/by-key/{public.hex()}"
+
+    def _is_sound(self, card: Card) -> bool:
+        return (
+            type(card.rank) is int
+            and card.rank >= 0
+            and isinstance(card.endpoint, str)
+            and _ENDPOINT.fullmatch(card.endpoint) is not None
+            and len(card.key) == (KEY_NBYTES if self.curve else 0)
+        )
+
+    def _seal(self, card: Card) -> str:
+        if self.secret is None:
+            return ""
+        said = [self.purpose, self.run, card.rank, card.endpoint, card.key.hex()]
+        return hmac.digest(self.secret, json.dumps(said).encode(), "sha256").hex()

@@ -1,0 +1,75 @@
+"""What came and wasn't handed out, and how often.
+
+Some of it is a matter of course: who is late, or was cut off, still speaks for an older formation.
+The rest comes from a stranger or from a defect, and is said once in a while in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from threading import Lock
+from time import monotonic
+
+log = logging.getLogger("thalweg")
+QUIET = 60.0  # seconds between two lines in the log
+
+
+class Refusal(Enum):
+    STALE = "messages of an older formation"
+    OUTSIDER = "messages from a rank that isn't in the formation"
+    TOO_EARLY = "messages of a formation that it hasn't entered, more than it keeps for later"
+    UNFINISHED = "connections that ended before they said who they are"
+    STRANGER = "connections of strangers"
+    FORGED = "messages and addresses in another rank's name"
+    MALFORMED = "messages not of our making, or of another version"
+    TRUNCATED = "messages shorter than they say"
+    TOO_LARGE = "messages longer than they say"
+
+    @property
+    def is_suspicious(self) -> bool:
+        return self not in _USUAL
+
+
+_USUAL = (Refusal.STALE, Refusal.OUTSIDER, Refusal.TOO_EARLY, Refusal.UNFINISHED)
+
+
+class Tally(Mapping[Refusal, int]):
+    """Of one rank; counted by any thread."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._counts: Counter[Refusal] = Counter()
+        self._lock = Lock()
+        self._quiet_until = 0.0
+
+    def count(self, why: Refusal, number: int = 1) -> None:
+        if not number:
+            return
+        with self._lock:
+            self._counts[why] += number
+            says = why.is_suspicious and monotonic() >= self._quiet_until
+            if says:
+                self._quiet_until = monotonic() + QUIET
+        if says:
+            log.warning(
+                "rank %d refused %s (%d so far); training goes on, and more of it within %g s is "
+                "counted in run.refused only",
+                self._rank,
+                why.value,
+                self[why],
+                QUIET,
+            )
+
+    def __getitem__(self, why: Refusal) -> int:
+        with self._lock:
+            return self._counts[why]
+
+    def __iter__(self) -> Iterator[Refusal]:
+        with self._lock:
+            return iter([why for why, number in self._counts.items() if number])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

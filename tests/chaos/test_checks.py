@@ -1,0 +1,302 @@
+"""A sound history passes every check, and each check finds what was doctored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos.histories import (
+    BATCH,
+    DIED,
+    KILL,
+    LAST,
+    checksum,
+    digest,
+    doctored,
+    history_of,
+    is_commit,
+    sound,
+    without,
+)
+from thalweg.chaos import checkpoints, promptness, replicas, steps
+from thalweg.chaos.fault import Fault
+from thalweg.chaos.history import (
+    Commit,
+    Ended,
+    Healed,
+    History,
+    Lost,
+    Named,
+    Recovered,
+    Refused,
+    Saved,
+    Starved,
+    Struck,
+)
+from thalweg.chaos.invariants import violations
+from thalweg.chaos.job import SAVE_EVERY
+from thalweg.chaos.timing import felt
+from thalweg.chaos.verdicts import Violation
+from thalweg.facts import Cluster
+
+CLUSTER = Cluster.flat(3)
+DIGESTS = {step: digest(step) for step in range(1, LAST + 1)}
+CHECKSUMS = {step: checksum(step) for step in range(1, LAST + 1)}
+BOUND = 2.0  # seconds
+
+
+def all_of(history: History, sync: str = "ring") -> list[Violation]:
+    return violations(
+        history,
+        felt(history, CLUSTER),
+        sync=sync,
+        batch=BATCH,
+        foretold=iter([(DIGESTS[step], CHECKSUMS[step]) for step in DIGESTS]),
+        bound=BOUND,
+    )
+
+
+@pytest.mark.parametrize(
+    "sync", ["ring", "ring+powersgd(rank=2)", "dssync+int8", "codedreduce(fanout=2, stragglers=1)"]
+)
+def test_nothing_is_found_where_all_is_well(sync: str) -> None:
+    assert all_of(sound(), sync) == []
+
+
+# Replicas
+
+
+def test_one_replica_differs() -> None:
+    found = replicas.equal(doctored(is_commit(2, 6), digest="other"))
+    assert [f.text for f in found] == ["after step 6 of formation 2: rank 0 after-6, rank 2 other"]
+
+
+def test_the_last_replicas_differ() -> None:
+    changed = doctored(lambda e: isinstance(e, Ended) and e.rank == 2, digest="other")
+    [found] = replicas.equal(changed)
+    assert "at the end" in found.text
+
+
+def test_all_replicas_are_equally_wrong() -> None:
+    wrong = doctored(lambda e: isinstance(e, Commit) and e.step >= 6, digest="other")
+    found = replicas.as_foretold(wrong, DIGESTS)
+    assert {(f.check, f.text.split(" of formation")[0]) for f in found} == {
+        ("foretold", "rank 0 holds other after step 6"),
+        ("foretold", "rank 2 holds other after step 6"),
+        ("foretold", "rank 1 holds other after step 9"),
+    }
+
+
+def test_a_step_that_was_redone_by_others_is_no_violation_under_a_lossy_plan() -> None:
+    """Rank 1 had committed step 5 of formation 1 and was cut off; the others redid it."""
+    events = list(sound().events)
+    before = next(e for e in events if is_commit(1, DIED)(e))
+    assert isinstance(before, Commit)
+    at = events.index(before) + 1
+    events.insert(at, replace(before, step=DIED + 1, digest="its own", time=before.time + 0.3))
+    assert replicas.equal(history_of(events)) == []
+    assert replicas.as_foretold(history_of(events), DIGESTS)
+
+
+def test_the_mean_moves() -> None:
+    [found] = replicas.mean_kept(doctored(is_commit(0, 3), after=(3.5, -1.0)))
+    assert "after step 3 of formation 1" in found.text
+
+
+def test_an_averaging_that_was_broken_off_may_move_the_mean() -> None:
+    changed = doctored(is_commit(0, 5), after=(3.5, -1.0), began_in=1)
+    assert replicas.mean_kept(changed) == []
+
+
+def test_a_replica_runs_away() -> None:
+    events = [
+        replace(e, after=(e.after[0] + e.rank * (1000.0 if e.step == 7 else 0.1), e.after[1]))
+        if isinstance(e, Commit)
+        else e
+        for e in sound().events
+    ]
+    [found] = replicas.close(history_of(events))
+    assert "after step 7" in found.text
+
+
+# Steps
+
+
+def test_a_step_is_lost() -> None:
+    [found] = steps.in_order(without(is_commit(0, 3)))
+    assert found.text.startswith("rank 0 left out steps between 2 (formation 1) and 4")
+
+
+def test_under_a_code_steps_may_come_from_others() -> None:
+    assert steps.in_order(without(is_commit(0, 3)), jumps=True) == []
+
+
+def test_a_step_is_applied_twice() -> None:
+    events = list(sound().events)
+    again = next(e for e in events if is_commit(0, 3)(e))
+    events.insert(events.index(again) + 1, again)
+    [found] = steps.in_order(history_of(events))
+    assert "rank 0 took again steps between 3" in found.text
+
+
+def test_who_goes_back_must_have_been_let_in() -> None:
+    """Rank 2 takes step 8 again in formation 3, and nothing says that it joined."""
+    changed = doctored(is_commit(2, 9), step=8)
+    found = steps.in_order(changed)
+    assert found
+    assert "rank 2 took again" in found[0].text
+
+
+def test_samples_are_missing() -> None:
+    [found] = steps.batches_whole(doctored(is_commit(2, 6), samples=2), BATCH, CHECKSUMS)
+    assert "took 5 samples at step 6" in found.text
+
+
+def test_samples_are_others() -> None:
+    found = steps.batches_whole(doctored(is_commit(2, 6), checksum=1), BATCH, CHECKSUMS)
+    assert [f.check for f in found] == ["samples"]
+
+
+def test_samples_that_were_lost_with_one_who_left_must_be_told() -> None:
+    changed = doctored(is_commit(2, DIED + 1), samples=2)
+    assert steps.batches_whole(changed, BATCH, CHECKSUMS)
+    told = [replace(e, lost=1) if isinstance(e, Named) else e for e in changed.events]
+    assert steps.batches_whole(history_of(told), BATCH, CHECKSUMS) == []
+    later = doctored(is_commit(2, DIED + 2), samples=2)
+    told = [replace(e, lost=1) if isinstance(e, Named) else e for e in later.events]
+    assert steps.batches_whole(history_of(told), BATCH, CHECKSUMS)
+
+
+def test_a_batch_of_which_not_all_could_tell_isnt_judged() -> None:
+    assert steps.batches_whole(without(is_commit(2, 6)), BATCH, CHECKSUMS) == []
+
+
+# Promptness
+
+
+def test_how_long_a_fault_was_felt() -> None:
+    [each] = felt(sound(), CLUSTER)
+    assert each.detected == pytest.approx(0.7)
+    assert each.went_on == pytest.approx(6.0 - 4.5, abs=0.01)
+    assert each.back == pytest.approx(10.0 - 9.1, abs=0.01)
+
+
+def test_the_others_go_on_late() -> None:
+    found = promptness.progress(felt(sound(), CLUSTER), bound=1.0)
+    assert [f.text for f in found] == [
+        "fault 0: kill rank 1 for 4 s: the others went on after 1.5 s only"
+    ]
+
+
+def test_it_is_back_late() -> None:
+    early = doctored(lambda e: isinstance(e, Healed), time=5.5)
+    found = promptness.progress(felt(early, CLUSTER), bound=BOUND)
+    assert [f.text for f in found] == [
+        "fault 0: kill rank 1 for 4 s: rank 1 took a step 4.5 s after that only"
+    ]
+
+
+def test_it_is_never_well_again() -> None:
+    lost = without(lambda e: isinstance(e, Recovered))
+    found = promptness.progress(felt(lost, CLUSTER), bound=100.0)
+    assert [f.fault for f in found] == [0]
+
+
+def test_nobody_names_the_culprit() -> None:
+    silent = without(lambda e: isinstance(e, Named))
+    [found] = promptness.culprits(silent, felt(silent, CLUSTER))
+    assert found.text == "fault 0: kill rank 1 for 4 s: nobody named rank 1"
+
+
+def test_another_is_named() -> None:
+    wrong = doctored(lambda e: isinstance(e, Named) and e.formation == 2, left=(2,))
+    found = promptness.culprits(wrong, felt(wrong, CLUSTER))
+    assert any("named rank 2" in f.text and "no fault had hit" in f.text for f in found)
+
+
+def test_somebody_is_named_long_after() -> None:
+    events = sound().events
+    late = next(e for e in events if isinstance(e, Named) and e.left)
+    events.append(replace(late, noticed=19.0, time=19.1))
+    found = promptness.culprits(history_of(events), felt(history_of(events), CLUSTER))
+    assert ["no fault had hit" in f.text for f in found] == [True]
+
+
+def test_a_machine_that_let_nobody_run_is_a_cause() -> None:
+    events = sound().events
+    late = next(e for e in events if isinstance(e, Named) and e.left)
+    events.append(replace(late, noticed=19.0, time=19.1, left=(2,)))
+    assert promptness.culprits(history_of(events), felt(history_of(events), CLUSTER))
+    events.append(Starved(time=18.9, rank=2, seconds=1.2))
+    assert promptness.culprits(history_of(events), felt(history_of(events), CLUSTER)) == []
+
+
+def test_a_moments_absence_may_pass_unnoticed_under_a_code() -> None:
+    fault = replace(KILL, hold=0.1)
+    silent = [e for e in sound().events if not isinstance(e, Named)]
+    history = history_of(silent, fault)
+    assert promptness.culprits(history, felt(history, CLUSTER))
+    assert promptness.culprits(history, felt(history, CLUSTER), missed=False) == []
+
+
+# Checkpoints
+
+FULL = Fault(number=0, kind="disk", after=0.1, hold=4.0)
+NO_ROOM = "can't write checkpoint c/step-00000020: No space left on device; make room there"
+
+
+def disk_history(*told: Refused | Saved) -> History:
+    """In which a checkpoint is due while the disk is full."""
+    first = next(e for e in sound().events if isinstance(e, Commit))
+    steps = range(SAVE_EVERY + 2)
+    commits = [replace(first, time=3.0 + 4.0 * n / len(steps), step=1 + n) for n in steps]
+    marks = [Struck(time=3.0, fault=0), Healed(time=7.0, fault=0), Recovered(time=8.0, fault=0)]
+    return history_of([*commits, *marks, *told], FULL)
+
+
+def judged(history: History) -> list[str]:
+    return [found.text for found in checkpoints.told(history, felt(history, CLUSTER))]
+
+
+def test_a_full_disk_is_told() -> None:
+    refused = Refused(time=4.0, rank=0, text=NO_ROOM)
+    saved = Saved(time=9.0, rank=0, step=40)
+    assert judged(disk_history(refused, saved)) == []
+    assert "nobody was told" in judged(disk_history(saved))[0]
+    seldom = [e for e in disk_history(saved).events if not isinstance(e, Commit) or e.step % 2]
+    assert judged(history_of(seldom, FULL)) == []  # none was due
+    early = Saved(time=1.0, rank=0, step=20)
+    assert "no checkpoint was written afterwards" in judged(disk_history(refused, early))[0]
+
+
+def test_a_damaged_checkpoint_is_refused() -> None:
+    flipped = Fault(number=0, kind="corrupt", after=0.1)
+    commits = [e for e in sound().events if isinstance(e, Commit)]
+    marks = [Struck(time=3.0, fault=0), Healed(time=3.0, fault=0), Recovered(time=4.0, fault=0)]
+    named = Refused(time=3.0, fault=0, text="checkpoint c/step-00000020 is damaged: ...")
+    assert judged(history_of([*commits, *marks, named], flipped)) == []
+    taken = replace(named, text="it was read as if nothing had happened")
+    assert "wasn't refused" in judged(history_of([*commits, *marks, taken], flipped))[0]
+
+
+# All together
+
+
+def test_a_lost_run_is_a_violation() -> None:
+    history = sound()
+    history.add(Lost(time=21.0, reason="rank 2 ended; look"))
+    assert [str(found) for found in all_of(history)] == ["lost: rank 2 ended; look"]
+
+
+def test_each_promise_has_its_checks() -> None:
+    apart = doctored(lambda e: isinstance(e, Commit) and e.rank == 2, digest="other")
+    checks = {
+        sync: {found.check for found in all_of(apart, sync)}
+        for sync in ("ring", "ring+powersgd(rank=2)", "dssync")
+    }
+    assert checks == {
+        "ring": {"equal", "foretold"},
+        "ring+powersgd(rank=2)": {"equal"},
+        "dssync": set(),
+    }

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.histories import KILL, sound
+from thalweg.chaos import history
+from thalweg.chaos.history import Commit, Healed, History, Recovered, Struck, read
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with path.open("w") as file:
+        written = History([KILL], file)
+        for event in sound().events:
+            written.add(event)
+    found = read(path)
+    assert found.faults == (KILL,)
+    assert found.events == written.events
+
+
+def test_moments_of_a_fault() -> None:
+    told = sound()
+    moments = [told.moment(kind, 0) for kind in (Struck, Healed, Recovered)]
+    assert moments == sorted(moment for moment in moments if moment is not None)
+    assert told.moment(Struck, 1) is None
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, events = History(), sound().events
+    monkeypatch.setattr(history, "MOST", 10)
+    for event in events:
+        told.add(event)
+    assert told.is_full
+    assert len(told.events) == 10
+    assert all(isinstance(event, Commit) for event in told.events)

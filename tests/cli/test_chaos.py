@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_explain import thalweg
+
+
+def test_a_row_for_each_fault_and_the_seeds(tmp_path: Path) -> None:
+    done = thalweg(
+        *("chaos", "--workers", "3", "--faults", "2", "--seed", "4", "--kinds", "restart,kill"),
+        *("--bound", "1min", "--json", "-"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["command"] == "chaos"
+    assert [row["fault"] for row in told["rows"]] == [0, 1]
+    assert {row["kind"] for row in told["rows"]} <= {"kill", "restart"}
+    [run] = told["settings"]["runs"]
+    assert (run["sync"], run["seed"], run["violations"]) == ("ring", 4, [])
+    assert (tmp_path / run["history"]).exists()
+    assert told["settings"]["kinds"] == ["kill", "restart"]
+
+
+def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -> None:
+    done = thalweg(
+        *("chaos", "--workers", "2", "--faults", "1", "--seed", "4", "--kinds", "restart"),
+        *("--bound", "1ms"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "progress: fault 0: restart rank" in done.stderr
+    assert "`thalweg chaos --workers 2 --sync ring --faults 1 --seed 4 --kinds restart`" in (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((), "nothing says where the workers are; give --workers N or --lab RxH"),
+        (("--workers", "4", "--lab", "2x2"), "--workers and --lab at once"),
+        (("--workers", "4", "--kinds", "cut"), "cut needs links of its own; give --lab RxH"),
+        (("--workers", "4", "--kinds", "fire"), "nothing goes wrong by 'fire'; give of kill"),
+        (("--workers", "4", "--kinds", ","), "--kinds names none"),
+        (("--workers", "4", "--nic", "1gbit"), "rates and --rank-order describe a lab"),
+        (("--workers", "1"), "one worker has nobody to go on without it"),
+        (("--workers", "4", "--sync", "rign"), "rign"),
+        (("--workers", "4", "--for", "soon"), "soon"),
+    ],
+)
+def test_what_cannot_be_done(options: tuple[str, ...], problem: str, tmp_path: Path) -> None:
+    done = thalweg("chaos", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert not list(tmp_path.glob("thalweg-chaos/*/history.jsonl"))
