@@ -610,6 +610,16 @@ def test_a_program_that_is_killed_is_done_without(restarts: int, told: list[str]
     assert lines == told
 
 
+def test_a_program_that_stays_stopped_ends_with_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("thalweg.runtime.crew.STOPPED", 0.3)
+    lines: list[str] = []
+    program = ["sh", "-c", "test $RANK = 0 && exit; kill -STOP $$; echo went on"]
+    run_command(2, program, on_line=lambda _, __, line: lines.append(line), timeout=TIMEOUT)
+    assert lines == ["rank 1 was stopped when the others ended, and is ended too"]
+
+
 def test_what_is_no_program(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no program 'no-such-program'; "):
         run_command(2, ["no-such-program"])

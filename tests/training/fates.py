@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,14 +65,7 @@ class Job:
 
 
 def trained(job: Job, board: Board) -> dict[str, Any]:
-    """On one rank. What is warned of, such as a share that is dropped, ends nothing."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = _trained(job, board)
-    return {**result, "warnings": [str(warning.message) for warning in caught]}
-
-
-def _trained(job: Job, board: Board) -> dict[str, Any]:
+    """On one rank."""
     said: list[str] = []
     logging.getLogger("thalweg").addFilter(lambda record: said.append(record.getMessage()) is None)
     rank = int(os.environ["RANK"])

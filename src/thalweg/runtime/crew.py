@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import psutil
+
 from thalweg.errors import RunError, ThalwegError, WorkerFailed
 from thalweg.runtime.forked import (
     PIPE_NBYTES,
@@ -40,6 +42,7 @@ TERM_GRACE = 2.0  # seconds from SIGTERM to SIGKILL, at most
 LONGEST_LINE = 1 << 20  # bytes; what is longer is told in pieces
 LONGEST_PIPE = 1 << 20  # bytes that a pipe can hold
 SHORTEST_LIFE = 0.5  # seconds of a store that is worth starting another
+STOPPED = 10.0  # seconds that one may be stopped when all others have ended
 DESCRIPTORS = 64  # that a process has open anyway, at most
 
 
@@ -59,6 +62,12 @@ class _Worker:
     def end(self, code: int) -> End:
         uncaught = self.last_words.failure if code == 1 else None  # others were only shown
         return End(rank=self.rank, code=code, failure=self.said or uncaught, result=self.result)
+
+    @property
+    def is_stopped(self) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        return False
 
     def send(self, number: int) -> None:
         """To its whole group, which is there once it leads a session."""
@@ -96,6 +105,7 @@ class Crew:
     _store: int | None = None
     _port: int = 0
     _store_began: float = 0.0
+    _stopped_since: float | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def called_off(self) -> bool:
@@ -228,6 +238,7 @@ class Crew:
                 if pipe.ended:
                     self._selector.unregister(pipe.descriptor)
             self._reap()
+            self._end_what_stands_still()
             if self.director is not None and not self._ending:
                 self._tell(self.director.look, self)
 
@@ -289,6 +300,22 @@ class Crew:
             )
         except ThalwegError as error:
             self.broken = error
+
+    def _end_what_stands_still(self) -> None:
+        """Who is stopped (SIGSTOP) when all others have ended well has nobody to go on with, and
+        nobody knows when it will."""
+        over = self.survives and any(end.code == 0 for end in self.ends)
+        if not over or not all(worker.is_stopped for worker in self.living.values()):
+            self._stopped_since = None
+            return
+        self._stopped_since = self._stopped_since or monotonic()
+        if monotonic() - self._stopped_since > STOPPED:
+            for worker in self.living.values():
+                told = f"rank {worker.rank} was stopped when the others ended, and is ended too"
+                self._tell(self.on_line, worker.rank, "stderr", told)
+                worker.expected = True
+                worker.send(signal.SIGKILL)
+            self._stopped_since = None
 
     def _let_go(self, worker: _Worker, code: int) -> None:
         """Take the last words of one that has ended, and close its pipes."""

@@ -12,7 +12,7 @@ The root is a worker too: the server has a thread of its own there.
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from queue import Empty, SimpleQueue
@@ -40,6 +40,7 @@ from thalweg.transports.post import Letter, Post, Sort
 GRACE = 2.0  # seconds for a peer whose connection is down to come back
 LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
 OVERDUE = 5.0  # seconds without an answer after which a request is repeated
+log = logging.getLogger("thalweg")
 
 
 class Box(Protocol):
@@ -336,7 +337,7 @@ class NearBox:
                 self._tell(self._server.meet(letter.peer))
         for rank in list(self._server.clocks):
             if self._is_gone(rank):
-                warnings.warn(f"rank {rank} is gone, and its share of the data", stacklevel=1)
+                log.warning("rank %d is gone, and its share of the data", rank)
                 self._tell(self._server.lose(rank))
 
     def _is_gone(self, rank: int) -> bool:
