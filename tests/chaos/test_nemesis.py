@@ -66,6 +66,13 @@ def test_all_heals_and_what_hits_nobody_stands_alone(
             assert not fault.overlaps
 
 
+@given(SEEDS, CLUSTERS, SOME)
+def test_how_long_they_last_may_be_said(seed: int, sizes: list[int], kinds: list[Kind]) -> None:
+    for fault in draw(seed, cluster_of(sizes), 30, kinds, 10.0):
+        assert fault.hold == (10.0 if fault.kind in LASTING else 0.0)
+        assert not fault.overlaps
+
+
 @given(SEEDS)
 def test_all_kinds_come_in_the_long_run(seed: int) -> None:
     faults = draw(seed, cluster_of([4, 4]), 400, KINDS)

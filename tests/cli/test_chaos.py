@@ -28,14 +28,13 @@ def test_a_row_for_each_fault_and_the_seeds(tmp_path: Path) -> None:
 def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -> None:
     done = thalweg(
         *("chaos", "--workers", "2", "--faults", "1", "--seed", "4", "--kinds", "restart"),
-        *("--bound", "1ms"),
+        *("--bound", "1ms", "--hold", "2s"),
         cwd=tmp_path,
     )
     assert done.returncode == 1
     assert "progress: fault 0: restart rank" in done.stderr
-    assert "`thalweg chaos --workers 2 --sync ring --faults 1 --seed 4 --kinds restart`" in (
-        done.stderr
-    )
+    again = "--sync ring --faults 1 --seed 4 --hold 2s --kinds restart"
+    assert f"`thalweg chaos --workers 2 {again}`" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,6 +49,7 @@ def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -
         (("--workers", "1"), "one worker has nobody to go on without it"),
         (("--workers", "4", "--sync", "rign"), "rign"),
         (("--workers", "4", "--for", "soon"), "soon"),
+        (("--workers", "4", "--hold", "on"), "on"),
     ],
 )
 def test_what_cannot_be_done(options: tuple[str, ...], problem: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ before that comes. The store, the disk and checkpoints are hit while nothing els
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from thalweg.chaos.fault import LASTING, OF_NOBODY, Fault, Kind
@@ -24,8 +25,11 @@ OVERLAPPING = 0.25  # share of faults that come before the last is over
 RATES = ("5mbit", "20mbit")  # of degraded links
 
 
-def draw(seed: int, cluster: Cluster, count: int, kinds: Sequence[Kind]) -> list[Fault]:
-    """So many faults of these kinds, in order."""
+def draw(
+    seed: int, cluster: Cluster, count: int, kinds: Sequence[Kind], hold: float | None = None
+) -> list[Fault]:
+    """So many faults of these kinds, in order. With `hold` each lasts so many seconds, if its kind
+    lasts at all, and none overlaps another: for figures that compare."""
     if cluster.workers < 2:
         raise UsageError("one worker has nobody to go on without it", "give two or more")
     random = Random(seed)
@@ -33,8 +37,10 @@ def draw(seed: int, cluster: Cluster, count: int, kinds: Sequence[Kind]) -> list
     for number in range(count):
         before = faults[-1] if faults else None
         fault = _one(random, number, cluster, random.choice(kinds))
-        if before is not None and random.random() < OVERLAPPING and _fit(before, fault, cluster):
-            fault = _one_like(fault, after=_seconds(random, BETWEEN), overlaps=True)
+        if hold is not None:
+            fault = replace(fault, hold=hold if fault.kind in LASTING else 0.0)
+        elif before is not None and random.random() < OVERLAPPING and _fit(before, fault, cluster):
+            fault = replace(fault, after=_seconds(random, BETWEEN), overlaps=True)
         faults.append(fault)
     return faults
 
@@ -75,10 +81,6 @@ def _one(random: Random, number: int, cluster: Cluster, kind: Kind) -> Fault:
         after=_seconds(random, GAP),
         hold=_hold(random, kind),
     )
-
-
-def _one_like(fault: Fault, *, after: float, overlaps: bool) -> Fault:
-    return Fault.of_dict({**fault.as_dict(), "after": after, "overlaps": overlaps})
 
 
 def _hold(random: Random, kind: Kind) -> float:

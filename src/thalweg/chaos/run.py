@@ -38,13 +38,15 @@ Progress = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordeal:
-    """What a run is to go through. `bound` are the seconds within which it must go on."""
+    """What a run is to go through. `bound` are the seconds within which it must go on, `hold` those
+    that a fault lasts, if that isn't drawn."""
 
     sync: str
     seed: int
     faults: int
     kinds: tuple[Kind, ...]
     bound: float
+    hold: float | None = None
 
     def __post_init__(self) -> None:
         parse_plan(self.sync)
@@ -80,7 +82,7 @@ def undergo(
     folder = out / ordeal.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    faults = draw(ordeal.seed, cluster, ordeal.faults, ordeal.kinds)
+    faults = draw(ordeal.seed, cluster, ordeal.faults, ordeal.kinds, ordeal.hold)
     disk = Disk() if {"disk", "corrupt"} & set(ordeal.kinds) else None
     began = time()
     samples()  # once, for all forks

@@ -59,6 +59,14 @@ def command(
             "blackhole, degrade; without this, all that can be had.",
         ),
     ] = None,
+    hold: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long every fault lasts, one after the other; without this it is drawn, and "
+            "some overlap.",
+        ),
+    ] = None,
     bound: Annotated[
         str, typer.Option(metavar="DURATION", help="How soon training must go on.")
     ] = "15s",
@@ -75,6 +83,7 @@ def command(
     chosen = _kinds(kinds, in_lab=lab is not None)
     seconds = None if lasting is None else Duration.parse(lasting).seconds
     within = Duration.parse(bound).seconds
+    held = None if hold is None else Duration.parse(hold).seconds
     for plan in sync or ():
         parse_plan(plan)
     _refuse_unclear_place(workers, lab, (nic, uplink, rank_order))
@@ -83,7 +92,7 @@ def command(
     from thalweg.chaos.summary import fault_rows, run_rows
 
     ordeals = (
-        Ordeal(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within)
+        Ordeal(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
         for number in (count(seed) if seconds is not None else [seed])
         for plan in sync or ["ring"]
     )
@@ -106,6 +115,7 @@ def command(
         "lab": lab,
         "kinds": list(chosen),
         "bound_seconds": within,
+        "hold_seconds": held,
         "notes": notes,
         "runs": run_rows(outcomes),
     }
@@ -243,4 +253,5 @@ def _where(
 
 def _again(ordeal: Ordeal) -> str:
     words = ["--sync", ordeal.sync, "--faults", str(ordeal.faults), "--seed", str(ordeal.seed)]
+    words += [] if ordeal.hold is None else ["--hold", f"{ordeal.hold:g}s"]
     return shlex.join([*words, "--kinds", ",".join(ordeal.kinds)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +112,9 @@ class State:
     def load_into(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
     ) -> None:
-        """May be done again later: an optimizer keeps the tensors that it is given, so it gets
-        copies."""
+        """Once: an optimizer keeps the tensors that it is given."""
         model.load_state_dict(self.model)
-        optimizer.load_state_dict(deepcopy(self.optimizer))
+        optimizer.load_state_dict(self.optimizer)
         vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
         for held, state in zip(objects, self.objects, strict=True):
             held.load_state_dict(state)

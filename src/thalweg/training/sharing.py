@@ -16,7 +16,7 @@ from thalweg.schedules.topologies.ring import ring
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import as_array
 
-AT_ONCE = Size.parse("32MB")
+AT_ONCE = Size.parse("8MB")
 ON_EVERY_RANK = "call run.consensus and run.save on every rank"
 
 

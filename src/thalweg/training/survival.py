@@ -22,7 +22,7 @@ from thalweg.schedules import Group
 from thalweg.training.handover import State, places_for
 from thalweg.training.incident import Incident
 from thalweg.training.itinerary import Clock
-from thalweg.training.sharing import Sharing
+from thalweg.training.sharing import AT_ONCE, Sharing
 
 EARLIER = 1 << 16  # round numbers for states, below all that are shared between steps
 KEPT = 10_000  # incidents
@@ -111,7 +111,8 @@ class Survival:
         if rank != source:
             tensors = places_for(head, tensors)
         raw = (tensor.view(-1).view(torch.uint8) for tensor in tensors.values() if tensor.numel())
-        sharing.take_from(source, (part for one in raw for part in torch.split(one, PIECE)))
+        pieces = (piece for one in raw for piece in torch.split(one, AT_ONCE.nbytes))
+        sharing.take_from(source, pieces)
         return None if rank == source else State.of_parts(head, tensors)
 
     def note(self, step: int, samples: int) -> None:
@@ -179,6 +180,3 @@ class Survival:
     def _add(self, incident: Incident) -> None:
         self.incidents.append(incident)
         del self.incidents[:-KEPT]
-
-
-PIECE = 32 << 20  # bytes of a state that travel at once
