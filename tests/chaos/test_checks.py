@@ -197,6 +197,16 @@ def test_it_is_back_late() -> None:
     ]
 
 
+def test_one_that_was_left_out_stays_away_by_itself() -> None:
+    late = [replace(e, time=5.5) if isinstance(e, Healed) else e for e in sound().events]
+    told = [
+        replace(e, reason="rank 1 is not reached by others") if isinstance(e, Named) else e
+        for e in late
+    ]
+    assert promptness.progress(felt(history_of(late), CLUSTER), bound=BOUND)
+    assert promptness.progress(felt(history_of(told), CLUSTER), bound=BOUND) == []
+
+
 def test_it_is_never_well_again() -> None:
     lost = without(lambda e: isinstance(e, Recovered))
     found = promptness.progress(felt(lost, CLUSTER), bound=100.0)

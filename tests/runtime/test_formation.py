@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,9 +14,7 @@ from thalweg.runtime.formation import (
     Doing,
     Formation,
     Standing,
-    at_odds,
     is_enough,
-    most_blamed,
 )
 
 RANKS = st.integers(0, 40)
@@ -27,7 +26,8 @@ STANDINGS = st.builds(
     joins=st.booleans(),
     keeps=st.booleans(),
     plan=st.sampled_from(["ring", "dssync+int8", "codedreduce(fanout=2, stragglers=1) @ x=\u00fc"]),
-    blames=st.lists(RANKS, max_size=3, unique=True).map(tuple),
+    lost=st.lists(RANKS, max_size=3, unique=True).map(tuple),
+    awaits=st.lists(RANKS, max_size=3, unique=True).map(tuple),
     why=st.text(max_size=10),
 )
 
@@ -42,6 +42,7 @@ def formations(draw: st.DrawFn) -> Formation:
         standings,
         left=draw(st.dictionaries(RANKS, st.text(max_size=10), max_size=2)),
         tries=draw(st.integers(1, 4)),
+        broken=tuple(draw(st.lists(st.tuples(RANKS, RANKS), max_size=3))),
         problem=draw(st.sampled_from(["", "they don't agree"])),
     )
 
@@ -178,7 +179,15 @@ def test_where_replicas_differ_all_who_stayed_come_to_a_work() -> None:
     assert formation.at_work(4) == formation.members
 
 
-# Enough, blamed, at odds
+def test_where_they_begin_together() -> None:
+    """Not before the step that one has taken alone, where replicas differ."""
+    assert formed({0: Standing(step=3, works=2), 1: Standing(step=3)}).start == (3, 2)
+    alone = Standing(step=3, keeps=True)
+    assert formed({0: alone, 1: Standing(step=2, keeps=True)}).start == (4, 0)
+    assert formed({0: replace(alone, works=1, doing=Doing.WORK)}).start == (3, 1)
+
+
+# Enough, and why
 
 
 @given(before=st.integers(1, 64), members=st.integers(0, 64))
@@ -190,45 +199,6 @@ def test_enough_is_half_and_two_parts_can_both_be_only_if_they_are_halves(
     rest = before - members
     if rest >= 0 and is_enough(members, before) and is_enough(rest, before):
         assert members == rest
-
-
-def blaming(blames: Mapping[int, tuple[int, ...]]) -> dict[int, Standing]:
-    return {rank: Standing(blames=blamed) for rank, blamed in blames.items()}
-
-
-def test_most_blamed() -> None:
-    assert most_blamed(blaming({0: (), 1: ()})) is None
-    assert most_blamed(blaming({0: (2,), 1: (0,), 2: (0,)})) == 0
-    assert most_blamed(blaming({0: (1,), 1: (0,)})) == 1  # the highest of equals
-    assert most_blamed(blaming({0: (3,), 1: (3, 0)})) == 0  # 3 isn't here
-
-
-@given(st.dictionaries(RANKS, STANDINGS, max_size=6))
-def test_nobody_is_blamed_more(standings: dict[int, Standing]) -> None:
-    found = most_blamed(standings)
-    votes = {
-        rank: sum(s.blames.count(rank) for s in standings.values())
-        for rank in standings
-        if any(rank in s.blames for s in standings.values())
-    }
-    assert (found is None) == (not votes)
-    if found is not None:
-        assert votes[found] == max(votes.values())
-
-
-def test_at_odds_are_those_who_share_with_those_who_do_not() -> None:
-    working, stepping = Standing(step=3, doing=Doing.WORK), Standing(step=3)
-    assert at_odds({0: working, 1: working}) == ""
-    assert at_odds({0: stepping, 1: Standing(doing=Doing.SAFE_POINT)}) == ""
-    assert at_odds({0: working, 1: stepping, 2: working}) == (
-        "ranks 0, 2 wait before step 3 to share something, and rank 1 in it"
-    )
-
-
-@given(st.dictionaries(RANKS, STANDINGS, max_size=6))
-def test_at_odds_only_if_some_work_and_some_do_not(standings: dict[int, Standing]) -> None:
-    kinds = {standing.doing is Doing.WORK for standing in standings.values()}
-    assert bool(at_odds(standings)) == (kinds == {True, False})
 
 
 def test_what_made_members_meet() -> None:

@@ -304,10 +304,10 @@ def test_whoever_lets_others_wait_for_long_is_blamed() -> None:
             waits.wait(FIRST_HANG + 1, (1,))
         formation = company.meet({0: Standing(step=3), 1: Standing(step=3)})
         assert formation.cause == "rank 1 let others wait for 121 s"
-        assert formation.standings[0].blames == (1,)
+        assert formation.standings[0].awaits == (1,)
         formation = company.meet({0: Standing(step=4), 1: Standing(step=4)})
         assert formation.cause == "members met anew"
-        assert formation.standings[0].blames == ()
+        assert formation.standings[0].awaits == ()
 
 
 # Who comes back
@@ -401,12 +401,12 @@ def meet_in_vain(company: Company, standings: Mapping[int, Standing], *blamed: i
     for tries in range(1, FRUITLESS + 1):
         for rank in standings:
             if rank not in blamed:
-                company.all[rank].blame(*blamed)
+                company.all[rank].lose(*blamed)
         formation = company.meet(standings)
         assert (formation.tries, formation.members) == (tries, tuple(standings))
     for rank in standings:
         if rank not in blamed:
-            company.all[rank].blame(*blamed)
+            company.all[rank].lose(*blamed)
 
 
 def test_members_at_odds_are_told_so() -> None:

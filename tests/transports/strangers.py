@@ -16,6 +16,7 @@ import zmq
 
 Frames = Sequence[bytes]
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+LONG = 700  # bytes: longer than what handshakes are made of
 KEPT = 64  # connections that a stranger holds at once
 
 
@@ -93,13 +94,15 @@ def pushing(
 
 class Eavesdropper:
     """Between a client and a server, on a port of its own: passes everything on, and keeps what the
-    client said, one recording a connection."""
+    client said, one recording a connection. With `meddles` it changes a byte of each longer piece
+    that the client says."""
 
     def __init__(self, endpoint: str) -> None:
         self._target = port_of(endpoint)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.recordings: list[bytearray] = []
+        self.meddles = False
         self._open: list[socket.socket] = [self._listener]
         self._start(self._accept)
 
@@ -133,6 +136,8 @@ class Eavesdropper:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 keep(data)
+                if self.meddles and len(data) > LONG:
+                    data = data[:LONG] + bytes([data[LONG] ^ 1]) + data[LONG + 1 :]
                 target.sendall(data)
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)

@@ -232,6 +232,30 @@ def test_what_is_played_back_says_nothing() -> None:
     in_a_process(work)
 
 
+def test_bytes_that_change_on_their_way_break_the_connection() -> None:
+    """Nothing of them is taken; the sender is told, and the connection comes back."""
+
+    def work() -> None:
+        with transports(SECRET, SECRET) as (store, (here, there)):
+            where = card(store, 0)
+            tap = Eavesdropper(where.endpoint)
+            store.set(MINE.key_of(0), MINE.write(replace(where, endpoint=tap.endpoint)))
+            there.send(0, LABEL, np.full(10_000, 7), soon()).wait(soon())
+            assert here.receive(1, LABEL, soon()).view("i8")[0] == 7
+            connection = there._outbound[0]
+            tap.meddles = True
+            there.send(0, LABEL, np.full(10_000, 8), soon())
+            until(lambda: connection.hear() is None and connection.broke)
+            nothing_comes(here, 1)
+            tap.meddles = False
+            until(lambda: connection.seconds_down() == 0)
+            there.send(0, LABEL, np.full(10_000, 9), soon()).wait(soon())
+            assert here.receive(1, LABEL, soon()).view("i8")[0] == 9
+            tap.close()
+
+    in_a_process(work)
+
+
 def test_garbage_is_counted_and_takes_no_memory() -> None:
     def work() -> dict[str, int]:
         with transports(SECRET, SECRET) as (store, (here, there)):

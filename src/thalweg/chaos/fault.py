@@ -8,6 +8,7 @@ cut        a NIC or an uplink swallows all, both ways          being whole
 oneway     the same in one direction                           being whole
 blackhole  one host's packets to one other are lost            being whole
 degrade    a NIC or an uplink is slow                          its declared rate
+garble     bytes that a host sends to others change            reaching them as they were
 store      the process that hosts the store is killed          being started again, at once
 disk       the disk that checkpoints go to is full             room
 corrupt    bytes of the newest checkpoint are flipped          the next checkpoint
@@ -29,14 +30,15 @@ Kind = Literal[
     "oneway",
     "blackhole",
     "degrade",
+    "garble",
     "store",
     "disk",
     "corrupt",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OF_LINKS: tuple[Kind, ...] = ("cut", "oneway", "blackhole", "degrade")  # these need a lab
+OF_LINKS: tuple[Kind, ...] = ("cut", "oneway", "blackhole", "degrade", "garble")  # in a lab
 OF_NOBODY: tuple[Kind, ...] = ("store", "disk", "corrupt")  # no worker is hit
-LASTING: tuple[Kind, ...] = ("kill", "pause", "cut", "oneway", "blackhole", "degrade", "disk")
+LASTING: tuple[Kind, ...] = ("kill", "pause", *OF_LINKS, "disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ class Means:
     def _strike_links(self, lab: Lab, fault: Fault) -> None:
         if fault.kind == "blackhole" and fault.rank is not None and fault.peer is not None:
             lab.lose(fault.rank, fault.peer)
+        elif fault.kind == "garble" and fault.rank is not None:
+            lab.garble(fault.rank)
         elif fault.kind == "degrade" and fault.rate is not None:
             lab.links.degrade(_links(lab, fault), Rate.parse(fault.rate))
         else:
@@ -59,6 +61,8 @@ class Means:
     def _heal_links(self, lab: Lab, fault: Fault) -> None:
         if fault.kind == "blackhole" and fault.rank is not None and fault.peer is not None:
             lab.find_again(fault.rank, fault.peer)
+        elif fault.kind == "garble" and fault.rank is not None:
+            lab.ungarble(fault.rank)
         else:
             lab.links.restore(_links(lab, fault))
 

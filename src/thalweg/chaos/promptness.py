@@ -6,6 +6,7 @@
                whoever was out for longer than signs of life may stay away was named
 
 A slow link is no reason to be named, and none not to be. Of a black hole either end may be named.
+One that was left out, since the others got nowhere with it, stays away for some seconds by itself.
 Under a code nobody waits for one that is away for a moment, and nobody need notice. On a machine
 with too much to do a process may not get to run for a second: then that is the cause.
 """
@@ -20,6 +21,7 @@ from thalweg.chaos.timing import Felt
 from thalweg.chaos.verdicts import Violation
 from thalweg.errors import ranks_text
 from thalweg.runtime.heartbeat import LONGEST_SILENCE
+from thalweg.runtime.membership import LONGEST_UNREACHED, NOT_REACHED
 
 NAMED_AFTER = LONGEST_SILENCE + 2.0  # seconds out after which nobody can have missed it
 LINGERS = 3.0  # seconds after a fault is over in which it may still be the reason
@@ -34,7 +36,7 @@ def progress(felt: Sequence[Felt], bound: float) -> list[Violation]:
         if each.went_on is not None and each.went_on > bound + _borne(each):
             text = f"the others went on after {each.went_on:.1f} s only"
             found.append(_violation("progress", each, text))
-        if each.back is not None and each.back > bound:
+        if each.back is not None and each.back > bound + _kept_away(each):
             text = f"{ranks_text(sorted(each.hit))} took a step {each.back:.1f} s after that only"
             found.append(_violation("progress", each, text))
     return found
@@ -48,6 +50,12 @@ def culprits(history: History, felt: Sequence[Felt], *, missed: bool = True) -> 
 def _borne(each: Felt) -> float:
     """Seconds that others may have to wait for: a slow link slows all down while it is slow."""
     return each.fault.hold if each.fault.kind in ("degrade", "disk") else 0.0
+
+
+def _kept_away(each: Felt) -> float:
+    """Seconds that one may have to stay away with which the others got nowhere, before it asks."""
+    left_out = any(NOT_REACHED in event.reason for event in each.telling)
+    return LONGEST_UNREACHED if left_out else 0.0
 
 
 def _unnamed(felt: Sequence[Felt], missed: bool) -> list[Violation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def command(
         typer.Option(
             metavar="KIND,...",
             help="Of kill, restart, pause, store, disk, corrupt, and in a lab cut, oneway, "
-            "blackhole, degrade; without this, all that can be had.",
+            "blackhole, degrade, garble; without this, all that can be had.",
         ),
     ] = None,
     hold: Annotated[
@@ -189,17 +190,33 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
     from thalweg.chaos.fault import KINDS, OF_LINKS
 
     possible = [kind for kind in KINDS if in_lab or kind not in OF_LINKS]
+    if in_lab and not _can_garble():
+        possible.remove("garble")
     if text is None:
         return tuple(possible)
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
         if word not in KINDS:
             raise UsageError(f"nothing goes wrong by {word!r}", f"give of {', '.join(KINDS)}")
-        if word not in possible:
+        if word in OF_LINKS and not in_lab:
             raise UsageError(f"{word} needs links of its own", "give --lab RxH")
+        if word not in possible:
+            raise UsageError(
+                f"{word} needs a kernel with nftables, and connections with keys",
+                "leave it out, or leave THALWEG_CURVE alone",
+            )
     if not wanted:
         raise UsageError("--kinds names none", f"give of {', '.join(possible)}")
     return tuple(kind for kind in KINDS if kind in wanted)
+
+
+def _can_garble() -> bool:
+    """Whether bytes can be changed on their way. Without keys nobody would notice."""
+    from thalweg.lab.garbling import can_garble
+    from thalweg.lab.wiring import SPINE_ADDRESS
+    from thalweg.transports.protection import wants_curve
+
+    return wants_curve(os.environ, SPINE_ADDRESS) and can_garble()
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
-from thalweg.lab import holes, registry
+from thalweg.lab import garbling, holes, registry
 from thalweg.lab.director import EventDirector, Fired
 from thalweg.lab.event import Event
 from thalweg.lab.fabric import Progress, build, has_netem
@@ -300,6 +300,13 @@ class Lab:
 
     def find_again(self, rank: int, peer: int) -> None:
         holes.fill(self.wiring, rank, peer)
+
+    def garble(self, rank: int) -> None:
+        """Some bytes of what its host sends to others, from now on."""
+        garbling.begin(self.wiring, rank)
+
+    def ungarble(self, rank: int) -> None:
+        garbling.end(self.wiring, rank)
 
     def restore(self) -> None:
         """All links as they were declared, and no flows."""

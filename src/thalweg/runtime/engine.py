@@ -317,9 +317,9 @@ class Engine:
         if isinstance(error, TransportError) and self._gave_up() is not None:
             return None
         if isinstance(error, PeerLate) and self._membership.misses(error.peers):
-            self._membership.blame(*error.peers)
+            self._membership.lose(*error.peers)
         elif isinstance(error, PeerLost) and error.peer is not None:
-            self._membership.blame(error.peer)
+            self._membership.lose(error.peer)
         elif not isinstance(error, StoreLost):
             return None
         self._membership.explain(error.problem)

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import inf
 
-from thalweg.errors import ranks_text
-
 
 class Doing(StrEnum):
     STEP = "step"
@@ -33,7 +31,8 @@ class Standing:
     keeps: bool = False  # what it holds counts though others are further: replicas differ
     stops: bool = False  # all have agreed to stop at this step
     plan: str = ""
-    blames: tuple[int, ...] = ()  # whom it lost, or waited for in vain
+    lost: tuple[int, ...] = ()  # its connections to these broke
+    awaits: tuple[int, ...] = ()  # these it waited for in vain
     why: str = ""  # what made it come, if it knows
 
     @property
@@ -54,7 +53,8 @@ class Formation:
     members: tuple[int, ...]
     standings: Mapping[int, Standing] = field(default_factory=dict)
     left: Mapping[int, str] = field(default_factory=dict)
-    tries: int = 1  # formations in a row that began at the same place
+    tries: int = 1  # formations in a row that got nowhere, and this one
+    broken: tuple[tuple[int, int], ...] = ()  # connections of theirs: from whom, to whom
     problem: str = ""  # why they can't go on at all
 
     @classmethod
@@ -80,6 +80,11 @@ class Formation:
     def begins(self) -> int:
         """The first step that all take together: not that which one has taken alone."""
         return self.place[0] + self.standings[self.source].is_alone
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Where they begin together. Who comes from there has got nowhere."""
+        return max(self.place, (self.begins, 0))
 
     @property
     def takers(self) -> tuple[int, ...]:
@@ -153,6 +158,7 @@ class Formation:
                 "standings": {rank: asdict(s) for rank, s in self.standings.items()},
                 "left": dict(self.left),
                 "tries": self.tries,
+                "broken": self.broken,
                 "problem": self.problem,
             }
         )
@@ -166,13 +172,15 @@ class Formation:
             standings={int(rank): standing_of(s) for rank, s in data["standings"].items()},
             left={int(rank): reason for rank, reason in data["left"].items()},
             tries=data["tries"],
+            broken=tuple((source, target) for source, target in data["broken"]),
             problem=data["problem"],
         )
 
 
 def standing_of(data: Mapping[str, object]) -> Standing:
-    blames = data["blames"]
-    assert isinstance(blames, list)
+    lost, awaits = data["lost"], data["awaits"]
+    assert isinstance(lost, list)
+    assert isinstance(awaits, list)
     return Standing(
         step=int(str(data["step"])),
         works=int(str(data["works"])),
@@ -181,7 +189,8 @@ def standing_of(data: Mapping[str, object]) -> Standing:
         keeps=bool(data["keeps"]),
         stops=bool(data["stops"]),
         plan=str(data["plan"]),
-        blames=tuple(int(rank) for rank in blames),
+        lost=tuple(int(rank) for rank in lost),
+        awaits=tuple(int(rank) for rank in awaits),
         why=str(data["why"]),
     )
 
@@ -189,24 +198,3 @@ def standing_of(data: Mapping[str, object]) -> Standing:
 def is_enough(members: int, before: int) -> bool:
     """At least half of the members before. Two halves can't both go on: the store takes one."""
     return 2 * members >= before
-
-
-def at_odds(standings: Mapping[int, Standing]) -> str:
-    """Of members who don't get on though nobody is gone: what they wait for, if some want to share
-    something between two steps and the others don't; an empty text if that isn't it."""
-    working = [rank for rank in sorted(standings) if standings[rank].doing is Doing.WORK]
-    others = [rank for rank in sorted(standings) if rank not in working]
-    if not working or not others:
-        return ""
-    step = max(standing.step for standing in standings.values())
-    return (
-        f"{ranks_text(working)} wait before step {step} to share something, and "
-        f"{ranks_text(others)} in it"
-    )
-
-
-def most_blamed(standings: Mapping[int, Standing]) -> int | None:
-    """Whom most of the others lost, the highest of equals; None if nobody blames anybody."""
-    votes = [rank for standing in standings.values() for rank in standing.blames]
-    accused = [rank for rank in votes if rank in standings]
-    return max(accused, key=lambda rank: (accused.count(rank), rank), default=None)

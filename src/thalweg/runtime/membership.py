@@ -27,15 +27,8 @@ from time import monotonic, sleep
 from typing import Any
 
 from thalweg.errors import Interrupted, RunError, RunIsOver, ranks_text
-from thalweg.runtime.formation import (
-    Doing,
-    Formation,
-    Standing,
-    at_odds,
-    is_enough,
-    most_blamed,
-    standing_of,
-)
+from thalweg.runtime.culprits import at_odds, most_awaited, most_involved
+from thalweg.runtime.formation import Doing, Formation, Standing, is_enough, standing_of
 from thalweg.runtime.heartbeat import CALLED, ENDED, WISHED, Heartbeat
 from thalweg.transports.line import Line, Store
 
@@ -44,7 +37,7 @@ HELP = 0.5  # seconds after which another than the first writes the formation do
 BACK_OFF = 0.2  # seconds before one that wasn't let in asks again
 NOT_REACHED = "not reached by others"
 THROUGH = "through"  # with its training: nobody has lost it
-UNREACHED, LONGEST_UNREACHED = 10.0, 120.0  # the same for one with which they got nowhere
+UNREACHED, LONGEST_UNREACHED = 5.0, 30.0  # the same for one with which they got nowhere
 FRUITLESS = 3  # formations in a row that got nowhere, until one is left out
 ON_EVERY_RANK = "call run.consensus, run.average and run.save on every rank"
 
@@ -65,9 +58,11 @@ class Membership:
         self._timeout = timeout
         self._line = Line(store, rank)
         self._called = self._wished = self.formation.number
-        self._blames: set[int] = set()
+        self._lost: set[int] = set()
+        self._awaits: set[int] = set()
         self._why = ""
-        self._back_off = UNREACHED  # twice as long each time
+        self._back_off = 0.0  # seconds that it stayed away before it came in
+        self._came_in = -LONGEST_UNREACHED  # when that was
         self._lock = Lock()
         self._line.ask(lambda s: _raise_to(s, self.formation.number))
         self._heartbeat = Heartbeat(rank, size, lambda: self.formation.members, self._look)
@@ -125,7 +120,9 @@ class Membership:
         """This rank has waited so long for these: Interrupted if that is to end."""
         self.refuse_if_called()
         if seconds > self._heartbeat.records.patience:
-            self.blame(*peers)
+            with self._lock:
+                self._awaits.update(peers)
+            self.broke(*peers)
             problem = f"{ranks_text(peers)} let others wait for {seconds:.0f} s"
             self.explain(problem)
             raise Interrupted(problem)
@@ -139,10 +136,10 @@ class Membership:
         """Whether one of these is gone, or hangs."""
         return any(self._why_missing(rank) is not None for rank in ranks)
 
-    def blame(self, *ranks: int) -> None:
-        """These were lost, or didn't come."""
+    def lose(self, *ranks: int) -> None:
+        """What was sent to these is lost, or they are."""
         with self._lock:
-            self._blames.update(ranks)
+            self._lost.update(ranks)
         self.broke(*ranks)
 
     def broke(self, *ranks: int) -> None:
@@ -162,17 +159,15 @@ class Membership:
     def muster(self, standing: Standing) -> Formation:
         """Agree with the others on the next formation, and be in it. RunError if that can't be."""
         deadline = monotonic() + self._timeout
-        with self._lock:
-            blames, self._blames = tuple(sorted(self._blames)), set()
-            why, self._why = self._why, ""
+        standing = self._with_reasons(standing)
         newest = self._line.ask(_newest)
         is_later = newest is not None and newest.number > self.formation.number
         if newest is not None and is_later and self.rank not in newest.members:
             self.formation = newest  # it was left out, and hasn't heard of it yet
-            standing, blames, why = replace(standing, joins=True), (), ""
+            standing = _joining(standing)
         number = self._call(standing)
         while True:
-            formation = self._formed(number, replace(standing, blames=blames, why=why), deadline)
+            formation = self._formed(number, standing, deadline)
             if formation is not None:
                 if formation.problem:
                     raise RunError(formation.problem, ON_EVERY_RANK)
@@ -180,20 +175,34 @@ class Membership:
                 self._called = max(self._called, formation.number)
                 self._wished = max(self._wished, formation.number)
                 if self.rank in formation.members:
+                    if standing.joins:
+                        self._came_in = monotonic()
                     for rank in (*formation.left, *formation.joined):
                         self._heartbeat.records.forget(rank, monotonic())
                     self.absent = {}
                     return formation
-                standing = replace(standing, joins=True)
-                blames, why = (), ""
+                standing = _joining(standing)
                 if formation.left.get(self.rank) == NOT_REACHED:
-                    sleep(self._back_off)
-                    self._back_off = min(2 * self._back_off, LONGEST_UNREACHED)
+                    self._stay_away()
                     deadline = monotonic() + self._timeout
                 sleep(BACK_OFF)
             if monotonic() > deadline:
                 raise self._nobody_came()
             number = self._call(standing)
+
+    def _with_reasons(self, standing: Standing) -> Standing:
+        """What made this rank come, to be told once."""
+        with self._lock:
+            lost, self._lost = tuple(sorted(self._lost)), set()
+            awaits, self._awaits = tuple(sorted(self._awaits)), set()
+            why, self._why = self._why, ""
+        return replace(standing, lost=lost, awaits=awaits, why=why)
+
+    def _stay_away(self) -> None:
+        """Twice as long as the last time, if it was in for a shorter time than that."""
+        again = monotonic() - self._came_in < self._back_off
+        self._back_off = min(2 * self._back_off, LONGEST_UNREACHED) if again else UNREACHED
+        sleep(self._back_off)
 
     def meet_at(self, store: Store) -> None:
         """At another store, which knows nothing yet."""
@@ -278,10 +287,16 @@ class Membership:
         if all(standing.joins for standing in ready.values()):
             return None
         place = max(s.place for s in ready.values() if not s.joins)
-        tries = before.tries + 1 if place == before.place and not left else 1
+        fruitless = place <= before.start
+        tries = before.tries + 1 if fruitless and not left else 1
+        broken = {*(before.broken if fruitless else ()), *_broken(ready)}
         present = _let_in(ready)
-        problem = at_odds(present) if tries > FRUITLESS else ""
-        if tries > FRUITLESS and not problem and (culprit := most_blamed(present)) is not None:
+        problem, culprit = "", None
+        if tries > FRUITLESS:
+            culprit = most_involved(broken, present)
+            problem = at_odds(present) if culprit is None else ""
+            culprit = culprit if culprit is not None or problem else most_awaited(present)
+        if culprit is not None:
             left[culprit] = NOT_REACHED
             del present[culprit]
             tries = 1
@@ -297,6 +312,7 @@ class Membership:
             standings=present,
             left=left,
             tries=tries,
+            broken=tuple(sorted(broken)),
             problem=problem,
         )
 
@@ -325,6 +341,16 @@ class Membership:
             f"{len(before)} members {ranks_text(gone) if gone else 'none'} are gone",
             "at least half are needed: start the run again, it goes on from its last checkpoint",
         )
+
+
+def _joining(standing: Standing) -> Standing:
+    """Of one that was left out: what it lost is nobody's reason any more."""
+    return replace(standing, joins=True, lost=(), awaits=(), why="")
+
+
+def _broken(ready: Mapping[int, Standing]) -> Iterator[tuple[int, int]]:
+    for rank, standing in ready.items():
+        yield from ((rank, peer) for peer in standing.lost)
 
 
 def _let_in(ready: Mapping[int, Standing]) -> dict[int, Standing]:

@@ -3,7 +3,7 @@
 ZeroMQ reconnects by itself and says nothing of it, but its monitor does. A connection that broke or
 was refused, or whose packets aren't acknowledged for a while, is down until a handshake succeeds.
 A slow link isn't: bytes that arrive are acknowledged, however few they are. After some refusals
-ZeroMQ gives up; then it is told to try again.
+ZeroMQ gives up, and says nothing of that either: it doesn't try again. Then it is told to.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LINGER = 2000  # milliseconds for what was sent last to leave
 NO_ANSWER = 3000  # milliseconds for the other end's kernel to say that something came
 IDLE = 5  # seconds after which it is asked whether it is there
 AGAIN = 0.2  # seconds after which a connection that ZeroMQ gave up is tried again
-GIVEN_UP = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-DOWN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | GIVEN_UP
+TRIES = zmq.EVENT_CONNECT_RETRIED
+DOWN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | TRIES  # see gate.NEWS
 UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
@@ -116,7 +116,7 @@ class Connection:
         self.broke = False  # once it had stood: what was on its way is lost, though it may be back
         self._was_up = False
         self._down_since: float | None = None
-        self._given_up: float | None = None  # since when ZeroMQ doesn't try any more
+        self._given_up: float | None = None  # since when ZeroMQ hasn't tried again
         self._open()
 
     @property
@@ -143,8 +143,7 @@ class Connection:
                 self._was_up = True
                 continue
             self.broke = self.broke or self._was_up
-            if news["event"] & GIVEN_UP:
-                self._given_up = monotonic()
+            self._given_up = None if news["event"] == TRIES else monotonic()
             if self._down_since is None:
                 self._down_since = monotonic()
 

@@ -43,14 +43,15 @@ LookUp = Callable[[list[bytes]], "Future[list[Card | None]]"]
 """The cards of these public keys; raises RunError, or the future does, if the store is gone."""
 _FAILED: dict[int, Refusal] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: Refusal.STRANGER,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Refusal.STRANGER,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Refusal.UNFINISHED,
 }
+# Never EVENT_HANDSHAKE_FAILED_PROTOCOL. ZeroMQ 4.3.5 tells it before it looks at errno to see what
+# went wrong, and telling overwrites that: it then doesn't close the connection, but reads no more
+# of it. With a frame that doesn't authenticate, nobody would ever hear that it was lost.
 NEWS = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_DISCONNECTED
 )
