@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from thalweg.errors import LabError
 
 ROOT = Path(__file__).parent.parent

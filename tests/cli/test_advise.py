@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from thalweg.facts import Figure, Machine, Road, format_machine, machine_path
 
 MODEL = """

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 
 def test_rows_for_both_transports_and_always_gloo(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 MODEL = """
 name = "mlp"

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from tests.cli.test_in_the_lab import without_rights
 
 COLUMNS = {"scheme", "mean", "p50", "p95", "p99", "exact", "iterations", "bound", "cr_speedup"}

@@ -8,7 +8,7 @@ from shlex import split
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from thalweg.facts import machine_path, read_cluster, read_machine, read_workload
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 
 def test_a_row_for_each_fault_and_the_seeds(tmp_path: Path) -> None:

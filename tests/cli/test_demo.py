@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from thalweg.cli.main import app
 from thalweg.errors import RunError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,11 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-
-def thalweg(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from thalweg.cli.main import run; run()", *arguments]
-    plain = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=plain, check=False)
+from tests.cli.command import thalweg
 
 
 def test_it_draws_the_moves_and_says_the_cost() -> None:

@@ -10,7 +10,7 @@ from subprocess import run
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 WITHOUT_RIGHTS = """
 import ctypes, os, sys

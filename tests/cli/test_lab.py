@@ -12,7 +12,7 @@ from shlex import split
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from tests.lab.remains import named_remains, wait_until
 
 NAME = f"cli{os.getpid()}"

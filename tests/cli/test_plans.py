@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from thalweg.catalog import default_catalog
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 from thalweg.facts import read_cluster
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli.command import thalweg
 from tests.cli.test_advise import MODEL, PARTS
-from tests.cli.test_explain import thalweg
 from thalweg.cli.simulate import bar_of
 from thalweg.predict import Breakdown, Estimate
 

@@ -8,7 +8,7 @@ from shlex import split
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 
 def test_a_table_and_rows(tmp_path: Path) -> None:

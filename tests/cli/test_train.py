@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 THALWEG = [sys.executable, "-m", "thalweg"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 DIES = """
 import os, signal

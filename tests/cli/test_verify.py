@@ -6,7 +6,7 @@ from shlex import split
 
 import pytest
 
-from tests.cli.test_explain import thalweg
+from tests.cli.command import thalweg
 
 
 @pytest.mark.slow

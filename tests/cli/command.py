@@ -1,0 +1,123 @@
+"""The command line, in a process of its own that needn't load everything anew.
+
+A server loads once what commands load, torch above all, and runs none of it. Every call is a fork
+of it, with arguments, folder, environment and output of its own, that ends as a program does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import pkgutil
+import random
+import subprocess
+import sys
+import tempfile
+import traceback
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+ALSO = ("matplotlib.pyplot", "sklearn.datasets", "torch._dynamo")
+
+
+def thalweg(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        request = {
+            "arguments": arguments,
+            "cwd": str(cwd or Path.cwd()),
+            "environment": {k: v for k, v in os.environ.items() if k != "COLUMNS"},
+            "files": [str(out), str(err)],
+        }
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.command"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+    @atexit.register
+    def end() -> None:
+        server.communicate()
+
+    return server
+
+
+def _serve() -> None:
+    _load()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _become(json.loads(line))
+            _run()
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _run() -> NoReturn:
+    """As the console script does; but what was loaded isn't taken apart at the end, which takes
+    longer than most commands."""
+    from thalweg.cli.main import run
+
+    code = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _load() -> None:
+    import thalweg
+
+    for module in pkgutil.walk_packages(thalweg.__path__, "thalweg."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    for name in ALSO:
+        import_module(name)
+    gc.freeze()
+
+
+def _become(request: dict[str, Any]) -> None:
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for descriptor, name in enumerate([os.devnull, *request["files"]]):
+        file = os.open(name, os.O_RDWR | os.O_CREAT)
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.stdin = open(0, closefd=False)  # noqa: PTH123, SIM115
+    sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: PTH123, SIM115
+    sys.argv = ["thalweg", *request["arguments"]]
+    random.seed()
+    np.random.seed()
+
+
+if __name__ == "__main__":
+    _serve()
