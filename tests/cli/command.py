@@ -112,8 +112,8 @@ def _become(request: dict[str, Any]) -> None:
         file = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(file, descriptor)
         os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: PTH123, SIM115
-    sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: PTH123, SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
     sys.argv = ["thalweg", *request["arguments"]]
     random.seed()
     np.random.seed()
