@@ -17,8 +17,9 @@ from tests.runtime.trees import ELEMENTS, PATIENCE, Ranks, at_once, ranks
 from thalweg.codes import ROOT, Allocation
 from thalweg.errors import PeerFailed, PeerLost, RunError, TransportClosed
 from thalweg.runtime import World, pace, relay
+from thalweg.runtime.joining import join_tree
 from thalweg.runtime.place import Workers
-from thalweg.runtime.relay import join_tree, sources
+from thalweg.runtime.relay import sources
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.transports.post import Letter, Sort
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from tests.running import DOUBLE, contributions, tree_schedule
 from thalweg.codes import Allocation
 from thalweg.runtime import Alarm, World
-from thalweg.runtime.relay import Relay, join_tree
+from thalweg.runtime.joining import join_tree
+from thalweg.runtime.relay import Relay
 from thalweg.transports import Array
 from thalweg.transports.line import Line
 

@@ -26,8 +26,9 @@ from thalweg.bench.stragglers import UNCOUNTED, WARM_UP, Trial
 from thalweg.errors import RunError
 from thalweg.runtime import World
 from thalweg.runtime.alarm import Alarm
+from thalweg.runtime.joining import join_tree
 from thalweg.runtime.node import Form, Node
-from thalweg.runtime.relay import Relay, join_tree
+from thalweg.runtime.relay import Relay
 from thalweg.runtime.supervisor import Report, run_workers
 
 FEWEST = 10  # iterations that count, however long they take

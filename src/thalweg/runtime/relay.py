@@ -16,7 +16,7 @@ timeout, or gives up, or takes what is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
@@ -28,11 +28,10 @@ from thalweg.codes import ROOT, Allocation
 from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arrivals import Arrivals
+from thalweg.runtime.lending import Lending
 from thalweg.runtime.membership import Membership
-from thalweg.runtime.node import Form, Node, Piece, Results, pieces_of
+from thalweg.runtime.node import Node, Results
 from thalweg.runtime.pace import Pace
-from thalweg.runtime.world import World
-from thalweg.schedules import Schedule
 from thalweg.transports import Array
 from thalweg.transports.post import Letter, Post, Sort
 
@@ -43,8 +42,6 @@ LESS_OFTEN = 1.5  # times as long, each time: the state may be on its way
 LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
 SOONER = 0.1  # the same, where members may be called to meet
 WINDOW = 0.25  # seconds for what is there to reach the root, once it is in a hurry
-PATIENCE_BELOW = 30.0  # seconds for those below to come, before it begins without them
-SHORTEST_QUEUE = 64  # letters that may wait for one peer, at least
 
 
 class Relay:
@@ -80,11 +77,7 @@ class Relay:
         self._hurried: tuple[int, float] | None = None  # step, and until when
         self._own: SimpleQueue[Callable[[], list[Letter]]] = SimpleQueue()
         self._changed = Condition()
-        self._asked: set[int] = set()  # who wants this rank's state
-        self._standing: Array | None = None  # this rank's own, once it doesn't change any more
-        self._state: Array | None = None  # another rank's
-        self._asking: int | None = None  # for it; meanwhile this rank is of no help to others
-        self._refused = False  # by whom it asks, which is in the same position
+        self._lending = Lending()
         self._broken: ThalwegError | None = None
         self._closed = False
         self.pieces = node.pieces
@@ -153,34 +146,33 @@ class Relay:
     def asked(self) -> bool:
         """Whether somebody wants this rank's state."""
         with self._changed:
-            return bool(self._asked)
+            return bool(self._lending.wanted_by)
 
     def give_state(self, state: Array, *, from_now_on: bool = False) -> None:
         """To all who have asked, or also to those who will."""
         with self._changed:
-            if from_now_on:
-                self._standing = state
-            asked, self._asked = self._asked, set()
-        self._do(lambda: [Letter(peer, Sort.STATE, 0, array=state) for peer in sorted(asked)])
+            letters = self._lending.give(state, from_now_on=from_now_on)
+        self._do(lambda: letters)
 
     def take_state(self, suits: Callable[[Array], bool] = lambda state: True) -> Array:
         """Another rank's, the parent's or that of whoever else answers, if it suits: some may be
         behind themselves."""
+        lending = self._lending
         deadline, patience = monotonic() + self.timeout, ASK_AGAIN
         with self._changed:
-            self._state = None
+            lending.take()  # what came too late the last time
         for peer in self._who_could_help():
             with self._changed:
-                self._asking, self._refused = peer, False
+                lending.begin(peer)
             self._do(partial(self._ask, peer))
-            if not self._wait(lambda: self._refused or self._state is not None, patience):
+            if not self._wait(lambda: lending.refused or lending.has_come, patience):
                 patience *= LESS_OFTEN
-            self._wait(lambda: self._state is not None, AFTER_REFUSAL)
+            self._wait(lambda: lending.has_come, AFTER_REFUSAL)
             with self._changed:
-                state, self._state = self._state, None
+                state = lending.take()
             if state is not None and suits(state):
                 with self._changed:
-                    self._asking = None
+                    lending.end()
                 return state
             if monotonic() >= deadline:
                 break
@@ -252,7 +244,7 @@ class Relay:
                 while not over():
                     if self._broken is not None:
                         raise self._broken
-                    if heeds and self._asked:
+                    if heeds and self._lending.wanted_by:
                         return False
                     left = listened - monotonic()
                     if left <= 0:
@@ -305,20 +297,10 @@ class Relay:
         return out
 
     def _arrive(self, letter: Letter) -> list[Letter]:
-        if letter.sort is Sort.ASK:
-            if self._standing is not None:
-                return [Letter(letter.peer, Sort.STATE, 0, array=self._standing)]
-            if self._asking is not None:
-                return [Letter(letter.peer, Sort.STATE, 0)]
-            self._asked.add(letter.peer)
+        if letter.sort in (Sort.ASK, Sort.STATE):
             self._changed.notify_all()
-        elif letter.sort is Sort.STATE:
-            if letter.array is not None:
-                self._state = letter.array
-            elif letter.peer == self._asking:
-                self._refused = True
-            self._changed.notify_all()
-        elif letter.sort is Sort.LEAVE:
+            return self._lending.arrive(letter)
+        if letter.sort is Sort.LEAVE:
             self._node.followers.discard(letter.peer)
         elif letter.sort is Sort.FOLLOW:
             return self._node.arrive(letter)
@@ -333,7 +315,7 @@ class Relay:
     def _look_after_the_source(self) -> list[Letter]:
         """If it is gone, follow the next one that is there. Once this rank is through, it only
         waits for those below, and the root may have ended."""
-        through = self._standing is not None
+        through = self._lending.standing is not None
         if through or not self._sources or not self._post.is_down(self._sources[self._source]):
             return []
         left = self._move_on()
@@ -400,10 +382,8 @@ class Relay:
         return [self._post.hello(letter.peer), letter]
 
     def _ask(self, peer: int) -> list[Letter]:
-        """For its state; and say to others, who wait for this rank's, that it is of no help."""
-        waiting, self._asked = self._asked, set()
-        refusals = [Letter(other, Sort.STATE, 0) for other in sorted(waiting)]
-        return [*self._speaking_up(Letter(peer, Sort.ASK, 0)), *refusals]
+        """For its state."""
+        return [self._post.hello(peer), *self._lending.ask(peer)]
 
     def _who_could_help(self) -> Iterator[int]:
         """Whom to ask for a state, without end: the nearest, and one of the others after each
@@ -417,8 +397,9 @@ class Relay:
         if self._membership is not None:
             known = (*self._sources, *self._below)
             self._membership.broke(*(peer for peer in known if self._post.is_down(peer)))
-        if self._asking is not None and self._post.is_down(self._asking) and not self._refused:
-            self._refused = True
+        asking = self._lending.asking
+        if asking is not None and self._post.is_down(asking) and not self._lending.refused:
+            self._lending.refused = True
             self._changed.notify_all()
 
     def _ends_all(self, error: BaseException) -> bool:
@@ -457,43 +438,3 @@ def sources(allocation: Allocation, rank: int) -> list[int]:
         found += [above, *beside[turn:], *beside[:turn]]
         node = above
     return [peer for peer in dict.fromkeys(found) if peer != rank]
-
-
-def join_tree(
-    world: World,
-    alarm: Alarm,
-    allocation: Allocation,
-    schedules: Sequence[Schedule],
-    forms: Sequence[Form],
-    *,
-    timeout: float,
-    beyond: str = "wait",
-    make: Callable[[int, Sequence[Piece], Allocation], Node] = Node,
-    first: int = 0,
-) -> Relay:
-    """Meet the neighbours in the tree, tell them where this rank is, if it was there before, and
-    start with the step `first`. Who is below may come later, or never."""
-    pieces = pieces_of(schedules, forms, world.rank)
-    node = make(world.rank, pieces, allocation)
-    node.skip_to(first)
-    queue = max(SHORTEST_QUEUE, (1 + node.kept) * len(pieces))  # for one who is away for a while
-    post = world.post(queue)
-    try:
-        above, below = sources(allocation, world.rank)[:1], allocation.below[world.rank]
-        post.meet(above, monotonic() + timeout)
-        with suppress(PeerLost):
-            post.meet(below, monotonic() + min(timeout, PATIENCE_BELOW))
-        for neighbour in (*above, *below):
-            post.send(post.hello(neighbour))
-    except BaseException:
-        post.close()
-        raise
-    return Relay(
-        post,
-        node,
-        allocation,
-        alarm,
-        timeout=timeout,
-        beyond=beyond,
-        membership=world.membership,
-    )

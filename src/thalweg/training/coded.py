@@ -25,8 +25,8 @@ from thalweg.errors import RunError
 from thalweg.plan import Plan
 from thalweg.runtime import Alarm, Arrivals, Relay, World
 from thalweg.runtime.fastest import FastestNode
+from thalweg.runtime.joining import join_tree
 from thalweg.runtime.node import Form, Node, Piece
-from thalweg.runtime.relay import join_tree
 from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.training.carriers import Fill
 from thalweg.training.compression import CompressedBucket, Compression
