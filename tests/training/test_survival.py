@@ -30,7 +30,9 @@ from tests.training.fates import (
 from tests.training.under_fire import BATCH, Numbered
 from tests.training.workers import one_value
 from thalweg.training import Run
+from thalweg.training.gradients import GradientAverager
 from thalweg.training.regrouping import Regrouping
+from thalweg.training.survival import Survival
 
 LOST, AT = 2, 3  # the rank that something befalls, and the step
 BACK = 6  # the step before which the others wait for it
@@ -169,10 +171,10 @@ def test_it_dies_once_more_while_it_comes_in(sync: str, calm: dict[bool, list[fl
     """Others have let it in, and wait for it to take their state."""
     take_over = Regrouping._take_over
 
-    def dies_once(regrouping: Regrouping, state: Any) -> None:
+    def dies_once(regrouping: Regrouping, *state: Any) -> None:
         if regrouping._session.rank == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        take_over(regrouping, state)
+        take_over(regrouping, *state)
 
     with patch.object(Regrouping, "_take_over", dies_once):
         ended = train_among_fates(in_a_run(sync, act=[dies(LOST, at=AT)]), restart=[LOST])
@@ -181,6 +183,33 @@ def test_it_dies_once_more_while_it_comes_in(sync: str, calm: dict[bool, list[fl
     assert one_value(ended.lived, "formation") >= 3  # one that it was let into, and another
     assert one_value(ended.lived, "steps") == STEPS
     assert one_value(ended.lived, "values") == pytest.approx(calm[sync in EVENTUAL], rel=1e-9)
+
+
+def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
+    calm: dict[bool, list[float]],
+) -> None:
+    """The others have kept their own states, and redo the step."""
+    came, hand_over, steps = GradientAverager._came, Survival.hand_over, [0]
+
+    def comes_to_one(averager: GradientAverager, *left: Any) -> bool:
+        steps[0] += 1
+        return came(averager, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
+
+    def dies_as_source(survival: Survival, *taken: Any) -> Any:
+        assert survival.formation.source == LOST or survival.formation.left
+        if survival.formation.source == int(os.environ["RANK"]) == LOST:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return hand_over(survival, *taken)
+
+    with (
+        patch.object(GradientAverager, "_came", comes_to_one),
+        patch.object(Survival, "hand_over", dies_as_source),
+    ):
+        ended = train_among_fates(in_a_run("ring"))
+    assert ended.dead == [LOST]
+    assert one_value(ended.lived, "formation") == 3
+    assert one_value(ended.lived, "steps") == STEPS
+    assert one_value(ended.lived, "values") == calm[False]
 
 
 @pytest.mark.slow

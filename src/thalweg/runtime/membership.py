@@ -300,9 +300,11 @@ class Membership:
             left[culprit] = NOT_REACHED
             del present[culprit]
             tries = 1
-        holders = [rank for rank, s in present.items() if not s.joins and rank in before.members]
+        came = [rank for rank in ready if rank in before.members]
         through = [rank for rank, reason in left.items() if reason == THROUGH]
-        if not holders or not is_enough(len(holders) + len(through), len(before.members)):
+        if all(standing.joins for standing in present.values()):
+            return None
+        if not is_enough(len(came) + len(through), len(before.members)):
             return None
         came_back = {r: "started again" for r, s in ready.items() if s.joins}
         left |= {rank: why for rank, why in came_back.items() if rank in before.members}

@@ -232,7 +232,7 @@ class Regrouping:
         pending = session.agreement.pending
         world = survival.meet(standing)
         formation = survival.formation
-        self._adrift = self._adrift or session.rank in formation.takers
+        self._adrift = self._adrift or session.rank in formation.joined
         self._refuse_unknown_place(formation)
         session.plan = parse_plan(formation.plan)
         session.begins = formation.begins
@@ -244,7 +244,7 @@ class Regrouping:
         with session.holding(common(held)):
             taken = survival.hand_over(session.group, formation.takers, session.snapshot)
         if taken is not None:
-            self._take_over(taken)
+            self._take_over(taken, formation)
             held = {k: {n: t.numpy() for n, t in v.items()} for k, v in taken.held.items()}
         if session.closed:
             return taken
@@ -257,17 +257,20 @@ class Regrouping:
         self._regrouped()
         return taken
 
-    def _take_over(self, state: State) -> None:
+    def _take_over(self, state: State, formation: Formation) -> None:
         session = self._session
         session.take_over(state)
+        self._works = formation.place[1]
         if session.replicas_differ and session.course.feed is not None:
             session.course.skip(session.begins - session.step)
             session.clock.go_to(session.begins)
+            self._works = formation.start[1]
         self._adrift = False
 
     def _refuse_unknown_place(self, formation: Formation) -> None:
         session, place = self._session, formation.place[0]
-        if self._adrift and session.course.feed is None and session.step < place - 1:
+        behind = session.rank in formation.takers
+        if behind and session.course.feed is None and session.step < place - 1:
             raise RunError(
                 f"rank {session.rank} missed steps {session.step} to {place - 1}, and where "
                 "its own loader would be isn't known",

@@ -86,8 +86,9 @@ class Survival:
     def hand_over(
         self, group: Group, takers: tuple[int, ...], snapshot: Callable[[], State]
     ) -> State | None:
-        """The state of the formation's source, on each of the takers, whose own is written over;
-        None on others."""
+        """The state of the formation's source, on each of the takers; None on others. Who joins has
+        its own written over, which saves memory. A member that is behind keeps it until all of the
+        source's has come: should that be lost on the way, the step is redone without it."""
         source = self.formation.source
         rank = self._world.rank
         if not takers or rank not in (source, *takers):
@@ -109,7 +110,7 @@ class Survival:
         sharing.take_from(source, [text])
         head = text.numpy().tobytes()
         if rank != source:
-            tensors = places_for(head, tensors)
+            tensors = places_for(head, tensors if rank in self.formation.joined else {})
         raw = (tensor.view(-1).view(torch.uint8) for tensor in tensors.values() if tensor.numel())
         pieces = (piece for one in raw for piece in torch.split(one, AT_ONCE.nbytes))
         sharing.take_from(source, pieces)
