@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from tests.training.test_packing import assert_same
 from thalweg.errors import CheckpointError
 from thalweg.training import checkpoint as module
-from thalweg.training.checkpoint import Checkpoint, checkpoints_in, read, write
+from thalweg.training.checkpoint import LEFT_BEHIND, Checkpoint, checkpoints_in, read, write
 from thalweg.training.newest import newest
 
 FILES = ["model", "optimizer", "state", "ranks"]
@@ -305,15 +305,40 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert_holds(latest(tmp_path), 16)
 
 
+def test_what_a_killed_writer_should_have_removed_makes_room(tmp_path: Path) -> None:
+    """Else a disk with room for three is full for ever, once three are there of which two are
+    kept. What is kept must be sound."""
+    for step in (1, 2, 3, 4):
+        newest = save(tmp_path, step, keep=4)
+    data = bytearray((newest / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(data)
+    with files_no_longer_than(1), pytest.raises(CheckpointError):
+        save(tmp_path, 5, keep=2)
+    assert names(tmp_path) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
 def test_leftovers_go_once_their_writer_is_gone(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         gone = pool.apply(os.getpid)
     host = gethostname()
-    stay = [f".step-00000001@{host}@{os.getppid()}", ".step-00000001@other-host@1"]
-    leave = [f".step-00000001@{host}@{gone}", f".step-00000002.new@{host}@{os.getpid()}"]
+    stay = [
+        f".step-00000001@{host}@{os.getppid()}",
+        ".step-00000001@other-host@1",
+        ".step-00000001@other-host@2",
+    ]
+    leave = [
+        f".step-00000001@{host}@{gone}",
+        f".step-00000002.new@{host}@{os.getpid()}",
+        ".step-00000001@other-host@3",
+    ]
     for name in [*stay, *leave]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
+    long_ago = time.time() - LEFT_BEHIND - 1
+    os.utime(tmp_path / stay[2], (long_ago, long_ago))  # but its file is still written
+    for path in (tmp_path / leave[2] / "model.safetensors", tmp_path / leave[2]):
+        os.utime(path, (long_ago, long_ago))
     save(tmp_path, 20)
     assert names(tmp_path) == sorted([*stay, "step-00000020"])
 

@@ -35,6 +35,7 @@ from thalweg.errors import CheckpointError
 from thalweg.training.packing import pack, unpack
 
 FORMAT = 1
+LEFT_BEHIND = 60.0  # seconds since another host's writer last wrote
 _KIND = "thalweg checkpoint"
 _INDEX = "checkpoint.json"
 _PARTS = ("model", "optimizer", "state", "ranks")
@@ -79,6 +80,7 @@ def write(directory: Path, checkpoint: Checkpoint, *, version: str, keep: int = 
             directory.mkdir(parents=True, exist_ok=True)
             _sync(directory.parent)
         _tidy(directory)
+        _make_room(directory, keep)
         hidden = _hidden(path)
         hidden.mkdir()
         try:
@@ -161,7 +163,7 @@ def _tidy(directory: Path) -> None:
     """Remove what killed writers left behind, and end the replacements that they began."""
     for entry in sorted(directory.iterdir()):
         writer = _HIDDEN.fullmatch(entry.name)
-        if writer and writer["host"] == gethostname() and not _writes(int(writer["pid"])):
+        if writer and _is_left_behind(entry, writer["host"], int(writer["pid"])):
             shutil.rmtree(entry, ignore_errors=True)
         visible = _VISIBLE.fullmatch(entry.name)
         if visible and visible[2] and _is_sound(entry):
@@ -180,6 +182,29 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
         others = [path for path in there if path != written and is_good(path)]
         for path in others[keep - 1 :]:
             _remove(path)
+
+
+def _is_left_behind(entry: Path, host: str, pid: int) -> bool:
+    """Of a process here that is gone; or of another host, and nobody has written to it for a while,
+    by the clock of whoever keeps the files."""
+    if host == gethostname():
+        return not _writes(pid)
+    os.utime(entry.parent)
+    now = entry.parent.stat().st_mtime
+    with suppress(FileNotFoundError):  # it is given its name, or removed
+        written = max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
+        return now - written > LEFT_BEHIND
+    return False
+
+
+def _make_room(directory: Path, keep: int) -> None:
+    """Remove what a killed writer would have: else a disk that has room for one more than are kept
+    would be full for ever. Those that are kept must be sound, as the next may not come to be."""
+    there = [path for path in checkpoints_in(directory) if not path.suffix]
+    if len(there) > keep:
+        with suppress(OSError):
+            for path in [path for path in there if _is_sound(path)][keep:]:
+                _remove(path)
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
