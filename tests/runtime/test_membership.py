@@ -444,6 +444,17 @@ def test_one_that_is_not_reached_is_left_out_and_asks_again_later(
         assert (formation.members, formation.joined) == ((0, 1, 2), (1,))
 
 
+def test_a_connection_to_one_that_was_gone_is_nobodys_fault() -> None:
+    with company_of(4, gone=(3,)) as company:
+        company.all[2].lose(3)
+        standings = dict.fromkeys(range(3), Standing(step=3))
+        assert company.meet(standings).broken == ()
+        company.all[0].lose(1)
+        assert company.meet(standings).broken == ((0, 1),)
+        assert company.meet(standings).broken == ((0, 1),)
+        assert company.meet(dict.fromkeys(range(3), Standing(step=4))).broken == ()
+
+
 def test_those_who_get_on_begin_anew_to_count() -> None:
     with company_of(2) as company:
         meet_in_vain(company, dict.fromkeys(range(2), Standing(step=3)))

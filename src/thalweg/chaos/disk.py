@@ -1,4 +1,4 @@
-"""A disk of a few megabytes that can be filled, and bytes on it that can be flipped.
+"""A disk of some megabytes that can be filled, and bytes on it that can be flipped.
 
 A tmpfs that is unmounted as soon as it is open: it has no place in the machine's tree of files, is
 reached through the descriptor, which workers inherit, and is gone with the last of them.
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from thalweg.errors import CheckpointError, UsageError
 from thalweg.training.checkpoint import checkpoints_in, read
 
-MEGABYTES = 4
+MEGABYTES = 16  # a few checkpoints of any plan
 MNT_DETACH = 2
 BLOCK = 1 << 16  # bytes
 FILLER = "filler"

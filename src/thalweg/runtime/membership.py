@@ -289,7 +289,8 @@ class Membership:
         place = max(s.place for s in ready.values() if not s.joins)
         fruitless = place <= before.start
         tries = before.tries + 1 if fruitless and not left else 1
-        broken = {*(before.broken if fruitless else ()), *_broken(ready)}
+        gone = {*left, *(rank for rank, standing in ready.items() if standing.joins)}
+        broken = {*(before.broken if fruitless else ()), *_broken(ready, but=gone)}
         present = _let_in(ready)
         problem, culprit = "", None
         if tries > FRUITLESS:
@@ -350,9 +351,10 @@ def _joining(standing: Standing) -> Standing:
     return replace(standing, joins=True, lost=(), awaits=(), why="")
 
 
-def _broken(ready: Mapping[int, Standing]) -> Iterator[tuple[int, int]]:
+def _broken(ready: Mapping[int, Standing], *, but: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Connections: from whom, to whom; but those to one that is or was gone, which explains it."""
     for rank, standing in ready.items():
-        yield from ((rank, peer) for peer in standing.lost)
+        yield from ((rank, peer) for peer in standing.lost if peer not in but)
 
 
 def _let_in(ready: Mapping[int, Standing]) -> dict[int, Standing]:
