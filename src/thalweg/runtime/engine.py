@@ -198,12 +198,20 @@ class Engine:
         while True:
             busy = bool(self._waiting or self._chains or self._done)
             try:
-                item = self._handed_in.get(block=not busy)
+                item = self._handed_in.get(not busy, self._look_around)
             except Empty:
-                return False
+                if busy:
+                    return False
+                self._look_for_losses()
+                continue
             if item is None:
                 return True
             self._waiting.append(item)
+
+    def _look_for_losses(self) -> None:
+        """Others may wait for what this rank has sent, though it waits for nothing itself."""
+        if self._membership is not None and self._broken is None and not self._closed:
+            self._transport.look_about()
 
     def _begin(self) -> None:
         """As many chains as may be under way."""
@@ -323,6 +331,7 @@ class Engine:
         elif not isinstance(error, StoreLost):
             return None
         self._membership.explain(error.problem)
+        self._membership.call()
         return Interrupted(error.problem)
 
     def _gave_up(self) -> PeerFailed | None:

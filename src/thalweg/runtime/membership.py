@@ -136,6 +136,10 @@ class Membership:
         """Whether one of these is gone, or hangs."""
         return any(self._why_missing(rank) is not None for rank in ranks)
 
+    def call(self) -> None:
+        """Whatever this rank waits for, it is to meet the others instead."""
+        self._called = max(self._called, self.formation.number + 1)
+
     def lose(self, *ranks: int) -> None:
         """What was sent to these is lost, or they are."""
         with self._lock:

@@ -74,6 +74,9 @@ class C10dTransport:
             "use transport=zeromq",
         )
 
+    def look_about(self) -> None:
+        """Who waits is told."""
+
     def meet_at(self, store: Store) -> None:
         """They have found one another, and nobody comes later."""
 

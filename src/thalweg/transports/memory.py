@@ -45,6 +45,9 @@ class MemoryTransport:
     def enter(self, formation: int, members: Collection[int]) -> None:
         self._inbox.enter(formation, members)
 
+    def look_about(self) -> None:
+        """Nothing is lost."""
+
     def meet_at(self, store: Store) -> None:
         """They have found one another."""
 

@@ -50,6 +50,9 @@ class RecordedTransport:
     def enter(self, formation: int, members: Collection[int]) -> None:
         self._inner.enter(formation, members)
 
+    def look_about(self) -> None:
+        self._inner.look_about()
+
     def meet_at(self, store: Store) -> None:
         self._inner.meet_at(store)
 

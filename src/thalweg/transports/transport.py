@@ -62,6 +62,10 @@ class Transport(Protocol):
         formation is given up and never handed out; what a member has sent already, because it
         entered first, is. Called by the thread that sends and receives."""
 
+    def look_about(self) -> None:
+        """For one that waits for nothing: PeerLost if what it has sent may not have arrived, where
+        that is a reason for all to meet."""
+
     def meet_at(self, store: Store) -> None:
         """Find one another by this store from now on: the old one is gone."""
 

@@ -137,6 +137,10 @@ class ZeroMqTransport:
             if self._inbox.has_member(peer):
                 self._look_after(peer)
 
+    def look_about(self) -> None:
+        with self._in_use:
+            self._look_for_losses()
+
     def enter(self, formation: int, members: Collection[int]) -> None:
         """ZeroMQ may go on for a moment to read what was sent without a copy: such a sending is
         still to be waited for before its array is changed."""
