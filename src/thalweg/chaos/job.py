@@ -112,8 +112,11 @@ def foretold(seed: int) -> Iterator[tuple[str, int]]:
     batches = Batches(samples=SAMPLES, batch=BATCH, size=1, seed=seed)
     epoch = 0
     while True:
-        for share in batches.shares(epoch, 0):
-            flat = inputs[share.samples].sum(dim=0).div_(BATCH)
+        shares = list(batches.shares(epoch, 0))
+        chosen = torch.zeros(len(shares), SAMPLES)
+        for number, share in enumerate(shares):
+            chosen[number, share.samples] = 1.0
+        for share, flat in zip(shares, (chosen @ inputs).div_(BATCH), strict=True):
             place = 0
             for parameter in model.parameters():
                 length = parameter.numel()
