@@ -13,8 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.schedules.test_topologies import build
-from tests.transports.ranks import REAL
+from tests.transports.ranks import LABEL, REAL, in_a_process, soon
 from thalweg.errors import (
+    Interrupted,
     PeerFailed,
     PeerLate,
     PeerLost,
@@ -26,6 +27,7 @@ from thalweg.errors import (
 from thalweg.facts import Cluster
 from thalweg.runtime import Alarm, Engine, Part, Task, World, run_threads
 from thalweg.runtime.arithmetic import NumpyArithmetic
+from thalweg.runtime.membership import Membership
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Group, Schedule
 from thalweg.transports import (
@@ -36,6 +38,7 @@ from thalweg.transports import (
     Label,
     Sending,
     Transport,
+    ZeroMqTransport,
 )
 
 GROUP = Group.everybody(Cluster.flat(3))
@@ -358,3 +361,27 @@ def test_a_rank_that_is_killed_is_noticed_at_once_and_named(kind: str) -> None:
         assert message["kind"] in ("PeerLost", "PeerFailed")
         assert f"rank {VICTIM}" in message["said"]
         assert message["step"] == killing.step
+
+
+def test_one_that_waits_for_nothing_hears_of_a_broken_connection() -> None:
+    """Others may wait for what it has sent."""
+
+    def work() -> None:
+        store = dist.HashStore()
+        here, there = (ZeroMqTransport(rank, store, forgives=False) for rank in range(2))
+        membership = Membership(store, 0, 2, TIMEOUT)
+        engine = Engine(here, Alarm(store, 0), TIMEOUT, membership)
+        here.send(1, LABEL, ones(), soon())
+        there.receive(0, LABEL, soon())
+        assert not membership.is_called
+        there.close()
+        deadline = soon()
+        while not membership.is_called:
+            assert monotonic() < deadline
+            sleep(0.01)
+        with pytest.raises(Interrupted, match="a connection of rank 0 to rank 1 broke"):
+            engine.run([task(0, ones())])
+        membership.close()
+        engine.close()
+
+    in_a_process(work)
