@@ -55,9 +55,12 @@ def _server() -> subprocess.Popen[str]:
         cwd=ROOT,
     )
 
+    owner = os.getpid()
+
     @atexit.register
     def end() -> None:
-        server.communicate()
+        if os.getpid() == owner:  # forks run this, too
+            server.communicate()
 
     return server
 
