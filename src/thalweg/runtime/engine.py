@@ -210,7 +210,9 @@ class Engine:
 
     def _look_for_losses(self) -> None:
         """Others may wait for what this rank has sent, though it waits for nothing itself."""
-        if self._membership is not None and self._broken is None and not self._closed:
+        if self._membership is None or self._broken is not None or self._closed:
+            return
+        if self._membership.heeds_losses():
             self._transport.look_about()
 
     def _begin(self) -> None:

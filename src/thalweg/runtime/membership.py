@@ -52,6 +52,7 @@ class Membership:
         self.rank = rank
         self.formation = Formation.first(size)
         self.calls_for: Calls = lambda rank: True
+        self.heeds_losses: Callable[[], bool] = lambda: True  # of what an idle rank has sent
         self.absent: dict[int, float] = {}  # members that count as gone, and since when
         self.on_absence: Callable[[int, str], None] = lambda rank, reason: None
         self.on_return: Callable[[int], None] = lambda rank: None

@@ -52,6 +52,7 @@ class Regrouping:
         """From now on form anew if somebody is gone who is waited for."""
         if self.survival is not None:
             self.survival.membership.calls_for = self._calls_for
+            self.survival.membership.heeds_losses = self._all_wait
 
     # What may be broken off
 
@@ -295,6 +296,10 @@ class Regrouping:
             step=self._session.step,
             position=self._session.course.position,
         )
+
+    def _all_wait(self) -> bool:
+        """For one another: not under a code, whose letters are asked for again if they are lost."""
+        return not waits_for_nobody(self._session.plan)
 
     def _calls_for(self, rank: int) -> bool:
         """Whether the absence of this rank is reason to form anew. Not under a code, which can do
