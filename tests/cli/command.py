@@ -115,6 +115,7 @@ def _become(request: dict[str, Any]) -> None:
         file = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(file, descriptor)
         os.close(file)
+    # Theirs until the process ends, as an interpreter's own are.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
     sys.argv = ["thalweg", *request["arguments"]]

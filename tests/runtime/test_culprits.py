@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.test_formation import RANKS, STANDINGS
-from thalweg.runtime.culprits import at_odds, most_awaited, most_involved
+from thalweg.runtime.culprits import at_odds, most_awaited, most_involved, who_or_what
 from thalweg.runtime.formation import Doing, Standing
 
 EIGHT = range(8)
@@ -78,3 +78,12 @@ def test_at_odds_are_those_who_share_with_those_who_do_not() -> None:
 def test_at_odds_only_if_some_work_and_some_do_not(standings: dict[int, Standing]) -> None:
     kinds = {standing.doing is Doing.WORK for standing in standings.values()}
     assert bool(at_odds(standings)) == (kinds == {True, False})
+
+
+def test_connections_tell_first_then_what_is_done_differently_then_who_was_awaited() -> None:
+    working, awaited = Standing(doing=Doing.WORK, awaits=(1,)), Standing()
+    standings = {0: working, 1: awaited}
+    assert who_or_what([(0, 1)], standings) == (0, "")
+    assert who_or_what([], standings) == (None, at_odds(standings))
+    assert who_or_what([], {0: Standing(awaits=(1,)), 1: awaited}) == (1, "")
+    assert who_or_what([], {0: awaited, 1: awaited}) == (None, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,9 +48,9 @@ def formations(draw: st.DrawFn) -> Formation:
     )
 
 
-def formed(standings: Mapping[int, Standing], **others: object) -> Formation:
+def formed(standings: Mapping[int, Standing], **others: Any) -> Formation:
     members = tuple(sorted(standings))
-    return Formation(number=7, members=members, standings=standings, **others)  # type: ignore[arg-type]
+    return Formation(number=7, members=members, standings=standings, **others)
 
 
 @given(formations())

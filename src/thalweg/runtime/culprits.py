@@ -19,6 +19,16 @@ Broken = Collection[tuple[int, int]]
 """Connections: from whom, to whom."""
 
 
+def who_or_what(broken: Broken, standings: Mapping[int, Standing]) -> tuple[int | None, str]:
+    """Who is left out, or else what they do differently. Connections tell first: where some of them
+    break, members are at odds because of that."""
+    culprit = most_involved(broken, standings)
+    if culprit is not None:
+        return culprit, ""
+    problem = at_odds(standings)
+    return (None, problem) if problem else (most_awaited(standings), "")
+
+
 def most_involved(broken: Broken, members: Collection[int]) -> int | None:
     """The member with most partners in connections that broke, among them those who have left;
     None if it is about none."""

@@ -27,7 +27,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from thalweg.errors import Interrupted, RunError, RunIsOver, ranks_text
-from thalweg.runtime.culprits import at_odds, most_awaited, most_involved
+from thalweg.runtime.culprits import who_or_what
 from thalweg.runtime.formation import Doing, Formation, Standing, is_enough, standing_of
 from thalweg.runtime.heartbeat import CALLED, ENDED, WISHED, Heartbeat
 from thalweg.transports.line import Line, Store
@@ -238,7 +238,7 @@ class Membership:
                 self.absent[rank] = monotonic()
                 self.on_absence(rank, reason)
             if rank in self.absent and self.calls_for(rank):
-                self._called = max(self._called, self.formation.number + 1)
+                self.call()
 
     def _call(self, standing: Standing) -> int:
         """The number of the muster to go to: one beyond the formation, if no later was called. One
@@ -297,11 +297,7 @@ class Membership:
         gone = {*left, *(rank for rank, standing in ready.items() if standing.joins)}
         broken = {*(before.broken if fruitless else ()), *_broken(ready, but=gone)}
         present = _let_in(ready)
-        problem, culprit = "", None
-        if tries > FRUITLESS:
-            culprit = most_involved(broken, present)
-            problem = at_odds(present) if culprit is None else ""
-            culprit = culprit if culprit is not None or problem else most_awaited(present)
+        culprit, problem = who_or_what(broken, present) if tries > FRUITLESS else (None, "")
         if culprit is not None:
             left[culprit] = NOT_REACHED
             del present[culprit]
