@@ -16,11 +16,14 @@
     │   ├── PeerLate          a peer's message wasn't there by the deadline
     │   ├── PeerLost          a peer's connection is gone
     │   ├── NotTrusted        what says that it is a peer doesn't know this job's secret
+    │   ├── Interrupted       broken off, since members meet anew: training goes on
     │   └── TransportClosed   sent or received after close
     └── RunError              a run that can't go on
         ├── Mismatch          ranks hold different plans, models or optimizers
         ├── WorkerFailed      a worker's process ended in an error
         ├── PeerFailed        another rank gave up, and said why
+        │   └── StoreLost     the store is gone, which is no rank's fault
+        ├── RunIsOver         it comes when the others have ended
         ├── NotFinite         a gradient that has inf or nan in it
         ├── NotFitted         a calibration whose measurements make no sense together
         └── CheckpointError   a checkpoint that can't be written or read
