@@ -1,0 +1,122 @@
+"""Who computes for longer than the others.
+
+    a step of a rank is late   if it computes for longer than usual, by a tenth of a step, by five
+                               deviations of steps, and by 10 ms: all three
+    a rank is late             if half of its last twelve steps were, or if it loses a tenth of all
+                               time in some of the last 64, three times as often as the others
+
+Usual is what the middle rank computes, of an even number the earlier of the two. How long a rank
+computes is told by its own clock; whom it waits for is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, median_low
+from typing import NamedTuple
+
+OF_A_STEP, DEVIATIONS, LEAST = 0.1, 5.0, 0.010  # the last in seconds
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+LATELY, LATE_LATELY = 12, 6  # steps
+LONG, LATE_IN_LONG = 64, 5
+OF_ALL_TIME = 0.1
+MORE_OFTEN = 3.0
+SETTLING = 2  # first steps of a rank, which set things up
+ENOUGH = 4  # steps of a rank that tell what is usual
+
+
+class Span(NamedTuple):
+    step: int
+    seconds: float
+    computing: float
+
+
+class Slow(NamedTuple):
+    """A rank that computes so long, where `usual` is usual."""
+
+    rank: int
+    since: int
+    steps: float
+    seconds: float  # lost, a step
+    share: float
+    computing: float
+    usual: float
+
+
+class Paces:
+    """What all ranks were seen to compute."""
+
+    def __init__(self) -> None:
+        self._spans: dict[int, deque[Span]] = {}
+        self._settling: dict[int, int] = {}
+
+    def add(self, rank: int, span: Span) -> None:
+        left = self._settling.get(rank, SETTLING)
+        if left:
+            self._settling[rank] = left - 1
+        else:
+            self._spans.setdefault(rank, deque(maxlen=LONG)).append(span)
+
+    def forget(self) -> None:
+        """Other members, or another plan."""
+        self._spans.clear()
+        self._settling.clear()
+
+    def slow(self, named: Mapping[int, int]) -> list[Slow]:
+        """Those who are late; `named` are those who were, and since when."""
+        lately = {rank: list(spans)[-LATELY:] for rank, spans in self._spans.items()}
+        lately = {rank: spans for rank, spans in lately.items() if len(spans) >= ENOUGH}
+        if len(lately) < 2:
+            return []
+        usual = median_low(median(s.computing for s in spans) for spans in lately.values())
+        step = median(s.seconds for spans in lately.values() for s in spans)
+        deviation = MAD_TO_DEVIATION * median(map(_deviation, lately.values()))
+        limit = usual + max(OF_A_STEP * step, DEVIATIONS * deviation, LEAST)
+        often = {
+            rank: fmean(s.computing > limit for s in spans) for rank, spans in self._spans.items()
+        }
+        found = (
+            self._judged(rank, usual, limit, often, named.get(rank)) for rank in sorted(lately)
+        )
+        return [slow for slow in found if slow is not None]
+
+    def _judged(
+        self,
+        rank: int,
+        usual: float,
+        limit: float,
+        often: Mapping[int, float],
+        since: int | None,
+    ) -> Slow | None:
+        spans = list(self._spans[rank])
+        recent = spans[-LATELY:]
+        late = [s for s in recent if s.computing > limit]
+        if len(late) >= (LATE_LATELY if since is None else LATE_LATELY // 2):
+            return _slow(rank, recent, late, usual, since)
+        late = [s for s in spans if s.computing > limit]
+        others = fmean(share for other, share in often.items() if other != rank)
+        if len(late) < LATE_IN_LONG or often[rank] < MORE_OFTEN * others:
+            return None
+        slow = _slow(rank, spans, late, usual, since)
+        return slow if slow.share >= OF_ALL_TIME else None
+
+
+def _slow(
+    rank: int, spans: Sequence[Span], late: Sequence[Span], usual: float, since: int | None
+) -> Slow:
+    lost = sum(s.computing - usual for s in late) / len(spans)
+    return Slow(
+        rank=rank,
+        since=late[0].step if since is None else since,
+        steps=len(late) / len(spans),
+        seconds=lost,
+        share=min(1.0, lost / max(fmean(s.seconds for s in spans), 1e-9)),
+        computing=median(s.computing for s in late),
+        usual=usual,
+    )
+
+
+def _deviation(spans: Sequence[Span]) -> float:
+    middle = median(s.computing for s in spans)
+    return median(abs(s.computing - middle) for s in spans)

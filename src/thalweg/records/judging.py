@@ -1,0 +1,197 @@
+"""Who is late and why, from what all ranks tell of their steps.
+
+Ranks compute, and then wait for one another and for links. How long each computes is told by its
+own clock (`computing.py`), how fast links were by its kernel (`links.py`). How long an exchange
+took says nothing: it is as long for the early as for the late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Any, NamedTuple, Self
+
+from thalweg.facts import Cluster, about
+from thalweg.records.computing import Paces, Slow, Span
+from thalweg.records.late import Kind, Late
+from thalweg.records.links import Blamed, Links, Owner
+from thalweg.records.record import Flow, Step
+
+REMEMBERED = 12  # steps
+PATIENCE = 4  # steps that a rank may be behind, until the others' are judged without it
+WORTH_IT, LEAST = 0.05, 0.005  # of a step's time, and seconds: what is less isn't worth a word
+
+
+class Report(NamedTuple):
+    """What a rank tells of a step."""
+
+    step: int
+    seconds: float
+    computing: float
+    exposed: float
+    store: float
+    flows: tuple[Flow, ...]
+
+    @classmethod
+    def of(cls, step: Step) -> Self:
+        return cls(step.step, step.seconds, step.computing, step.exposed, step.store, step.flows)
+
+    def entries(self) -> list[Any]:
+        *figures, flows = self
+        rounded = [round(figure, 5) for figure in figures]
+        return [*rounded, [[peer, nbytes, round(busy, 5)] for peer, nbytes, busy in flows]]
+
+    @classmethod
+    def read(cls, entries: Sequence[Any]) -> Self:
+        step, seconds, computing, exposed, store, flows = entries
+        seen = tuple(Flow(*flow) for flow in flows)
+        return cls(step, seconds, computing, exposed, store, seen)
+
+
+class Judge:
+    """Of a run of these `members` on this cluster."""
+
+    def __init__(self, cluster: Cluster, members: Sequence[int]) -> None:
+        self._cluster = cluster
+        self._members = tuple(members)
+        self._paces = Paces()
+        self._links = Links(cluster)
+        self._seen: dict[int, int] = {}  # the last step that each rank told of
+        self._open: dict[int, dict[int, Report]] = {}  # steps of which some haven't told
+        self._lately: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        self._store: dict[int, deque[float]] = {}
+        self.late: tuple[Late, ...] = ()
+
+    def form(self, members: Sequence[int]) -> None:
+        """Of these members from now on, or under another plan."""
+        self._members = tuple(members)
+        self._paces.forget()
+        self._links.forget()
+        self._open.clear()
+        self._lately.clear()
+        self._store.clear()
+
+    def see(self, rank: int, reports: Iterable[Report]) -> None:
+        """In the order of steps; those that were seen already are passed over."""
+        for report in reports:
+            if report.step <= self._seen.get(rank, -1) or rank not in self._members:
+                continue
+            self._seen[rank] = report.step
+            self._paces.add(rank, Span(report.step, report.seconds, report.computing))
+            self._open.setdefault(report.step, {})[rank] = report
+            if report.store:
+                times = self._store.setdefault(rank, deque(maxlen=REMEMBERED // 2))
+                times.append(report.store)
+
+    def judge(self) -> tuple[Late, ...]:
+        """Who is late now."""
+        self._close_steps()
+        before = {each.key: each for each in self.late}
+        ranks = {each.ranks[0]: each.since for each in self.late if each.kind is Kind.COMPUTE}
+        found = [self._computes(slow) for slow in self._paces.slow(ranks)]
+        owners: set[Owner] = {(each.kind.value, who) for each in self.late for who in each.who}
+        store = {rank: median(times) for rank, times in self._store.items()}
+        for blamed in self._links.blamed(store, owners):
+            late = self._slow_link(blamed)
+            if late is not None:
+                since = before[late.key].since if late.key in before else late.since
+                found.append(replace(late, since=since))
+        self.late = tuple(sorted(found, key=lambda each: -each.seconds))
+        return self.late
+
+    def _close_steps(self) -> None:
+        """Steps of which all have told, or that the others have long passed."""
+        newest = max(self._seen.values(), default=-1)
+        for step in sorted(self._open):
+            reports = self._open[step]
+            if len(reports) < len(self._members) and step > newest - PATIENCE:
+                return
+            del self._open[step]
+            self._links.add(
+                step, [(rank, flow) for rank, one in reports.items() for flow in one.flows]
+            )
+            self._lately.append(
+                (
+                    fmean(report.seconds for report in reports.values()),
+                    fmean(report.exposed for report in reports.values()),
+                )
+            )
+
+    def _computes(self, slow: Slow) -> Late:
+        host = self._cluster.host(slow.rank).name
+        why = (
+            f"rank {slow.rank} on {host} computes {about(slow.computing, 's')}, usual is "
+            f"{about(slow.usual, 's')}"
+        )
+        return Late(
+            kind=Kind.COMPUTE,
+            who=(str(slow.rank),),
+            ranks=(slow.rank,),
+            since=slow.since,
+            steps=slow.steps,
+            seconds=slow.seconds,
+            share=slow.share,
+            why=why,
+        )
+
+    def _slow_link(self, blamed: Blamed) -> Late | None:
+        """None if it costs nothing: what is hidden behind computing isn't lost."""
+        seconds, exposed = (fmean(figures) for figures in zip(*self._lately, strict=True))
+        lost = min(blamed.seconds, exposed)
+        if lost < max(WORTH_IT * seconds, LEAST):
+            return None
+        kinds = {kind for kind, _ in blamed.owners}
+        kind = Kind(kinds.pop()) if len(kinds) == 1 else Kind.LINK
+        rates = f"gives {_mbit(blamed.gives)}, usual is {_mbit(blamed.usual)}"
+        return Late(
+            kind=kind,
+            who=tuple(sorted(name for _, name in blamed.owners)),
+            ranks=self._ranks(blamed.owners),
+            since=blamed.since,
+            steps=1.0,
+            seconds=lost,
+            share=min(1.0, lost / seconds),
+            why=f"{_owners_text(blamed.owners)} {rates}",
+        )
+
+    def _ranks(self, owners: Sequence[Owner]) -> tuple[int, ...]:
+        names = {name for _, name in owners}
+        hosts = [
+            host
+            for rack in self._cluster.racks
+            for host in rack.hosts
+            if host.name in names or rack.name in names
+        ]
+        return tuple(sorted(rank for host in hosts for rank in host.ranks))
+
+
+def judged(
+    cluster: Cluster, ranks: Mapping[int, Iterable[Step]]
+) -> list[tuple[int, tuple[Late, ...]]]:
+    """Of a run that is over: from which step on who was late, each time that it changed."""
+    judge = Judge(cluster, sorted(ranks))
+    by_step: dict[int, dict[int, Report]] = {}
+    for rank, steps in ranks.items():
+        for step in steps:
+            by_step.setdefault(step.step, {})[rank] = Report.of(step)
+    found: list[tuple[int, tuple[Late, ...]]] = []
+    names: set[Any] = set()
+    for number, reports in sorted(by_step.items()):
+        for rank, report in reports.items():
+            judge.see(rank, [report])
+        late = judge.judge()
+        if {each.key for each in late} != names:
+            names = {each.key for each in late}
+            found.append((number, late))
+    return found
+
+
+def _owners_text(owners: Sequence[Owner]) -> str:
+    words = {"nic": "the NIC of", "uplink": "the uplink of"}
+    return " or ".join(f"{words[kind]} {name}" for kind, name in sorted(owners))
+
+
+def _mbit(rate: float) -> str:
+    return about(rate * 8, "bit/s")

@@ -1,0 +1,58 @@
+"""Who is late, and why: the answer, in figures and in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from thalweg.facts import about
+
+
+class Kind(StrEnum):
+    COMPUTE = "compute"  # a rank computes for longer than the others
+    NIC = "nic"  # a host's link gives less than the others', or than before
+    UPLINK = "uplink"  # a rack's
+    LINK = "link"  # what is between two hosts or racks: nothing tells whose part of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """`who` are ranks as `3`, hosts or racks, by kind; several if it can't be told which. `since`
+    is the step from which on it was so, `steps` the share of the last ones at which it was, and
+    `seconds` what a step has lost by it, which is `share` of its time."""
+
+    kind: Kind
+    who: tuple[str, ...]
+    ranks: tuple[int, ...]
+    since: int
+    steps: float
+    seconds: float
+    share: float
+    why: str
+
+    @property
+    def key(self) -> tuple[Kind, tuple[str, ...]]:
+        return self.kind, self.who
+
+    def __str__(self) -> str:
+        lost = f"{about(self.seconds, 's')} a step, {self.share:.0%} of the time"
+        often = "" if self.steps > 0.95 else f", at {self.steps:.0%} of the steps"
+        return f"{self.why} (since step {self.since}{often}): {lost}"
+
+    def entries(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Self:
+        lists = {key: tuple(entries[key]) for key in ("who", "ranks")}
+        return cls(**{**entries, **lists, "kind": Kind(entries["kind"])})
+
+
+def told(late: Sequence[Late], before: Sequence[Late] = ()) -> str:
+    """The line for the log, when it has changed."""
+    if late:
+        return "who is late: " + "; ".join(map(str, late))
+    gone = "; ".join(each.why for each in before)
+    return f"who is late: nobody any more ({gone})" if gone else "who is late: nobody"

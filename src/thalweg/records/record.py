@@ -1,0 +1,218 @@
+"""One step of one rank, by its own clock, and the other things that a rank writes down.
+
+    begin      settled         first        last      averaged  optimized   end
+      | waiting   | forward      | backward   | exposed  | optimizer | exposed |
+        at the      and what is                 until                  until
+        safe point  before it                   gradients              parameters
+                                                are averaged           are
+
+`begin` is where the step before ended. Plans that average gradients expose communication between
+the last gradient and the averages, those that average parameters after the optimizer; what of an
+exchange is in neither is hidden behind computing. Moments are seconds of `time.monotonic()`; a
+`Moment` says what the run's common clock showed at one of them.
+
+As JSON, a record is an object with its `kind`; `parsed` reads what `written` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+DIGITS = 6  # of seconds
+VERSION = 1
+
+
+class Round(NamedTuple):
+    """One exchange of one bucket: ready to leave, taken up, over; and when each peer's first
+    message came."""
+
+    bucket: int
+    ready: float
+    started: float
+    ended: float
+    peers: Mapping[int, float]
+
+
+class Encoding(NamedTuple):
+    """A compressor at work on a bucket."""
+
+    bucket: int
+    began: float
+    ended: float
+
+
+class Flow(NamedTuple):
+    """What a rank's host sent to another's in a step, by what its kernel tells: `busy` are the
+    seconds for which something was under way that the peer could have taken."""
+
+    peer: int  # the first rank there
+    nbytes: int
+    busy: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / max(self.busy, 1e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The first of a rank's records, and again of each formation and each file."""
+
+    kind: ClassVar[str] = "run"
+    rank: int
+    size: int
+    host: str
+    rack: str
+    members: tuple[int, ...]
+    sync: str
+    at: float
+    thalweg: str
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """At `at` of this rank's clock, the run's common clock showed `offset` more, give or take
+    `error`."""
+
+    kind: ClassVar[str] = "clock"
+    at: float
+    offset: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that happened: a `topic` such as `plan`, `late`, `hang`, `incident`, and a line."""
+
+    kind: ClassVar[str] = "note"
+    at: float
+    step: int
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    kind: ClassVar[str] = "step"
+    step: int
+    begin: float
+    settled: float  # seconds
+    first: float
+    last: float
+    averaged: float
+    optimized: float
+    end: float
+    rounds: tuple[Round, ...] = ()
+    encodings: tuple[Encoding, ...] = ()
+    flows: tuple[Flow, ...] = ()
+    store: float = 0.0  # seconds of a round trip to the store; 0 if it isn't known
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def computing(self) -> float:
+        """Seconds in which this rank waits for nobody."""
+        return self.last - self.begin - self.settled + self.optimized - self.averaged
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication that nothing hides."""
+        return self.averaged - self.last + self.end - self.optimized
+
+    @property
+    def exchanging(self) -> float:
+        """Seconds in which an exchange is under way; under torch's own, which doesn't tell, those
+        for which a connection was busy, or else what is exposed of it."""
+        spans = [(each.started, each.ended) for each in self.rounds]
+        busy = max((flow.busy for flow in self.flows), default=0.0)
+        return covered(spans) if spans else max(busy, self.exposed)
+
+    @property
+    def hidden(self) -> float:
+        return max(0.0, self.exchanging - self.exposed)
+
+
+Record = Opening | Moment | Note | Step
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in at least one of them."""
+    total, reached = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return total
+
+
+def written(record: Record) -> str:
+    """A line, without its end."""
+    data = _of_step(record) if isinstance(record, Step) else asdict(record)
+    return json.dumps({"kind": record.kind, **data}, separators=(",", ":"))
+
+
+def parsed(line: str) -> Record | None:
+    """None if it is of a kind that this version doesn't know; ValueError if it is no record."""
+    data = json.loads(line)
+    if not isinstance(data, dict):
+        raise ValueError("a record is an object")
+    kind = data.pop("kind", None)
+    try:
+        match kind:
+            case Step.kind:
+                return _step(data)
+            case Opening.kind:
+                return Opening(**{**data, "members": tuple(data["members"])})
+            case Moment.kind:
+                return Moment(**data)
+            case Note.kind:
+                return Note(**data)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a record of kind {kind}: {error}") from None
+    return None
+
+
+_MOMENTS = (
+    "begin",
+    "settled",
+    "first",
+    "last",
+    "averaged",
+    "optimized",
+    "end",
+    "store",
+)
+
+
+def _of_step(step: Step) -> dict[str, Any]:
+    """Short, since there are many: moments are cut to microseconds, parts have no names."""
+    return {
+        "step": step.step,
+        **{name: round(getattr(step, name), DIGITS) for name in _MOMENTS},
+        "rounds": [
+            [
+                each.bucket,
+                *(round(moment, DIGITS) for moment in each[1:4]),
+                {peer: round(came, DIGITS) for peer, came in each.peers.items()},
+            ]
+            for each in step.rounds
+        ],
+        "encodings": [[b, round(s, DIGITS), round(e, DIGITS)] for b, s, e in step.encodings],
+        "flows": [[peer, nbytes, round(busy, DIGITS)] for peer, nbytes, busy in step.flows],
+    }
+
+
+def _step(data: dict[str, Any]) -> Step:
+    rounds = (
+        Round(bucket, ready, started, ended, {int(p): came for p, came in peers.items()})
+        for bucket, ready, started, ended, peers in data.pop("rounds")
+    )
+    encodings = (Encoding(*each) for each in data.pop("encodings"))
+    flows = (Flow(*each) for each in data.pop("flows"))
+    return Step(**data, rounds=tuple(rounds), encodings=tuple(encodings), flows=tuple(flows))
