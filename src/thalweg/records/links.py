@@ -6,18 +6,21 @@ or its receiver isn't slow. In one step
 
     a way gave       the bytes of all flows through it, over the longest time that one was busy
     a flow may want  the least, over its ways, of what a way can give / the flows through it
-    a flow is slow   if it got less than 0.6 of that
 
-and what a way can give is the most of: what others of its kind gave (the upper quartile), what
-itself gave at its best before, and what the cluster's file declares, reckoned as the other NICs
-reach theirs.
+What a way can give is what the cluster's file declares, as far as NICs reach that in this step. If
+it declares nothing, it is what the middle one of its kind gives in its better direction, in this
+step and no more than usually (links let bursts pass, and who waits for a slow one sends in bursts);
+or what it gave itself for most of the run, as far as NICs give as much.
 
-A slow way slows down all flows through it, and every flow that it slows crosses others, which are
-innocent: so a way is suspected if three quarters of the flows through it were slow in its last
-three steps, and it gave too little in all of them. Of the suspects, the host or rack that explains
-most slow flows is named, then the one that explains most of those that are left. If two explain the
-same, as the uplinks of two racks do, who takes longer to reach the store decides, since its
-messages wait in the queue before the slow link; if that doesn't tell either, both are named.
+A way is *suspected* if it gave less than half of that in each of its last three steps, or less than
+two thirds in seven of the last eight, and if three quarters of the flows through it got as little
+of what they may want; without declared rates, only if it gave less than 0.4 each time. A slow way
+slows down all flows through it, but each of these crosses others too, which are innocent. So of the
+suspects the host or rack is named whose slow flows of late have lost most time; and then, without
+all flows that cross it, the next, if any is suspected still and costs half as much at least, since
+who waits for a slow link holds up others' flows. If two explain the same, as the uplinks of two
+racks do, who takes longer to reach the store decides, since its messages wait in the queue before
+the slow link; if that doesn't tell either, both are named.
 """
 
 from __future__ import annotations
@@ -28,36 +31,57 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-import numpy as np
-
 from thalweg.facts import Cluster, Link
 from thalweg.records.record import Flow
 
-SLOW, GOOD = 0.6, 0.75  # of what a flow may want, and a way can give
+SLOW, SLOWISH, GOOD = 0.5, 0.67, 0.75  # of what a way can give, and a flow may want
+UNDECLARED = 0.4  # the first, if nobody has declared that
+AS_BAD = 0.5  # of what the first one that is named costs
+QUICK, LOOKED_AT, ALL_BUT = 3, 8, 1  # steps of a way: the last few, all, and exceptions
 MOST = 0.75  # of the flows through a way
-LOOKED_AT = 3  # steps of a way
+OF_LATE = 12  # steps
 LONGEST_AGO = 40  # steps
 LEAST_NBYTES, LEAST_BUSY = 1 << 17, 0.002  # of a flow that tells something; bytes and seconds
-SUSTAINED = 5  # steps, for what a way gave at its best
-UPPER = 75  # percentile
-KINDS_TO_COMPARE = 3  # owners of a kind
+REMEMBERED = 200  # steps of a way
+ENOUGH = 5  # steps that tell what is usual
+MOST_NAMED = 3  # owners at once
 QUEUED, TIMES_USUAL = 0.005, 4.0  # to the store: seconds more than usual, and times as long
 Owner = tuple[str, str]
 """`nic` and a host, or `uplink` and a rack."""
 
 
 class Seen(NamedTuple):
-    """A flow in a step."""
+    """A flow in a step; it got this share of what it may want."""
 
     step: int
     source: int
     flow: Flow
     ways: tuple[Link, ...]
-    sharers: tuple[int, ...]  # flows through each of its ways
+    got: float
+
+    def crosses(self, owners: Collection[Owner]) -> bool:
+        return any((way.kind, way.owner) in owners for way in self.ways)
 
     @property
-    def pair(self) -> tuple[int, int]:
-        return self.source, self.flow.peer
+    def longer(self) -> float:
+        """Seconds that it took more than if it had got what it may want."""
+        return self.flow.busy * (1 - min(1.0, self.got))
+
+
+class Given(NamedTuple):
+    """What a way gave in a step, of what it can give, and to which flows."""
+
+    step: int
+    rate: float
+    can: float
+    flows: tuple[Seen, ...]
+
+    def without(self, owners: Collection[Owner]) -> Given | None:
+        """Its flows that cross none of these; None if there are none."""
+        flows = tuple(seen for seen in self.flows if not seen.crosses(owners))
+        if not flows or len(flows) == len(self.flows):
+            return self if flows else None
+        return Given(self.step, _gave([seen.flow for seen in flows]), self.can, flows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +92,31 @@ class Blamed:
     owners: tuple[Owner, ...]
     gives: float
     usual: float
-    pairs: tuple[tuple[int, int], ...]
     seconds: float
     since: int
 
 
 class Links:
-    """`declared` are rates that somebody has measured or stated, in bytes per second."""
+    """Of a cluster; rates that somebody has measured or stated count."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._declared = _declared(cluster)
-        self._flows: dict[Link, deque[list[Seen]]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
-        self._given: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=SUSTAINED))
-        self._best: dict[Link, float] = {}
-        self._newest = 0
+        self._given: dict[Link, deque[Given]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
+        self._lately: deque[list[Seen]] = deque(maxlen=OF_LATE)
+        self._newest: dict[Link, tuple[int, float]] = {}  # what each way gave last, and when
+        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._before: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._named: set[Owner] = set()
 
     def forget(self) -> None:
-        """Other members, or another plan: what ways can give is still known."""
-        self._flows.clear()
-        self._given.clear()
+        """Other members, or another plan."""
+        for kept in (self._given, self._lately, self._newest, self._usual, self._before):
+            kept.clear()
+        self._named.clear()
 
     def add(self, step: int, flows: Iterable[tuple[int, Flow]]) -> None:
         """All flows of a step, with the ranks that they came from."""
-        self._newest = max(self._newest, step)
         told = [
             (source, flow, self._cluster.path(source, flow.peer))
             for source, flow in flows
@@ -101,88 +126,101 @@ class Links:
         for number, (_, _, ways) in enumerate(told):
             for way in ways:
                 through[way].append(number)
-        seen = [
-            Seen(step, source, flow, ways, tuple(len(through[way]) for way in ways))
-            for source, flow, ways in told
-        ]
+        gave = {way: _gave([told[n][1] for n in numbers]) for way, numbers in through.items()}
+        can_give = self._can_give(step, gave)
+        seen = []
+        for source, flow, ways in told:
+            wants = min((can_give[way] / len(through[way]) for way in ways), default=0.0)
+            seen.append(Seen(step, source, flow, ways, flow.rate / max(wants, 1.0)))
         for way, numbers in through.items():
-            self._flows[way].append([seen[number] for number in numbers])
-            self._given[way].append(_gave(seen[number] for number in numbers))
-            if len(self._given[way]) == SUSTAINED:
-                self._best[way] = max(self._best.get(way, 0.0), median(self._given[way]))
+            flows_through = tuple(seen[number] for number in numbers)
+            self._given[way].append(Given(step, gave[way], can_give[way], flows_through))
+        self._lately.append(seen)
 
-    def blamed(self, store: Mapping[int, float], named: Collection[Owner] = ()) -> list[Blamed]:
-        """Whose links are slow; `store` is how long each rank takes to reach it, and `named` are
-        those that were, who have to be good again to be let off."""
-        recent = {
-            way: [flows for flows in looked_at if flows[0].step >= self._newest - LONGEST_AGO]
-            for way, looked_at in self._flows.items()
-        }
-        recent = {way: looked_at for way, looked_at in recent.items() if looked_at}
-        can_give = self._can_give(recent)
-        suspects: dict[Owner, dict[tuple[int, int], list[Seen]]] = defaultdict(dict)
-        for way, looked_at in recent.items():
-            owner = (way.kind, way.owner)
-            limit = GOOD if owner in named else SLOW
-            for seen in self._slowed(way, looked_at, can_give, limit):
-                suspects[owner].setdefault(seen.pair, []).append(seen)
-        return self._explained(suspects, can_give, store)
+    def _can_give(self, step: int, gave: Mapping[Link, float]) -> dict[Link, float]:
+        for way, rate in gave.items():
+            self._newest[way] = step, rate
+            if (way.kind, way.owner) not in self._named:  # that isn't what it can give
+                self._before[way].append(rate)
+        new = {w: rate for w, (at, rate) in self._newest.items() if at > step - OF_LATE}
+        if self._declared:
+            reached = {w: r / self._declared[w] for w, r in new.items() if w.kind == "nic"}
+            scale = min(1.0, _middle(reached, "nic"))
+            return {w: scale * self._declared.get(w, rate) for w, rate in gave.items()}
+        usual = {kind: self._usually(kind, _middle(new, kind)) for kind in ("nic", "uplink")}
+        return {w: max(usual[w.kind], min(usual["nic"], self._own(w))) for w in gave}
 
-    def _slowed(
-        self,
-        way: Link,
-        looked_at: Sequence[Sequence[Seen]],
-        can_give: Mapping[Link, float],
-        limit: float,
-    ) -> list[Seen]:
-        """The slow flows through it, if it is suspected."""
-        gave = max(map(_gave, looked_at))
-        if len(looked_at) < LOOKED_AT or gave >= limit * can_give[way]:
-            return []
-        flows = [seen for flows in looked_at for seen in flows]
-        shares = [_got(seen, can_give) for seen in flows]
-        slow = [seen for seen, share in zip(flows, shares, strict=True) if share < limit]
-        good = sum(share >= GOOD for share in shares)
-        return slow if slow and len(slow) >= MOST * (len(slow) + good) else []
+    def _usually(self, kind: str, now: float) -> float:
+        """What ways of this kind give, but not more than for most of the run."""
+        self._usual[kind].append(now)
+        return min(now, median(self._usual[kind]))
 
-    def _can_give(self, recent: Mapping[Link, Sequence[Sequence[Seen]]]) -> dict[Link, float]:
-        shown = {way: max(map(_gave, looked_at)) for way, looked_at in recent.items()}
-        usual: dict[str, float] = {}
-        for kind in ("nic", "uplink"):
-            of_kind = {way: rate for way, rate in shown.items() if way.kind == kind}
-            if len({way.owner for way in of_kind}) >= KINDS_TO_COMPARE:
-                usual[kind] = float(np.percentile([*of_kind.values()], UPPER))
-        reached = [shown[w] / self._declared[w] for w in shown if w in self._declared]
-        scale = min(1.0, float(np.percentile(reached, UPPER))) if reached else 0.0
-        return {
-            way: max(
-                rate,
-                min(usual.get(way.kind, 0.0), self._declared.get(way, np.inf)),
-                self._best.get(way, 0.0),
-                scale * self._declared.get(way, 0.0),
-            )
-            for way, rate in shown.items()
-        }
+    def _own(self, way: Link) -> float:
+        """What it gave for most of the run; 0 before that is known."""
+        before = self._before[way]
+        return median(before) if len(before) >= ENOUGH else 0.0
 
-    def _explained(
-        self,
-        suspects: Mapping[Owner, Mapping[tuple[int, int], list[Seen]]],
-        can_give: Mapping[Link, float],
-        store: Mapping[int, float],
-    ) -> list[Blamed]:
+    def blamed(self, store: Mapping[int, float]) -> list[Blamed]:
+        """Whose links are slow; `store` is how long each rank takes to reach it."""
         found: list[Blamed] = []
-        left = {pair for flows in suspects.values() for pair in flows}
-        while left:
-            explains = {owner: left & flows.keys() for owner, flows in suspects.items()}
-            most = max(map(len, explains.values()))
-            best = [owner for owner, pairs in explains.items() if len(pairs) == most]
-            first = explains[best[0]]
-            equal = [owner for owner in best if explains[owner] == first]
-            owners = self._by_queue(equal, store) if len(equal) > 1 else equal
-            flows = [s for pair in sorted(first) for s in suspects[owners[0]][pair]]
-            found.append(self._blamed(tuple(owners), flows, can_give))
-            left -= first
+        explained: list[Owner] = []
+        while len(found) < MOST_NAMED:
+            ways = self._suspects(explained)
+            if not ways:
+                break
+            slow = [
+                seen
+                for flows in self._lately
+                for seen in flows
+                if seen.got < SLOWISH and not seen.crosses(explained)
+            ]
+            owners = self._named_of(ways, slow, store)
+            blamed = self._blamed(owners, ways, slow)
+            if found and blamed.seconds < AS_BAD * found[0].seconds:
+                break
+            found.append(blamed)
+            explained += owners
+        self._named = set(explained)
         return found
+
+    def _suspects(self, explained: Collection[Owner]) -> set[Link]:
+        newest = max((at for at, _ in self._newest.values()), default=0)
+        ways = set()
+        for way, given in self._given.items():
+            if all(one.rate >= GOOD * one.can for one in [*given][-ALL_BUT - 1 :]):
+                continue  # most are, and there may be many
+            new = (one.without(explained) for one in given if one.step > newest - LONGEST_AGO)
+            if self._is_slow(way, [one for one in new if one is not None]):
+                ways.add(way)
+        return ways
+
+    def _is_slow(self, way: Link, given: Sequence[Given]) -> bool:
+        """Who was named has to be good again to be let off."""
+        slow = SLOW if self._declared else UNDECLARED
+        quick = GOOD if (way.kind, way.owner) in self._named else slow
+        longer = SLOWISH if self._declared else UNDECLARED
+        for limit, number, most in ((quick, QUICK, 0), (longer, LOOKED_AT, ALL_BUT)):
+            looked_at = given[-number:]
+            enough = sum(one.rate >= limit * one.can for one in looked_at)
+            if len(looked_at) < number or enough > most:
+                continue
+            flows = [seen for one in looked_at for seen in one.flows]
+            few, good = sum(s.got < limit for s in flows), sum(s.got >= GOOD for s in flows)
+            if few and few >= MOST * (few + good):
+                return True
+        return False
+
+    def _named_of(
+        self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
+    ) -> tuple[Owner, ...]:
+        """The owner of suspected ways through which slow flows went that took longest."""
+        went: dict[Owner, set[int]] = {(way.kind, way.owner): set() for way in ways}
+        for number, seen in enumerate(slow):
+            for way in ways.intersection(seen.ways):
+                went[way.kind, way.owner].add(number)
+        worst = max(went, key=lambda owner: sum(slow[number].longer for number in went[owner]))
+        equal = sorted(owner for owner in went if went[owner] == went[worst])
+        return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
 
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
         """The one whose ranks take much longer than others to reach the store; all of them if
@@ -206,33 +244,35 @@ class Links:
         return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
 
     def _blamed(
-        self, owners: tuple[Owner, ...], flows: Sequence[Seen], can_give: Mapping[Link, float]
+        self, owners: tuple[Owner, ...], suspects: set[Link], slow: Sequence[Seen]
     ) -> Blamed:
-        ways = {way for seen in flows for way in seen.ways if (way.kind, way.owner) in owners}
+        ways = [way for way in suspects if (way.kind, way.owner) in owners]
         steps: dict[int, float] = {}  # flows of a step are slow at the same time
-        for seen in flows:
-            longer = seen.flow.busy * (1 - _got(seen, can_give))
-            steps[seen.step] = max(steps.get(seen.step, 0.0), longer)
+        for seen in slow:
+            if seen.crosses(owners):
+                steps[seen.step] = max(steps.get(seen.step, 0.0), seen.longer)
+        last = [self._given[way][-1] for way in ways]
         return Blamed(
             owners=owners,
-            gives=min(self._given[way][-1] for way in ways),
-            usual=max(can_give[way] for way in ways),
-            pairs=tuple(sorted({seen.pair for seen in flows})),
-            seconds=fmean(steps.values()),
-            since=min(steps),
+            gives=min(given.rate for given in last),
+            usual=max(given.can for given in last),
+            seconds=fmean(steps.values()) if steps else 0.0,
+            since=min(steps, default=last[0].step),
         )
 
 
-def _gave(flows: Iterable[Seen]) -> float:
+def _gave(flows: Sequence[Flow]) -> float:
     """A way, in a step: bytes per second."""
-    nbytes, busy = zip(*((seen.flow.nbytes, seen.flow.busy) for seen in flows), strict=True)
-    return float(sum(nbytes) / max(busy))
+    return sum(flow.nbytes for flow in flows) / max(flow.busy for flow in flows)
 
 
-def _got(seen: Seen, can_give: Mapping[Link, float]) -> float:
-    """Of what the flow may want."""
-    ways = zip(seen.ways, seen.sharers, strict=True)
-    return seen.flow.rate / min(can_give[way] / sharers for way, sharers in ways)
+def _middle(rates: Mapping[Link, float], kind: str) -> float:
+    """What the middle one of a kind gives in its better direction; 0 if there are none."""
+    better: dict[str, float] = {}
+    for way, rate in rates.items():
+        if way.kind == kind:
+            better[way.owner] = max(rate, better.get(way.owner, 0.0))
+    return median(better.values()) if better else 0.0
 
 
 def _declared(cluster: Cluster) -> dict[Link, float]:

@@ -35,6 +35,8 @@ from thalweg.training.stateful import Stateful
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
 
+RECORDS_VARIABLE = "THALWEG_RECORDS"  # the folder that steps are recorded in
+
 
 def attach(
     model: nn.Module,
@@ -49,6 +51,7 @@ def attach(
     cluster: Cluster | str | Path | None = None,
     loader: Mapping[str, Any] | None = None,
     timeout: str | float = "10min",
+    records: str | Path | None = None,
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
     """Synchronise this model's training with all other workers' under the plan `sync`; under
@@ -64,6 +67,8 @@ def attach(
                  THALWEG_CLUSTER names, or else all hosts alike
     loader       options for torch's DataLoader, such as num_workers
     timeout      how long to wait for the others before giving up; a number is in seconds
+    records      a folder to record every step in, a file for each rank, for `thalweg report`; by
+                 default the one that THALWEG_RECORDS names, or else nothing is recorded
     wrap         puts something round the transport: a recorder, or faults for tests
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
@@ -125,6 +130,7 @@ def attach(
                 survival=survival,
                 course=Course(feed),
                 state=state,
+                records=_records(records),
             )
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
@@ -132,6 +138,11 @@ def attach(
             raise
     atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
+
+
+def _records(given: str | Path | None) -> Path | None:
+    named = given or os.environ.get(RECORDS_VARIABLE)
+    return Path(named) if named else None
 
 
 def _may_change(world: World, model: nn.Module, transport: str) -> bool:
