@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from thalweg.facts import Cluster, about
@@ -117,7 +117,7 @@ class Judge:
         since = {each.key: each.since for each in (*self._before.values(), *self.late)}
         ranks = {late.ranks[0]: late.since for late in self.late if late.kind is Kind.COMPUTE}
         yield from map(self._computes, self._paces.slow(ranks))
-        store = {rank: median(times) for rank, times in self._store.items()}
+        store = {rank: fmean(times) for rank, times in self._store.items()}
         for blamed in self._links.blamed(store):
             late = self._slow_link(blamed)
             if late is not None:

@@ -45,7 +45,7 @@ LEAST_NBYTES, LEAST_BUSY = 1 << 17, 0.002  # of a flow that tells something; byt
 REMEMBERED = 200  # steps of a way
 ENOUGH = 5  # steps that tell what is usual
 MOST_NAMED = 3  # owners at once
-QUEUED, TIMES_USUAL = 0.005, 4.0  # to the store: seconds more than usual, and times as long
+QUEUED, TIMES_USUAL = 0.005, 3.0  # to the store: seconds more than others, and times as long
 Owner = tuple[str, str]
 """`nic` and a host, or `uplink` and a rack."""
 
@@ -223,19 +223,15 @@ class Links:
         return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
 
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
-        """The one whose ranks take much longer than others to reach the store; all of them if
-        there is none, or not only one."""
+        """The one whose ranks take much longer than the others' to reach the store; all of them if
+        there is none."""
         times = {owner: [store[r] for r in self._ranks(owner) if store.get(r)] for owner in owners}
-        known = [seconds for seconds in store.values() if seconds]
-        if not known or not all(times.values()):
+        if not all(times.values()):
             return owners
-        usual = min(median(seconds) for seconds in (known, *times.values()))
-        queued = [
-            owner
-            for owner, seconds in times.items()
-            if median(seconds) > max(usual + QUEUED, TIMES_USUAL * usual)
-        ]
-        return queued if len(queued) == 1 else owners
+        *_, second, first = sorted(owners, key=lambda owner: fmean(times[owner]))
+        usual = fmean(times[second])
+        queued = fmean(times[first]) > max(usual + QUEUED, TIMES_USUAL * usual)
+        return [first] if queued else owners
 
     def _ranks(self, owner: Owner) -> tuple[int, ...]:
         kind, name = owner

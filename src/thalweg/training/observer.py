@@ -32,10 +32,12 @@ FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", 
 class Observer:
     """To be made before a plan runs: its hooks are to be called first."""
 
-    def __init__(self, model: nn.Module, observation: Observation, step: int) -> None:
+    def __init__(
+        self, model: nn.Module, observation: Observation, step: int, *, alone: bool
+    ) -> None:
         self.observation = observation
         self.blocked = 0.0  # seconds that observing took of the training thread's
-        self._connections = Connections(own_addresses())
+        self._connections = None if alone else Connections(own_addresses())
         self._end: AtTheEnd | None = None
         self._step = step
         self._hooks = [_hook(p, self._gradient) for p in trainable(model).values()]
@@ -96,7 +98,7 @@ class Observer:
                     optimized=self._optimized,
                     end=now,
                 ),
-                self._connections.sent(),
+                () if self._connections is None else self._connections.sent(),
             )
         self.begin(step + 1, now)
         self.blocked += monotonic() - now

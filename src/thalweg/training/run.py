@@ -473,7 +473,8 @@ class Run:
             journal = Journal(self._records, self.rank, again=session.world.restarted)
         cluster, sync = session.everybody.cluster, str(session.plan)
         observation = Observation(session.world, cluster, sync, lambda: self.arrivals, journal)
-        return Observer(session.model, observation, session.step)
+        alone = session.world.size == 1
+        return Observer(session.model, observation, session.step, alone=alone)
 
     def _regrouped(self) -> None:
         """The members have met anew."""
