@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from thalweg.facts import Cluster, about
-from thalweg.runtime.doing import WAITING, doing_text
+from thalweg.runtime.activity import WAITING, activity_text
 
 SHORTEST, TIMES_A_STEP = 10.0, 10.0  # seconds, and usual steps, that are long
 REMEMBERED = 50  # steps
@@ -41,12 +41,12 @@ class Hangs:
             if self._heard.get(rank, (-1, 0.0))[0] != entries["number"]:
                 self._heard[rank] = entries["number"], now
                 self._steps.extend(step[1] for step in entries["steps"][-1:])
-        waited = [e["doing"]["lasts"] for e in heard.values() if _waits(e)]
+        waited = [e["activity"]["lasts"] for e in heard.values() if _waits(e)]
         if not waited or max(waited) < self.long:
             return []
         lines = []
         for rank, entries in heard.items():
-            step = entries["doing"]["step"]
+            step = entries["activity"]["step"]
             silent = now - self._heard[rank][1]
             if self._named.get(rank) == step or (_waits(entries) and silent < self.long):
                 continue
@@ -56,11 +56,11 @@ class Hangs:
 
     def _line(self, rank: int, entries: Mapping[str, Any], waited: float, silent: float) -> str:
         name = f"rank {rank} on {self._cluster.host(rank).name}"
-        doing = doing_text(entries["doing"])
+        now = activity_text(entries["activity"])
         if silent >= self.long:
-            doing = f"silent for {about(silent, 's')}, last seen {doing}"
-        return f"{name} holds up the others, who wait for {about(waited, 's')}: it is {doing}"
+            now = f"silent for {about(silent, 's')}, last seen {now}"
+        return f"{name} holds up the others, who wait for {about(waited, 's')}: it is {now}"
 
 
 def _waits(entries: Mapping[str, Any]) -> bool:
-    return bool(entries["doing"]["phase"] == WAITING)
+    return bool(entries["activity"]["phase"] == WAITING)

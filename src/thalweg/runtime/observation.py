@@ -28,15 +28,15 @@ from thalweg.records import Encoding, Flow, Judge, Late, Note, Opening, Report, 
 from thalweg.records.journal import Journal
 from thalweg.records.late import told
 from thalweg.records.record import Record
+from thalweg.runtime.activity import Activity, key_of
 from thalweg.runtime.arrivals import Arrivals
 from thalweg.runtime.clocks import CommonClock
-from thalweg.runtime.doing import Doing, key_of
 from thalweg.runtime.hangs import Hangs
 from thalweg.runtime.neighbours import Neighbours
 from thalweg.runtime.world import World
 from thalweg.transports.tcp import Sent
 
-BEAT, RANKS_A_SECOND = 0.25, 150.0  # seconds between two looks; of many ranks more
+BEAT, RANKS_A_SECOND = 0.5, 100.0  # seconds between two looks; of many ranks more
 HANDED_IN = 4096  # steps that may wait for this thread
 TOLD, TOLD_FOR = 32, 4  # steps at most, and beats for which each is told
 KEPT = 1000  # changes
@@ -57,7 +57,7 @@ class Observation:
         journal: Journal | None,
     ) -> None:
         self.rank = world.rank
-        self.doing = Doing()
+        self.activity = Activity()
         self.clock = CommonClock()
         self.late: tuple[Late, ...] = ()
         self.changes: deque[tuple[int, tuple[Late, ...]]] = deque(maxlen=KEPT)
@@ -193,7 +193,7 @@ class Observation:
                 flows.setdefault(peer, []).append(one)
         return replace(
             step,
-            rounds=tuple(reversed(rounds.get(step.step, ()))),
+            rounds=tuple(r for r in reversed(rounds.get(step.step, ())) if r.ended > step.begin),
             encodings=tuple(reversed(encodings.get(step.step, ()))),
             flows=tuple(
                 Flow(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
@@ -225,7 +225,7 @@ class Observation:
             self._told.popleft()
         told_now = {
             "number": self._beats,
-            "doing": self.doing.entries(self._hangs.long / 2),
+            "activity": self.activity.entries(self._hangs.long / 2),
             "asked": self.clock.asked,
             "tally": self.tallies[self.rank].entries(),
             "steps": [report.entries() for _, report in self._told],

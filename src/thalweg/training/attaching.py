@@ -20,7 +20,7 @@ from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
-from thalweg.runtime.launch import find_cluster
+from thalweg.runtime.launch import RECORDS_VARIABLE, find_cluster
 from thalweg.runtime.membership import Membership
 from thalweg.schedules import Group
 from thalweg.training.asked import is_auto, plan_at_first
@@ -34,8 +34,6 @@ from thalweg.training.sameness import agree, compare, description
 from thalweg.training.stateful import Stateful
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
-
-RECORDS_VARIABLE = "THALWEG_RECORDS"  # the folder that steps are recorded in
 
 
 def attach(

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from thalweg.records import Step
-from thalweg.runtime.doing import WAITING
+from thalweg.runtime.activity import WAITING
 from thalweg.runtime.neighbours import own_addresses
 from thalweg.runtime.observation import Observation
 from thalweg.training.autograd import AtTheEnd
@@ -47,18 +47,18 @@ class Observer:
         self._began = now
         self._settled = 0.0
         self._first = self._last = self._averaged = self._optimized = 0.0
-        self.observation.doing.comes_to(FORWARD, self._step)
+        self.observation.activity.comes_to(FORWARD, self._step)
 
     @contextmanager
     def settling(self, what: str = BETWEEN) -> Iterator[None]:
         """Between two steps: what all do together, or wait for."""
         began = monotonic()
-        self.observation.doing.comes_to(what, self._step)
+        self.observation.activity.comes_to(what, self._step)
         try:
             yield
         finally:
             self._settled += monotonic() - began
-            self.observation.doing.comes_to(FORWARD, self._step)
+            self.observation.activity.comes_to(FORWARD, self._step)
 
     def _gradient(self, _: torch.Tensor) -> None:
         if self._end is not None and self._end.is_to_come():
@@ -66,22 +66,22 @@ class Observer:
         self._end = AtTheEnd(self._is_through)
         if not self._first:
             self._first = monotonic()
-            self.observation.doing.comes_to(BACKWARD, self._step)
+            self.observation.activity.comes_to(BACKWARD, self._step)
 
     def _is_through(self) -> None:
         """Autograd is; what waits for others runs between this and what is queued here."""
         self._last = monotonic()
-        self.observation.doing.comes_to(WAITING, self._step)
+        self.observation.activity.comes_to(WAITING, self._step)
         AtTheEnd(self._are_averaged)
 
     def _are_averaged(self) -> None:
         self._averaged = monotonic()
-        self.observation.doing.comes_to(OPTIMIZER, self._step)
+        self.observation.activity.comes_to(OPTIMIZER, self._step)
 
     def stepped(self) -> None:
         """The optimizer has; parameters may be averaged next."""
         self._optimized = monotonic()
-        self.observation.doing.comes_to(WAITING, self._step)
+        self.observation.activity.comes_to(WAITING, self._step)
 
     def ended(self, step: int) -> None:
         """A step that counts is over, and this one begins."""

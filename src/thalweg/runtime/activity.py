@@ -34,7 +34,7 @@ NOT_THE_SCRIPT = tuple(
 WAITING = "waiting for averages"
 
 
-class Doing:
+class Activity:
     """Of the thread that makes it."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Doing:
         return {"phase": phase, "step": step, "lasts": round(lasts, 2), "where": where}
 
 
-def doing_text(entries: Mapping[str, Any]) -> str:
+def activity_text(entries: Mapping[str, Any]) -> str:
     where = f", at {entries['where']}" if entries["where"] else ""
     lasts = about(entries["lasts"], "s")
     return f"in {entries['phase']} of step {entries['step']} for {lasts}{where}"
@@ -76,13 +76,14 @@ def _is_library(frame: FrameType) -> bool:
     return name.startswith("<") or name.startswith(NOT_THE_SCRIPT)
 
 
-def key_of(rank: int) -> str:
-    return f"{KEY}/{rank}"
+def key_of(rank: int, formation: int = 1) -> str:
+    """Each formation but the first has a part of the run's store to itself."""
+    return f"{KEY}/{rank}" if formation == 1 else f"formed/{formation}/{KEY}/{rank}"
 
 
-def last_seen(store: Store, rank: int) -> str:
+def last_seen(store: Store, key: str) -> str:
     """What a rank has last told of itself; empty if nothing."""
     with suppress(RuntimeError, ValueError, KeyError):  # torch's DistError is a RuntimeError
-        if store.check([key_of(rank)]):
-            return doing_text(json.loads(store.get(key_of(rank)))["doing"])
+        if store.check([key]):
+            return activity_text(json.loads(store.get(key))["activity"])
     return ""
