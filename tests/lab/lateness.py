@@ -1,11 +1,11 @@
 """A training in which one thing after another is made slow, and who was named meanwhile.
 
-    0 to 20      all is well
-    20 to 40     a rank computes for 200 ms longer
-    40 to 60     all is well
-    60 to 80     a host's NIC is degraded to a quarter, or a fifth
-    80 to 100    all is well
-    100 to 120   a rack's uplink is
+0 to 20      all is well
+20 to 40     a rank computes for 200 ms longer
+40 to 60     all is well
+60 to 80     a host's NIC is degraded to a quarter, or a fifth
+80 to 100    all is well
+100 to 120   a rack's uplink is
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                                deviations of steps, and by 10 ms: all three
     a rank is late             if half of its last twelve steps were, until less than a third of its
                                last six are; or if it loses a tenth of all time in several of its
-                               last 64, three times as often as the others
+                               last 64, more often than it would by chance if it were like others
 
 Usual is what the middle rank computes, of an even number the earlier of the two. How long a rank
 computes is told by its own clock; whom it waits for is no part of it.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from math import sqrt
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ LATELY, LATE_LATELY = 12, 6  # steps
 JUST_NOW, LATE_JUST_NOW = 6, 2
 LONG, EPISODES = 64, 4  # steps, and how often it became late in them
 OF_ALL_TIME = 0.1
-MORE_OFTEN = 3.0
+CERTAIN = 4.0  # deviations
 SETTLING = 2  # first steps of a rank, which set things up
 ENOUGH = 4  # steps of a rank that tell what is usual
 
@@ -101,7 +102,10 @@ class Paces:
         episodes = _episodes(spans, limit)
         late = [s for episode in episodes for s in episode]
         others = fmean(share for other, share in often.items() if other != rank)
-        if len(episodes) < EPISODES or often[rank] < MORE_OFTEN * others:
+        by_chance = max(1.0, len(spans) * others)
+        if len(spans) < LONG / 2 or len(episodes) < EPISODES:
+            return None
+        if len(late) < by_chance + CERTAIN * sqrt(by_chance):
             return None
         slow = _slow(rank, spans, late, usual, since)
         return slow if slow.share >= OF_ALL_TIME else None

@@ -7,20 +7,22 @@ or its receiver isn't slow. In one step
     a way gave       the bytes of all flows through it, over the longest time that one was busy
     a flow may want  the least, over its ways, of what a way can give / the flows through it
 
-What a way can give is what the cluster's file declares, as far as NICs reach that in this step. If
-it declares nothing, it is what the middle one of its kind gives in its better direction, in this
-step and no more than usually (links let bursts pass, and who waits for a slow one sends in bursts);
-or what it gave itself for most of the run, as far as NICs give as much.
+What a way can give is what the cluster's file declares, as far as the best flow of the middle rank
+reaches that. If it declares nothing, it is what the middle one of its kind gives in its better
+direction, in this step and no more than usually (links let bursts pass, and who waits for a slow
+one sends in bursts); or what it gave itself for most of the run, as far as NICs give as much.
 
 A way is *suspected* if it gave less than half of that in each of its last three steps, or less than
-two thirds in seven of the last eight, and if three quarters of the flows through it got as little
-of what they may want; without declared rates, only if it gave less than 0.4 each time. A slow way
+two thirds in seven of the last eight, and if three quarters of the flows through it got less than
+two thirds of what they may want; without declared rates, only if it gave less than 0.4 each time,
+and where partners change from step to step, less than 0.35, since steps overlap there. A slow way
 slows down all flows through it, but each of these crosses others too, which are innocent. So of the
 suspects the host or rack is named whose slow flows of late have lost most time; and then, without
 all flows that cross it, the next, if any is suspected still and costs half as much at least, since
-who waits for a slow link holds up others' flows. If two explain the same, as the uplinks of two
-racks do, who takes longer to reach the store decides, since its messages wait in the queue before
-the slow link; if that doesn't tell either, both are named.
+who waits for a slow link holds up others' flows. If two explain the same, the one through which
+less flowed well meanwhile is named. If there is none, as with the uplinks of two racks, who takes
+longer to reach the store decides, since its messages wait in the queue before the slow link; if
+that doesn't tell either, all are named.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -36,6 +39,7 @@ from thalweg.records.record import Flow
 
 SLOW, SLOWISH, GOOD = 0.5, 0.67, 0.75  # of what a way can give, and a flow may want
 UNDECLARED = 0.4  # the first, if nobody has declared that
+MIXING, OFTEN = 0.35, 0.3  # the first, if partners change at so many of the steps
 AS_BAD = 0.5  # of what the first one that is named costs
 QUICK, LOOKED_AT, ALL_BUT = 3, 8, 1  # steps of a way: the last few, all, and exceptions
 MOST = 0.75  # of the flows through a way
@@ -105,14 +109,22 @@ class Links:
         self._given: dict[Link, deque[Given]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
         self._lately: deque[list[Seen]] = deque(maxlen=OF_LATE)
         self._newest: dict[Link, tuple[int, float]] = {}  # what each way gave last, and when
+        # Of what is declared, by each rank's best flow, and when.
+        self._reached: dict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=LOOKED_AT)
+        )
         self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._before: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._named: set[Owner] = set()
 
     def forget(self) -> None:
         """Other members, or another plan."""
-        for kept in (self._given, self._lately, self._newest, self._usual, self._before):
-            kept.clear()
+        self._given.clear()
+        self._lately.clear()
+        self._newest.clear()
+        self._reached.clear()
+        self._usual.clear()
+        self._before.clear()
         self._named.clear()
 
     def add(self, step: int, flows: Iterable[tuple[int, Flow]]) -> None:
@@ -127,11 +139,21 @@ class Links:
             for way in ways:
                 through[way].append(number)
         gave = {way: _gave([told[n][1] for n in numbers]) for way, numbers in through.items()}
+
+        def got(flow: Flow, ways: Sequence[Link], can_give: Mapping[Link, float]) -> float:
+            wants = (can_give[way] / len(through[way]) for way in ways if way in can_give)
+            return flow.rate / max(min(wants, default=0.0), 1.0)
+
+        if self._declared:
+            best: dict[int, float] = {}
+            for source, flow, ways in told:
+                best[source] = max(best.get(source, 0.0), got(flow, ways, self._declared))
+            for source, share in best.items():
+                self._reached[source].append((step, share))
         can_give = self._can_give(step, gave)
-        seen = []
-        for source, flow, ways in told:
-            wants = min((can_give[way] / len(through[way]) for way in ways), default=0.0)
-            seen.append(Seen(step, source, flow, ways, flow.rate / max(wants, 1.0)))
+        seen = [
+            Seen(step, source, flow, ways, got(flow, ways, can_give)) for source, flow, ways in told
+        ]
         for way, numbers in through.items():
             flows_through = tuple(seen[number] for number in numbers)
             self._given[way].append(Given(step, gave[way], can_give[way], flows_through))
@@ -144,8 +166,10 @@ class Links:
                 self._before[way].append(rate)
         new = {w: rate for w, (at, rate) in self._newest.items() if at > step - OF_LATE}
         if self._declared:
-            reached = {w: r / self._declared[w] for w, r in new.items() if w.kind == "nic"}
-            scale = min(1.0, _middle(reached, "nic"))
+            lately = [
+                [s for at, s in some if at > step - OF_LATE] for some in self._reached.values()
+            ]
+            scale = min(1.0, median([max(shares) for shares in lately if shares] or [1.0]))
             return {w: scale * self._declared.get(w, rate) for w, rate in gave.items()}
         usual = {kind: self._usually(kind, _middle(new, kind)) for kind in ("nic", "uplink")}
         return {w: max(usual[w.kind], min(usual["nic"], self._own(w))) for w in gave}
@@ -196,19 +220,27 @@ class Links:
 
     def _is_slow(self, way: Link, given: Sequence[Given]) -> bool:
         """Who was named has to be good again to be let off."""
-        slow = SLOW if self._declared else UNDECLARED
+        slow, slowish = (SLOW, SLOWISH) if self._declared else (UNDECLARED, UNDECLARED)
+        if self._mixes():
+            slow = slowish = MIXING
         quick = GOOD if (way.kind, way.owner) in self._named else slow
-        longer = SLOWISH if self._declared else UNDECLARED
-        for limit, number, most in ((quick, QUICK, 0), (longer, LOOKED_AT, ALL_BUT)):
+        for limit, number, most in ((quick, QUICK, 0), (slowish, LOOKED_AT, ALL_BUT)):
             looked_at = given[-number:]
             enough = sum(one.rate >= limit * one.can for one in looked_at)
             if len(looked_at) < number or enough > most:
                 continue
             flows = [seen for one in looked_at for seen in one.flows]
-            few, good = sum(s.got < limit for s in flows), sum(s.got >= GOOD for s in flows)
+            few, good = sum(s.got < SLOWISH for s in flows), sum(s.got >= GOOD for s in flows)
             if few and few >= MOST * (few + good):
                 return True
         return False
+
+    def _mixes(self) -> bool:
+        """Whether partners change from step to step. Then not all are at the same step at the same
+        time, and flows share links with those of other steps."""
+        pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
+        changes = [before != now for before, now in pairwise(pairs)]
+        return bool(changes) and fmean(changes) > OFTEN
 
     def _named_of(
         self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
@@ -220,7 +252,19 @@ class Links:
                 went[way.kind, way.owner].add(number)
         worst = max(went, key=lambda owner: sum(slow[number].longer for number in went[owner]))
         equal = sorted(owner for owner in went if went[owner] == went[worst])
+        if len(equal) > 1:
+            equal = self._least_good(equal, min(slow[number].step for number in went[worst]))
         return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
+
+    def _least_good(self, owners: Sequence[Owner], since: int) -> list[Owner]:
+        """Those through which least flowed well meanwhile: that speaks for a link."""
+        flows = [seen for some in self._lately for seen in some if seen.step >= since]
+        good = {
+            owner: sum(seen.got >= GOOD and seen.crosses((owner,)) for seen in flows)
+            for owner in owners
+        }
+        least = min(good.values())
+        return [owner for owner in owners if good[owner] == least]
 
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
         """The one whose ranks take much longer than the others' to reach the store; all of them if

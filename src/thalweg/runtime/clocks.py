@@ -13,6 +13,7 @@ takes over the keeper's office goes on with the time that it had from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic, time
@@ -27,16 +28,18 @@ ANSWER = 0.5  # seconds for a ping's
 
 
 class CommonClock:
-    """One rank's view of it: seconds since 1970, as the keeper's host counts them."""
+    """One rank's view of it: seconds since 1970, as the keeper's host counts them. `own` is the
+    clock that this rank's records are written by."""
 
-    def __init__(self) -> None:
-        self.offset = time() - monotonic()
-        self.error = float("inf")
-        self._due = -AGAIN
+    def __init__(self, own: Callable[[], float] = monotonic) -> None:
+        self.offset = time() - own()
+        self.error = float("inf")  # nobody was asked so far
         self.asked = 0
+        self._own = own
+        self._due = float("-inf")
 
     def now(self) -> float:
-        return monotonic() + self.offset
+        return self._own() + self.offset
 
     def keep(self) -> Moment | None:
         """As the keeper; a record of it, the first time."""
@@ -47,26 +50,26 @@ class CommonClock:
 
     @property
     def is_due(self) -> bool:
-        return monotonic() >= self._due
+        return self._own() >= self._due
 
     def ask(self, store: Any, rank: int) -> Moment | None:
         """Of the keeper, who has been told that this rank asks for the `asked`-th time; None if it
         doesn't answer."""
-        self._due = monotonic() + SOONER
+        self._due = self._own() + SOONER
         room = f"clock/{rank}/{self.asked}"
         with suppress(RuntimeError):  # torch's DistError is one
             store.wait([f"{room}/go"], timedelta(seconds=PATIENCE))
             pings = []
             for number in range(PINGS):
-                began = monotonic()
+                began = self._own()
                 store.set(f"{room}/ping/{number}", "")
                 store.wait([f"{room}/answer/{number}"], timedelta(seconds=ANSWER))
-                ended = monotonic()
+                ended = self._own()
                 answer = float(store.get(f"{room}/answer/{number}"))
                 pings.append((ended - began, answer - (began + ended) / 2))
             took, self.offset = min(pings)
             self.error = took / 2
-            self._due = monotonic() + AGAIN
+            self._due = self._own() + AGAIN
             return self._moment()
         return None
 
@@ -84,4 +87,4 @@ class CommonClock:
                 store.delete_key(key)
 
     def _moment(self) -> Moment:
-        return Moment(at=monotonic(), offset=self.offset, error=self.error)
+        return Moment(at=self._own(), offset=self.offset, error=self.error)
