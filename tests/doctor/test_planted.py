@@ -168,7 +168,8 @@ def test_another_version_of_torch_is_a_warning() -> None:
         if rank == 0:
             torch.__version__ = "2.6.0"
 
-    mixed = only(list(examined_here(2, plant)[0].findings), "versions")
+    found = [f for f in examined_here(3, plant)[0].findings if f.check != "threads"]
+    mixed = only(found, "versions")  # and more workers than cores, perhaps
     assert (mixed.verdict, mixed.ranks) == ("warn", (0,))
     assert "torch differs: rank 0 on " in mixed.told
 

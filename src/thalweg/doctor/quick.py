@@ -51,7 +51,7 @@ def _judged(world: World) -> list[Finding]:
     others = _published(world, range(world.size) if world.rank == 0 else [0])
     hosts_store = world.rank == 0 and world.seat is not None and not world.seat.hosted
     found = [limits.open_files(world.size, hosts_store=hosts_store)]
-    if _speaks_for_its_host() and any(other.host != own.host for other in others):
+    if _speaks_for_its_host(world) and any(other.host != own.host for other in others):
         found += _about_host(world, own, others)
     found = [finding if finding.ranks else finding.at(own.rank, own.name) for finding in found]
     return found + (versions.differences(others) if world.rank == 0 else [])
@@ -98,8 +98,8 @@ def _published(world: World, ranks: Sequence[int]) -> list[Facts]:
     return [Facts.unpacked(json.loads(text)) for text in texts]
 
 
-def _speaks_for_its_host() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+def _speaks_for_its_host(world: World) -> bool:
+    return world.seat.local_rank == 0 if world.seat else os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _key(rank: int) -> str:

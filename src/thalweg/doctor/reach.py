@@ -49,7 +49,7 @@ def _nobody_reaches(facts: Facts, why: set[str]) -> Finding:
         check="reachability",
         verdict="fail",
         detail=f"nobody reaches {facts.called} at {_where(facts)}: {_words(why)}",
-        remedy=_remedy(why),
+        remedy=f"{OTHER}; if that is the right one, {FIREWALL}",
         ranks=(facts.rank,),
         hosts=(facts.name,),
         names_them=True,

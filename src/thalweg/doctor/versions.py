@@ -62,7 +62,7 @@ def _compared(name: str, version: str) -> str:
 
 def _finding(name: str, held: dict[str, list[Facts]]) -> Finding:
     """Who is in the minority is named first; of two halves the one without the first rank."""
-    fewest_first = sorted(reversed(held.items()), key=lambda pair: len(pair[1]))
+    fewest_first = sorted(held.items(), key=lambda pair: (len(pair[1]), -pair[1][0].rank))
     told = "; ".join(f"{together(who)}: {version}" for version, who in fewest_first)
     odd = fewest_first[0][1]
     usual = fewest_first[-1][0]
