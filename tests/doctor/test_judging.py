@@ -203,11 +203,11 @@ def test_patches_of_python_do_not_count() -> None:
 
 
 def test_a_product_that_kills_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def die() -> NoReturn:
+    def die() -> bool:
         os.kill(os.getpid(), signal.SIGILL)
-        os._exit(0)
+        return True
 
-    monkeypatch.setattr(processor, "_multiply", die)
+    monkeypatch.setattr(processor, "product_is_right", die)
     found = processor.bfloat16()
     assert found.verdict == "fail"
     assert "dies of SIGILL" in found.detail
@@ -215,11 +215,11 @@ def test_a_product_that_kills_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_product_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang() -> NoReturn:
+    def hang() -> bool:
         sleep(60)
-        os._exit(0)
+        return True
 
-    monkeypatch.setattr(processor, "_multiply", hang)
+    monkeypatch.setattr(processor, "product_is_right", hang)
     monkeypatch.setattr(processor, "PATIENCE", 0.1)
     assert "hangs" in processor.bfloat16().detail
 
@@ -229,6 +229,12 @@ def test_threads_of_all_workers_of_a_host_share_its_cores() -> None:
     [found] = processor.threads(ranks)
     assert (found.verdict, found.hosts, found.ranks) == ("warn", ("host0",), (0, 1, 2, 3))
     assert found.remedy == "set OMP_NUM_THREADS=2"
+
+
+def test_workers_with_cores_of_their_own_do_not_share_them() -> None:
+    ranks = [facts(r, "a", cores=4, threads=4, cpus=f"{15 << 4 * r:x}") for r in range(3)]
+    assert [f.verdict for f in processor.threads(ranks)] == ["ok"]
+    assert [f.verdict for f in processor.threads([*ranks, ranks[0]])] == ["warn"]
 
 
 # Facts, findings

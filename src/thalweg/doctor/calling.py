@@ -23,6 +23,9 @@ from thalweg.doctor.facts import Facts
 from thalweg.doctor.listener import BLOCK, FLOW, HELLO, NUMBER, PINGS, WHO, Clock, receive
 
 OK = "ok"
+SILENT, STRANGER = "connected, but nobody answers", "somebody else has that address here"
+NOT_ERRNO = -1  # of what isn't the system's
+LEAST = 0.001  # seconds
 FIRST_PATIENCE, SECOND_PATIENCE = 3.0, 5.0  # seconds for a call, and for the one after it
 TRIPS = 8
 AT_ONCE = 16
@@ -73,10 +76,12 @@ def longest_calls(number: int) -> float:
 
 
 def ping(caller: int, peer: Facts, patience: float, clock: Clock = time) -> Call:
+    deadline = monotonic() + patience
     try:
-        with _connected(peer, PINGS, 0.0, patience) as call:
+        with _connected(peer, PINGS, 0.0, deadline) as call:
             shortest = ahead = float("inf")
             for _ in range(TRIPS):
+                call.settimeout(_left(deadline))
                 sent, start = clock(), perf_counter()
                 call.sendall(b".")
                 (theirs,) = NUMBER.unpack(receive(call, NUMBER.size))
@@ -93,14 +98,14 @@ def send_flow(peer: Facts, seconds: float, patience: float) -> float | None:
     block = os.urandom(BLOCK)  # what a compressing tunnel can't shrink
     deadline = monotonic() + seconds + patience
     try:
-        with _connected(peer, FLOW, seconds, patience) as call:
+        with _connected(peer, FLOW, seconds, deadline) as call:
             call.setblocking(False)
             with suppress(AttributeError):  # Linux has it: keep little in this host's own queue
                 call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             while (left := deadline - monotonic()) > 0:
                 readable, writable, _ = select.select([call], [call], [], left)
                 if readable:
-                    call.settimeout(max(deadline - monotonic(), 0.1))
+                    call.settimeout(_left(deadline))
                     return float(NUMBER.unpack(receive(call, NUMBER.size))[0])
                 if writable:
                     with suppress(BlockingIOError):
@@ -110,11 +115,11 @@ def send_flow(peer: Facts, seconds: float, patience: float) -> float | None:
     return None
 
 
-def _connected(peer: Facts, wanted: bytes, seconds: float, patience: float) -> socket.socket:
-    """To that rank and nobody else; within so many seconds, and none of the waits is longer."""
-    call = socket.create_connection((peer.address, peer.port), timeout=patience)
+def _connected(peer: Facts, wanted: bytes, seconds: float, deadline: float) -> socket.socket:
+    """To that rank and nobody else."""
+    call = socket.create_connection((peer.address, peer.port), timeout=_left(deadline))
     try:
-        call.settimeout(patience)
+        call.settimeout(_left(deadline))
         call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         call.sendall(HELLO.pack(peer.token.encode(), wanted, seconds))
         try:
@@ -122,13 +127,18 @@ def _connected(peer: Facts, wanted: bytes, seconds: float, patience: float) -> s
         except EOFError:
             answered = False
         except TimeoutError:
-            raise OSError(errno.ETIMEDOUT, "connected, but nobody answers") from None
+            raise OSError(NOT_ERRNO, SILENT) from None
         if not answered:
-            raise OSError(0, "somebody else has that address here")
+            raise OSError(NOT_ERRNO, STRANGER)
     except BaseException:
         call.close()
         raise
     return call
+
+
+def _left(deadline: float) -> float:
+    """Seconds, and never none: a socket without time would not block at all."""
+    return max(deadline - monotonic(), LEAST)
 
 
 def reason(error: Exception) -> str:
@@ -137,13 +147,11 @@ def reason(error: Exception) -> str:
         return "refused"
     if isinstance(error, EOFError | ConnectionResetError):
         return "connected, and then broken off"
-    if isinstance(error, TimeoutError) and error.errno is None:
+    if isinstance(error, TimeoutError):
         return "timed out"
     number = getattr(error, "errno", None)
     if number in NO_ROUTE:
         return "no route"
     if number in FORBIDDEN:
         return "forbidden here"
-    if number == errno.ETIMEDOUT and error.args[1:] != ("connected, but nobody answers",):
-        return "timed out"
     return str(getattr(error, "strerror", None) or error)

@@ -88,6 +88,13 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def cpus() -> str:
+    """Which of the host's, as bits in hexadecimal: launchers may give each worker its own."""
+    if hasattr(os, "sched_getaffinity"):
+        return f"{sum(1 << cpu for cpu in os.sched_getaffinity(0)):x}"
+    return f"{(1 << cores()) - 1:x}"
+
+
 def congestion_control() -> str:
     with suppress(OSError):
         return CONGESTION.read_text().strip()

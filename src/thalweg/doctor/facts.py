@@ -25,6 +25,7 @@ class Facts:
     machine: str = ""
     stack: str = ""
     cores: int = 1
+    cpus: str = "0"  # which those are, as bits in hexadecimal
     threads: int = 1  # of torch, in this process
     address: str = ""
     interface: str = ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from time import monotonic
 
 from thalweg.doctor.board import Board
-from thalweg.doctor.calling import call_all, peers_of, send_flow
+from thalweg.doctor.calling import call_all, longest_calls, peers_of, send_flow
 from thalweg.doctor.facts import Facts
 from thalweg.doctor.finding import Finding
 from thalweg.doctor.listener import Clock
 
 MARGIN = 10.0  # seconds for rank 0 beyond its own deadlines
-LONGEST_SILENCE = 90.0  # seconds for which others may be busy
+LONGEST_FLOWS = 60.0  # seconds for all of them
 PATIENCE = 3.0  # seconds for a flow to be answered
 OVER = "over"
 
@@ -24,13 +24,14 @@ def follow(board: Board, own: Facts, timeout: float, clock: Clock) -> list[Findi
     present = {facts.rank: facts for facts in map(Facts.unpacked, roster)}
     peers = [present[rank] for rank in peers_of(own.rank, list(present))]
     board.put(f"calls/{own.rank}", [call.packed() for call in call_all(own.rank, peers, clock)])
+    silence = longest_calls(len(peers)) + LONGEST_FLOWS + 3 * MARGIN
     turn = 0
     while True:
-        order = board.get(f"order/{own.rank}/{turn}", monotonic() + LONGEST_SILENCE)
+        order = board.get(f"order/{own.rank}/{turn}", monotonic() + silence)
         if order is None:
             return [
                 *own.own_findings(),
-                _no_leader(own, f"said anything for {LONGEST_SILENCE:g} s"),
+                _no_leader(own, f"said anything for {silence:g} s"),
             ]
         if order == OVER:
             board.put(f"left/{own.rank}", True)

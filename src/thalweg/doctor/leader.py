@@ -11,10 +11,9 @@ from thalweg.doctor.board import Board
 from thalweg.doctor.calling import OK, Call, call_all, longest_calls, peers_of, send_flow
 from thalweg.doctor.facts import Facts, by_host
 from thalweg.doctor.finding import Finding
-from thalweg.doctor.follower import MARGIN, OVER, PATIENCE
+from thalweg.doctor.follower import LONGEST_FLOWS, MARGIN, OVER, PATIENCE
 from thalweg.doctor.listener import Clock
 
-LONGEST_FLOWS = 60.0  # seconds for all of them
 FAREWELL = 3.0  # seconds for the others to hear that it is over
 Progress = Callable[[int, int], None]
 
@@ -102,8 +101,8 @@ class Leader:
                 break
             self._turn(turn, seconds, known, measured, silent)
             self._progress(self._size + number, self._size + len(turns))
-        for flow in rates.slow(measured)[: rates.MOST_AGAIN]:
-            if monotonic() < deadline:
+        for flow in 2 * rates.slow(measured)[: rates.MOST_AGAIN]:
+            if flow in rates.slow(measured) and monotonic() < deadline:
                 again: dict[rates.Flow, float] = {}
                 self._turn([flow], seconds, known, again, [])
                 measured[flow] = max(measured[flow], again.get(flow, 0.0))

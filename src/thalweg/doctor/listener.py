@@ -7,6 +7,7 @@ its rate. Every wait has a deadline, every call an end.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import socket
 import struct
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from secrets import token_hex
 from threading import BoundedSemaphore, Thread
-from time import monotonic, time
+from time import monotonic, sleep, time
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +33,8 @@ MOST_PINGS = 64
 MOST_CALLS = 256  # at a time
 BLOCK = 1 << 18
 BACKLOG = 512
+FOR_A_MOMENT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+PAUSE = 0.05  # seconds
 Clock = Callable[[], float]
 
 
@@ -62,13 +65,18 @@ class Listener:
         self._socket.close()
 
     def _serve(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
+        while True:
+            try:
                 call, _ = self._socket.accept()
-                if self._room.acquire(blocking=False):
-                    Thread(target=self._answer, args=(call,), name="call", daemon=True).start()
-                else:
-                    call.close()
+            except OSError as error:
+                if error.errno not in FOR_A_MOMENT:
+                    return  # closed
+                sleep(PAUSE)
+                continue
+            if self._room.acquire(blocking=False):
+                Thread(target=self._answer, args=(call,), name="call", daemon=True).start()
+            else:
+                call.close()
 
     def _answer(self, call: socket.socket) -> None:
         try:

@@ -20,6 +20,7 @@ from thalweg.transports.protection import is_loopback
 
 PATIENCE = 3.0  # seconds for a lookup
 SLOW = 1.0
+NODES = "SLURM_STEP_NUM_NODES"
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -92,6 +93,8 @@ def lookups(host: str, address: str, own: Lookup) -> Finding:
 
 def across_hosts(size: int, environment: Mapping[str, str]) -> bool:
     """Whether the launcher says that workers are on several hosts."""
+    if environment.get(NODES, "").isdigit() and int(environment[NODES]) > 1:
+        return True
     said = next((environment[v] for v in LOCAL_SIZES if environment.get(v)), "")
     return said.isdigit() and int(said) < size
 

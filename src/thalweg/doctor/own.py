@@ -48,6 +48,7 @@ def look(seat: Seat) -> Own:
         machine=introduced["machine"],
         stack=introduced["stack"],
         cores=introduced["cores"],
+        cpus=environment.cpus(),
         threads=torch.get_num_threads(),
         address=address,
         interface=holder.name if holder else "",

@@ -6,6 +6,7 @@ is tried in a child, whose death tells.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import signal
@@ -30,7 +31,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 def bfloat16() -> Finding:
     """While this process has no threads of its own: a fork holds its parent's locks."""
-    code = _outcome(fork(_multiply))
+    code = _outcome(fork(_try))
     if code == 0:
         return Finding(check="bfloat16", verdict="ok", detail="a product works")
     died = "hangs" if code is None else f"dies of {_cause(code)}"
@@ -47,7 +48,7 @@ def threads(ranks: Sequence[Facts]) -> list[Finding]:
     """Workers of a host, with the threads that torch takes in each, against its cores."""
     found = []
     for there in by_host(ranks).values():
-        total, cores = sum(facts.threads for facts in there), there[0].cores
+        total, cores = sum(facts.threads for facts in there), _cores(there)
         if total > cores:
             each = max(1, cores // len(there))
             found.append(
@@ -69,16 +70,29 @@ def threads(ranks: Sequence[Facts]) -> list[Finding]:
     return [Finding(check="threads", verdict="ok", detail=told)]
 
 
-def _multiply() -> NoReturn:
+def _cores(there: Sequence[Facts]) -> int:
+    """That any of them may use."""
+    together = 0
+    for facts in there:
+        together |= int(facts.cpus, 16)
+    return max(together.bit_count(), there[0].cores)
+
+
+def _try() -> NoReturn:
+    """In the child, which dies without a trace."""
     code = 1
     try:
+        faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGILL, signal.SIG_DFL)
-        torch.set_num_threads(1)
-        ones = torch.ones(SIDE, SIDE, dtype=torch.bfloat16)
-        code = 0 if float((ones @ ones)[0, 0]) == SIDE else 1
+        code = 0 if product_is_right() else 1
     finally:
         os._exit(code)
+
+
+def product_is_right() -> bool:
+    torch.set_num_threads(1)
+    ones = torch.ones(SIDE, SIDE, dtype=torch.bfloat16)
+    return float((ones @ ones)[0, 0]) == SIDE
 
 
 def _outcome(pid: int) -> int | None:

@@ -2,7 +2,7 @@
 
 With few hosts every ordered pair has a flow, one after the other. With many, everybody sends once
 and receives once, round a circle, several at a time. What is less than half of the median is slow;
-it is measured once more, alone, and the better figure counts.
+it is measured again, alone, twice at most, and the best figure counts: hosts are busy at times.
 """
 
 from __future__ import annotations

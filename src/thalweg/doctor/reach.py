@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thalweg.doctor.calling import OK, Call
+from thalweg.doctor.calling import OK, STRANGER, Call
 from thalweg.doctor.facts import Facts, by_host, together
 from thalweg.doctor.finding import Finding
 
@@ -16,8 +16,7 @@ REMEDIES = {
     "refused": f"{FIREWALL} (it rejects), and see that no other host has the same address",
     "no route": OTHER,
     "forbidden here": "look at the firewall of the host that calls (nft list ruleset)",
-    "somebody else has that address here": f"{OTHER}: addresses of bridges are often the same on "
-    "all hosts",
+    STRANGER: f"{OTHER}: addresses of bridges are often the same on all hosts",
 }
 Outcomes = Mapping[tuple[int, int], str]
 """By caller and peer."""
