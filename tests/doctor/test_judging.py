@@ -143,6 +143,13 @@ def test_a_slow_pair_is_named_both_ends() -> None:
     assert found.told.startswith("from rank 1 on host1 to rank 3 on host3: 400 Mbit/s")
 
 
+def test_what_was_left_out_is_told_also_if_something_is_slow() -> None:
+    flows = {(a, (a + 1) % 30): GBIT if a != 4 else GBIT / 5 for a in range(30)}
+    slow, rest = rates.judged([facts(r) for r in range(30)], flows, [])
+    assert slow.told.startswith("from rank 4 on host4 to rank 5 on host5: 200 Mbit/s")
+    assert rest.told == "30 of 870 ordered pairs of hosts, the others left out: 1 Gbit/s usually"
+
+
 def test_half_is_fast_enough() -> None:
     [found] = rates.judged([facts(r) for r in range(4)], measured(4, {(1, 3): 0.5 * GBIT}), [])
     assert found.verdict == "ok"

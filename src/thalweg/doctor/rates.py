@@ -1,7 +1,8 @@
 """How fast short flows between hosts are, and who is slow.
 
-With few hosts every ordered pair has a flow, one after the other. With many, everybody sends once
-and receives once, round a circle, several at a time. What is less than half of the median is slow;
+With few hosts every ordered pair has a flow, one after the other. With more, everybody sends to the
+next one round a circle, and to the one opposite; with many, to the next one alone, several at a
+time. What is less than half of the median is slow;
 it is measured again, alone, twice at most, and the best figure counts: hosts are busy at times.
 """
 
@@ -40,7 +41,8 @@ def turns(speakers: Sequence[int], works: frozenset[Flow]) -> list[list[Flow]]:
     flows = [flow for circle in circles for flow in circle if flow in works]
     if len(flows) <= MOST_TURNS:
         return [[flow] for flow in flows]
-    flows = [flow for flow in circles[0] if flow in works]
+    nearest, opposite = ([flow for flow in circles[i] if flow in works] for i in (0, number // 2))
+    flows = nearest + (opposite if 2 * number <= MOST_TURNS else [])
     if len(flows) <= MOST_TURNS:
         return [[flow] for flow in flows]
     at_once = -(-len(flows) // MOST_TURNS)
@@ -69,11 +71,16 @@ def judged(
         found.append(_many(known, pairs, rates, usual))
     else:
         found += [_slow_pair(known, flow, rates[flow], usual) for flow in pairs]
-    if found:
-        return found
-    if not rates:
+    if not found and not rates:
         return [Finding(check="rates", verdict="ok", detail="one host: nothing to measure")]
-    return [Finding(check="rates", verdict="ok", detail=_all_fine(len(known), rates, usual))]
+    if not found:
+        detail = f"{_which(len(known), rates)}: {_bits(usual)} usually, "
+        detail += f"{_bits(min(rates.values()))} at least"
+        return [Finding(check="rates", verdict="ok", detail=detail)]
+    if len(rates) + len(silent) < len(known) * (len(known) - 1):
+        detail = f"{_which(len(known), rates)}: {_bits(usual)} usually"
+        found.append(Finding(check="rates", verdict="ok", detail=detail))
+    return found
 
 
 def _is_slow_host(rank: int, rates: Mapping[Flow, float], behind: Sequence[Flow]) -> bool:
@@ -96,8 +103,8 @@ def _slow_host(facts: Facts, rates: Mapping[Flow, float], usual: float) -> Findi
         check="rates",
         verdict="warn",
         detail=f"flows get {', '.join(ways)}, where {_bits(usual)} is usual",
-        remedy="look at its cable, its NIC's negotiated speed (ethtool) and who else uses it; "
-        "`thalweg probe` measures it",
+        remedy="look at its cable, its NIC's negotiated speed (ethtool), its rack's uplink and who "
+        "else uses them; `thalweg probe` tells them apart",
         ranks=(facts.rank,),
         hosts=(facts.name,),
     )
@@ -149,12 +156,11 @@ def _silent(known: Mapping[int, Facts], flow: Flow) -> Finding:
     )
 
 
-def _all_fine(hosts: int, rates: Mapping[Flow, float], usual: float) -> str:
+def _which(hosts: int, rates: Mapping[Flow, float]) -> str:
     pairs = hosts * (hosts - 1)
-    which = "all" if len(rates) == pairs else f"{len(rates)} of {pairs}"
-    told = f"{which} ordered pairs of hosts, {_bits(usual)} usually, {_bits(min(rates.values()))}"
-    left_out = "" if len(rates) == pairs else "; the other pairs were left out: too many"
-    return f"{told} at least{left_out}"
+    if len(rates) == pairs:
+        return "all ordered pairs of hosts"
+    return f"{len(rates)} of {pairs} ordered pairs of hosts, the others left out"
 
 
 def _bits(rate: float) -> str:
