@@ -67,6 +67,10 @@ def holder(address: str, interfaces: Sequence[Interface]) -> Interface | None:
     return None
 
 
+def is_named(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(variable) for variable in INTERFACE_VARIABLES)
+
+
 def why(meeting: str | None, environment: Mapping[str, str]) -> str:
     """It was chosen."""
     for variable in INTERFACE_VARIABLES:
@@ -122,8 +126,7 @@ def judge_alone(
     address: str, interfaces: Sequence[Interface], environment: Mapping[str, str]
 ) -> Finding:
     """Which one a job across hosts would take, most likely."""
-    named = any(environment.get(variable) for variable in INTERFACE_VARIABLES)
-    way = None if named else default_way()
+    way = None if is_named(environment) else default_way()
     if way is None:
         return judge(address, why(None, environment), interfaces)
     reason = "the default route; a job takes the one on the way to MASTER_ADDR"

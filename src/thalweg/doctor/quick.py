@@ -58,8 +58,7 @@ def _judged(world: World) -> list[Finding]:
 
 
 def _about_host(world: World, own: Facts, others: Sequence[Facts]) -> list[Finding]:
-    """Where ranks are on several."""
-    meeting = world.seat.address if world.seat else None
+    """Where ranks are on several. An interface that is named was somebody's choice."""
     seen = interfaces.look()
     holder = interfaces.holder(own.address, seen)
     resolved = None if own.gloo_interface else names.look_up(socket.gethostname(), PATIENCE)
@@ -72,10 +71,11 @@ def _about_host(world: World, own: Facts, others: Sequence[Facts]) -> list[Findi
     )
     elsewhere = next(other for other in others if other.host != own.host)
     traps = names.traps([facts, elsewhere])
-    return [
-        interfaces.judge(own.address, interfaces.why(meeting, os.environ), seen),
-        *(finding for finding in traps if own.rank in finding.ranks),
-    ]
+    found = [finding for finding in traps if own.rank in finding.ranks]
+    if world.seat is not None and not interfaces.is_named(os.environ):
+        reason = interfaces.why(world.seat.address, os.environ)
+        found.append(interfaces.judge(own.address, reason, seen))
+    return found
 
 
 def _own(world: World) -> Facts:
