@@ -138,6 +138,19 @@ def test_a_slow_host_is_named_not_its_pairs() -> None:
     )
 
 
+def test_of_three_hosts_a_slow_one_is_named_though_most_flows_are_slow() -> None:
+    slow = {flow: 0.1 * GBIT for flow in measured(3, {}) if 2 in flow}
+    [found] = rates.judged([facts(r) for r in range(3)], measured(3, slow), [])
+    assert found.ranks == (2,)
+    assert found.told.endswith("where 1 Gbit/s is usual")
+
+
+def test_racks_with_narrow_uplinks_have_no_slow_hosts() -> None:
+    across = {flow: 0.25 * GBIT for flow in measured(4, {}) if flow[0] // 2 != flow[1] // 2}
+    [found] = rates.judged([facts(r) for r in range(4)], measured(4, across), [])
+    assert found.verdict == "ok"
+
+
 def test_a_slow_pair_is_named_both_ends() -> None:
     [found] = rates.judged([facts(r) for r in range(4)], measured(4, {(1, 3): 0.4 * GBIT}), [])
     assert found.told.startswith("from rank 1 on host1 to rank 3 on host3: 400 Mbit/s")

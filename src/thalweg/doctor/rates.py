@@ -2,15 +2,19 @@
 
 With few hosts every ordered pair has a flow, one after the other. With more, everybody sends to the
 next one round a circle, and to the one opposite; with many, to the next one alone, several at a
-time. What is less than half of the median is slow;
-it is measured again, alone, twice at most, and the best figure counts: hosts are busy at times.
+time.
+
+A flow is slow if it has less than half of the median, a host if its best flow has less than half of
+the median of the hosts' best: of three hosts with a slow one, most flows are slow. What is slow is
+measured again, alone, twice at most, and the best figure counts: hosts are busy at times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from statistics import median
+from statistics import median, median_high
+from typing import Any
 
 from thalweg.doctor.facts import Facts
 from thalweg.doctor.finding import Finding
@@ -51,8 +55,18 @@ def turns(speakers: Sequence[int], works: frozenset[Flow]) -> list[list[Flow]]:
 
 
 def slow(rates: Mapping[Flow, float]) -> list[Flow]:
-    usual = median(rates.values()) if len(rates) > 1 else 0.0
-    return [flow for flow, rate in rates.items() if rate < SHARE * usual]
+    best = _best_of_hosts(rates)
+    hosts = {rank for rank, rate in best.items() if rate < SHARE * _usual(best)}
+    return [f for f, rate in rates.items() if rate < SHARE * _usual(rates) or hosts & set(f)]
+
+
+def _usual(rates: Mapping[Any, float]) -> float:
+    return median_high(rates.values()) if rates else 0.0
+
+
+def _best_of_hosts(rates: Mapping[Flow, float]) -> dict[int, float]:
+    hosts = {rank for flow in rates for rank in flow}
+    return {host: max(rate for flow, rate in rates.items() if host in flow) for host in hosts}
 
 
 def judged(
@@ -62,17 +76,18 @@ def judged(
     known = {facts.rank: facts for facts in speakers}
     found = [_silent(known, flow) for flow in silent[:MOST_LINES]]
     behind = slow(rates)
-    usual = median(rates.values()) if rates else 0.0
+    usual = _usual(rates)
     hosts = [rank for rank in known if _is_slow_host(rank, rates, behind)]
     for rank in hosts:
-        found.append(_slow_host(known[rank], rates, usual))
+        found.append(_slow_host(known[rank], rates, _usual(_best_of_hosts(rates))))
     pairs = [flow for flow in behind if not set(flow) & set(hosts)]
     if len(pairs) > MOST_LINES:
         found.append(_many(known, pairs, rates, usual))
     else:
         found += [_slow_pair(known, flow, rates[flow], usual) for flow in pairs]
     if not found and not rates:
-        return [Finding(check="rates", verdict="ok", detail="one host: nothing to measure")]
+        why = "there is one host" if len(known) == 1 else "no two hosts reach each other"
+        return [Finding(check="rates", verdict="ok", detail=f"nothing to measure: {why}")]
     if not found:
         detail = f"{_which(len(known), rates)}: {_bits(usual)} usually, "
         detail += f"{_bits(min(rates.values()))} at least"
