@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed
+from thalweg.doctor.quick import publish, quick
 from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
@@ -34,6 +36,8 @@ from thalweg.training.sameness import agree, compare, description
 from thalweg.training.stateful import Stateful
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
+
+log = logging.getLogger("thalweg")
 
 
 def attach(
@@ -102,12 +106,15 @@ def attach(
             members = Membership(world.store, world.rank, world.size, seconds)
             members.calls_for = lambda rank: False  # until all have begun
             world = replace(world, membership=members)
+        publish(world)
         returns = world.restarted and world.membership is not None
         if returns:
             ending.is_spare = True  # the others go on without it
             reference = compare(world, alarm, own, seconds)
         else:
             reference = agree(world, alarm, own, seconds)
+        for finding in quick(world):
+            log.warning(finding.line)
         engine = Engine(wrap(world.transport(transport)), alarm, seconds, world.membership)
         survival = None
         if world.membership is not None:
