@@ -78,7 +78,8 @@ class Paces:
         deviation = MAD_TO_DEVIATION * median(map(_deviation, lately.values()))
         limit = usual + max(OF_A_STEP * step, DEVIATIONS * deviation, LEAST)
         often = {
-            rank: fmean(s.computing > limit for s in spans) for rank, spans in self._spans.items()
+            rank: sum(s.computing > limit for s in spans) / len(spans)
+            for rank, spans in self._spans.items()
         }
         found = (
             self._judged(rank, usual, limit, often, named.get(rank)) for rank in sorted(lately)
@@ -101,7 +102,7 @@ class Paces:
             return _slow(rank, recent, late, usual, since)
         episodes = _episodes(spans, limit)
         late = [s for episode in episodes for s in episode]
-        others = fmean(share for other, share in often.items() if other != rank)
+        others = (sum(often.values()) - often[rank]) / (len(often) - 1)
         by_chance = max(1.0, len(spans) * others)
         if len(spans) < LONG / 2 or len(episodes) < EPISODES:
             return None

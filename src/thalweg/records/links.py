@@ -82,6 +82,8 @@ class Given(NamedTuple):
 
     def without(self, owners: Collection[Owner]) -> Given | None:
         """Its flows that cross none of these; None if there are none."""
+        if not owners:
+            return self
         flows = tuple(seen for seen in self.flows if not seen.crosses(owners))
         if not flows or len(flows) == len(self.flows):
             return self if flows else None
@@ -188,8 +190,9 @@ class Links:
         """Whose links are slow; `store` is how long each rank takes to reach it."""
         found: list[Blamed] = []
         explained: list[Owner] = []
+        limits = self._limits()
         while len(found) < MOST_NAMED:
-            ways = self._suspects(explained)
+            ways = self._suspects(explained, limits)
             if not ways:
                 break
             slow = [
@@ -207,22 +210,20 @@ class Links:
         self._named = set(explained)
         return found
 
-    def _suspects(self, explained: Collection[Owner]) -> set[Link]:
+    def _suspects(self, explained: Collection[Owner], limits: tuple[float, float]) -> set[Link]:
         newest = max((at for at, _ in self._newest.values()), default=0)
         ways = set()
         for way, given in self._given.items():
             if all(one.rate >= GOOD * one.can for one in [*given][-ALL_BUT - 1 :]):
                 continue  # most are, and there may be many
             new = (one.without(explained) for one in given if one.step > newest - LONGEST_AGO)
-            if self._is_slow(way, [one for one in new if one is not None]):
+            if self._is_slow(way, [one for one in new if one is not None], limits):
                 ways.add(way)
         return ways
 
-    def _is_slow(self, way: Link, given: Sequence[Given]) -> bool:
+    def _is_slow(self, way: Link, given: Sequence[Given], limits: tuple[float, float]) -> bool:
         """Who was named has to be good again to be let off."""
-        slow, slowish = (SLOW, SLOWISH) if self._declared else (UNDECLARED, UNDECLARED)
-        if self._mixes():
-            slow = slowish = MIXING
+        slow, slowish = limits
         quick = GOOD if (way.kind, way.owner) in self._named else slow
         for limit, number, most in ((quick, QUICK, 0), (slowish, LOOKED_AT, ALL_BUT)):
             looked_at = given[-number:]
@@ -235,12 +236,14 @@ class Links:
                 return True
         return False
 
-    def _mixes(self) -> bool:
-        """Whether partners change from step to step. Then not all are at the same step at the same
-        time, and flows share links with those of other steps."""
+    def _limits(self) -> tuple[float, float]:
+        """What is slow in a few steps, and in more. Where partners change from step to step, not
+        all are at the same step at the same time, and flows share links with those of others."""
         pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
         changes = [before != now for before, now in pairwise(pairs)]
-        return bool(changes) and fmean(changes) > OFTEN
+        if sum(changes) > OFTEN * len(changes):
+            return MIXING, MIXING
+        return (SLOW, SLOWISH) if self._declared else (UNDECLARED, UNDECLARED)
 
     def _named_of(
         self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
