@@ -41,17 +41,20 @@ class Hangs:
             if self._heard.get(rank, (-1, 0.0))[0] != entries["number"]:
                 self._heard[rank] = entries["number"], now
                 self._steps.extend(step[1] for step in entries["steps"][-1:])
-        waited = [e["activity"]["lasts"] for e in heard.values() if _waits(e)]
-        if not waited or max(waited) < self.long:
+        waits = [entries["activity"] for entries in heard.values() if _waits(entries)]
+        longest = max(waits, key=lambda activity: float(activity["lasts"]), default=None)
+        if longest is None or longest["lasts"] < self.long:
             return []
         lines = []
         for rank, entries in heard.items():
-            step = entries["activity"]["step"]
+            step, lasts = entries["activity"]["step"], entries["activity"]["lasts"]
             silent = now - self._heard[rank][1]
-            if self._named.get(rank) == step or (_waits(entries) and silent < self.long):
-                continue
-            self._named[rank] = step
-            lines.append(self._line(rank, entries, max(waited), silent))
+            busy = not _waits(entries) and lasts >= longest["lasts"] / 2
+            if step > longest["step"] or self._named.get(rank) == step:
+                continue  # it is through with that, or was named
+            if busy or silent >= self.long:
+                self._named[rank] = step
+                lines.append(self._line(rank, entries, longest["lasts"], silent))
         return lines
 
     def _line(self, rank: int, entries: Mapping[str, Any], waited: float, silent: float) -> str:

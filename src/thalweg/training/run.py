@@ -453,11 +453,15 @@ class Run:
         to a run that goes on, from another's."""
         session = self._session
         self._observer = self._observing()
-        if returns:
-            self._regrouping.come_back()
-        else:
-            session.start(resume)
-            self._steer_anew()
+        try:
+            if returns:
+                self._regrouping.come_back()
+            else:
+                session.start(resume)
+                self._steer_anew()
+        except BaseException:
+            self._observer.close()
+            raise
         self._observer.begin(self.step)
         self._regrouping.watch()
         self._hooks = [
