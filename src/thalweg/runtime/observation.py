@@ -32,9 +32,9 @@ from thalweg.runtime.activity import Activity, key_of
 from thalweg.runtime.arrivals import Arrivals
 from thalweg.runtime.clocks import CommonClock
 from thalweg.runtime.hangs import Hangs
-from thalweg.runtime.neighbours import Neighbours
+from thalweg.runtime.neighbours import Neighbours, own_addresses
 from thalweg.runtime.world import World
-from thalweg.transports.tcp import Sent
+from thalweg.transports.tcp import Connections, Sent
 
 BEAT, RANKS_A_SECOND = 0.5, 100.0  # seconds between two looks; of many ranks more
 HANDED_IN = 4096  # steps that may wait for this thread
@@ -78,6 +78,8 @@ class Observation:
         self._world = world
         self._store: Any = None
         self._neighbours = Neighbours(world)
+        self.connections = Connections(own_addresses())
+        self._to_store = 0.0  # seconds of a round trip, lately
         self._ended = Event()
         self._thread = Thread(target=self._work, name="thalweg-observation", daemon=True)
         self._thread.start()
@@ -122,6 +124,8 @@ class Observation:
                 begun, self._begun = self._begun, None
             if begun is not None:
                 self._form(*begun)
+            if len(self._world.members) > 1:
+                self._to_store = self._neighbours.round_trip(self.connections.look_at_all())
             self._take_in()
             try:
                 if self._store is not None:
@@ -199,7 +203,7 @@ class Observation:
                 Flow(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
                 for peer, some in flows.items()
             ),
-            store=self._neighbours.round_trip(sent),
+            store=self._to_store,
         )
 
     def _exchange(self, store: Any, last: bool) -> None:

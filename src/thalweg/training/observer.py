@@ -20,11 +20,9 @@ from torch import nn
 
 from thalweg.records import Step
 from thalweg.runtime.activity import WAITING
-from thalweg.runtime.neighbours import own_addresses
 from thalweg.runtime.observation import Observation
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.averager import trainable
-from thalweg.transports.tcp import Connections
 
 FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", "a safe point"
 
@@ -32,12 +30,9 @@ FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", 
 class Observer:
     """To be made before a plan runs: its hooks are to be called first."""
 
-    def __init__(
-        self, model: nn.Module, observation: Observation, step: int, *, alone: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, observation: Observation, step: int) -> None:
         self.observation = observation
         self.blocked = 0.0  # seconds that observing took of the training thread's
-        self._connections = None if alone else Connections(own_addresses())
         self._end: AtTheEnd | None = None
         self._step = step
         self._hooks = [_hook(p, self._gradient) for p in trainable(model).values()]
@@ -98,7 +93,7 @@ class Observer:
                     optimized=self._optimized,
                     end=now,
                 ),
-                () if self._connections is None else self._connections.sent(),
+                self.observation.connections.sent(),
             )
         self.begin(step + 1, now)
         self.blocked += monotonic() - now

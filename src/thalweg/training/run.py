@@ -477,8 +477,7 @@ class Run:
             journal = Journal(self._records, self.rank, again=session.world.restarted)
         cluster, sync = session.everybody.cluster, str(session.plan)
         observation = Observation(session.world, cluster, sync, lambda: self.arrivals, journal)
-        alone = session.world.size == 1
-        return Observer(session.model, observation, session.step, alone=alone)
+        return Observer(session.model, observation, session.step)
 
     def _regrouped(self) -> None:
         """The members have met anew."""
