@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Self
 
@@ -25,6 +25,10 @@ class Clock:
     """The moments at which it is known, in order; at least one."""
 
     moments: tuple[Moment, ...]
+    _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_at", tuple(moment.at for moment in self.moments))
 
     @classmethod
     def of(cls, moments: Iterable[Moment]) -> Self:
@@ -39,7 +43,7 @@ class Clock:
 
     def __call__(self, at: float) -> float:
         """The run's time."""
-        after = bisect_right(self.moments, at, key=lambda moment: moment.at)
+        after = bisect_right(self._at, at)
         if after == 0:
             return at + self.moments[0].offset
         before = self.moments[after - 1]

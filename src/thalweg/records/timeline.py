@@ -307,8 +307,10 @@ def _shifted(step: Step, clock: Clock) -> Step:
 
 
 def _shifted_round(each: Round, clock: Clock) -> Round:
-    peers = {peer: clock(came) for peer, came in each.peers.items()}
-    return Round(each.bucket, clock(each.ready), clock(each.started), clock(each.ended), peers)
+    started = clock(each.started)
+    offset = started - each.started  # clocks don't drift much in a round, and peers are many
+    peers = {peer: came + offset for peer, came in each.peers.items()}
+    return Round(each.bucket, clock(each.ready), started, clock(each.ended), peers)
 
 
 def by_step(ranks: Mapping[int, Sequence[Step]]) -> dict[int, dict[int, Step]]:

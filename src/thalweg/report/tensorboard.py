@@ -28,13 +28,14 @@ def scalars(step: Step) -> Iterator[tuple[str, float]]:
 def write_scalars(folder: Path, run: Timeline) -> None:
     """Into folders `rank-0003` of it, which must be new: TensorBoard would mix them."""
     writer_class = _writer_class()
-    for rank, lane in run.lanes.items():
-        place = folder / f"rank-{rank:04}"
+    places = {rank: folder / f"rank-{rank:04}" for rank in run.lanes}
+    for place in places.values():
         if any(place.glob(EVENTS)):
             raise UsageError(f"{place} has events already", "name another folder, or remove it")
+    for rank, place in places.items():
         try:
             writer = writer_class(str(place))
-            for step in lane.steps:
+            for step in run.lanes[rank].steps:
                 for name, value in scalars(step):
                     writer.add_scalar(name, value, step.step, walltime=step.end)
             writer.close()
