@@ -119,6 +119,8 @@ def test_it_does_not_grow_with_the_run() -> None:
     assert len(labels) == MOST_RANKS
     assert "59 host59" in labels
     assert "36 more ranks" in wide.texts["summary"]
+    text = run_page(of(Run(ranks=60, steps=8, slow={59: 3.0}, since=2)))
+    assert text.index("rank 59 on host59") < text.index("36 more ranks")  # who is slow is shown
 
 
 def test_clocks_and_what_nobody_knows_of_them() -> None:

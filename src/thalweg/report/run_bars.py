@@ -27,10 +27,19 @@ TALL, THIN = 16, 5
 def add_rank_bars(parent: ET.Element, accounts: Sequence[Account]) -> None:
     _add_legend(parent, accounts)
     longest = max(each.seconds for each in accounts) or 1.0
-    shown, rest = accounts[:MOST_BARS], accounts[MOST_BARS:]
+    shown, rest = foremost(accounts, MOST_BARS)
     _add_rows(parent, shown, longest)
     if rest:
         _add_rows(details(parent, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest, longest)
+
+
+def foremost(accounts: Sequence[Account], most: int) -> tuple[list[Account], list[Account]]:
+    """Those that compute for longest, and the others; both by rank."""
+    slow = sorted(accounts, key=lambda each: -each.computing)
+    return (
+        sorted(slow[:most], key=lambda each: each.rank),
+        sorted(slow[most:], key=lambda each: each.rank),
+    )
 
 
 def parts_text(account: Account) -> str:

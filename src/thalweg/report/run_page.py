@@ -14,7 +14,7 @@ from thalweg.report.advice_svg import add_patterns
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
 from thalweg.report.page import add, details, page, section, table, written
 from thalweg.report.racks_svg import cluster_text
-from thalweg.report.run_bars import add_rank_bars
+from thalweg.report.run_bars import add_rank_bars, foremost
 from thalweg.report.run_course import add_course
 
 MOST_ROWS = 32
@@ -114,8 +114,8 @@ def _add_figures(main: ET.Element, accounts: Sequence[Account]) -> None:
         "communication and encoding go on meanwhile."
     )
     found = section(main, "In figures", lead)
-    _add_rows(found, accounts[:MOST_ROWS])
-    rest = accounts[MOST_ROWS:]
+    shown, rest = foremost(accounts, MOST_ROWS)
+    _add_rows(found, shown)
     if rest:
         _add_rows(details(found, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest)
 
