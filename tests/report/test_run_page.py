@@ -25,8 +25,8 @@ from tests.report.browsing import (
 )
 from tests.report.test_advice import NASTY, Page
 from thalweg.records import Note
+from thalweg.records.overview import Overview, overview
 from thalweg.records.record import Record
-from thalweg.records.summary import Summary, summary
 from thalweg.records.timeline import timeline
 from thalweg.report.heat_map import MOST_CELLS, MOST_RANKS
 from thalweg.report.run_course import MOST_POINTS
@@ -35,11 +35,11 @@ from thalweg.report.run_page import run_page
 SLOW = Run(slow={3: 3.0}, steps=60, until=40)
 
 
-def of(run: Run | dict[int, list[Record]]) -> Summary:
-    return summary(timeline(run.records() if isinstance(run, Run) else run))
+def of(run: Run | dict[int, list[Record]]) -> Overview:
+    return overview(timeline(run.records() if isinstance(run, Run) else run))
 
 
-def shown(found: Summary) -> Page:
+def shown(found: Overview) -> Page:
     page = Page(run_page(found))
     assert page.open == []
     return page
@@ -149,7 +149,7 @@ def test_it_needs_nothing_from_elsewhere_and_drawings_are_described() -> None:
     assert all(attrs.get("aria-label") or attrs.get("aria-hidden") for attrs in drawings)
 
 
-def crowded() -> Summary:
+def crowded() -> Overview:
     """Long names, many ranks, and several that are late."""
     records = Run(ranks=30, steps=260, slow={7: 3.0, 20: 2.0}, thin={11: 0.2}, until=150).records()
     for rank in (7, 11):

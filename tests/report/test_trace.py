@@ -15,7 +15,7 @@ import pytest
 from tests.recorded import BUCKETS, Run
 from thalweg.errors import UsageError
 from thalweg.records import Step
-from thalweg.records.summary import Summary, summary
+from thalweg.records.overview import Overview, overview
 from thalweg.records.timeline import timeline
 from thalweg.report.trace import Trace, trace
 from thalweg.report.trace_file import write_trace
@@ -26,8 +26,8 @@ Found = tuple[str, str, str, int, int]
 """Rank, track, name, start and end of a slice in microseconds."""
 
 
-def of(run: Run) -> Summary:
-    return summary(timeline(run.records()))
+def of(run: Run) -> Overview:
+    return overview(timeline(run.records()))
 
 
 def slices_of(found: Trace) -> list[Found]:
@@ -207,7 +207,7 @@ def test_ranks_are_in_order_though_viewers_sort_by_name() -> None:
 
 
 def test_a_part_of_a_run_begins_at_zero() -> None:
-    found = slices_of(trace(summary(timeline(MEANT.records()), first=10, last=12)))
+    found = slices_of(trace(overview(timeline(MEANT.records()), first=10, last=12)))
     assert {name for _, track, name, *_ in found if track == "steps"} == {
         "step 10", "step 11", "step 12",
     }  # fmt: skip

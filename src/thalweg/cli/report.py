@@ -15,7 +15,7 @@ from thalweg.cli.place import ClusterOption
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.records.journal import read_records
-from thalweg.records.summary import Account, Summary, summary
+from thalweg.records.overview import Account, Overview, overview
 from thalweg.records.timeline import timeline
 
 STEPS = re.compile(r"(\d*):(\d*)")
@@ -65,7 +65,7 @@ def command(
     if not run.steps:
         raise UsageError(f"the records in {records} have no step", "let it train for longer")
     with working("Judging"):
-        found = summary(run, first=first, last=last, cluster=where)
+        found = overview(run, first=first, last=last, cluster=where)
     if not found.run.steps:
         raise UsageError(
             f"no step from {steps} is on record",
@@ -105,7 +105,7 @@ def _range(text: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _settings(records: Path, found: Summary) -> dict[str, Any]:
+def _settings(records: Path, found: Overview) -> dict[str, Any]:
     steps = found.run.steps
     return {
         "records": str(records),
@@ -125,7 +125,7 @@ def _settings(records: Path, found: Summary) -> dict[str, Any]:
     }
 
 
-def _print(terminal: Console, found: Summary) -> None:
+def _print(terminal: Console, found: Overview) -> None:
     steps = found.run.steps
     terminal.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "

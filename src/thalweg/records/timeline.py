@@ -140,8 +140,8 @@ class _Told:
 def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     """Of what all ranks wrote, oldest first."""
     told = {rank: _told(rank, written) for rank, written in sorted(records.items())}
-    sizes = {rank: one.opening.size for rank, one in told.items() if one.opening is not None}
-    size = next(iter(sizes.values()), max(told, default=-1) + 1)
+    sizes = (one.opening.size for one in told.values() if one.opening is not None)
+    size = next(sizes, max(told, default=-1) + 1)
     older = [rank for rank in told if rank >= size]
     remarks = [
         f"{ranks_text(older)}: left out, since the run had {size} ranks: of an earlier one"
@@ -215,8 +215,9 @@ def _told(rank: int, records: Iterable[Record]) -> _Told:
 
 
 def _begin_life(told: _Told, opening: Opening) -> None:
-    last = told.lives[-1] if told.lives else None
-    if last is None or last.host != opening.host or opening.at < last.latest - SLACK:
+    last = told.lives[-1] if told.lives else _Life("")
+    last.host = last.host or opening.host  # a clock may have been compared before it
+    if not told.lives or last.host != opening.host or opening.at < last.latest - SLACK:
         told.lives.append(_Life(opening.host))
     told.lives[-1].saw(opening.at)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.records.summary import Account
+from thalweg.records.overview import Account
 from thalweg.report.advice_svg import fill
 from thalweg.report.page import add, details
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
 from thalweg.records.episodes import Episode
-from thalweg.records.summary import Account, Summary
+from thalweg.records.overview import Account, Overview
 from thalweg.records.timeline import Aligned, Lane
 from thalweg.report.advice_svg import add_patterns
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
@@ -27,7 +27,7 @@ ALIGNED = {
 }
 
 
-def run_page(run: Summary) -> str:
+def run_page(run: Overview) -> str:
     """A whole HTML document, which needs nothing beside it."""
     steps = run.run.steps
     root, main = page(f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks")
@@ -46,7 +46,7 @@ def run_page(run: Summary) -> str:
     return written(root)
 
 
-def _add_head(main: ET.Element, run: Summary) -> None:
+def _add_head(main: ET.Element, run: Overview) -> None:
     head = add(main, "header")
     add(head, "h1", "Where a run's time went")
     steps = run.run.steps
@@ -56,7 +56,7 @@ def _add_head(main: ET.Element, run: Summary) -> None:
     add(head, "p", facts, "facts")
 
 
-def _add_hero(main: ET.Element, run: Summary) -> None:
+def _add_hero(main: ET.Element, run: Overview) -> None:
     hero = add(main, "section", name="hero")
     hero.tail = "\n"
     add(hero, "h2", "Who was late")
@@ -92,7 +92,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _add_maps(main: ET.Element, run: Summary) -> None:
+def _add_maps(main: ET.Element, run: Overview) -> None:
     names = {each.rank: f"{each.rank} {each.host}" for each in run.accounts}
     ranks = {rank: steps for rank, steps in run.run.by_rank.items() if rank in names}
     lead = "What each rank computed beyond the middle one, by its own clock."
@@ -140,7 +140,7 @@ def _add_rows(parent: ET.Element, accounts: Sequence[Account]) -> None:
         add(row, "td", sent, "number")
 
 
-def _add_clocks(main: ET.Element, run: Summary) -> None:
+def _add_clocks(main: ET.Element, run: Overview) -> None:
     lanes = [lane for lane in run.run.lanes.values() if lane.steps]
     errors = [lane.error for lane in lanes if lane.error is not None]
     found = section(main, "Clocks")
@@ -163,7 +163,7 @@ def _add_clock(body: ET.Element, lane: Lane) -> None:
     add(row, "td", "unknown" if lane.error is None else about(lane.error, "s"), "number")
 
 
-def _add_notes(main: ET.Element, run: Summary) -> None:
+def _add_notes(main: ET.Element, run: Overview) -> None:
     if not run.notes:
         return
     found = section(main, "What else happened")

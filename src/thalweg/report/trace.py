@@ -17,10 +17,11 @@ Slices of a track don't overlap, so there is nothing to nest. What a trace is wr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
+from thalweg.records.overview import Overview
 from thalweg.records.record import Round, Step
-from thalweg.records.summary import Summary
 from thalweg.records.timeline import Lane
 
 Argument = int | float | str
@@ -89,7 +90,7 @@ class _Time:
         )
 
 
-def trace(run: Summary) -> Trace:
+def trace(run: Overview) -> Trace:
     lanes = [lane for lane in run.run.lanes.values() if lane.steps or lane.notes]
     moments = [moment for lane in lanes for moment in _earliest(lane)]
     time = _Time(min(moments, default=0.0))
@@ -105,13 +106,13 @@ def _earliest(lane: Lane) -> Iterator[float]:
         yield from (step.begin, *(each.started for each in step.rounds))
 
 
-def _process(lane: Lane, run: Summary, time: _Time) -> Process:
+def _process(lane: Lane, run: Overview, time: _Time) -> Process:
     tracks = [
-        Track(name="late", slices=tuple(_late(lane, run, time))),
+        Track(name="late", slices=tuple(_apart(_late(lane, run, time)))),
         Track(name="notes", instants=tuple(_notes(lane, time))),
-        Track(name="steps", slices=tuple(_step(step, time) for step in lane.steps)),
-        Track(name="compute", slices=tuple(_shown(_compute(lane.steps, time)))),
-        Track(name="wait", slices=tuple(_shown(_wait(lane.steps, time)))),
+        Track(name="steps", slices=tuple(_apart(_step(step, time) for step in lane.steps))),
+        Track(name="compute", slices=tuple(_apart(_compute(lane.steps, time)))),
+        Track(name="wait", slices=tuple(_apart(_wait(lane.steps, time)))),
         *_lanes("encode", _shown(_encode(lane.steps, time))),
         *_lanes("rounds", _shown(_rounds(lane.steps, time))),
     ]
@@ -129,27 +130,23 @@ def _shown(slices: Iterable[Slice]) -> Iterator[Slice]:
     return (each for each in slices if each.end > each.start)
 
 
-def _late(lane: Lane, run: Summary, time: _Time) -> Iterator[Slice]:
-    """One after the other, where several hold at once: the costliest is told."""
-    reached = -1
+def _apart(slices: Iterable[Slice]) -> Iterator[Slice]:
+    """Those that last, each from where the one before ends: a rank that was started again may have
+    a clock that is a little behind."""
+    reached = 0
+    for each in slices:
+        start = max(reached, each.start)
+        if each.end > start:
+            yield replace(each, start=start)
+            reached = each.end
+
+
+def _late(lane: Lane, run: Overview, time: _Time) -> Iterator[Slice]:
     for each in sorted(run.late, key=lambda each: each.first):
         inside = [step for step in lane.steps if each.first <= step.step <= each.last]
-        if lane.rank not in each.ranks or not inside:
-            continue
-        found = time.slice(
-            each.why,
-            inside[0].begin,
-            inside[-1].end,
-            {"when": each.when, "cost": each.cost, "kind": each.kind.value},
-        )
-        if found.end > max(reached, found.start):
-            yield Slice(
-                name=found.name,
-                start=max(reached, found.start),
-                end=found.end,
-                arguments=found.arguments,
-            )
-            reached = found.end
+        if lane.rank in each.ranks and inside:
+            about = {"when": each.when, "cost": each.cost, "kind": each.kind.value}
+            yield time.slice(each.why, inside[0].begin, inside[-1].end, about)
 
 
 def _notes(lane: Lane, time: _Time) -> Iterator[Instant]:
@@ -172,18 +169,29 @@ def _step(step: Step, time: _Time) -> Slice:
 def _compute(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
     for step in steps:
         about: dict[str, Argument] = {"step": step.step}
-        settled = min(step.begin + step.settled, step.first)
+        settled, first, last, averaged, optimized = _in_order(step)
         yield time.slice("safe point", step.begin, settled, about)
-        yield time.slice("forward", settled, step.first, about)
-        yield time.slice("backward", step.first, step.last, about)
-        yield time.slice("optimizer", step.averaged, step.optimized, about)
+        yield time.slice("forward", settled, first, about)
+        yield time.slice("backward", first, last, about)
+        yield time.slice("optimizer", averaged, optimized, about)
 
 
 def _wait(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
     for step in steps:
         about: dict[str, Argument] = {"step": step.step}
-        yield time.slice("waits for gradients", step.last, step.averaged, about)
-        yield time.slice("waits for parameters", step.optimized, step.end, about)
+        _, _, last, averaged, optimized = _in_order(step)
+        yield time.slice("waits for gradients", last, averaged, about)
+        yield time.slice("waits for parameters", optimized, step.end, about)
+
+
+def _in_order(step: Step) -> list[float]:
+    """The moments within it, none before the one before, whatever the script did: one that calls
+    no optimizer has no moment for it."""
+    settled = step.begin + step.settled
+    found = accumulate(
+        (step.begin, settled, step.first, step.last, step.averaged, step.optimized), max
+    )
+    return [min(moment, step.end) for moment in found][1:]
 
 
 def _encode(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:

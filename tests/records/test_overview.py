@@ -18,14 +18,14 @@ from tests.recorded import (
 from thalweg.errors import ClusterError
 from thalweg.facts import Cluster
 from thalweg.records import Kind, Note
-from thalweg.records.summary import Summary, summary
+from thalweg.records.overview import Overview, overview
 from thalweg.records.timeline import timeline
 
 COMPUTING = FORWARD + BACKWARD + OPTIMIZER
 
 
-def of(run: Run) -> Summary:
-    return summary(timeline(run.records()))
+def of(run: Run) -> Overview:
+    return overview(timeline(run.records()))
 
 
 def test_nobody_is_late_in_a_healthy_run() -> None:
@@ -63,16 +63,16 @@ def test_a_slow_nic_is_named_until_the_end() -> None:
 def test_verdicts_that_a_formation_interrupts_are_one_episode() -> None:
     records = Run(slow={3: 3.0}, steps=100).records()
     records[0].append(Note(at=0.0, step=50, topic="plan", text="now tree"))
-    [late] = summary(timeline(records)).late
+    [late] = overview(timeline(records)).late
     assert (late.first, late.last) == (10, 99)
 
 
 def test_a_part_of_the_run_is_judged_by_the_whole() -> None:
     run = timeline(Run(slow={3: 3.0}, steps=60, until=40).records())
-    found = summary(run, first=30, last=33)
+    found = overview(run, first=30, last=33)
     assert [each.steps for each in found.accounts] == [4] * 8
     assert [each.first for each in found.late] == [10]
-    assert summary(run, first=45, last=50).late == ()
+    assert overview(run, first=45, last=50).late == ()
 
 
 def test_notes_of_all_ranks_are_one() -> None:
@@ -80,7 +80,7 @@ def test_notes_of_all_ranks_are_one() -> None:
     for rank in (2, 1):
         records[rank].append(Note(at=9e9, step=3, topic="hang", text="rank 0 hangs"))
     records[1].append(Note(at=9e9, step=3, topic="late", text="told by episodes"))
-    found = summary(timeline(records)).notes
+    found = overview(timeline(records)).notes
     assert [str(note) for note in found] == [
         "step 4: incident: it is over (rank 0)",
         "step 3: hang: rank 0 hangs (ranks 1, 2)",
@@ -89,4 +89,4 @@ def test_notes_of_all_ranks_are_one() -> None:
 
 def test_a_cluster_that_doesnt_have_all_ranks_is_refused() -> None:
     with pytest.raises(ClusterError, match="no rank 4"):
-        summary(timeline(Run(steps=3).records()), cluster=Cluster.flat(4))
+        overview(timeline(Run(steps=3).records()), cluster=Cluster.flat(4))

@@ -71,7 +71,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Overview:
     """`run` holds the steps that are summed up; `late` may have begun before them."""
 
     run: Timeline
@@ -87,13 +87,13 @@ class Summary:
         return sum(each.seconds * each.steps for each in self.accounts) / max(1, steps)
 
 
-def summary(
+def overview(
     run: Timeline,
     *,
     first: int | None = None,
     last: int | None = None,
     cluster: Cluster | None = None,
-) -> Summary:
+) -> Overview:
     """Of the steps from `first` to `last`, both included. The whole run is judged, since who is
     late is told by what came before."""
     where = cluster_of(run) if cluster is None else cluster
@@ -103,7 +103,7 @@ def summary(
     part = run.cut(first, last)
     shown = part.steps
     begun = {rank: lane.steps[0].step for rank, lane in run.lanes.items() if lane.steps}
-    return Summary(
+    return Overview(
         run=part,
         cluster=where,
         accounts=tuple(
