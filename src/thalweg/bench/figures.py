@@ -85,6 +85,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
         "events": _events(scenario, trials),
         "adjustments": [trial.told[0]["adjustments"] for trial in trials],
         "choices": [trial.told[0].get("choices", []) for trial in trials],
+        "late": [trial.told[0].get("late", []) for trial in trials],
         "pace": _pace(scenario, trials),
     }
 

@@ -99,6 +99,11 @@ def result_of(outcome: Outcome) -> Result:
         "incidents": [asdict(incident) for incident in outcome.incidents],
         "choices": [asdict(chosen) for chosen in outcome.choices],
         "timings": [asdict(timing) for timing in outcome.timings],
+        "late": [
+            {"step": step, "late": [each.entries() for each in late]} for step, late in outcome.late
+        ],
+        "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(outcome.tallies.items())],
+        "summary": outcome.summary,
     }
 
 
@@ -132,6 +137,8 @@ def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dic
         "adjustments": told[0]["adjustments"],
         "incidents": told[0]["incidents"],
         "choices": told[0]["choices"],
+        "late": told[0]["late"],
+        "ranks": told[0]["ranks"],
         "lost": [rank for rank, result in enumerate(results) if not result],
     }
 

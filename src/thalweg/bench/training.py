@@ -22,6 +22,7 @@ from thalweg.bench.injection import Injection, Sleeps, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration
+from thalweg.records import Late, Tally
 from thalweg.runtime.launch import CLUSTER_VARIABLE
 from thalweg.training import Run, attach
 from thalweg.training.incident import Incident
@@ -50,6 +51,7 @@ class Recipe:
     evaluate: bool = True
     evaluate_every: int | None = None  # steps; at the end only if None
     injection: Injection | None = None  # sleeps in place of computation
+    records: Path | None = None  # a folder for each rank's steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,9 @@ class Outcome:
     incidents: list[Incident]  # who left and who came
     choices: list[Chosen]  # of plans, under auto
     timings: list[Timing]  # of the last steps, under plans that have common ones
+    late: list[tuple[int, list[Late]]]  # who was, from which step on
+    tallies: dict[int, Tally]  # what steps took: of all ranks on the first, else of this one
+    summary: str  # the same as a table
     peak_nbytes: int
 
     @property
@@ -101,6 +106,7 @@ def train(
         seed=recipe.seed,
         cluster=_cluster(recipe),
         timeout=recipe.timeout,
+        records=recipe.records,
     )
     on_start(run)
     first_step = run.step
@@ -135,6 +141,9 @@ def train(
         incidents=list(run.incidents),
         choices=list(run.choices),
         timings=timings,
+        late=[(step, list(late)) for step, late in run.latenesses],
+        tallies=dict(run.tallies),
+        summary=run.summary(),
         peak_nbytes=_peak_nbytes(),
     )
 

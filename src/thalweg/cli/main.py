@@ -16,6 +16,7 @@ from thalweg.cli import (
     calibrate,
     chaos,
     demo,
+    doctor,
     explain,
     lab,
     plans,
@@ -46,6 +47,7 @@ app.command("simulate")(simulate.command)
 app.command("explain")(explain.command)
 app.command("plans")(plans.command)
 app.command("demo")(demo.command)
+app.command("doctor")(doctor.command)
 app.command("probe")(probe.command)
 app.command("calibrate")(calibrate.command)
 app.command("train")(train.command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,17 @@ from typing import Annotated
 import typer
 
 from thalweg.errors import UsageError
+from thalweg.runtime.launch import RECORDS_VARIABLE
 
 RestartsOption = Annotated[
     int,
     typer.Option(min=0, metavar="N", help="Start a worker that is killed again, so many times."),
+]
+
+
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option("--records", metavar="DIR", help="Record every step there, for `thalweg report`."),
 ]
 
 
@@ -29,6 +37,7 @@ def command(
         ),
     ] = False,
     restarts: RestartsOption = 0,
+    records: RecordsOption = None,
 ) -> None:
     """Run a script as several workers on this machine, with their output side by side.
 
@@ -41,6 +50,8 @@ def command(
     """
     from thalweg.runtime.supervisor import run_command  # torch takes a second: not at import
 
+    if records is not None:
+        os.environ[RECORDS_VARIABLE] = str(records.absolute())
     run_command(workers, with_interpreter(arguments), keep_going=keep_going, restarts=restarts)
 
 

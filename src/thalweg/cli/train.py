@@ -20,7 +20,7 @@ from thalweg.cli.place import (
     site_at,
 )
 from thalweg.cli.progress import Bar, progress_bar
-from thalweg.cli.run_script import RestartsOption
+from thalweg.cli.run_script import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about
 
@@ -64,6 +64,7 @@ def command(
     ] = None,
     timeout: TimeoutOption = "5min",
     restarts: RestartsOption = 0,
+    records: RecordsOption = None,
     json_path: JsonOption = None,
 ) -> None:
     """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's.
@@ -81,7 +82,12 @@ def command(
     parse_plan(sync)
     job = find_job(workload)
     recipe = Recipe(
-        steps=steps, batch=batch, checkpoint=checkpoint, save_every=save_every, timeout=timeout
+        steps=steps,
+        batch=batch,
+        checkpoint=checkpoint,
+        save_every=save_every,
+        timeout=timeout,
+        records=records,
     )
     if launched():
         if (workers, lab) != (None, None):
@@ -111,6 +117,11 @@ def command(
         "result": result,
     }
     terminal.print("\n".join([_told(job, settings, result), *notes]))
+    if len(results) > 1:
+        told = next(one["summary"] for one in results if one)
+        terminal.print(told, markup=False, soft_wrap=True)
+    if records is not None:
+        terminal.print(f"recorded in {records}: thalweg report {records}", markup=False)
     write_json(json_path, "train", settings, rows)
 
 

@@ -2,8 +2,9 @@
 
     a step of a rank is late   if it computes for longer than usual, by a tenth of a step, by five
                                deviations of steps, and by 10 ms: all three
-    a rank is late             if half of its last twelve steps were, or if it loses a tenth of all
-                               time in some of the last 64, three times as often as the others
+    a rank is late             if half of its last twelve steps were, until less than a third of its
+                               last six are; or if it loses a tenth of all time in several of its
+                               last 64, more often than it would by chance if it were like others
 
 Usual is what the middle rank computes, of an even number the earlier of the two. How long a rank
 computes is told by its own clock; whom it waits for is no part of it.
@@ -13,15 +14,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import sqrt
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
 OF_A_STEP, DEVIATIONS, LEAST = 0.1, 5.0, 0.010  # the last in seconds
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 LATELY, LATE_LATELY = 12, 6  # steps
-LONG, LATE_IN_LONG = 64, 5
+JUST_NOW, LATE_JUST_NOW = 6, 2
+LONG, EPISODES = 64, 4  # steps, and how often it became late in them
 OF_ALL_TIME = 0.1
-MORE_OFTEN = 3.0
+CERTAIN = 4.0  # deviations
 SETTLING = 2  # first steps of a rank, which set things up
 ENOUGH = 4  # steps of a rank that tell what is usual
 
@@ -74,7 +78,8 @@ class Paces:
         deviation = MAD_TO_DEVIATION * median(map(_deviation, lately.values()))
         limit = usual + max(OF_A_STEP * step, DEVIATIONS * deviation, LEAST)
         often = {
-            rank: fmean(s.computing > limit for s in spans) for rank, spans in self._spans.items()
+            rank: sum(s.computing > limit for s in spans) / len(spans)
+            for rank, spans in self._spans.items()
         }
         found = (
             self._judged(rank, usual, limit, often, named.get(rank)) for rank in sorted(lately)
@@ -92,11 +97,16 @@ class Paces:
         spans = list(self._spans[rank])
         recent = spans[-LATELY:]
         late = [s for s in recent if s.computing > limit]
-        if len(late) >= (LATE_LATELY if since is None else LATE_LATELY // 2):
+        still = sum(s.computing > limit for s in spans[-JUST_NOW:]) >= LATE_JUST_NOW
+        if still and (since is not None or len(late) >= LATE_LATELY):
             return _slow(rank, recent, late, usual, since)
-        late = [s for s in spans if s.computing > limit]
-        others = fmean(share for other, share in often.items() if other != rank)
-        if len(late) < LATE_IN_LONG or often[rank] < MORE_OFTEN * others:
+        episodes = _episodes(spans, limit)
+        late = [s for episode in episodes for s in episode]
+        others = (sum(often.values()) - often[rank]) / (len(often) - 1)
+        by_chance = max(1.0, len(spans) * others)
+        if len(spans) < LONG / 2 or len(episodes) < EPISODES:
+            return None
+        if len(late) < by_chance + CERTAIN * sqrt(by_chance):
             return None
         slow = _slow(rank, spans, late, usual, since)
         return slow if slow.share >= OF_ALL_TIME else None
@@ -115,6 +125,13 @@ def _slow(
         computing=median(s.computing for s in late),
         usual=usual,
     )
+
+
+def _episodes(spans: Sequence[Span], limit: float) -> list[list[Span]]:
+    """Late steps in a row, but for those that were so many that the rank was late all the time."""
+    rows = groupby(spans, key=lambda s: s.computing > limit)
+    episodes = (list(row) for late, row in rows if late)
+    return [episode for episode in episodes if len(episode) < LATE_LATELY]
 
 
 def _deviation(spans: Sequence[Span]) -> float:

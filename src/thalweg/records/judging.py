@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from thalweg.facts import Cluster, about
@@ -60,8 +60,10 @@ class Judge:
         self._links = Links(cluster)
         self._seen: dict[int, int] = {}  # the last step that each rank told of
         self._open: dict[int, dict[int, Report]] = {}  # steps of which some haven't told
-        self._lately: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        self._lately: deque[tuple[int, float, float]] = deque(maxlen=REMEMBERED)
+        self._changed = False  # since the last judgement
         self._store: dict[int, deque[float]] = {}
+        self._before: dict[Any, Late] = {}  # what the last judgement found
         self.late: tuple[Late, ...] = ()
 
     def form(self, members: Sequence[int]) -> None:
@@ -72,13 +74,23 @@ class Judge:
         self._open.clear()
         self._lately.clear()
         self._store.clear()
+        self._before.clear()
+
+    @property
+    def newest(self) -> int:
+        """The last step that was told of."""
+        return max(self._seen.values(), default=0)
+
+    def is_new(self, rank: int, step: int) -> bool:
+        return step > self._seen.get(rank, -1)
 
     def see(self, rank: int, reports: Iterable[Report]) -> None:
         """In the order of steps; those that were seen already are passed over."""
         for report in reports:
-            if report.step <= self._seen.get(rank, -1) or rank not in self._members:
+            if rank not in self._members or not self.is_new(rank, report.step):
                 continue
             self._seen[rank] = report.step
+            self._changed = True
             self._paces.add(rank, Span(report.step, report.seconds, report.computing))
             self._open.setdefault(report.step, {})[rank] = report
             if report.store:
@@ -87,26 +99,35 @@ class Judge:
 
     def judge(self) -> tuple[Late, ...]:
         """Who is late now."""
+        if not self._changed:
+            return self.late
+        self._changed = False
         self._close_steps()
-        before = {each.key: each for each in self.late}
-        ranks = {each.ranks[0]: each.since for each in self.late if each.kind is Kind.COMPUTE}
-        found = [self._computes(slow) for slow in self._paces.slow(ranks)]
-        owners: set[Owner] = {(each.kind.value, who) for each in self.late for who in each.who}
-        store = {rank: median(times) for rank, times in self._store.items()}
-        for blamed in self._links.blamed(store, owners):
+        found = {late.key: late for late in self._found()}
+        named, seen_before = {late.key: late for late in self.late}, self._before
+        self._before = found
+        # Twice in a row, both to be named and to be let off.
+        late = [late for key, late in found.items() if key in named or key in seen_before]
+        late += [one for key, one in named.items() if key not in found and key in seen_before]
+        self.late = tuple(sorted(late, key=lambda each: -each.seconds))
+        return self.late
+
+    def _found(self) -> Iterator[Late]:
+        """By what was seen last."""
+        since = {each.key: each.since for each in (*self._before.values(), *self.late)}
+        ranks = {late.ranks[0]: late.since for late in self.late if late.kind is Kind.COMPUTE}
+        yield from map(self._computes, self._paces.slow(ranks))
+        store = {rank: fmean(times) for rank, times in self._store.items()}
+        for blamed in self._links.blamed(store):
             late = self._slow_link(blamed)
             if late is not None:
-                since = before[late.key].since if late.key in before else late.since
-                found.append(replace(late, since=since))
-        self.late = tuple(sorted(found, key=lambda each: -each.seconds))
-        return self.late
+                yield replace(late, since=since.get(late.key, late.since))
 
     def _close_steps(self) -> None:
         """Steps of which all have told, or that the others have long passed."""
-        newest = max(self._seen.values(), default=-1)
         for step in sorted(self._open):
             reports = self._open[step]
-            if len(reports) < len(self._members) and step > newest - PATIENCE:
+            if len(reports) < len(self._members) and step > self.newest - PATIENCE:
                 return
             del self._open[step]
             self._links.add(
@@ -114,6 +135,7 @@ class Judge:
             )
             self._lately.append(
                 (
+                    step,
                     fmean(report.seconds for report in reports.values()),
                     fmean(report.exposed for report in reports.values()),
                 )
@@ -138,7 +160,8 @@ class Judge:
 
     def _slow_link(self, blamed: Blamed) -> Late | None:
         """None if it costs nothing: what is hidden behind computing isn't lost."""
-        seconds, exposed = (fmean(figures) for figures in zip(*self._lately, strict=True))
+        lately = [figures for figures in self._lately if figures[0] >= blamed.since]
+        _, seconds, exposed = (fmean(figures) for figures in zip(*lately, strict=True))
         lost = min(blamed.seconds, exposed)
         if lost < max(WORTH_IT * seconds, LEAST):
             return None

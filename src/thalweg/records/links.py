@@ -6,18 +6,23 @@ or its receiver isn't slow. In one step
 
     a way gave       the bytes of all flows through it, over the longest time that one was busy
     a flow may want  the least, over its ways, of what a way can give / the flows through it
-    a flow is slow   if it got less than 0.6 of that
 
-and what a way can give is the most of: what others of its kind gave (the upper quartile), what
-itself gave at its best before, and what the cluster's file declares, reckoned as the other NICs
-reach theirs.
+What a way can give is what the cluster's file declares, as far as the best flow of the middle rank
+reaches that. If it declares nothing, it is what the middle one of its kind gives in its better
+direction, in this step and no more than usually (links let bursts pass, and who waits for a slow
+one sends in bursts); or what it gave itself for most of the run, as far as NICs give as much.
 
-A slow way slows down all flows through it, and every flow that it slows crosses others, which are
-innocent: so a way is suspected if three quarters of the flows through it were slow in its last
-three steps, and it gave too little in all of them. Of the suspects, the host or rack that explains
-most slow flows is named, then the one that explains most of those that are left. If two explain the
-same, as the uplinks of two racks do, who takes longer to reach the store decides, since its
-messages wait in the queue before the slow link; if that doesn't tell either, both are named.
+A way is *suspected* if it gave less than half of that in each of its last three steps, or less than
+two thirds in seven of the last eight, and if three quarters of the flows through it got less than
+two thirds of what they may want; without declared rates, only if it gave less than 0.4 each time,
+and where partners change from step to step, less than 0.35, since steps overlap there. A slow way
+slows down all flows through it, but each of these crosses others too, which are innocent. So of the
+suspects the host or rack is named whose slow flows of late have lost most time; and then, without
+all flows that cross it, the next, if any is suspected still and costs half as much at least, since
+who waits for a slow link holds up others' flows. If two explain the same, the one through which
+less flowed well meanwhile is named. If there is none, as with the uplinks of two racks, who takes
+longer to reach the store decides, since its messages wait in the queue before the slow link; if
+that doesn't tell either, all are named.
 """
 
 from __future__ import annotations
@@ -25,39 +30,64 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
-
-import numpy as np
 
 from thalweg.facts import Cluster, Link
 from thalweg.records.record import Flow
 
-SLOW, GOOD = 0.6, 0.75  # of what a flow may want, and a way can give
+SLOW, SLOWISH, GOOD = 0.5, 0.67, 0.75  # of what a way can give, and a flow may want
+UNDECLARED = 0.4  # the first, if nobody has declared that
+MIXING, OFTEN = 0.35, 0.3  # the first, if partners change at so many of the steps
+AS_BAD = 0.5  # of what the first one that is named costs
+QUICK, LOOKED_AT, ALL_BUT = 3, 8, 1  # steps of a way: the last few, all, and exceptions
 MOST = 0.75  # of the flows through a way
-LOOKED_AT = 3  # steps of a way
+OF_LATE = 12  # steps
 LONGEST_AGO = 40  # steps
 LEAST_NBYTES, LEAST_BUSY = 1 << 17, 0.002  # of a flow that tells something; bytes and seconds
-SUSTAINED = 5  # steps, for what a way gave at its best
-UPPER = 75  # percentile
-KINDS_TO_COMPARE = 3  # owners of a kind
-QUEUED, TIMES_USUAL = 0.005, 4.0  # to the store: seconds more than usual, and times as long
+REMEMBERED = 200  # steps of a way
+ENOUGH = 5  # steps that tell what is usual
+MOST_NAMED = 3  # owners at once
+QUEUED, TIMES_USUAL = 0.005, 3.0  # to the store: seconds more than others, and times as long
 Owner = tuple[str, str]
 """`nic` and a host, or `uplink` and a rack."""
 
 
 class Seen(NamedTuple):
-    """A flow in a step."""
+    """A flow in a step; it got this share of what it may want."""
 
     step: int
     source: int
     flow: Flow
     ways: tuple[Link, ...]
-    sharers: tuple[int, ...]  # flows through each of its ways
+    got: float
+
+    def crosses(self, owners: Collection[Owner]) -> bool:
+        return any((way.kind, way.owner) in owners for way in self.ways)
 
     @property
-    def pair(self) -> tuple[int, int]:
-        return self.source, self.flow.peer
+    def longer(self) -> float:
+        """Seconds that it took more than if it had got what it may want."""
+        return self.flow.busy * (1 - min(1.0, self.got))
+
+
+class Given(NamedTuple):
+    """What a way gave in a step, of what it can give, and to which flows."""
+
+    step: int
+    rate: float
+    can: float
+    flows: tuple[Seen, ...]
+
+    def without(self, owners: Collection[Owner]) -> Given | None:
+        """Its flows that cross none of these; None if there are none."""
+        if not owners:
+            return self
+        flows = tuple(seen for seen in self.flows if not seen.crosses(owners))
+        if not flows or len(flows) == len(self.flows):
+            return self if flows else None
+        return Given(self.step, _gave([seen.flow for seen in flows]), self.can, flows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +98,39 @@ class Blamed:
     owners: tuple[Owner, ...]
     gives: float
     usual: float
-    pairs: tuple[tuple[int, int], ...]
     seconds: float
     since: int
 
 
 class Links:
-    """`declared` are rates that somebody has measured or stated, in bytes per second."""
+    """Of a cluster; rates that somebody has measured or stated count."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._declared = _declared(cluster)
-        self._flows: dict[Link, deque[list[Seen]]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
-        self._given: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=SUSTAINED))
-        self._best: dict[Link, float] = {}
-        self._newest = 0
+        self._given: dict[Link, deque[Given]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
+        self._lately: deque[list[Seen]] = deque(maxlen=OF_LATE)
+        self._newest: dict[Link, tuple[int, float]] = {}  # what each way gave last, and when
+        # Of what is declared, by each rank's best flow, and when.
+        self._reached: dict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=LOOKED_AT)
+        )
+        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._before: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._named: set[Owner] = set()
 
     def forget(self) -> None:
-        """Other members, or another plan: what ways can give is still known."""
-        self._flows.clear()
+        """Other members, or another plan."""
         self._given.clear()
+        self._lately.clear()
+        self._newest.clear()
+        self._reached.clear()
+        self._usual.clear()
+        self._before.clear()
+        self._named.clear()
 
     def add(self, step: int, flows: Iterable[tuple[int, Flow]]) -> None:
         """All flows of a step, with the ranks that they came from."""
-        self._newest = max(self._newest, step)
         told = [
             (source, flow, self._cluster.path(source, flow.peer))
             for source, flow in flows
@@ -101,103 +140,145 @@ class Links:
         for number, (_, _, ways) in enumerate(told):
             for way in ways:
                 through[way].append(number)
+        gave = {way: _gave([told[n][1] for n in numbers]) for way, numbers in through.items()}
+
+        def got(flow: Flow, ways: Sequence[Link], can_give: Mapping[Link, float]) -> float:
+            wants = (can_give[way] / len(through[way]) for way in ways if way in can_give)
+            return flow.rate / max(min(wants, default=0.0), 1.0)
+
+        if self._declared:
+            best: dict[int, float] = {}
+            for source, flow, ways in told:
+                best[source] = max(best.get(source, 0.0), got(flow, ways, self._declared))
+            for source, share in best.items():
+                self._reached[source].append((step, share))
+        can_give = self._can_give(step, gave)
         seen = [
-            Seen(step, source, flow, ways, tuple(len(through[way]) for way in ways))
-            for source, flow, ways in told
+            Seen(step, source, flow, ways, got(flow, ways, can_give)) for source, flow, ways in told
         ]
         for way, numbers in through.items():
-            self._flows[way].append([seen[number] for number in numbers])
-            self._given[way].append(_gave(seen[number] for number in numbers))
-            if len(self._given[way]) == SUSTAINED:
-                self._best[way] = max(self._best.get(way, 0.0), median(self._given[way]))
+            flows_through = tuple(seen[number] for number in numbers)
+            self._given[way].append(Given(step, gave[way], can_give[way], flows_through))
+        self._lately.append(seen)
 
-    def blamed(self, store: Mapping[int, float], named: Collection[Owner] = ()) -> list[Blamed]:
-        """Whose links are slow; `store` is how long each rank takes to reach it, and `named` are
-        those that were, who have to be good again to be let off."""
-        recent = {
-            way: [flows for flows in looked_at if flows[0].step >= self._newest - LONGEST_AGO]
-            for way, looked_at in self._flows.items()
-        }
-        recent = {way: looked_at for way, looked_at in recent.items() if looked_at}
-        can_give = self._can_give(recent)
-        suspects: dict[Owner, dict[tuple[int, int], list[Seen]]] = defaultdict(dict)
-        for way, looked_at in recent.items():
-            owner = (way.kind, way.owner)
-            limit = GOOD if owner in named else SLOW
-            for seen in self._slowed(way, looked_at, can_give, limit):
-                suspects[owner].setdefault(seen.pair, []).append(seen)
-        return self._explained(suspects, can_give, store)
+    def _can_give(self, step: int, gave: Mapping[Link, float]) -> dict[Link, float]:
+        for way, rate in gave.items():
+            self._newest[way] = step, rate
+            if (way.kind, way.owner) not in self._named:  # that isn't what it can give
+                self._before[way].append(rate)
+        new = {w: rate for w, (at, rate) in self._newest.items() if at > step - OF_LATE}
+        if self._declared:
+            lately = [
+                [s for at, s in some if at > step - OF_LATE] for some in self._reached.values()
+            ]
+            scale = min(1.0, median([max(shares) for shares in lately if shares] or [1.0]))
+            return {w: scale * self._declared.get(w, rate) for w, rate in gave.items()}
+        usual = {kind: self._usually(kind, _middle(new, kind)) for kind in ("nic", "uplink")}
+        return {w: max(usual[w.kind], min(usual["nic"], self._own(w))) for w in gave}
 
-    def _slowed(
-        self,
-        way: Link,
-        looked_at: Sequence[Sequence[Seen]],
-        can_give: Mapping[Link, float],
-        limit: float,
-    ) -> list[Seen]:
-        """The slow flows through it, if it is suspected."""
-        gave = max(map(_gave, looked_at))
-        if len(looked_at) < LOOKED_AT or gave >= limit * can_give[way]:
-            return []
-        flows = [seen for flows in looked_at for seen in flows]
-        shares = [_got(seen, can_give) for seen in flows]
-        slow = [seen for seen, share in zip(flows, shares, strict=True) if share < limit]
-        good = sum(share >= GOOD for share in shares)
-        return slow if slow and len(slow) >= MOST * (len(slow) + good) else []
+    def _usually(self, kind: str, now: float) -> float:
+        """What ways of this kind give, but not more than for most of the run."""
+        self._usual[kind].append(now)
+        return min(now, median(self._usual[kind]))
 
-    def _can_give(self, recent: Mapping[Link, Sequence[Sequence[Seen]]]) -> dict[Link, float]:
-        shown = {way: max(map(_gave, looked_at)) for way, looked_at in recent.items()}
-        usual: dict[str, float] = {}
-        for kind in ("nic", "uplink"):
-            of_kind = {way: rate for way, rate in shown.items() if way.kind == kind}
-            if len({way.owner for way in of_kind}) >= KINDS_TO_COMPARE:
-                usual[kind] = float(np.percentile([*of_kind.values()], UPPER))
-        reached = [shown[w] / self._declared[w] for w in shown if w in self._declared]
-        scale = min(1.0, float(np.percentile(reached, UPPER))) if reached else 0.0
-        return {
-            way: max(
-                rate,
-                min(usual.get(way.kind, 0.0), self._declared.get(way, np.inf)),
-                self._best.get(way, 0.0),
-                scale * self._declared.get(way, 0.0),
-            )
-            for way, rate in shown.items()
-        }
+    def _own(self, way: Link) -> float:
+        """What it gave for most of the run; 0 before that is known."""
+        before = self._before[way]
+        return median(before) if len(before) >= ENOUGH else 0.0
 
-    def _explained(
-        self,
-        suspects: Mapping[Owner, Mapping[tuple[int, int], list[Seen]]],
-        can_give: Mapping[Link, float],
-        store: Mapping[int, float],
-    ) -> list[Blamed]:
+    def blamed(self, store: Mapping[int, float]) -> list[Blamed]:
+        """Whose links are slow; `store` is how long each rank takes to reach it."""
         found: list[Blamed] = []
-        left = {pair for flows in suspects.values() for pair in flows}
-        while left:
-            explains = {owner: left & flows.keys() for owner, flows in suspects.items()}
-            most = max(map(len, explains.values()))
-            best = [owner for owner, pairs in explains.items() if len(pairs) == most]
-            first = explains[best[0]]
-            equal = [owner for owner in best if explains[owner] == first]
-            owners = self._by_queue(equal, store) if len(equal) > 1 else equal
-            flows = [s for pair in sorted(first) for s in suspects[owners[0]][pair]]
-            found.append(self._blamed(tuple(owners), flows, can_give))
-            left -= first
+        explained: list[Owner] = []
+        limits = self._limits()
+        while len(found) < MOST_NAMED:
+            ways = self._suspects(explained, limits)
+            if not ways:
+                break
+            slow = [
+                seen
+                for flows in self._lately
+                for seen in flows
+                if seen.got < SLOWISH and not seen.crosses(explained)
+            ]
+            owners = self._named_of(ways, slow, store)
+            blamed = self._blamed(owners, ways, slow)
+            if found and blamed.seconds < AS_BAD * found[0].seconds:
+                break
+            found.append(blamed)
+            explained += owners
+        self._named = set(explained)
         return found
 
+    def _suspects(self, explained: Collection[Owner], limits: tuple[float, float]) -> set[Link]:
+        newest = max((at for at, _ in self._newest.values()), default=0)
+        ways = set()
+        for way, given in self._given.items():
+            if all(one.rate >= GOOD * one.can for one in [*given][-ALL_BUT - 1 :]):
+                continue  # most are, and there may be many
+            new = (one.without(explained) for one in given if one.step > newest - LONGEST_AGO)
+            if self._is_slow(way, [one for one in new if one is not None], limits):
+                ways.add(way)
+        return ways
+
+    def _is_slow(self, way: Link, given: Sequence[Given], limits: tuple[float, float]) -> bool:
+        """Who was named has to be good again to be let off."""
+        slow, slowish = limits
+        quick = GOOD if (way.kind, way.owner) in self._named else slow
+        for limit, number, most in ((quick, QUICK, 0), (slowish, LOOKED_AT, ALL_BUT)):
+            looked_at = given[-number:]
+            enough = sum(one.rate >= limit * one.can for one in looked_at)
+            if len(looked_at) < number or enough > most:
+                continue
+            flows = [seen for one in looked_at for seen in one.flows]
+            few, good = sum(s.got < SLOWISH for s in flows), sum(s.got >= GOOD for s in flows)
+            if few and few >= MOST * (few + good):
+                return True
+        return False
+
+    def _limits(self) -> tuple[float, float]:
+        """What is slow in a few steps, and in more. Where partners change from step to step, not
+        all are at the same step at the same time, and flows share links with those of others."""
+        pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
+        changes = [before != now for before, now in pairwise(pairs)]
+        if sum(changes) > OFTEN * len(changes):
+            return MIXING, MIXING
+        return (SLOW, SLOWISH) if self._declared else (UNDECLARED, UNDECLARED)
+
+    def _named_of(
+        self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
+    ) -> tuple[Owner, ...]:
+        """The owner of suspected ways through which slow flows went that took longest."""
+        went: dict[Owner, set[int]] = {(way.kind, way.owner): set() for way in ways}
+        for number, seen in enumerate(slow):
+            for way in ways.intersection(seen.ways):
+                went[way.kind, way.owner].add(number)
+        worst = max(went, key=lambda owner: sum(slow[number].longer for number in went[owner]))
+        equal = sorted(owner for owner in went if went[owner] == went[worst])
+        if len(equal) > 1:
+            equal = self._least_good(equal, min(slow[number].step for number in went[worst]))
+        return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
+
+    def _least_good(self, owners: Sequence[Owner], since: int) -> list[Owner]:
+        """Those through which least flowed well meanwhile: that speaks for a link."""
+        flows = [seen for some in self._lately for seen in some if seen.step >= since]
+        good = {
+            owner: sum(seen.got >= GOOD and seen.crosses((owner,)) for seen in flows)
+            for owner in owners
+        }
+        least = min(good.values())
+        return [owner for owner in owners if good[owner] == least]
+
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
-        """The one whose ranks take much longer than others to reach the store; all of them if
-        there is none, or not only one."""
+        """The one whose ranks take much longer than the others' to reach the store; all of them if
+        there is none."""
         times = {owner: [store[r] for r in self._ranks(owner) if store.get(r)] for owner in owners}
-        known = [seconds for seconds in store.values() if seconds]
-        if not known or not all(times.values()):
+        if not all(times.values()):
             return owners
-        usual = min(median(seconds) for seconds in (known, *times.values()))
-        queued = [
-            owner
-            for owner, seconds in times.items()
-            if median(seconds) > max(usual + QUEUED, TIMES_USUAL * usual)
-        ]
-        return queued if len(queued) == 1 else owners
+        *_, second, first = sorted(owners, key=lambda owner: fmean(times[owner]))
+        usual = fmean(times[second])
+        queued = fmean(times[first]) > max(usual + QUEUED, TIMES_USUAL * usual)
+        return [first] if queued else owners
 
     def _ranks(self, owner: Owner) -> tuple[int, ...]:
         kind, name = owner
@@ -206,33 +287,35 @@ class Links:
         return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
 
     def _blamed(
-        self, owners: tuple[Owner, ...], flows: Sequence[Seen], can_give: Mapping[Link, float]
+        self, owners: tuple[Owner, ...], suspects: set[Link], slow: Sequence[Seen]
     ) -> Blamed:
-        ways = {way for seen in flows for way in seen.ways if (way.kind, way.owner) in owners}
+        ways = [way for way in suspects if (way.kind, way.owner) in owners]
         steps: dict[int, float] = {}  # flows of a step are slow at the same time
-        for seen in flows:
-            longer = seen.flow.busy * (1 - _got(seen, can_give))
-            steps[seen.step] = max(steps.get(seen.step, 0.0), longer)
+        for seen in slow:
+            if seen.crosses(owners):
+                steps[seen.step] = max(steps.get(seen.step, 0.0), seen.longer)
+        last = [self._given[way][-1] for way in ways]
         return Blamed(
             owners=owners,
-            gives=min(self._given[way][-1] for way in ways),
-            usual=max(can_give[way] for way in ways),
-            pairs=tuple(sorted({seen.pair for seen in flows})),
-            seconds=fmean(steps.values()),
-            since=min(steps),
+            gives=min(given.rate for given in last),
+            usual=max(given.can for given in last),
+            seconds=fmean(steps.values()) if steps else 0.0,
+            since=min(steps, default=last[0].step),
         )
 
 
-def _gave(flows: Iterable[Seen]) -> float:
+def _gave(flows: Sequence[Flow]) -> float:
     """A way, in a step: bytes per second."""
-    nbytes, busy = zip(*((seen.flow.nbytes, seen.flow.busy) for seen in flows), strict=True)
-    return float(sum(nbytes) / max(busy))
+    return sum(flow.nbytes for flow in flows) / max(flow.busy for flow in flows)
 
 
-def _got(seen: Seen, can_give: Mapping[Link, float]) -> float:
-    """Of what the flow may want."""
-    ways = zip(seen.ways, seen.sharers, strict=True)
-    return seen.flow.rate / min(can_give[way] / sharers for way, sharers in ways)
+def _middle(rates: Mapping[Link, float], kind: str) -> float:
+    """What the middle one of a kind gives in its better direction; 0 if there are none."""
+    better: dict[str, float] = {}
+    for way, rate in rates.items():
+        if way.kind == kind:
+            better[way.owner] = max(rate, better.get(way.owner, 0.0))
+    return median(better.values()) if better else 0.0
 
 
 def _declared(cluster: Cluster) -> dict[Link, float]:

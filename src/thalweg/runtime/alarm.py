@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from thalweg.errors import PeerFailed, PeerLate, RunError, StoreLost, ranks_text
+from thalweg.runtime.activity import key_of, last_seen
 from thalweg.runtime.rollcall import RollCall
 from thalweg.transports.line import Line, Store
 
@@ -37,9 +38,14 @@ class Alarm:
         with suppress(RunError):
             if self.heard() is None and (absent := self._roll.absent()):
                 don_t = "doesn't" if len(absent) == 1 else "don't"
-                problem = f"{ranks_text(absent)} {don_t} answer: {problem}"
+                seen = "".join(map(self._last_seen, absent))
+                problem = f"{ranks_text(absent)} {don_t} answer{seen}: {problem}"
                 self._found = PeerFailed(problem, f"look at {ranks_text(absent)} and its output")
         self.sound(problem)
+
+    def _last_seen(self, rank: int) -> str:
+        seen = self._line.ask(lambda store: last_seen(store, key_of(rank)))
+        return f", rank {rank} was last seen {seen}" if seen else ""
 
     def witness(self, what: str) -> int:
         """How many ranks have seen this, with this one."""

@@ -32,11 +32,22 @@ class Arrival:
     leading: Mapping[int, Leading] = field(default_factory=dict)  # where hands are shaken
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A compressor was at work on a bucket, in the communication thread."""
+
+    step: int
+    bucket: int
+    began: float
+    ended: float
+
+
 class Arrivals:
     """The last rounds, newest last; written by one thread, read by any."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._rounds: deque[Arrival] = deque(maxlen=kept)
+        self._encoded: deque[Encoded] = deque(maxlen=kept)
         self._lock = Lock()
 
     def add(self, arrival: Arrival) -> None:
@@ -55,6 +66,16 @@ class Arrivals:
                 lambda arrival: arrival.step >= step - KEPT_OPEN, reversed(self._rounds)
             )
             return [arrival for arrival in newest if arrival.step >= step]
+
+    def add_encoded(self, encoded: Encoded) -> None:
+        with self._lock:
+            self._encoded.append(encoded)
+
+    def encoded_since(self, step: int) -> list[Encoded]:
+        """The same of compressors."""
+        with self._lock:
+            newest = takewhile(lambda one: one.step >= step - KEPT_OPEN, reversed(self._encoded))
+            return [one for one in newest if one.step >= step]
 
     def __len__(self) -> int:
         return len(self._rounds)

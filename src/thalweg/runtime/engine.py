@@ -40,7 +40,7 @@ from thalweg.errors import (
 )
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
-from thalweg.runtime.arrivals import Arrival, Arrivals
+from thalweg.runtime.arrivals import Arrival, Arrivals, Encoded
 from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, View, flat
 from thalweg.runtime.formation import Formation
 from thalweg.runtime.membership import Membership
@@ -80,6 +80,7 @@ class _Underway:
     ready: float  # when it was handed in
     alone: Task | None  # the only round of it
     left: int = 0  # rounds that run
+    newest: Task | None = None  # of a chain
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +234,10 @@ class Engine:
 
     def _advance(self, chain: _Underway) -> None:
         """Begin its next rounds; it is over if there are none."""
+        began = monotonic()
         tasks = next(chain.chain, None)
+        if chain.alone is None:
+            self._note_encoding(chain, tasks, began)
         if tasks is None:
             self._chains.remove(chain)
             chain.future.set_result(None)
@@ -251,6 +255,14 @@ class Engine:
                 task.arithmetic,
             )
             self._running.append(_Running(task, chain, monotonic(), execution))
+
+    def _note_encoding(self, chain: _Underway, tasks: Sequence[Task] | None, began: float) -> None:
+        """What a compressor did between two rounds, or after the last."""
+        task = chain.newest = tasks[0] if tasks else chain.newest
+        if task is not None:
+            self.arrivals.add_encoded(
+                Encoded(step=task.step, bucket=task.bucket, began=began, ended=monotonic())
+            )
 
     def _go_on(self) -> None:
         """Take every round as far as it goes, then one message in."""

@@ -34,6 +34,7 @@ BROKEN_OFF = 2.5  # usual gaps, if a connection to that rank broke as well
 SHORTEST_HANG = 60.0  # seconds after which a rank may count as hanging
 TIMES_A_STEP = 10.0
 FIRST_HANG = 120.0  # while it isn't known how long steps take
+SILENT = "silent"  # for so long, who may be dead, paused or cut off
 HELD_UP = 4.0  # signs that this thread itself may be late
 
 
@@ -118,7 +119,7 @@ class Records:
                 return None
             silence = now - seen.came
             if silence > self._longest_silence(beat, now):
-                return f"silent for {silence:.1f} s"
+                return f"{SILENT} for {silence:.1f} s"
             if rank in self._broken and silence > BROKEN_OFF * max(beat, self._usual(beat)):
                 return f"gone: its connections broke, and it is silent for {silence:.1f} s"
             return None

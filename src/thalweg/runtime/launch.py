@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
 CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # the file that describes the cluster
+RECORDS_VARIABLE = "THALWEG_RECORDS"  # the folder that steps are recorded in
 ONE_RACK = "all hosts in one rack"  # what is assumed of a cluster that nobody describes
 DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)

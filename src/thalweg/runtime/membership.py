@@ -27,15 +27,17 @@ from time import monotonic, sleep
 from typing import Any
 
 from thalweg.errors import Interrupted, RunError, RunIsOver, ranks_text
+from thalweg.runtime.activity import key_of, last_seen
 from thalweg.runtime.culprits import who_or_what
 from thalweg.runtime.formation import Doing, Formation, Standing, is_enough, standing_of
-from thalweg.runtime.heartbeat import CALLED, ENDED, WISHED, Heartbeat
+from thalweg.runtime.heartbeat import CALLED, ENDED, SILENT, WISHED, Heartbeat
 from thalweg.transports.line import Line, Store
 
 PAUSE = 0.02  # seconds between two looks at who has come
 HELP = 0.5  # seconds after which another than the first writes the formation down
 BACK_OFF = 0.2  # seconds before one that wasn't let in asks again
 NOT_REACHED = "not reached by others"
+HANGS = "alive, but doesn't get on"
 THROUGH = "through"  # with its training: nobody has lost it
 UNREACHED, LONGEST_UNREACHED = 5.0, 30.0  # the same for one with which they got nowhere
 FRUITLESS = 3  # formations in a row that got nowhere, until one is left out
@@ -275,7 +277,8 @@ class Membership:
 
     def _write_down(self, offer: Formation) -> None:
         """Unless another did so first."""
-        key, text = _key(offer.number), offer.text()
+        left = {rank: self._with_last_words(rank, why) for rank, why in offer.left.items()}
+        key, text = _key(offer.number), replace(offer, left=left).text()
         self._line.ask(lambda store: store.compare_set(key, "", text))
 
     def _offer(self, number: int, ready: Mapping[int, Standing]) -> Formation | None:
@@ -326,8 +329,16 @@ class Membership:
             return THROUGH
         reason = self._heartbeat.why_gone(rank)
         if reason is None and self._heartbeat.hangs(rank):
-            return "alive, but doesn't get on"
+            return HANGS
         return reason
+
+    def _with_last_words(self, rank: int, why: str) -> str:
+        """What one that is silent or hangs has last told of itself."""
+        if not why.startswith((SILENT, HANGS)):
+            return why
+        key = key_of(rank, self.formation.number)
+        seen = self._line.ask(lambda store: last_seen(store, key))
+        return f"{why}, last seen {seen}" if seen else why
 
     def _refuse_if_ended(self, store: Store) -> None:
         if store.check([ENDED]):

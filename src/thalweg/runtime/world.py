@@ -58,16 +58,18 @@ class World:
     membership: Membership | None = None  # None if members can't change
 
     @classmethod
-    def join(cls, timeout: float) -> World:
+    def join(cls, timeout: float, environment: Mapping[str, str] | None = None) -> World:
         """As part of torch's process group if there is one, else as the launcher's variables say;
-        alone if there are none. `timeout` seconds for the store to answer."""
+        alone if there are none. `timeout` seconds for the store to answer; the environment is this
+        process's unless another is given."""
+        variables = os.environ if environment is None else environment
         seat = None
         if dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
-            meeting = _host_of(store) or os.environ.get("MASTER_ADDR")
+            meeting = _host_of(store) or variables.get("MASTER_ADDR")
         else:
-            seat = find_seat(os.environ)
+            seat = find_seat(variables)
             rank, size, meeting = seat.rank, seat.size, seat.address
             store = open_store(seat, timeout)
         # Every rank attaches in the same order, so the n-th time is the same run for all.
@@ -76,8 +78,8 @@ class World:
         name = f"run/{store.add(f'runs/{rank}/{process}', 1)}"
         mine = _part(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
-        again = int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
-        address = own_address(meeting, os.environ)
+        again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
+        address = own_address(meeting, variables)
         return cls(
             rank=rank,
             size=size,
@@ -89,8 +91,8 @@ class World:
             name=name,
             seat=seat,
             protection=Protection(
-                curve=wants_curve(os.environ, address),
-                secret=find_secret(os.environ),
+                curve=wants_curve(variables, address),
+                secret=find_secret(variables),
                 run=name,
                 refused=Tally(rank),
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +17,12 @@ from torch.utils.data import Dataset
 
 from thalweg.catalog import parse_plan
 from thalweg.coding import allocation_of, is_relayed
+from thalweg.doctor.quick import publish, quick
 from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, format_cluster
 from thalweg.plan import Plan
 from thalweg.runtime import Engine, World
-from thalweg.runtime.launch import find_cluster
+from thalweg.runtime.launch import RECORDS_VARIABLE, find_cluster
 from thalweg.runtime.membership import Membership
 from thalweg.schedules import Group
 from thalweg.training.asked import is_auto, plan_at_first
@@ -34,6 +36,8 @@ from thalweg.training.sameness import agree, compare, description
 from thalweg.training.stateful import Stateful
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
+
+log = logging.getLogger("thalweg")
 
 
 def attach(
@@ -49,6 +53,7 @@ def attach(
     cluster: Cluster | str | Path | None = None,
     loader: Mapping[str, Any] | None = None,
     timeout: str | float = "10min",
+    records: str | Path | None = None,
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
     """Synchronise this model's training with all other workers' under the plan `sync`; under
@@ -64,6 +69,8 @@ def attach(
                  THALWEG_CLUSTER names, or else all hosts alike
     loader       options for torch's DataLoader, such as num_workers
     timeout      how long to wait for the others before giving up; a number is in seconds
+    records      a folder to record every step in, a file for each rank, for `thalweg report`; by
+                 default the one that THALWEG_RECORDS names, or else nothing is recorded
     wrap         puts something round the transport: a recorder, or faults for tests
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
@@ -99,12 +106,15 @@ def attach(
             members = Membership(world.store, world.rank, world.size, seconds)
             members.calls_for = lambda rank: False  # until all have begun
             world = replace(world, membership=members)
+        publish(world)
         returns = world.restarted and world.membership is not None
         if returns:
             ending.is_spare = True  # the others go on without it
             reference = compare(world, alarm, own, seconds)
         else:
             reference = agree(world, alarm, own, seconds)
+        for finding in quick(world):
+            log.warning(finding.line)
         engine = Engine(wrap(world.transport(transport)), alarm, seconds, world.membership)
         survival = None
         if world.membership is not None:
@@ -125,6 +135,7 @@ def attach(
                 survival=survival,
                 course=Course(feed),
                 state=state,
+                records=_records(records),
             )
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
@@ -132,6 +143,11 @@ def attach(
             raise
     atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
+
+
+def _records(given: str | Path | None) -> Path | None:
+    named = given or os.environ.get(RECORDS_VARIABLE)
+    return Path(named) if named else None
 
 
 def _may_change(world: World, model: nn.Module, transport: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,11 @@ from thalweg.coding import waits_for_nobody
 from thalweg.errors import RunError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.predict import Advice
+from thalweg.records import Late, Tally
+from thalweg.records.journal import Journal
+from thalweg.records.summary import summary_text
 from thalweg.runtime import Alarm, Arrivals, Change, Engine, World
+from thalweg.runtime.observation import Observation
 from thalweg.schedules import Group
 from thalweg.training.asked import allowed, is_auto, plan_at_first
 from thalweg.training.asynchronous import AsynchronousAverager
@@ -33,6 +37,7 @@ from thalweg.training.gradients import SteppedAverager
 from thalweg.training.held import folded
 from thalweg.training.hook import Hook
 from thalweg.training.incident import Incident
+from thalweg.training.observer import Observer
 from thalweg.training.overlap import Timing
 from thalweg.training.parameters import ParameterAverager
 from thalweg.training.regrouping import Regrouping
@@ -44,6 +49,7 @@ from thalweg.training.surveying import Surveyor
 from thalweg.training.survival import Survival
 from thalweg.training.watch import CHANGE, Adjustment, contention_in
 
+log = logging.getLogger("thalweg")
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
 
 
@@ -64,6 +70,7 @@ class Run:
         survival: Survival | None,
         course: Course,
         state: Sequence[Stateful],
+        records: Path | None = None,
     ) -> None:
         self._session = Session(
             model=model,
@@ -75,7 +82,7 @@ class Run:
             course=course,
             state=state,
         )
-        self._regrouping = Regrouping(self._session, survival, self._steer_anew)
+        self._regrouping = Regrouping(self._session, survival, self._regrouped)
         self._session.form(world, alarm, self._regrouping.break_off)
         self._asked = plan
         self._survival = survival
@@ -87,6 +94,9 @@ class Run:
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self._hooks: list[Any] = []
+        self._records = records
+        self._observer: Observer | None = None  # before it starts
+        self._observed = self._session.plan
 
     # What the script reads
 
@@ -141,6 +151,29 @@ class Run:
         """When this rank and its peers arrived at each bucket of the last steps."""
         tree = self._session.tree
         return self._session.engine.arrivals if tree is None else tree.arrivals
+
+    @property
+    def late(self) -> Sequence[Late]:
+        """Who is late now and why, as the first of the members finds it: who computes longer than
+        the others, whose NIC or uplink is slow; with the time that it costs. Empty if nobody is."""
+        return () if self._observer is None else self._observer.observation.late
+
+    @property
+    def latenesses(self) -> Sequence[tuple[int, Sequence[Late]]]:
+        """From which step on who was late, each time that it changed."""
+        return () if self._observer is None else tuple(self._observer.observation.changes)
+
+    def summary(self) -> str:
+        """A table of what the steps so far took on each rank, and who is late: on the first of the
+        members; of this rank alone on the others."""
+        assert self._observer is not None
+        seen = self._observer.observation
+        return summary_text(self._session.everybody.cluster, seen.tallies, seen.changes)
+
+    @property
+    def tallies(self) -> Mapping[int, Tally]:
+        """The figures of that table, by rank."""
+        return {} if self._observer is None else dict(self._observer.observation.tallies)
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -233,7 +266,7 @@ class Run:
         this rank's own again. Under a code nobody waits for anybody here either: parameters are
         equal anyway, statistics are this rank's own."""
         inside = ExitStack()
-        self._regrouping.work(lambda: inside.enter_context(self._session.equalised()))
+        self._work(lambda: inside.enter_context(self._session.equalised()))
         with inside:
             yield
 
@@ -249,7 +282,7 @@ class Run:
                     tensor.copy_(values)
             self._session.sharing.average(listed)
 
-        self._regrouping.work(average)
+        self._work(average)
 
     def left_out(self) -> dict[str, torch.Tensor]:
         """What this rank's compressor has left out of each parameter's gradient so far, divided by
@@ -293,10 +326,13 @@ class Run:
         for part, saved in zip(session.state, aside or (), strict=aside is not None):
             part.load_state_dict(saved)
         self._refuse_new_parameters()
-        self._regrouping.safe_point(self._settle)
+        with self._settling("the safe point"):
+            self._regrouping.safe_point(self._settle)
 
     def _settle(self) -> None:
         session = self._session
+        if session.plan is not self._observed:
+            self._observe_anew()
         session.catch_up()
         if session.tree is not None:
             session.tree.serve()
@@ -333,14 +369,22 @@ class Run:
         if self._autopilot is not None:
             self._autopilot.adjusted()
         if self.rank == 0:
-            logging.getLogger("thalweg").info("%s", made)
+            log.info("%s", made)
         return True
 
     def save(self, directory: str | Path, *, keep: int = 2) -> None:
         """Write a checkpoint, which `attach(resume=directory)` goes on from; to be called on every
         rank. The newest `keep` are kept. The first rank writes; under a plan that waits for nobody
         the root does, alone."""
-        self._regrouping.work(lambda: self._session.save(Path(directory), keep))
+        self._work(lambda: self._session.save(Path(directory), keep))
+
+    def _work(self, work: Callable[[], Any]) -> None:
+        """What all do together between two steps."""
+        with self._settling("run.save, consensus or average before a step"):
+            self._regrouping.work(work)
+
+    def _settling(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._observer is None else self._observer.settling(what)
 
     def close(self) -> None:
         """End this rank's part. Waits a moment for the others: what one has sent last, another
@@ -354,6 +398,8 @@ class Run:
             hook.remove()
         if self._autopilot is not None:
             self._autopilot.close()
+        if self._observer is not None:
+            self._observer.close()
         if session.averager is not None and not session.ending.failed:
             with suppress(ThalwegError):  # who has failed says so elsewhere
                 session.averager.detach()
@@ -366,6 +412,15 @@ class Run:
                 through = not session.ending.failed and not session.engine.failed
                 self._survival.membership.close(through=through)
             session.engine.close()
+        self._tell_summary()
+
+    def _tell_summary(self) -> None:
+        """For the log, by the first of those who were left."""
+        if self._observer is None or self.size == 1:
+            return
+        self._observer.observation.listen_once_more()
+        if self._observer.observation.is_first:
+            log.info("%s", self.summary())
 
     def _end(self, seconds: float) -> bool:
         """Part, and leave word for those who come later."""
@@ -397,17 +452,40 @@ class Run:
         """Begin from a checkpoint if there is one, else from rank 0's model; if this rank returns
         to a run that goes on, from another's."""
         session = self._session
+        self._observer = self._observing()
         if returns:
             self._regrouping.come_back()
         else:
             session.start(resume)
-        self._steer_anew()
+            self._steer_anew()
+        self._observer.begin(self.step)
         self._regrouping.watch()
         self._hooks = [
             session.optimizer.register_step_pre_hook(Hook(lambda *_: self._steps())),
             session.optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
             session.model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
         ]
+
+    def _observing(self) -> Observer:
+        session = self._session
+        journal = None
+        if self._records is not None:
+            journal = Journal(self._records, self.rank, again=session.world.restarted)
+        cluster, sync = session.everybody.cluster, str(session.plan)
+        observation = Observation(session.world, cluster, sync, lambda: self.arrivals, journal)
+        alone = session.world.size == 1
+        return Observer(session.model, observation, session.step, alone=alone)
+
+    def _regrouped(self) -> None:
+        """The members have met anew."""
+        self._observe_anew()
+        self._steer_anew()
+
+    def _observe_anew(self) -> None:
+        session = self._session
+        self._observed = session.plan
+        if self._observer is not None:
+            self._observer.observation.begin(session.world, str(session.plan))
 
     def _steer_anew(self) -> None:
         """Under `auto`: measure and choose for these members, if they are all there were."""
@@ -455,7 +533,9 @@ class Run:
                 parameter.grad = None
 
     def _stepped(self) -> None:
-        session = self._session
+        session, observer = self._session, self._observer
+        assert observer is not None
+        observer.stepped()
         for parameter, gradient in self._without_gradient:
             parameter.grad = gradient
         self._without_gradient = []
@@ -463,7 +543,9 @@ class Run:
             session.attached.after_step()
         self._passed_safe_point = False
         if not self.counts:
+            observer.begin(self.step)
             return
+        observer.ended(self.step)
         if self._autopilot is not None and self._steers:
             self._autopilot.stepped(self.step)
         if session.warns:

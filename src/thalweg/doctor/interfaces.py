@@ -1,0 +1,160 @@
+"""By which interface the others find this rank, and why by none of the others.
+
+The address is the one that `World.join` takes: of the interface that is named, or on the way to
+where all meet. Every interface that wasn't taken has one reason, the first of: loopback, down, no
+address, an address of its own link alone, made for containers, not named or not on the way.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import psutil
+
+from thalweg.doctor.finding import Finding
+from thalweg.facts import about
+from thalweg.runtime.world import INTERFACE_VARIABLES
+from thalweg.transports.protection import is_loopback
+
+ELSEWHERE = "198.51.100.1"  # RFC 5737: nobody's; the default route is the way there
+VIRTUAL = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|cilium|lxc|lxd|podman|vnet|kube)")
+MUCH = 2.0  # times faster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    name: str
+    addresses: tuple[str, ...]
+    up: bool
+    mbps: int  # 0 if nobody knows
+
+    @property
+    def useful(self) -> tuple[str, ...]:
+        """Addresses by which another host could find it."""
+        return tuple(a for a in self.addresses if not is_loopback(a) and not _link_local(a))
+
+
+def look() -> list[Interface]:
+    """All of this host's network stack."""
+    states = psutil.net_if_stats()
+    return [
+        Interface(
+            name=name,
+            addresses=tuple(
+                str(found.address).partition("%")[0]
+                for found in addresses
+                if found.family in (socket.AF_INET, socket.AF_INET6)
+            ),
+            up=name in states and states[name].isup,
+            mbps=states[name].speed if name in states else 0,
+        )
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+    ]
+
+
+def holder(address: str, interfaces: Sequence[Interface]) -> Interface | None:
+    """Whose address it is. All of 127/8 is loopback's."""
+    for interface in interfaces:
+        if address in interface.addresses:
+            return interface
+    if is_loopback(address):
+        return next((i for i in interfaces if any(map(is_loopback, i.addresses))), None)
+    return None
+
+
+def is_named(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(variable) for variable in INTERFACE_VARIABLES)
+
+
+def why(meeting: str | None, environment: Mapping[str, str]) -> str:
+    """It was chosen."""
+    for variable in INTERFACE_VARIABLES:
+        if environment.get(variable):
+            return f"{variable} names it"
+    if meeting is None:
+        return "this process is alone"
+    return f"on the way to {meeting}, where all meet"
+
+
+def rejected(interface: Interface, reason_of_choice: str) -> str:
+    if any(map(is_loopback, interface.addresses)):
+        return "loopback"
+    if not interface.up:
+        return "down"
+    if not interface.addresses:
+        return "no address"
+    if not interface.useful:
+        return "link-local address only"
+    if VIRTUAL.match(interface.name):
+        return "for containers or virtual machines"
+    return "not named" if "names it" in reason_of_choice else "not on the way"
+
+
+def judge(address: str, reason: str, interfaces: Sequence[Interface]) -> Finding:
+    """`reason` is why the address was chosen."""
+    chosen = holder(address, interfaces)
+    name = chosen.name if chosen else "no interface"
+    others = [other for other in interfaces if other is not chosen]
+    detail = f"{name} {address}{_speed(chosen)}: {reason}"
+    if others:
+        detail += "; not " + ", ".join(f"{o.name} ({rejected(o, reason)})" for o in others)
+    faster = _faster(chosen, others, reason)
+    if chosen is not None and VIRTUAL.match(chosen.name):
+        return Finding(
+            check="interface",
+            verdict="warn",
+            detail=f"{detail}; {name} is for containers, and other hosts hardly reach it",
+            remedy="name the one that leads to the other hosts: THALWEG_IFNAME",
+        )
+    if faster is not None:
+        return Finding(
+            check="interface",
+            verdict="warn",
+            detail=f"{detail}; {faster.name} {faster.useful[0]} is faster{_speed(faster)}",
+            remedy=f"set THALWEG_IFNAME={faster.name} (and GLOO_SOCKET_IFNAME) if it leads to the "
+            "other hosts",
+        )
+    return Finding(check="interface", verdict="ok", detail=detail)
+
+
+def judge_alone(
+    address: str, interfaces: Sequence[Interface], environment: Mapping[str, str]
+) -> Finding:
+    """Which one a job across hosts would take, most likely."""
+    way = None if is_named(environment) else default_way()
+    if way is None:
+        return judge(address, why(None, environment), interfaces)
+    reason = "the default route; a job takes the one on the way to MASTER_ADDR"
+    return judge(way, reason, interfaces)
+
+
+def default_way() -> str | None:
+    """The address by which this host reaches the world; nothing is sent."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((ELSEWHERE, 9))
+        return str(probe.getsockname()[0])
+    return None
+
+
+def _faster(chosen: Interface | None, others: Sequence[Interface], reason: str) -> Interface | None:
+    if chosen is None or chosen.mbps <= 0:
+        return None
+    usable = [o for o in others if rejected(o, reason).startswith("not ")]
+    best = max(usable, key=lambda other: other.mbps, default=None)
+    return best if best is not None and best.mbps >= MUCH * chosen.mbps else None
+
+
+def _speed(interface: Interface | None) -> str:
+    known = interface is not None and interface.mbps > 0
+    return f" ({about(1e6 * interface.mbps, 'bit/s')})" if known and interface else ""
+
+
+def _link_local(address: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(address).is_link_local
+    return False

@@ -1,0 +1,188 @@
+"""Rank 0: waits for everybody's facts, has all call each other, orders flows, and judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+
+from thalweg.doctor import clocks, limits, names, processor, rates, reach, versions
+from thalweg.doctor.board import Board
+from thalweg.doctor.calling import OK, Call, call_all, longest_calls, peers_of, send_flow
+from thalweg.doctor.facts import Facts, by_host
+from thalweg.doctor.finding import Finding
+from thalweg.doctor.follower import LONGEST_FLOWS, MARGIN, OVER, PATIENCE
+from thalweg.doctor.listener import Clock
+
+FAREWELL = 3.0  # seconds for the others to hear that it is over
+Progress = Callable[[int, int], None]
+
+
+class Leader:
+    def __init__(
+        self,
+        board: Board,
+        own: Facts,
+        size: int,
+        timeout: float,
+        progress: Progress,
+        clock: Clock,
+    ) -> None:
+        self._board = board
+        self._own = own
+        self._size = size
+        self._timeout = timeout
+        self._progress = progress
+        self._clock = clock
+        self._turns: Counter[int] = Counter()  # orders that each rank was given
+
+    def lead(self) -> list[Finding]:
+        """All that was found, about all ranks."""
+        ranks = self._meet()
+        calls, mute = self._calls(ranks)
+        speakers = [there[0] for there in by_host(ranks).values()]
+        speakers = [facts for facts in speakers if facts.rank not in mute]
+        trips = {(c.caller, c.peer): c.trip for c in calls if c.outcome == OK}
+        measured, silent, left_out = self._flows(speakers, trips)
+        findings = [
+            *self._absent(ranks),
+            *(_mute(facts) for facts in ranks if facts.rank in mute),
+            *(finding for facts in ranks for finding in facts.own_findings()),
+            *names.traps(ranks),
+            *reach.unreachable(ranks, calls),
+            *rates.judged(speakers, measured, silent),
+            *clocks.skew(ranks, calls),
+            *versions.judged(ranks),
+            *versions.secrets(ranks),
+            *limits.buffers_for(ranks, measured, trips),
+            *processor.threads(ranks),
+        ]
+        if left_out:
+            findings.append(_left_out(left_out))
+        self._end(ranks)
+        return findings
+
+    def _meet(self) -> list[Facts]:
+        """Everybody who comes in time; all learn who that is."""
+        keys = [f"facts/{rank}" for rank in range(self._size)]
+        deadline = monotonic() + self._timeout
+        found = self._board.gather(keys, deadline, lambda n: self._progress(n, 2 * self._size))
+        ranks = [Facts.unpacked(found[key]) for key in keys if key in found]
+        self._board.put("roster", [facts.packed() for facts in ranks])
+        return ranks
+
+    def _calls(self, ranks: list[Facts]) -> tuple[list[Call], set[int]]:
+        """Everybody's, and who didn't tell theirs."""
+        known = {facts.rank: facts for facts in ranks}
+        peers = [known[rank] for rank in peers_of(0, list(known))]
+        calls = call_all(0, peers, self._clock)
+        keys = {f"calls/{rank}": rank for rank in known if rank != 0}
+        deadline = monotonic() + longest_calls(len(peers)) + MARGIN
+        told = self._board.gather(keys, deadline)
+        calls += [Call(**call) for key in told for call in told[key]]
+        return calls, {rank for key, rank in keys.items() if key not in told}
+
+    def _flows(
+        self, speakers: list[Facts], trips: dict[rates.Flow, float]
+    ) -> tuple[dict[rates.Flow, float], list[rates.Flow], int]:
+        """Rates in bits per second, flows that nobody told the rate of, how many there wasn't time
+        for."""
+        known = {facts.rank: facts for facts in speakers}
+        ends = frozenset(flow for flow in trips if set(flow) <= known.keys())
+        turns = rates.turns(list(known), ends)
+        seconds = rates.seconds_of([trips[flow] for flow in ends])
+        deadline = monotonic() + LONGEST_FLOWS
+        measured: dict[rates.Flow, float] = {}
+        silent: list[rates.Flow] = []
+        left_out = 0
+        for number, turn in enumerate(turns):
+            if monotonic() > deadline:
+                left_out = sum(map(len, turns[number:]))
+                break
+            self._turn(turn, seconds, known, measured, silent)
+            self._progress(self._size + number, self._size + len(turns))
+        for flow in 2 * rates.slow(measured)[: rates.MOST_AGAIN]:
+            if flow in rates.slow(measured) and monotonic() < deadline:
+                again: dict[rates.Flow, float] = {}
+                self._turn([flow], seconds, known, again, [])
+                measured[flow] = max(measured[flow], again.get(flow, 0.0))
+        return measured, silent, left_out
+
+    def _turn(
+        self,
+        turn: list[rates.Flow],
+        seconds: float,
+        known: dict[int, Facts],
+        measured: dict[rates.Flow, float],
+        silent: list[rates.Flow],
+    ) -> None:
+        """These flows at once."""
+        keys: dict[str, rates.Flow] = {}
+        own: rates.Flow | None = None
+        for flow in turn:
+            if flow[0] == 0:
+                own = flow
+                continue
+            number = self._turns[flow[0]]
+            self._turns[flow[0]] += 1
+            keys[f"answer/{flow[0]}/{number}"] = flow
+            order = {"peer": flow[1], "seconds": seconds}
+            self._board.put(f"order/{flow[0]}/{number}", order)
+        found = {}
+        if own is not None:
+            found[own] = send_flow(known[own[1]], seconds, PATIENCE)
+        told = self._board.gather(keys, monotonic() + seconds + 2 * PATIENCE)
+        found |= {flow: told.get(key, {}).get("rate") for key, flow in keys.items()}
+        for flow, rate in found.items():
+            if rate is None:
+                silent.append(flow)
+            else:
+                measured[flow] = rate
+
+    def _end(self, ranks: list[Facts]) -> None:
+        """The store may be this process's: the others are to hear it before."""
+        others = [facts.rank for facts in ranks if facts.rank != 0]
+        for rank in others:
+            self._board.put(f"order/{rank}/{self._turns[rank]}", OVER)
+        self._board.gather([f"left/{rank}" for rank in others], monotonic() + FAREWELL)
+
+    def _absent(self, ranks: list[Facts]) -> list[Finding]:
+        here = {facts.rank for facts in ranks}
+        absent = [rank for rank in range(self._size) if rank not in here]
+        if not absent:
+            hosts = len(by_host(ranks))
+            detail = f"all {self._size} have come, on {hosts} host{'s' if hosts > 1 else ''}"
+            return [Finding(check="ranks", verdict="ok", detail=detail)]
+        return [
+            Finding(
+                check="ranks",
+                verdict="fail",
+                detail=f"rank {rank} hasn't come within {self._timeout:g} s",
+                remedy="look at its output: was it started, with the same number of workers, and "
+                "does its host reach MASTER_ADDR?",
+                ranks=(rank,),
+                names_them=True,
+            )
+            for rank in absent
+        ]
+
+
+def _mute(facts: Facts) -> Finding:
+    return Finding(
+        check="ranks",
+        verdict="fail",
+        detail=f"{facts.called} has come, and then doesn't answer",
+        remedy="look at its output, and whether its host is busy or its process is stopped",
+        ranks=(facts.rank,),
+        hosts=(facts.name,),
+        names_them=True,
+    )
+
+
+def _left_out(flows: int) -> Finding:
+    return Finding(
+        check="rates",
+        verdict="warn",
+        detail=f"{flows} flows weren't measured within {LONGEST_FLOWS:g} s",
+        remedy="measure with `thalweg probe`, which takes its time",
+    )

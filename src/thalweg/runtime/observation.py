@@ -1,0 +1,286 @@
+"""Who is late and why, found out while a run goes on, and its records, in a thread of their own.
+
+The training thread hands in each step when it is over, and goes on. A few times a second this
+thread writes what came to the rank's journal, and puts the last steps into the store, with what the
+rank is doing now. The first of the members reads what all have put there, judges it
+(`records.judging`), tells the others, and logs a line when the answer has changed. Whoever holds up
+the others for long is named before that, with what it is doing.
+
+Nothing here can hurt the training: a store that is gone or slow, and a disk that is full, end the
+observing alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from threading import Event, Lock, Thread
+from time import monotonic, thread_time
+from typing import Any
+
+from thalweg.facts import Cluster
+from thalweg.records import Encoding, Flow, Judge, Late, Note, Opening, Report, Round, Step, Tally
+from thalweg.records.journal import Journal
+from thalweg.records.late import told
+from thalweg.records.record import Record
+from thalweg.runtime.activity import Activity, key_of
+from thalweg.runtime.arrivals import Arrivals
+from thalweg.runtime.clocks import CommonClock
+from thalweg.runtime.hangs import Hangs
+from thalweg.runtime.neighbours import Neighbours
+from thalweg.runtime.world import World
+from thalweg.transports.tcp import Sent
+
+BEAT, RANKS_A_SECOND = 0.5, 100.0  # seconds between two looks; of many ranks more
+HANDED_IN = 4096  # steps that may wait for this thread
+TOLD, TOLD_FOR = 32, 4  # steps at most, and beats for which each is told
+KEPT = 1000  # changes
+LATE = "late"  # in the store: the answer
+log = logging.getLogger("thalweg")
+
+
+class Observation:
+    """One rank's. `arrivals` are asked for the rounds of each step; without a `journal` nothing is
+    written."""
+
+    def __init__(
+        self,
+        world: World,
+        cluster: Cluster,
+        sync: str,
+        arrivals: Callable[[], Arrivals],
+        journal: Journal | None,
+    ) -> None:
+        self.rank = world.rank
+        self.activity = Activity()
+        self.clock = CommonClock()
+        self.late: tuple[Late, ...] = ()
+        self.changes: deque[tuple[int, tuple[Late, ...]]] = deque(maxlen=KEPT)
+        self.tallies: dict[int, Tally] = {world.rank: Tally()}  # of the others on the first alone
+        self.cpu_seconds = 0.0
+        self._cluster = cluster
+        self._arrivals = arrivals
+        self._journal = journal
+        self._handed_in: deque[tuple[Step, Sequence[Sent]]] = deque(maxlen=HANDED_IN)
+        self._records: deque[Record] = deque(maxlen=HANDED_IN)
+        self._told: deque[tuple[int, Report]] = deque(maxlen=TOLD)
+        self._beats = 0
+        self._judge = Judge(cluster, world.members)
+        self._hangs = Hangs(cluster)
+        self._answered: dict[int, int] = {}  # how often each rank was told the time
+        self._lock = Lock()
+        self._begun: tuple[World, str] | None = (world, sync)
+        self._world = world
+        self._store: Any = None
+        self._neighbours = Neighbours(world)
+        self._ended = Event()
+        self._thread = Thread(target=self._work, name="thalweg-observation", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_first(self) -> bool:
+        """Of the members: it judges."""
+        return self.rank == min(self._world.members)
+
+    # What the training thread does
+
+    def begin(self, world: World, sync: str) -> None:
+        """Among these members and under this plan from now on."""
+        with self._lock:
+            self._begun = world, sync
+
+    def hand_in(self, step: Step, sent: Sequence[Sent]) -> None:
+        self._handed_in.append((step, sent))
+
+    def note(self, topic: str, step: int, text: str) -> None:
+        self._records.append(Note(at=monotonic(), step=step, topic=topic, text=text))
+
+    def close(self) -> None:
+        """What is left is written and told first."""
+        self._ended.set()
+        self._thread.join(2 * BEAT + 5.0)
+
+    def listen_once_more(self) -> None:
+        """When the others have ended too, to what they have told last."""
+        if self.is_first and not self._thread.is_alive() and self._store is not None:
+            with suppress(RuntimeError, ValueError):
+                self._listen(self._store)
+
+    # What this thread does
+
+    def _work(self) -> None:
+        last = False
+        while not last:
+            last = self._ended.wait(max(BEAT, self._world.size / RANKS_A_SECOND))
+            self._beats += 1
+            with self._lock:
+                begun, self._begun = self._begun, None
+            if begun is not None:
+                self._form(*begun)
+            self._take_in()
+            try:
+                if self._store is not None:
+                    self._exchange(self._store, last)
+            except (RuntimeError, ValueError):  # torch's DistError is a RuntimeError
+                self._store = None  # until members meet at another
+            self._write()
+            self.cpu_seconds = thread_time()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _form(self, world: World, sync: str) -> None:
+        self._world = world
+        self._judge.form(world.members)
+        self._told.clear()
+        host, rack = self._cluster.host(self.rank), self._cluster.rack(self.rank)
+        self._records.appendleft(
+            Opening(
+                rank=self.rank,
+                size=world.size,
+                host=host.name,
+                rack=rack.name,
+                members=world.members,
+                sync=sync,
+                at=monotonic(),
+                thalweg=_version(),
+            )
+        )
+        self._store = None
+        if len(world.members) > 1:
+            with suppress(RuntimeError):
+                self._store = world.store.clone() if hasattr(world.store, "clone") else world.store
+                self._neighbours = Neighbours(world)
+                self._neighbours.publish(self._store)
+
+    def _take_in(self) -> None:
+        """Steps that were handed in, with their rounds."""
+        taken = []
+        while self._handed_in:
+            taken.append(self._handed_in.popleft())
+        if not taken:
+            return
+        first = min(step.step for step, _ in taken)
+        arrivals = self._arrivals()
+        rounds: dict[int, list[Round]] = {}
+        for a in arrivals.since(first):
+            came = Round(a.bucket, a.ready, a.started, a.ended, a.peers)
+            rounds.setdefault(a.step, []).append(came)
+        encodings: dict[int, list[Encoding]] = {}
+        for e in arrivals.encoded_since(first):
+            encodings.setdefault(e.step, []).append(Encoding(e.bucket, e.began, e.ended))
+        for bare, sent in taken:
+            step = self._complete(bare, sent, rounds, encodings)
+            self.tallies[self.rank].add(step)
+            self._told.append((self._beats, Report.of(step)))
+            self._records.append(step)
+
+    def _complete(
+        self,
+        step: Step,
+        sent: Sequence[Sent],
+        rounds: Mapping[int, list[Round]],
+        encodings: Mapping[int, list[Encoding]],
+    ) -> Step:
+        flows: dict[int, list[Sent]] = {}
+        for one in sent:
+            peer = self._neighbours.rank_at(one.address)
+            if peer is not None:
+                flows.setdefault(peer, []).append(one)
+        return replace(
+            step,
+            rounds=tuple(r for r in reversed(rounds.get(step.step, ())) if r.ended > step.begin),
+            encodings=tuple(reversed(encodings.get(step.step, ()))),
+            flows=tuple(
+                Flow(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
+                for peer, some in flows.items()
+            ),
+            store=self._neighbours.round_trip(sent),
+        )
+
+    def _exchange(self, store: Any, last: bool) -> None:
+        self._neighbours.find(store)
+        asks = not self.is_first and not last and self.clock.is_due
+        if asks:
+            self.clock.asked += 1
+        self._tell(store)
+        if self.is_first:
+            moment = self.clock.keep()
+            if moment is not None:
+                self._records.appendleft(moment)
+            self._listen(store)
+        else:
+            if asks and (moment := self.clock.ask(store, self.rank)) is not None:
+                self._records.append(moment)
+            if store.check([LATE]):
+                entries = json.loads(store.get(LATE))
+                self._learn(entries["step"], tuple(map(Late.of, entries["late"])))
+
+    def _tell(self, store: Any) -> None:
+        while self._told and self._told[0][0] < self._beats - TOLD_FOR:
+            self._told.popleft()
+        told_now = {
+            "number": self._beats,
+            "activity": self.activity.entries(self._hangs.long / 2),
+            "asked": self.clock.asked,
+            "tally": self.tallies[self.rank].entries(),
+            "steps": [report.entries() for _, report in self._told],
+        }
+        store.set(key_of(self.rank), json.dumps(told_now))
+
+    def _listen(self, store: Any) -> None:
+        """As the first: to all members, and judge."""
+        heard: dict[int, Mapping[str, Any]] = {}
+        for rank, text in self._said(store).items():
+            entries = heard[rank] = json.loads(text)
+            new = (one for one in entries["steps"] if self._judge.is_new(rank, one[0]))
+            self._judge.see(rank, map(Report.read, new))
+            if rank != self.rank:
+                self.tallies[rank] = Tally.of(entries["tally"])
+        before, late = self.late, self._judge.judge()
+        if self._learn(self._judge.newest, late):
+            log.warning("%s", told(late, before))
+        if late or before:
+            answer = {"step": self._judge.newest, "late": [each.entries() for each in late]}
+            store.set(LATE, json.dumps(answer))
+        for hang in self._hangs.look(heard):
+            self.note("hang", self._judge.newest, hang)
+            log.warning("%s", hang)
+        for rank, said in heard.items():
+            if said["asked"] > self._answered.get(rank, 0):
+                self._answered[rank] = said["asked"]
+                self.clock.answer(store, rank, said["asked"])
+
+    def _said(self, store: Any) -> dict[int, bytes]:
+        ranks = list(self._world.members)
+        keys = [key_of(rank) for rank in ranks]
+        if store.check(keys):
+            return dict(zip(ranks, store.multi_get(keys), strict=True))
+        return {r: store.get(k) for r, k in zip(ranks, keys, strict=True) if store.check([k])}
+
+    def _learn(self, step: int, late: tuple[Late, ...]) -> bool:
+        """Whether it has changed."""
+        before, self.late = self.late, late
+        if {each.key for each in late} == {each.key for each in before}:
+            return False
+        self.changes.append((step, late))
+        self.note("late", step, told(late, before))
+        return True
+
+    def _write(self) -> None:
+        records = []
+        while self._records:
+            records.append(self._records.popleft())
+        if self._journal is not None and records:
+            self._journal.add(records)
+
+
+def _version() -> str:
+    try:
+        return version("thalweg")
+    except PackageNotFoundError:  # run from a folder
+        return ""
