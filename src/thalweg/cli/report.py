@@ -54,11 +54,14 @@ def command(
     A step is computing, exposed communication, which nothing hides, and waiting between steps;
     hidden communication and encoding go on meanwhile. `share` is what of the time is exposed.
     """
+    from thalweg.report.tensorboard import write_scalars, writer_class
     from thalweg.report.trace_file import write_trace, writer_of
 
     first, last = _range(steps)
     if trace is not None:
         writer_of(trace)
+    if tensorboard is not None:
+        writer_class()
     where = None if cluster is None else read_cluster(cluster)
     with working("Reading the records"):
         run = timeline(read_records(records))
@@ -80,8 +83,6 @@ def command(
             write_trace(trace, traced(found))
         terminal.print(f"Trace: {trace} (open it in ui.perfetto.dev)", markup=False)
     if tensorboard is not None:
-        from thalweg.report.tensorboard import write_scalars
-
         with working("Writing scalars"):
             write_scalars(tensorboard, found.run)
         terminal.print(f"Scalars: tensorboard --logdir {tensorboard}", markup=False)

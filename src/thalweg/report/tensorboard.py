@@ -27,14 +27,14 @@ def scalars(step: Step) -> Iterator[tuple[str, float]]:
 
 def write_scalars(folder: Path, run: Timeline) -> None:
     """Into folders `rank-0003` of it, which must be new: TensorBoard would mix them."""
-    writer_class = _writer_class()
+    made = writer_class()
     places = {rank: folder / f"rank-{rank:04}" for rank in run.lanes}
     for place in places.values():
         if any(place.glob(EVENTS)):
             raise UsageError(f"{place} has events already", "name another folder, or remove it")
     for rank, place in places.items():
         try:
-            writer = writer_class(str(place))
+            writer = made(str(place))
             for step in run.lanes[rank].steps:
                 for name, value in scalars(step):
                     writer.add_scalar(name, value, step.step, walltime=step.end)
@@ -45,7 +45,8 @@ def write_scalars(folder: Path, run: Timeline) -> None:
             ) from None
 
 
-def _writer_class() -> Any:
+def writer_class() -> Any:
+    """Or the error that says how to get it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what it is made with

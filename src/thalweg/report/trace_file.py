@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 
 from thalweg.errors import UsageError
 from thalweg.report.trace import Trace
 from thalweg.report.trace_json import as_json
-from thalweg.report.trace_proto import as_proto
+from thalweg.report.trace_proto import as_proto, messages
 
 
 def _text(trace: Trace) -> Iterator[bytes]:
@@ -25,22 +24,24 @@ WRITERS: Mapping[str, Callable[[Trace], Iterator[bytes]]] = {
 
 
 def writer_of(path: Path) -> Callable[[Trace], Iterator[bytes]]:
+    """Or the error that says why there is none."""
     found = [writer for ending, writer in WRITERS.items() if path.name.endswith(ending)]
     if not found:
         raise UsageError(
             f"{path} doesn't say which kind of trace it is to be",
             f"let it end in {', '.join(WRITERS)}",
         )
+    if found[0] is as_proto:
+        messages()
     return found[0]
 
 
 def write_trace(path: Path, trace: Trace) -> None:
     pieces = writer_of(path)(trace)
-    first = next(pieces, b"")  # what is missing is told before the file is touched
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
-            for piece in chain([first], pieces):
+            for piece in pieces:
                 file.write(piece)
     except OSError as reason:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None

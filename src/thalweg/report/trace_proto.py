@@ -19,9 +19,9 @@ PER_RANK = 1 << 16  # numbers of tracks that a rank may have
 
 def as_proto(trace: Trace) -> Iterator[bytes]:
     """In pieces, of which each is a trace of its own, and together they are the whole."""
-    messages = _messages()
+    found = messages()
     for process in trace.processes:
-        yield from _Writer(messages, process).packets()
+        yield from _Writer(found, process).packets()
 
 
 class _Writer:
@@ -115,7 +115,8 @@ def _bytes(whole: Any) -> bytes:
     return found
 
 
-def _messages() -> Any:
+def messages() -> Any:
+    """Or the error that says how to get them."""
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError:
