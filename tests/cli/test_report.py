@@ -83,7 +83,7 @@ def test_all_that_can_be_written(records: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["nowhere"], "can't read nowhere: No such file or directory; name the folder"),
+        (["nowhere"], "no records can be read in nowhere: No such file or directory; name"),
         (["."], "there are no records in .; name the folder that was given as records= or"),
         (["{}", "--steps", "7"], "'7' is no range of steps; write it like 100:200, 100: or :200"),
         (["{}", "--steps", "9:5"], "'9:5' has no step in it; write the smaller one first"),

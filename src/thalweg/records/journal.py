@@ -118,7 +118,7 @@ def read_records(folder: Path) -> Mapping[int, list[Record]]:
             if (match := NAME.fullmatch(path.name)) is not None:
                 files.setdefault(int(match[1]), []).append(path)
     except OSError as reason:
-        raise UsageError(f"can't read {folder}: {reason.strerror}", remedy) from None
+        raise UsageError(f"no records can be read in {folder}: {reason.strerror}", remedy) from None
     if not files:
         raise UsageError(f"there are no records in {folder}", remedy)
     return {
