@@ -21,6 +21,7 @@ from thalweg.cli import (
     lab,
     plans,
     probe,
+    report,
     run_script,
     simulate,
     study,
@@ -50,6 +51,7 @@ app.command("doctor")(doctor.command)
 app.command("probe")(probe.command)
 app.command("calibrate")(calibrate.command)
 app.command("train")(train.command)
+app.command("report")(report.command)
 app.command("verify")(verify.command)
 app.command("chaos")(chaos.command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)

@@ -112,15 +112,15 @@ def read_records(folder: Path) -> Mapping[int, list[Record]]:
     """By rank, oldest first. Lines that were cut off by the end of a process, or that a newer
     version wrote, are passed over."""
     files: dict[int, list[Path]] = {}
-    with suppress(OSError):
+    remedy = "name the folder that was given as records= or --records"
+    try:
         for path in folder.iterdir():
             if (match := NAME.fullmatch(path.name)) is not None:
                 files.setdefault(int(match[1]), []).append(path)
+    except OSError as reason:
+        raise UsageError(f"no records can be read in {folder}: {reason.strerror}", remedy) from None
     if not files:
-        raise UsageError(
-            f"there are no records in {folder}",
-            "name the folder that was given as records= or --records",
-        )
+        raise UsageError(f"there are no records in {folder}", remedy)
     return {
         rank: [r for path in sorted(paths, key=_old_first) for r in _lines(path)]
         for rank, paths in sorted(files.items())

@@ -190,21 +190,36 @@ class Judge:
         return tuple(sorted(rank for host in hosts for rank in host.ranks))
 
 
-def judged(
-    cluster: Cluster, ranks: Mapping[int, Iterable[Step]]
-) -> list[tuple[int, tuple[Late, ...]]]:
-    """Of a run that is over: from which step on who was late, each time that it changed."""
+def verdicts(
+    cluster: Cluster,
+    ranks: Mapping[int, Iterable[Step]],
+    formations: Iterable[tuple[int, Sequence[int]]] = (),
+) -> Iterator[tuple[int, tuple[Late, ...]]]:
+    """Of a run that is over: at each step, who was late. `formations` are from which step on there
+    were which members, or another plan."""
     judge = Judge(cluster, sorted(ranks))
     by_step: dict[int, dict[int, Report]] = {}
     for rank, steps in ranks.items():
         for step in steps:
             by_step.setdefault(step.step, {})[rank] = Report.of(step)
-    found: list[tuple[int, tuple[Late, ...]]] = []
-    names: set[Any] = set()
+    coming = deque(sorted(formations))
     for number, reports in sorted(by_step.items()):
+        while coming and coming[0][0] <= number:
+            judge.form(coming.popleft()[1])
         for rank, report in reports.items():
             judge.see(rank, [report])
-        late = judge.judge()
+        yield number, judge.judge()
+
+
+def judged(
+    cluster: Cluster,
+    ranks: Mapping[int, Iterable[Step]],
+    formations: Iterable[tuple[int, Sequence[int]]] = (),
+) -> list[tuple[int, tuple[Late, ...]]]:
+    """Of a run that is over: from which step on who was late, each time that it changed."""
+    found: list[tuple[int, tuple[Late, ...]]] = []
+    names: set[Any] = set()
+    for number, late in verdicts(cluster, ranks, formations):
         if {each.key for each in late} != names:
             names = {each.key for each in late}
             found.append((number, late))

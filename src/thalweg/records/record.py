@@ -173,7 +173,7 @@ def parsed(line: str) -> Record | None:
                 return Moment(**data)
             case Note.kind:
                 return Note(**data)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"a record of kind {kind}: {error}") from None
     return None
 

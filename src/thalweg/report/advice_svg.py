@@ -88,7 +88,7 @@ def add_bars(parent: ET.Element, estimates: Sequence[Estimate]) -> None:
     for name in used:
         entry = add(legend, "li")
         swatch = add(entry, "svg", width="22", height="14", aria_hidden="true")
-        _fill(add(swatch, "rect", width="22", height="14"), name)
+        fill(add(swatch, "rect", width="22", height="14"), name)
         add(entry, "span", PARTS[name])
     longest = max(estimate.seconds for estimate in estimates) or 1.0
     bars = add(parent, "div", name="bars")
@@ -114,10 +114,10 @@ def _draw_bar(parent: ET.Element, parts: Breakdown, longest: float, title: str) 
         share = 100 * getattr(parts, name) / longest
         if share > 0:
             place = {"x": f"{start:.3f}%", "width": f"{share:.3f}%"}
-            _fill(add(drawn, "rect", height="18", **place), name)
+            fill(add(drawn, "rect", height="18", **place), name)
         start += share
 
 
-def _fill(shape: ET.Element, part: str) -> None:
+def fill(shape: ET.Element, part: str) -> None:
     shape.set("data-part", part)
     shape.set("style", f"fill: {f'url(#{part})' if part in PATTERNS else f'var(--{part})'}")

@@ -88,7 +88,11 @@ svg .middle { text-anchor: middle; } svg .end { text-anchor: end; }
 .bars { display: grid; gap: .7rem; } .bars .label { display: flex; gap: 1rem;
 justify-content: space-between; align-items: baseline; font-size: .875rem; }
 .bars .label .number { font-weight: 600; } .bars svg { display: block; width: 100%; }
-.back { fill: var(--panel); }
+.back { fill: var(--panel); } .hot { fill: var(--waiting); }
+.heat { display: grid; grid-template-columns: fit-content(9rem) minmax(0, 1fr); gap: 2px .6rem;
+align-items: center; font-size: .8rem; line-height: 1.2; margin-bottom: .5rem; }
+.heat .rank { overflow-wrap: anywhere; } .heat svg { display: block; }
+.heat .ends { display: flex; justify-content: space-between; color: var(--faint); }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; list-style: none; padding: 0;
 margin: 0 0 .9rem; font-size: .875rem; }
 .legend li { display: flex; gap: .45rem; align-items: center; }
@@ -99,6 +103,7 @@ margin: 0 0 .9rem; font-size: .875rem; }
 .break { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }
 .badge { fill: var(--page); stroke: var(--text); } .point { fill: var(--text); }
 .letter { font-weight: 600; } .narrow { max-width: 100%; height: auto; } .wide { display: none; }
+.course .wide { max-width: 100%; height: auto; }
 .breaks { padding: 0; list-style: none; font-size: .875rem; }
 .breaks li { display: flex; gap: .5rem; }
 .breaks b { flex: none; width: 1.35rem; height: 1.35rem; border: 1px solid var(--text);

@@ -1,0 +1,158 @@
+"""`thalweg report RECORDS`: what a recorded run's time went into, who was late and why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from thalweg.cli.output import JsonOption, console, working, write_file, write_json
+from thalweg.cli.place import ClusterOption
+from thalweg.errors import UsageError
+from thalweg.facts import about, read_cluster
+from thalweg.records.journal import read_records
+from thalweg.records.overview import Account, Overview, overview
+from thalweg.records.timeline import timeline
+
+STEPS = re.compile(r"(\d*):(\d*)")
+COLUMNS = (
+    "rank", "host", "steps", "a step", "computing", "exposed", "hidden", "encoding", "waiting",
+    "share",
+)  # fmt: skip
+
+
+def command(
+    records: Annotated[
+        Path, typer.Argument(metavar="RECORDS", help="The folder that a run was recorded in.")
+    ],
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Only steps A to B, both included; or A:, or :B."),
+    ] = None,
+    cluster: ClusterOption = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a trace for ui.perfetto.dev: .json, .json.gz or .pftrace.",
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page (HTML) with pictures.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Tell from a run's records what each rank's time went into, and who was late and why.
+
+    A step is computing, exposed communication, which nothing hides, and waiting between steps;
+    hidden communication and encoding go on meanwhile. `share` is what of the time is exposed.
+    """
+    from thalweg.report.tensorboard import write_scalars, writer_class
+    from thalweg.report.trace_file import write_trace, writer_of
+
+    first, last = _range(steps)
+    if trace is not None:
+        writer_of(trace)
+    if tensorboard is not None:
+        writer_class()
+    where = None if cluster is None else read_cluster(cluster)
+    with working("Reading the records"):
+        run = timeline(read_records(records))
+    if not run.steps:
+        raise UsageError(f"the records in {records} have no step", "let it train for longer")
+    with working("Judging"):
+        found = overview(run, first=first, last=last, cluster=where)
+    if not found.run.steps:
+        raise UsageError(
+            f"no step from {steps} is on record",
+            f"give steps between {run.steps[0]} and {run.steps[-1]}",
+        )
+    terminal = console(json_path)
+    _print(terminal, found)
+    if trace is not None:
+        from thalweg.report.trace import trace as traced
+
+        with working("Writing the trace"):
+            write_trace(trace, traced(found))
+        terminal.print(f"Trace: {trace} (open it in ui.perfetto.dev)", markup=False)
+    if tensorboard is not None:
+        with working("Writing scalars"):
+            write_scalars(tensorboard, found.run)
+        terminal.print(f"Scalars: tensorboard --logdir {tensorboard}", markup=False)
+    if page is not None:
+        from thalweg.report.run_page import run_page
+
+        write_file(page, run_page(found))
+        terminal.print(f"Page: {page}", markup=False)
+    write_json(
+        json_path, "report", _settings(records, found), [a.entries() for a in found.accounts]
+    )
+
+
+def _range(text: str | None) -> tuple[int | None, int | None]:
+    match = STEPS.fullmatch(text or ":")
+    if match is None:
+        raise UsageError(f"{text!r} is no range of steps", "write it like 100:200, 100: or :200")
+    first, last = (int(number) if number else None for number in match.groups())
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"{text!r} has no step in it", "write the smaller one first")
+    return first, last
+
+
+def _settings(records: Path, found: Overview) -> dict[str, Any]:
+    steps = found.run.steps
+    return {
+        "records": str(records),
+        "steps": [steps[0], steps[-1]],
+        "seconds_per_step": found.seconds,
+        "late": [each.entries() for each in found.late],
+        "notes": [
+            {"step": n.step, "topic": n.topic, "text": n.text, "ranks": list(n.ranks)}
+            for n in found.notes
+        ],
+        "clocks": [
+            {"rank": lane.rank, "aligned_by": lane.aligned.value, "error": lane.error}
+            for lane in found.run.lanes.values()
+        ],
+        "remarks": list(found.run.remarks),
+        "assumed": list(found.cluster.assumed),
+    }
+
+
+def _print(terminal: Console, found: Overview) -> None:
+    steps = found.run.steps
+    terminal.print(
+        f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
+        f"{about(found.seconds, 's')} a step",
+        markup=False,
+    )
+    terminal.print(_table(found.accounts))
+    errors = [lane.error for lane in found.run.lanes.values() if lane.error is not None]
+    lines = [f"late: {each}" for each in found.late] or ["nobody was late"]
+    lines += map(str, found.notes)
+    lines += [f"clocks agree within {about(max(errors), 's')}"] if errors else []
+    for line in (*lines, *found.run.remarks):
+        terminal.print(line, markup=False, soft_wrap=True)
+
+
+def _table(accounts: tuple[Account, ...]) -> Table:
+    table = Table(box=None)
+    for heading in COLUMNS:
+        table.add_column(heading, justify="left" if heading == "host" else "right")
+    for each in accounts:
+        times = (each.seconds, each.computing, each.exposed, each.hidden, each.encoding)
+        table.add_row(
+            str(each.rank),
+            each.host,
+            str(each.steps),
+            *(about(seconds, "s") for seconds in (*times, each.waiting)),
+            f"{each.share:.0%}",
+        )
+    return table

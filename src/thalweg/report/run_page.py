@@ -1,0 +1,178 @@
+"""A recorded run as one HTML page: who was late and why, and where everybody's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from xml.etree import ElementTree as ET
+
+from thalweg.facts import about
+from thalweg.records.episodes import Episode
+from thalweg.records.overview import Account, Overview
+from thalweg.records.timeline import Aligned, Lane
+from thalweg.report.advice_svg import add_patterns
+from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
+from thalweg.report.page import add, details, page, section, table, written
+from thalweg.report.racks_svg import cluster_text
+from thalweg.report.run_bars import add_rank_bars, foremost
+from thalweg.report.run_course import add_course
+
+MOST_ROWS = 32
+MOST_LATE = 12
+MOST_NOTES = 40
+ALIGNED = {
+    Aligned.CLOCK: "comparing clocks",
+    Aligned.STEPS: "when its steps end",
+    Aligned.NOT: "nothing",
+}
+
+
+def run_page(run: Overview) -> str:
+    """A whole HTML document, which needs nothing beside it."""
+    steps = run.run.steps
+    root, main = page(f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks")
+    add_patterns(main)
+    _add_head(main, run)
+    _add_hero(main, run)
+    bars = section(main, "Where each rank's time goes", "A step, on average, part after part.")
+    add_rank_bars(bars, run.accounts)
+    lead = "If both lines rise, a rank holds the others up; if the upper rises alone, the network."
+    add_course(section(main, "Step by step", lead), run.run.by_rank, run.late)
+    _add_maps(main, run)
+    _add_figures(main, run.accounts)
+    _add_clocks(main, run)
+    _add_notes(main, run)
+    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
+    return written(root)
+
+
+def _add_head(main: ET.Element, run: Overview) -> None:
+    head = add(main, "header")
+    add(head, "h1", "Where a run's time went")
+    steps = run.run.steps
+    syncs = [opening.sync for lane in run.run.lanes.values() for _, opening in lane.openings]
+    under = f" under {', then '.join(dict.fromkeys(syncs))}" if syncs else ""
+    facts = f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}."
+    add(head, "p", facts, "facts")
+
+
+def _add_hero(main: ET.Element, run: Overview) -> None:
+    hero = add(main, "section", name="hero")
+    hero.tail = "\n"
+    add(hero, "h2", "Who was late")
+    add(hero, "p", _sentence(run.late[0].why) if run.late else "Nobody was late.", "plan")
+    figures = add(hero, "dl")
+    exposed = sum(each.exposed * each.steps for each in run.accounts)
+    seconds = sum(each.seconds * each.steps for each in run.accounts)
+    entries = [
+        (about(run.seconds, "s"), "a step, on average"),
+        (f"{exposed / seconds if seconds else 0:.0%}", "of it is exposed communication"),
+    ]
+    if run.late:
+        worst = run.late[0]
+        entries.append((f"{worst.share:.0%}", f"of the time was lost by it: {worst.cost}"))
+    for figure, meaning in entries:
+        pair = add(figures, "div")
+        add(pair, "dt", meaning)
+        add(pair, "dd", figure)
+    if run.late:
+        add(hero, "p", f"{_sentence(run.late[0].when)}")
+        _add_others(hero, run.late[1:MOST_LATE])
+
+
+def _add_others(hero: ET.Element, others: Sequence[Episode]) -> None:
+    if others:
+        add(hero, "p", "Also:")
+        entries = add(hero, "ul")
+        for each in others:
+            add(entries, "li", _sentence(str(each)))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _add_maps(main: ET.Element, run: Overview) -> None:
+    names = {each.rank: f"{each.rank} {each.host}" for each in run.accounts}
+    ranks = {rank: steps for rank, steps in run.run.by_rank.items() if rank in names}
+    lead = "What each rank computed beyond the middle one, by its own clock."
+    add_heat_map(
+        section(main, "Who computed for longer", lead), ranks, names, computing_beyond, "of a step"
+    )
+    if any(step.flows for steps in ranks.values() for step in steps):
+        lead = (
+            "What each host's slowest connection got, below the middle one's, while it had "
+            "something to send. A slow NIC shows in its own row and in those of who sends to it."
+        )
+        found = section(main, "Whose messages went slowly", lead)
+        add_heat_map(found, ranks, names, sending_below, "below the middle one's rate")
+
+
+def _add_figures(main: ET.Element, accounts: Sequence[Account]) -> None:
+    lead = (
+        "A step is computing, exposed communication and waiting between steps. Hidden "
+        "communication and encoding go on meanwhile."
+    )
+    found = section(main, "In figures", lead)
+    shown, rest = foremost(accounts, MOST_ROWS)
+    _add_rows(found, shown)
+    if rest:
+        _add_rows(details(found, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest)
+
+
+def _add_rows(parent: ET.Element, accounts: Sequence[Account]) -> None:
+    columns = [
+        "#Rank", "Host", "#Steps", "#A step", "#Computing", "#Exposed", "#Of a step", "#Hidden",
+        "#Encoding", "#Waiting", "#Sent",
+    ]  # fmt: skip
+    _, body = table(parent, "Ranks", columns)
+    for each in accounts:
+        row = add(body, "tr")
+        add(row, "td", str(each.rank), "number")
+        add(row, "td", each.host)
+        add(row, "td", str(each.steps), "number")
+        for seconds in (each.seconds, each.computing, each.exposed):
+            add(row, "td", about(seconds, "s"), "number")
+        add(row, "td", f"{each.share:.0%}", "number")
+        for seconds in (each.hidden, each.encoding, each.waiting):
+            add(row, "td", about(seconds, "s") if seconds else "-", "number")
+        sent = about(each.bits_per_second, "bit/s") if each.nbytes else "-"
+        add(row, "td", sent, "number")
+
+
+def _add_clocks(main: ET.Element, run: Overview) -> None:
+    lanes = [lane for lane in run.run.lanes.values() if lane.steps]
+    errors = [lane.error for lane in lanes if lane.error is not None]
+    found = section(main, "Clocks")
+    if errors:
+        worst = f"Clocks of {len(errors)} ranks agree within {about(max(errors), 's')}."
+        add(found, "p", worst)
+    for remark in run.run.remarks:
+        add(found, "p", _sentence(remark))
+    inside = details(found, "Each rank's")
+    _, body = table(inside, "Clocks", ["#Rank", "Host", "Put in place by", "#Off by at most"])
+    for lane in lanes:
+        _add_clock(body, lane)
+
+
+def _add_clock(body: ET.Element, lane: Lane) -> None:
+    row = add(body, "tr")
+    add(row, "td", str(lane.rank), "number")
+    add(row, "td", lane.host)
+    add(row, "td", ALIGNED[lane.aligned])
+    add(row, "td", "unknown" if lane.error is None else about(lane.error, "s"), "number")
+
+
+def _add_notes(main: ET.Element, run: Overview) -> None:
+    if not run.notes:
+        return
+    found = section(main, "What else happened")
+    for parent, notes in (
+        (found, run.notes[:MOST_NOTES]),
+        (None, run.notes[MOST_NOTES:]),
+    ):
+        if notes:
+            place = details(found, f"{len(notes)} more") if parent is None else parent
+            entries = add(place, "ul")
+            for note in notes:
+                add(entries, "li", _sentence(str(note)))

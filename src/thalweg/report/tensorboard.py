@@ -1,0 +1,59 @@
+"""A run's steps as scalars for TensorBoard: a run of its own for each rank, by the run's clock."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import UsageError
+from thalweg.records.record import Step
+from thalweg.records.timeline import Timeline
+from thalweg.report.trace import mbit
+
+EVENTS = "events.out.tfevents.*"
+
+
+def scalars(step: Step) -> Iterator[tuple[str, float]]:
+    yield "step/seconds", step.seconds
+    yield "step/computing", step.computing
+    yield "step/exposed", step.exposed
+    yield "step/hidden", step.hidden
+    yield "step/encoding", sum(each.ended - each.began for each in step.encodings)
+    yield "step/waiting", step.settled
+    yield "network/mbit_per_second", mbit(step)
+
+
+def write_scalars(folder: Path, run: Timeline) -> None:
+    """Into folders `rank-0003` of it, which must be new: TensorBoard would mix them."""
+    made = writer_class()
+    places = {rank: folder / f"rank-{rank:04}" for rank in run.lanes}
+    for place in places.values():
+        if any(place.glob(EVENTS)):
+            raise UsageError(f"{place} has events already", "name another folder, or remove it")
+    for rank, place in places.items():
+        try:
+            writer = made(str(place))
+            for step in run.lanes[rank].steps:
+                for name, value in scalars(step):
+                    writer.add_scalar(name, value, step.step, walltime=step.end)
+            writer.close()
+        except OSError as reason:
+            raise UsageError(
+                f"can't write {place}: {reason.strerror}", "name another folder"
+            ) from None
+
+
+def writer_class() -> Any:
+    """Or the error that says how to get it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what it is made with
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError(
+            "scalars for TensorBoard need the package tensorboard",
+            "pip install 'thalweg[tensorboard]'",
+        ) from None
+    return SummaryWriter

@@ -1,0 +1,258 @@
+"""A run as tracks of slices, for a trace viewer: a process for each rank, time in microseconds from
+the earliest moment on.
+
+    late       while this rank, its NIC or its uplink was what the others waited for
+    steps      one after the other
+    compute    what is in a step: the safe point, forward, backward, the optimizer
+    wait       communication that nothing hides: before the optimizer if gradients are averaged,
+               after it if parameters are
+    encode     a compressor at work
+    rounds     exchanges of buckets; those that overlap have tracks of their own
+
+Within a step, compute and wait follow one another without a gap, so their slices add up to it.
+Slices of a track don't overlap, so there is nothing to nest. What a trace is written as is told in
+`trace_json.py` and `trace_proto.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from thalweg.records.overview import Overview
+from thalweg.records.record import Round, Step
+from thalweg.records.timeline import Lane
+
+Argument = int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    name: str
+    start: int
+    end: int
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    name: str
+    at: int
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    name: str
+    slices: tuple[Slice, ...] = ()
+    instants: tuple[Instant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """A value from each moment on, until the next."""
+
+    name: str
+    unit: str
+    values: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    rank: int
+    name: str
+    tracks: tuple[Track, ...]
+    counters: tuple[Counter, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    processes: tuple[Process, ...]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """Microseconds since `start`, whole ones, which keep the order of moments."""
+
+    start: float
+
+    def __call__(self, moment: float) -> int:
+        return max(0, round((moment - self.start) * 1e6))
+
+    def slice(
+        self, name: str, start: float, end: float, arguments: Mapping[str, Argument] | None = None
+    ) -> Slice:
+        begin = self(start)
+        return Slice(
+            name=name, start=begin, end=max(begin, self(end)), arguments=dict(arguments or {})
+        )
+
+
+def trace(run: Overview) -> Trace:
+    lanes = [lane for lane in run.run.lanes.values() if lane.steps or lane.notes]
+    moments = [moment for lane in lanes for moment in _earliest(lane)]
+    time = _Time(min(moments, default=0.0))
+    return Trace(
+        processes=tuple(_process(lane, run, time) for lane in lanes), remarks=run.run.remarks
+    )
+
+
+def _earliest(lane: Lane) -> Iterator[float]:
+    """Rounds may have begun before the first step that is shown."""
+    yield from (note.at for note in lane.notes)
+    for step in lane.steps[:8]:
+        yield from (step.begin, *(each.started for each in step.rounds))
+
+
+def _process(lane: Lane, run: Overview, time: _Time) -> Process:
+    tracks = [
+        Track(name="late", slices=tuple(_apart(_late(lane, run, time)))),
+        Track(name="notes", instants=tuple(_notes(lane, time))),
+        Track(name="steps", slices=tuple(_apart(_step(step, time) for step in lane.steps))),
+        Track(name="compute", slices=tuple(_apart(_compute(lane.steps, time)))),
+        Track(name="wait", slices=tuple(_apart(_wait(lane.steps, time)))),
+        *_lanes("encode", _shown(_encode(lane.steps, time))),
+        *_lanes("rounds", _shown(_rounds(lane.steps, time))),
+    ]
+    digits = len(str(run.run.size - 1))  # viewers sort by name
+    return Process(
+        rank=lane.rank,
+        name=f"rank {lane.rank:0{digits}} on {lane.host}",
+        tracks=tuple(track for track in tracks if track.slices or track.instants),
+        counters=tuple(_counters(lane.steps, time)),
+    )
+
+
+def _shown(slices: Iterable[Slice]) -> Iterator[Slice]:
+    """Those that last."""
+    return (each for each in slices if each.end > each.start)
+
+
+def _apart(slices: Iterable[Slice]) -> Iterator[Slice]:
+    """Those that last, each from where the one before ends: a rank that was started again may have
+    a clock that is a little behind."""
+    reached = 0
+    for each in slices:
+        start = max(reached, each.start)
+        if each.end > start:
+            yield replace(each, start=start)
+            reached = each.end
+
+
+def _late(lane: Lane, run: Overview, time: _Time) -> Iterator[Slice]:
+    for each in sorted(run.late, key=lambda each: each.first):
+        inside = [step for step in lane.steps if each.first <= step.step <= each.last]
+        if lane.rank in each.ranks and inside:
+            about = {"when": each.when, "cost": each.cost, "kind": each.kind.value}
+            yield time.slice(each.why, inside[0].begin, inside[-1].end, about)
+
+
+def _notes(lane: Lane, time: _Time) -> Iterator[Instant]:
+    for note in sorted(lane.notes, key=lambda note: note.at):
+        about: dict[str, Argument] = {"step": note.step, "topic": note.topic, "text": note.text}
+        yield Instant(name=f"{note.topic}: {note.text}", at=time(note.at), arguments=about)
+
+
+def _step(step: Step, time: _Time) -> Slice:
+    about: dict[str, Argument] = {
+        "step": step.step,
+        "computing_ms": _ms(step.computing),
+        "exposed_ms": _ms(step.exposed),
+        "hidden_ms": _ms(step.hidden),
+        "waiting_ms": _ms(step.settled),
+    }
+    return time.slice(f"step {step.step}", step.begin, step.end, about)
+
+
+def _compute(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+    for step in steps:
+        about: dict[str, Argument] = {"step": step.step}
+        settled, first, last, averaged, optimized = _in_order(step)
+        yield time.slice("safe point", step.begin, settled, about)
+        yield time.slice("forward", settled, first, about)
+        yield time.slice("backward", first, last, about)
+        yield time.slice("optimizer", averaged, optimized, about)
+
+
+def _wait(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+    for step in steps:
+        about: dict[str, Argument] = {"step": step.step}
+        _, _, last, averaged, optimized = _in_order(step)
+        yield time.slice("waits for gradients", last, averaged, about)
+        yield time.slice("waits for parameters", optimized, step.end, about)
+
+
+def _in_order(step: Step) -> list[float]:
+    """The moments within it, none before the one before, whatever the script did: one that calls
+    no optimizer has no moment for it."""
+    settled = step.begin + step.settled
+    found = accumulate(
+        (step.begin, settled, step.first, step.last, step.averaged, step.optimized), max
+    )
+    return [min(moment, step.end) for moment in found][1:]
+
+
+def _encode(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+    for step in steps:
+        for each in step.encodings:
+            about: dict[str, Argument] = {"step": step.step, "bucket": each.bucket}
+            yield time.slice(f"encode bucket {each.bucket}", each.began, each.ended, about)
+
+
+def _rounds(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+    for step in steps:
+        for each in step.rounds:
+            about = _about_round(step, each)
+            yield time.slice(f"bucket {each.bucket}", each.started, each.ended, about)
+
+
+def _about_round(step: Step, each: Round) -> dict[str, Argument]:
+    """Moments are told from the start on."""
+    about: dict[str, Argument] = {
+        "step": step.step,
+        "bucket": each.bucket,
+        "ready_ms": _ms(each.ready - each.started),
+    }
+    came = sorted(each.peers.items(), key=lambda peer: peer[1])
+    if came:
+        about["last_to_come"] = f"rank {came[-1][0]}"
+        about |= {f"first_of_rank_{peer}_ms": _ms(at - each.started) for peer, at in came}
+    return about
+
+
+def _lanes(name: str, slices: Iterable[Slice]) -> list[Track]:
+    """So many tracks that none of their slices overlap: each goes to the first that is free."""
+    lanes: list[list[Slice]] = []
+    for each in sorted(slices, key=lambda each: (each.start, each.end)):
+        free = next((lane for lane in lanes if lane[-1].end <= each.start), None)
+        if free is None:
+            lanes.append([each])
+        else:
+            free.append(each)
+    return [
+        Track(name=name if index == 0 else f"{name} {index + 1}", slices=tuple(lane))
+        for index, lane in enumerate(lanes)
+    ]
+
+
+def _counters(steps: Sequence[Step], time: _Time) -> Iterator[Counter]:
+    if not steps:
+        return
+    over = (time(steps[-1].end), 0.0)
+    exposed = [(time(step.begin), _ms(step.exposed)) for step in steps]
+    yield Counter(name="exposed", unit="ms", values=(*exposed, over))
+    if any(step.flows for step in steps):
+        rates = [(time(step.begin), round(mbit(step), 3)) for step in steps]
+        yield Counter(name="sent", unit="Mbit/s", values=(*rates, over))
+
+
+def mbit(step: Step) -> float:
+    """Sent to other hosts, in a second of the step."""
+    nbytes = sum(flow.nbytes for flow in step.flows)
+    return 8e-6 * nbytes / max(step.seconds, 1e-9)
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
