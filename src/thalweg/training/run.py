@@ -48,7 +48,7 @@ NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
 
 
 class Run:
-    """Made by `attach()`."""
+    """A training run, as this worker sees it. Made by `attach()`."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Run:
 
     @property
     def rank(self) -> int:
+        """This worker's number, from 0; it keeps it when others leave."""
         return self._session.rank
 
     @property
