@@ -5,6 +5,7 @@ thalweg run --workers 4 --restarts 3 examples/survive.py
 
 import os
 import signal
+from time import sleep
 
 import torch
 from sklearn.datasets import load_digits
@@ -28,6 +29,7 @@ for epoch in run.epochs(1000):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        sleep(0.05)  # so small a job would be over before it is back
         if run.rank == 2 and run.step == 20 and run.formation == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     if epoch >= 4 and any(incident.joined for incident in run.incidents):

@@ -111,3 +111,25 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
 def test_the_readme_leads_to_every_page(page: Path) -> None:
     assert f"](docs/{page.name})" in (ROOT / "README.md").read_text()
+
+
+def named_tests() -> list[tuple[str, str, bool]]:
+    """Page, what it names, and whether it says that it is slow."""
+    named = re.compile(r"`tests/([\w/.]+::\w+)`( \(slow\))?")
+    return [
+        (name_of(page), f"tests/{test}", bool(slow))
+        for page in PAGES
+        for test, slow in named.findall(page.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("page", "test", "slow"), named_tests())
+def test_tests_that_a_page_names_are_there(page: str, test: str, slow: bool) -> None:
+    path, name = test.split("::")
+    text = (ROOT / path).read_text()
+    before, found, _ = text.partition(f"\ndef {name}(")
+    assert found, f"{page} names {test}"
+    decorators = before.rpartition("\n\n")[2].splitlines()
+    all_are = re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE)
+    is_slow = "@pytest.mark.slow" in decorators or all_are is not None
+    assert is_slow == slow, f"{page} says that {test} is {'slow' if slow else 'not slow'}"
