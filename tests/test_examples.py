@@ -40,8 +40,13 @@ def accuracies(text: str) -> list[str]:
     return re.findall(r"accuracy (\d\.\d+)", text)
 
 
+def troubles(lines: list[str]) -> list[str]:
+    """Of what is written on stderr. Who is late may be told there, as it is in any run."""
+    return [line for line in lines if "who is late" not in line]
+
+
 def in_forks(name: str, folder: Path, size: int) -> dict[int, str]:
-    """What each rank of this example prints."""
+    """What each rank of this example prints; lines of stderr begin with that word."""
     printed: dict[int, list[str]] = {rank: [] for rank in range(size)}
 
     def work(rank: int, report: Report) -> None:
@@ -69,7 +74,7 @@ def test_what_it_prints(name: str, tmp_path: Path) -> None:
     assert all(float(accuracy) > 0.9 for accuracy in reached), everything
     assert len(reached) == (size if name in ALONE_ON_EACH_RANK else 1), everything
     if name != "survive":  # which tells what happened while it runs
-        assert "stderr" not in everything
+        assert not troubles([line for line in everything.splitlines() if "stderr: " in line])
     if name in EXPECTED:
         EXPECTED[name](printed)
 
@@ -183,6 +188,7 @@ AS_A_COMMAND = ("attach", "ddp")
         if name != "predict"
     ],
 )
+@pytest.mark.timeout(300)
 def test_as_its_first_lines_say(name: str, tmp_path: Path) -> None:
     size = str(WORKERS.get(name, 3))
     options = ["--restarts", "3"] if name == "survive" else []
@@ -191,7 +197,7 @@ def test_as_its_first_lines_say(name: str, tmp_path: Path) -> None:
     if name == "ddp" and TORCH_ABORTS in done.stderr:
         done = thalweg(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert name == "survive" or done.stderr == ""
+    assert name == "survive" or not troubles(done.stderr.splitlines())
     reached = accuracies(done.stdout)
     assert all(float(accuracy) > 0.9 for accuracy in reached)
     assert len(reached) == (int(size) if name in ALONE_ON_EACH_RANK else 1)
