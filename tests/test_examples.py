@@ -48,10 +48,12 @@ def troubles(lines: list[str]) -> list[str]:
 def in_forks(name: str, folder: Path, size: int) -> dict[int, str]:
     """What each rank of this example prints; lines of stderr begin with that word."""
     printed: dict[int, list[str]] = {rank: [] for rank in range(size)}
+    kept = []  # until the fork ends: torch may hang where a process group that it left is freed
 
     def work(rank: int, report: Report) -> None:
         os.chdir(folder)
         names = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        kept.append(names)
         if "run" in names:
             names["run"].close()  # as the end of a script does
 
