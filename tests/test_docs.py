@@ -15,8 +15,16 @@ from tests.cli.command import thalweg
 from thalweg.errors import LabError
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "examples" / "README.md",
+]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -33,7 +41,7 @@ def sessions() -> list[tuple[str, str, list[str], list[str]]]:
         for block in blocks(page, "console"):
             command, *printed = block.splitlines()
             assert command.startswith("$ thalweg "), command
-            found.append((page.name, command.removeprefix("$ thalweg "), printed, files))
+            found.append((name_of(page), command.removeprefix("$ thalweg "), printed, files))
     return found
 
 
@@ -59,7 +67,7 @@ def _plain(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "python"):
@@ -72,7 +80,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             names["run"].close()  # as the end of a script does
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_diffs_are_those_of_the_files(page: Path) -> None:
     for block in blocks(page, "diff"):
         before, after = re.findall(r"^(?:---|\+\+\+) (\S+)$", block, re.MULTILINE)
@@ -82,7 +90,46 @@ def test_diffs_are_those_of_the_files(page: Path) -> None:
         )
 
 
-def test_links_lead_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    text = BLOCK.sub("", page.read_text())
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = [re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in shown}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text())
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        found = page.parent / target if target else page
+        assert found.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{page.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+def test_the_readme_leads_to_every_page(page: Path) -> None:
+    assert f"](docs/{page.name})" in (ROOT / "README.md").read_text()
+
+
+def named_tests() -> list[tuple[str, str, bool]]:
+    """Page, what it names, and whether it says that it is slow."""
+    named = re.compile(r"`tests/([\w/.]+::\w+)`( \(slow\))?")
+    return [
+        (name_of(page), f"tests/{test}", bool(slow))
+        for page in PAGES
+        for test, slow in named.findall(page.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("page", "test", "slow"), named_tests())
+def test_tests_that_a_page_names_are_there(page: str, test: str, slow: bool) -> None:
+    path, name = test.split("::")
+    text = (ROOT / path).read_text()
+    before, found, _ = text.partition(f"\ndef {name}(")
+    assert found, f"{page} names {test}"
+    decorators = before.rpartition("\n\n")[2].splitlines()
+    all_are = re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE)
+    is_slow = "@pytest.mark.slow" in decorators or all_are is not None
+    assert is_slow == slow, f"{page} says that {test} is {'slow' if slow else 'not slow'}"

@@ -234,6 +234,8 @@ def default_catalog() -> Catalog:
 
 
 def parse_plan(text: str, catalog: Catalog | None = None) -> Plan:
+    """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if it can't be read,
+    names what isn't there, or combines what doesn't combine."""
     return (catalog or default_catalog()).plan(text)
 
 

@@ -65,6 +65,8 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
+    """A machine, and the ranks that are on it."""
+
     name: str
     ranks: tuple[int, ...]
     nic: Duplex = Duplex.both(ASSUMED_NIC)
@@ -159,20 +161,25 @@ class Cluster:
 
     @property
     def latency_is_assumed(self) -> bool:
+        """Whether nobody measured or declared it."""
         return any(text.endswith("latency") for text in self.assumed)
 
     @property
     def workers(self) -> int:
+        """How many ranks there are, over all hosts."""
         return len(self._places)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
+        """All hosts, rack by rack."""
         return tuple(host for rack in self.racks for host in rack.hosts)
 
     def host(self, rank: int) -> Host:
+        """The one that this rank is on; ClusterError if there is no such rank."""
         return self._place(rank)[1]
 
     def rack(self, rank: int) -> Rack:
+        """The one that this rank is in."""
         return self._place(rank)[0]
 
     def path(self, source: int, target: int) -> tuple[Link, ...]:

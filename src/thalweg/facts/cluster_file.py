@@ -43,6 +43,8 @@ COMMENT_WIDTH = 96
 
 
 def read_cluster(path: Path) -> Cluster:
+    """From a file that `thalweg probe` wrote, or a person; ClusterError names what is wrong with
+    it, and where."""
     return read_toml(path, parse_cluster, ClusterError)
 
 

@@ -71,9 +71,10 @@ class CodecCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`burst`: bytes that a link carries at once after a rest. `codecs` are by their choice's text,
-    as in `powersgd(rank=4)`. `contention`: the share of a codec's seconds that backward loses while
-    both run. `assumed` lists what nobody measured."""
+    """What machines cost beside their links. `burst`: bytes that a link carries at once
+    after a rest. `codecs` are by their choice's text, as in `powersgd(rank=4)`. `contention`: the
+    share of a codec's seconds that backward loses while both run. `assumed` lists what nobody
+    measured."""
 
     ours: Road = Road()
     native: Road = Road()

@@ -39,11 +39,14 @@ _COUNTS = {"": Decimal(1), "k": Decimal(1000), "M": Decimal(1000) ** 2, "G": Dec
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
+    """Bytes, as in `25MB` or `25MiB`; prints as it was written."""
+
     nbytes: int
     text: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """From `25MB` (25,000,000 bytes), `25MiB`, `100B`; UnitError if it is no size."""
         value = _number(text, _BYTES, "a size", "25MB")
         return cls(_whole(value, text, "a size is a whole number of bytes", "25MB"), text.strip())
 
@@ -53,11 +56,15 @@ class Size:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rate:
+    """Bits per second, as in `200mbit` or `25MB/s`; prints as it was written."""
+
     bits_per_second: float
     text: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """From `200mbit`, `10gbit`, `25MB/s`; UnitError if it is no rate. `200mbps` is none: some
+        read it as bits and some as bytes."""
         bits = re.sub(r"bit(/s)?\s*$", "bit", text.lower())
         value = _number(bits if "bit" in bits else text, _RATES, "a rate", "200mbit", text)
         if value < 1:
@@ -74,11 +81,14 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Duration:
+    """Seconds, as in `50ms` or `2min`; prints as it was written."""
+
     seconds: float
     text: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """From `100us`, `50ms`, `2s`, `1min`; UnitError if it is no duration."""
         written = text.replace("µs", "us").replace("μs", "us")  # micro sign, Greek mu
         return cls(float(_number(written, _SECONDS, "a duration", "50ms", text)), text.strip())
 

@@ -80,7 +80,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Tensors in the order of the model, first layer first."""
+    """A training job: its tensors in the order of the model, first layer first, and what a step
+    computes."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -110,9 +111,11 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
+        """Of all gradients."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def buckets(self, limit: Size) -> tuple[Bucket, ...]:
+        """What travels together, last layer first; a bucket closes once it holds `limit`."""
         if limit.nbytes < 1:
             raise WorkloadError(f"a bucket of {limit} holds nothing", "give a size like 25MB")
         ready = self._ready_seconds()

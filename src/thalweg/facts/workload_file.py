@@ -24,6 +24,8 @@ _COSTS = ("forward", "backward", "optimizer")
 
 
 def read_workload(path: Path) -> Workload:
+    """From a file that `thalweg calibrate` wrote, or a person; WorkloadError names what is wrong
+    with it, and where."""
     return read_toml(path, parse_workload, WorkloadError)
 
 

@@ -45,7 +45,8 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Best first; `ddp` is always among them. `left_out` says why of plans that weren't ranked."""
+    """What `advise` says. `ranking` has the best first; `ddp` is always among them.
+    `left_out` says why of plans that weren't ranked."""
 
     cluster: Cluster
     workload: Workload
@@ -59,4 +60,5 @@ class Advice:
 
     @property
     def best(self) -> Advised:
+        """The first of the ranking."""
         return self.ranking[0]

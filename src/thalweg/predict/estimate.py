@@ -35,4 +35,5 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
+        """The mean of a step."""
         return self.parts.seconds

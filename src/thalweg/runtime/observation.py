@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from time import monotonic, thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 from thalweg.facts import Cluster
 from thalweg.records import Encoding, Flow, Judge, Late, Note, Opening, Report, Round, Step, Tally
@@ -42,6 +42,20 @@ TOLD, TOLD_FOR = 32, 4  # steps at most, and beats for which each is told
 KEPT = 1000  # changes
 LATE = "late"  # in the store: the answer
 log = logging.getLogger("thalweg")
+
+
+class _Begun(NamedTuple):
+    """Among these members, and under this plan."""
+
+    world: World
+    sync: str
+
+
+class _Over(NamedTuple):
+    """A step, and what went over connections meanwhile."""
+
+    step: Step
+    sent: Sequence[Sent]
 
 
 class Observation:
@@ -66,15 +80,13 @@ class Observation:
         self._cluster = cluster
         self._arrivals = arrivals
         self._journal = journal
-        self._handed_in: deque[tuple[Step, Sequence[Sent]]] = deque(maxlen=HANDED_IN)
+        self._handed_in: deque[_Begun | _Over] = deque([_Begun(world, sync)], maxlen=HANDED_IN)
         self._records: deque[Record] = deque(maxlen=HANDED_IN)
         self._told: deque[tuple[int, Report]] = deque(maxlen=TOLD)
         self._beats = 0
         self._judge = Judge(cluster, world.members)
         self._hangs = Hangs(cluster)
         self._answered: dict[int, int] = {}  # how often each rank was told the time
-        self._lock = Lock()
-        self._begun: tuple[World, str] | None = (world, sync)
         self._world = world
         self._store: Any = None
         self._neighbours = Neighbours(world)
@@ -93,11 +105,10 @@ class Observation:
 
     def begin(self, world: World, sync: str) -> None:
         """Among these members and under this plan from now on."""
-        with self._lock:
-            self._begun = world, sync
+        self._handed_in.append(_Begun(world, sync))
 
     def hand_in(self, step: Step, sent: Sequence[Sent]) -> None:
-        self._handed_in.append((step, sent))
+        self._handed_in.append(_Over(step, sent))
 
     def note(self, topic: str, step: int, text: str) -> None:
         self._records.append(Note(at=monotonic(), step=step, topic=topic, text=text))
@@ -119,30 +130,33 @@ class Observation:
         last = False
         while not last:
             last = self._ended.wait(max(BEAT, self._world.size / RANKS_A_SECOND))
-            self._beats += 1
-            with self._lock:
-                begun, self._begun = self._begun, None
-            if begun is not None:
-                self._form(*begun)
-            if len(self._world.members) > 1:
-                self._to_store = self._neighbours.round_trip(self.connections.look_at_all())
-            self._take_in()
             try:
-                if self._store is not None:
-                    self._exchange(self._store, last)
-            except (RuntimeError, ValueError):  # torch's DistError is a RuntimeError
-                self._store = None  # until members meet at another
-            self._write()
+                self._round(last)
+            except Exception as error:  # whatever it is, training goes on
+                log.warning("nothing more is observed: %s: %s", type(error).__name__, error)
+                break
             self.cpu_seconds = thread_time()
         if self._journal is not None:
             self._journal.close()
+
+    def _round(self, last: bool) -> None:
+        self._beats += 1
+        if len(self._world.members) > 1:
+            self._to_store = self._neighbours.round_trip(self.connections.look_at_all())
+        self._take_in()
+        try:
+            if self._store is not None:
+                self._exchange(self._store, last)
+        except (RuntimeError, ValueError):  # torch's DistError is a RuntimeError
+            self._store = None  # until members meet at another
+        self._write()
 
     def _form(self, world: World, sync: str) -> None:
         self._world = world
         self._judge.form(world.members)
         self._told.clear()
         host, rack = self._cluster.host(self.rank), self._cluster.rack(self.rank)
-        self._records.appendleft(
+        self._records.append(
             Opening(
                 rank=self.rank,
                 size=world.size,
@@ -163,12 +177,21 @@ class Observation:
 
     def _take_in(self) -> None:
         """Steps that were handed in, with their rounds."""
-        taken = []
+        taken: list[_Over] = []
         while self._handed_in:
-            taken.append(self._handed_in.popleft())
+            one = self._handed_in.popleft()
+            if isinstance(one, _Over):
+                taken.append(one)
+                continue
+            self._add(taken)
+            taken = []
+            self._form(one.world, one.sync)
+        self._add(taken)
+
+    def _add(self, taken: Sequence[_Over]) -> None:
         if not taken:
             return
-        first = min(step.step for step, _ in taken)
+        first = min(over.step.step for over in taken)
         arrivals = self._arrivals()
         rounds: dict[int, list[Round]] = {}
         for a in arrivals.since(first):
@@ -177,21 +200,21 @@ class Observation:
         encodings: dict[int, list[Encoding]] = {}
         for e in arrivals.encoded_since(first):
             encodings.setdefault(e.step, []).append(Encoding(e.bucket, e.began, e.ended))
-        for bare, sent in taken:
-            step = self._complete(bare, sent, rounds, encodings)
+        for over in taken:
+            step = self._complete(over, rounds, encodings)
             self.tallies[self.rank].add(step)
             self._told.append((self._beats, Report.of(step)))
             self._records.append(step)
 
     def _complete(
         self,
-        step: Step,
-        sent: Sequence[Sent],
+        over: _Over,
         rounds: Mapping[int, list[Round]],
         encodings: Mapping[int, list[Encoding]],
     ) -> Step:
+        step = over.step
         flows: dict[int, list[Sent]] = {}
-        for one in sent:
+        for one in over.sent:
             peer = self._neighbours.rank_at(one.address)
             if peer is not None:
                 flows.setdefault(peer, []).append(one)
@@ -215,7 +238,7 @@ class Observation:
         if self.is_first:
             moment = self.clock.keep()
             if moment is not None:
-                self._records.appendleft(moment)
+                self._records.append(moment)
             self._listen(store)
         else:
             if asks and (moment := self.clock.ask(store, self.rank)) is not None:

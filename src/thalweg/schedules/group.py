@@ -12,8 +12,8 @@ from thalweg.schedules.contention import Contention, declared, judge
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`racks` are the members rack by rack, host by host, whatever their numbers; `order` is the
-    same in one line, so neighbours in it are neighbours in the network."""
+    """The members of a round. `racks` are the members rack by rack, host by host, whatever their
+    numbers; `order` is the same in one line, so neighbours in it are neighbours in the network."""
 
     ranks: tuple[int, ...]
     cluster: Cluster
@@ -37,10 +37,12 @@ class Group:
 
     @classmethod
     def everybody(cls, cluster: Cluster) -> Group:
+        """All ranks of a cluster."""
         return cls(tuple(range(cluster.workers)), cluster)
 
     @property
     def size(self) -> int:
+        """How many members."""
         return len(self.ranks)
 
     def racks_from(self, root: int) -> tuple[tuple[int, ...], ...]:
@@ -50,6 +52,7 @@ class Group:
         return ((root, *(rank for rank in own if rank != root)), *others)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
+        """Some of the members, of the same cluster."""
         return Group(tuple(ranks), self.cluster, self.contention)
 
     @property
@@ -74,6 +77,7 @@ class Group:
         return [(rack, _slower(uplink)) for rack, uplink in limited if uplink is not None]
 
     def slowest_bytes_per_second(self) -> float:
+        """Of all NICs and uplinks that the members use."""
         return min([self.slowest_nic(), *(rate for _, rate in self.uplinks())])
 
     def longest_seconds(self) -> float:

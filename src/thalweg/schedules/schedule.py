@@ -30,6 +30,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
+    """Each rank's moves, in order; what everybody holds before, and promises to hold after."""
+
     name: str
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]  # elements of each chunk
@@ -44,6 +46,7 @@ class Schedule:
 
     @property
     def elements(self) -> int:
+        """How many numbers are to be added up."""
         return self.offsets[-1]
 
     def moves(self, rank: int) -> Iterator[Move]:
@@ -67,9 +70,11 @@ class Schedule:
         return bool(chunks) and not any(chunks)
 
     def span_elements(self, move: Move) -> int:
+        """How many numbers a move carries."""
         return self.offsets[move.stop] - self.offsets[move.start]
 
     def span_bytes(self, move: Move) -> int:
+        """How many bytes a move carries."""
         return self.span_elements(move) * self.itemsize
 
 

@@ -54,7 +54,7 @@ NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
 
 
 class Run:
-    """Made by `attach()`."""
+    """A training run, as this worker sees it. Made by `attach()`."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Run:
 
     @property
     def rank(self) -> int:
+        """This worker's number, from 0; it keeps it when others leave."""
         return self._session.rank
 
     @property
@@ -366,6 +367,8 @@ class Run:
         averager.adopt(contention)
         made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
         self._adjustments.append(made)
+        if self._observer is not None:
+            self._observer.observation.note("groups", made.step, str(made))
         if self._autopilot is not None:
             self._autopilot.adjusted()
         if self.rank == 0:
@@ -477,6 +480,10 @@ class Run:
             journal = Journal(self._records, self.rank, again=session.world.restarted)
         cluster, sync = session.everybody.cluster, str(session.plan)
         observation = Observation(session.world, cluster, sync, lambda: self.arrivals, journal)
+        if self._survival is not None:
+            self._survival.on_incident = lambda one: observation.note(
+                "incident", one.step, one.reason
+            )
         return Observer(session.model, observation, session.step)
 
     def _regrouped(self) -> None:
@@ -488,7 +495,9 @@ class Run:
         session = self._session
         self._observed = session.plan
         if self._observer is not None:
-            self._observer.observation.begin(session.world, str(session.plan))
+            observation = self._observer.observation
+            observation.note("plan", self.step, str(session.plan))
+            observation.begin(session.world, str(session.plan))
 
     def _steer_anew(self) -> None:
         """Under `auto`: measure and choose for these members, if they are all there were."""

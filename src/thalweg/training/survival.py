@@ -42,6 +42,7 @@ class Survival:
         self._published = dict(published)
         self._noticed: float | None = None
         self._missed: set[int] = set()  # nobody waits for these
+        self.on_incident: Callable[[Incident], None] = lambda incident: None
         membership.on_absence = self._note_absence
         membership.on_return = self._note_return
 
@@ -180,4 +181,5 @@ class Survival:
 
     def _add(self, incident: Incident) -> None:
         self.incidents.append(incident)
+        self.on_incident(incident)
         del self.incidents[:-KEPT]

@@ -1,0 +1,34 @@
+"""Handwritten digits under any plan but a coded one, with a loader of one's own.
+
+torchrun --nproc-per-node 4 examples/own_loader.py
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import thalweg
+
+torch.manual_seed(0)
+x, y = load_digits(return_X_y=True)
+data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+run = thalweg.attach(model, optimizer, sync="ring")
+sampler = DistributedSampler(data, run.size, run.rank)
+loader = DataLoader(data, batch_size=128 // run.size, sampler=sampler)
+
+for epoch in range(5):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+if run.rank == 0:
+    right = model(data.tensors[0]).argmax(1) == data.tensors[1]
+    print(f"accuracy {right.float().mean():.3f}")

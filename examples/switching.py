@@ -1,0 +1,36 @@
+"""Handwritten digits: one plan for three epochs, another after them, and an early end.
+
+torchrun --nproc-per-node 4 examples/switching.py
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import thalweg
+
+torch.manual_seed(0)
+x, y = load_digits(return_X_y=True)
+data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring")
+
+for epoch in run.epochs(50):
+    if epoch == 3 and run.rank == 0:  # on any rank: all take it up at the same step
+        run.switch("ring+bf16")
+    for x, y in run.batches(epoch):
+        loss = run.mean(cross_entropy(model(x), y, reduction="none"))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if run.rank == 0 and loss < 0.2:  # the same
+        run.stop()
+
+if run.rank == 0:
+    right = model(data.tensors[0]).argmax(1) == data.tensors[1]
+    print(f"accuracy {right.float().mean():.3f}")
+    print(f"ended after step {run.step} under {run.sync}")

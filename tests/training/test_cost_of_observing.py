@@ -1,0 +1,58 @@
+"""What observing takes of a training: CPU of its thread, and time of the training thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter, sleep, thread_time
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.training.workers import on_ranks
+from thalweg.training import attach
+
+STEPS = 200
+COMPUTE = 0.05  # seconds
+LAYERS = 12
+
+
+def test_below_one_percent_of_step_time(tmp_path: Path) -> None:
+    """With records, on every rank: the one that judges too."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(LAYERS)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        run = attach(model, optimizer, sync="ring", timeout="60s", records=str(tmp_path))
+        began = perf_counter()
+        for _ in range(STEPS):
+            sleep(COMPUTE)
+            optimizer.zero_grad()
+            model(torch.ones(3, 256)).square().mean().backward()
+            optimizer.step()
+        seconds = perf_counter() - began
+        run.close()
+        observer = run._observer
+        assert observer is not None
+        hooks = 2 * LAYERS * STEPS * _seconds_of_a_hook(observer._gradient)
+        spent = observer.observation.cpu_seconds + observer.blocked + hooks
+        return {"share": spent / seconds, "steps": run.tallies[rank].steps}
+
+    results = on_ranks(4, work, seconds=100)
+    assert [result["steps"] for result in results] == [STEPS] * 4
+    assert max(result["share"] for result in results) < 0.01, results
+
+
+def _seconds_of_a_hook(hook: Any, times: int = 2000) -> float:
+    """When one has been called in this backward, as all but the first have."""
+    waiting = torch.zeros(1)
+
+    class Coming:
+        def is_to_come(self) -> bool:
+            return True
+
+    hook.__self__._end = Coming()
+    began = thread_time()
+    for _ in range(times):
+        hook(waiting)
+    return (thread_time() - began) / times
