@@ -81,6 +81,11 @@ def test_what_it_prints(name: str, tmp_path: Path) -> None:
         EXPECTED[name](printed)
 
 
+def names_the_late_one(printed: dict[int, str]) -> None:
+    assert re.search(r"^rank 1 on host1 computes .+, usual is .+ a step", printed[0], re.MULTILINE)
+    assert re.search(r"^rank +host +steps +a step +computing +exposed", printed[0], re.MULTILINE)
+
+
 def chooses(printed: dict[int, str]) -> None:
     """Whatever it chooses: that it did at step 8, what it predicted, and why."""
     assert re.search(r"^from step 8: .+: predicted .+ \(.+\)$", printed[0], re.MULTILINE)
@@ -149,6 +154,7 @@ EXPECTED: dict[str, Callable[[dict[int, str]], None]] = {
     "survive": has_lost_one_and_got_it_back,
     "switching": has_switched_and_stopped,
     "timings": has_timed,
+    "who_is_late": names_the_late_one,
     "traffic": sends_what_a_ring_sends,
     "wait_for_nobody": is_late_and_left_behind,
 }

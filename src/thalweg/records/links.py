@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -300,8 +300,14 @@ class Links:
             gives=min(given.rate for given in last),
             usual=max(given.can for given in last),
             seconds=fmean(steps.values()) if steps else 0.0,
-            since=min(steps, default=last[0].step),
+            since=min(map(self._slow_since, ways)),
         )
+
+    def _slow_since(self, way: Link) -> int:
+        """The first of its last steps, as far as they are remembered, at which it was slow."""
+        newest_first = reversed(self._given[way])
+        slow = list(takewhile(lambda one: one.rate < GOOD * one.can, newest_first))
+        return (slow or [self._given[way][-1]])[-1].step
 
 
 def _gave(flows: Sequence[Flow]) -> float:
