@@ -2,7 +2,7 @@
 
 The first of the members keeps the time. Another asks it as in Cristian's algorithm (1989): it sends
 a ping and takes the answer for the moment half-way; of several the fastest counts, and is wrong by
-half of its round trip at most. Both go through the store, where either waits for the other's key.
+half of its round trip at most. Both go through the store, where either looks for the other's key.
 
     asker   t0  ping/k ........................  t1      offset = answer - (t0 + t1) / 2
     keeper               answer := its time
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any
 
 from thalweg.records import Moment
@@ -25,6 +24,7 @@ PINGS = 8
 AGAIN, SOONER = 60.0, 5.0  # seconds until it is asked again, and if it wasn't answered
 PATIENCE = 1.5  # seconds for one that has asked to be asked back
 ANSWER = 0.5  # seconds for a ping's
+SELDOM, OFTEN = 0.01, 0.0002  # seconds between two looks for a key
 
 
 class CommonClock:
@@ -58,12 +58,14 @@ class CommonClock:
         self._due = self._own() + SOONER
         room = f"clock/{rank}/{self.asked}"
         with suppress(RuntimeError):  # torch's DistError is one
-            store.wait([f"{room}/go"], timedelta(seconds=PATIENCE))
+            if not _comes(store, f"{room}/go", PATIENCE, SELDOM):
+                return None
             pings = []
             for number in range(PINGS):
                 began = self._own()
                 store.set(f"{room}/ping/{number}", "")
-                store.wait([f"{room}/answer/{number}"], timedelta(seconds=ANSWER))
+                if not _comes(store, f"{room}/answer/{number}", ANSWER, OFTEN):
+                    return None
                 ended = self._own()
                 answer = float(store.get(f"{room}/answer/{number}"))
                 pings.append((ended - began, answer - (began + ended) / 2))
@@ -74,17 +76,27 @@ class CommonClock:
         return None
 
     def answer(self, store: Any, rank: int, asked: int) -> None:
-        """As the keeper. Nothing of it stays in the store."""
+        """As the keeper. Little of it stays in the store."""
         room = f"clock/{rank}/{asked}"
         with suppress(RuntimeError):
             store.set(f"{room}/go", "")
             for number in range(PINGS):
-                store.wait([f"{room}/ping/{number}"], timedelta(seconds=ANSWER))
+                if not _comes(store, f"{room}/ping/{number}", ANSWER, OFTEN):
+                    return  # it may still read the last answer, and would wait for one that is gone
                 store.set(f"{room}/answer/{number}", repr(self.now()))
-        keys = [f"{room}/{kind}/{n}" for kind in ("ping", "answer") for n in range(PINGS - 1)]
-        with suppress(RuntimeError):
-            for key in (f"{room}/go", *keys):  # the last answer may not have been read
+            read = [f"{room}/{kind}/{n}" for kind in ("ping", "answer") for n in range(PINGS - 1)]
+            for key in (f"{room}/go", *read):
                 store.delete_key(key)
 
     def _moment(self) -> Moment:
         return Moment(at=self._own(), offset=self.offset, error=self.error)
+
+
+def _comes(store: Any, key: str, seconds: float, pause: float) -> bool:
+    """Within so many seconds. (Torch's own wait complains on stderr if it doesn't.)"""
+    deadline = monotonic() + seconds
+    while not store.check([key]):
+        if monotonic() > deadline:
+            return False
+        sleep(pause)
+    return True
