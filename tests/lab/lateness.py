@@ -113,7 +113,6 @@ def _train(
                 run.stop()
     seconds = run.tallies[rank].seconds
     run.close()
-    assert run._observer is not None
     spent = run._observer.observation.cpu_seconds + run._observer.blocked
     return {
         "changes": [

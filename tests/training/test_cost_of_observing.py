@@ -33,7 +33,6 @@ def test_below_one_percent_of_step_time(tmp_path: Path) -> None:
         seconds = perf_counter() - began
         run.close()
         observer = run._observer
-        assert observer is not None
         hooks = 2 * LAYERS * STEPS * _seconds_of_a_hook(observer._gradient)
         spent = observer.observation.cpu_seconds + observer.blocked + hooks
         return {"share": spent / seconds, "steps": run.tallies[rank].steps}

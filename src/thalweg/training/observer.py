@@ -10,8 +10,10 @@ to be counted, and no plan has to tell.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -19,24 +21,63 @@ import torch
 from torch import nn
 
 from thalweg.records import Step
+from thalweg.records.journal import Journal
+from thalweg.records.summary import summary_text
+from thalweg.runtime import Arrivals
 from thalweg.runtime.activity import WAITING
 from thalweg.runtime.observation import Observation
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.averager import trainable
+from thalweg.training.incident import Incident
+from thalweg.training.session import Session
 
+log = logging.getLogger("thalweg")
 FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", "a safe point"
 
 
 class Observer:
-    """To be made before a plan runs: its hooks are to be called first."""
+    """One run's. To be made before a plan runs: its hooks are to be called first. `arrivals` are
+    those of the plan that runs; `records` is the folder to write steps into, if any."""
 
-    def __init__(self, model: nn.Module, observation: Observation, step: int) -> None:
-        self.observation = observation
+    def __init__(
+        self, session: Session, arrivals: Callable[[], Arrivals], records: Path | None
+    ) -> None:
         self.blocked = 0.0  # seconds that observing took of the training thread's
+        self._session = session
+        self._plan, self._members = session.plan, session.world.members
         self._end: AtTheEnd | None = None
-        self._step = step
-        self._hooks = [_hook(p, self._gradient) for p in trainable(model).values()]
+        self._step = session.step
+        world = session.world
+        self.observation = Observation(
+            world,
+            session.everybody.cluster,
+            str(session.plan),
+            arrivals,
+            None if records is None else Journal(records, world.rank, again=world.restarted),
+        )
+        self._hooks = [_hook(p, self._gradient) for p in trainable(session.model).values()]
         self._begin(monotonic())
+
+    def follow(self) -> None:
+        """The plan and the members, if they have changed."""
+        session = self._session
+        if session.plan is not self._plan or session.world.members != self._members:
+            self._plan, self._members = session.plan, session.world.members
+            self.observation.note("plan", session.step, str(session.plan))
+            self.observation.begin(session.world, str(session.plan))
+
+    def note_incident(self, incident: Incident) -> None:
+        self.observation.note("incident", incident.step, incident.reason)
+
+    def summary(self) -> str:
+        seen = self.observation
+        return summary_text(self._session.everybody.cluster, seen.tallies, seen.changes)
+
+    def tell(self) -> None:
+        """The summary, on the log, when all have ended: by the first of those who were left."""
+        self.observation.listen_once_more()
+        if self.observation.is_first and len(self._members) > 1:
+            log.info("%s", self.summary())
 
     def _begin(self, now: float) -> None:
         self._began = now

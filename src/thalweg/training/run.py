@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,7 @@ from thalweg.errors import RunError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.predict import Advice
 from thalweg.records import Late, Tally
-from thalweg.records.journal import Journal
-from thalweg.records.summary import summary_text
 from thalweg.runtime import Alarm, Arrivals, Change, Engine, World
-from thalweg.runtime.observation import Observation
 from thalweg.schedules import Group
 from thalweg.training.asked import allowed, is_auto, plan_at_first
 from thalweg.training.asynchronous import AsynchronousAverager
@@ -94,9 +91,9 @@ class Run:
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self._hooks: list[Any] = []
-        self._records = records
-        self._observer: Observer | None = None  # before it starts
-        self._observed = self._session.plan
+        self._observer = Observer(self._session, lambda: self.arrivals, records)
+        if survival is not None:
+            survival.on_incident = self._observer.note_incident
 
     # What the script reads
 
@@ -157,24 +154,22 @@ class Run:
     def late(self) -> Sequence[Late]:
         """Who is late now and why, as the first of the members finds it: who computes longer than
         the others, whose NIC or uplink is slow; with the time that it costs. Empty if nobody is."""
-        return () if self._observer is None else self._observer.observation.late
+        return self._observer.observation.late
 
     @property
     def latenesses(self) -> Sequence[tuple[int, Sequence[Late]]]:
         """From which step on who was late, each time that it changed."""
-        return () if self._observer is None else tuple(self._observer.observation.changes)
+        return tuple(self._observer.observation.changes)
 
     def summary(self) -> str:
         """A table of what the steps so far took on each rank, and who is late: on the first of the
         members; of this rank alone on the others."""
-        assert self._observer is not None
-        seen = self._observer.observation
-        return summary_text(self._session.everybody.cluster, seen.tallies, seen.changes)
+        return self._observer.summary()
 
     @property
     def tallies(self) -> Mapping[int, Tally]:
         """The figures of that table, by rank."""
-        return {} if self._observer is None else dict(self._observer.observation.tallies)
+        return dict(self._observer.observation.tallies)
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -327,13 +322,12 @@ class Run:
         for part, saved in zip(session.state, aside or (), strict=aside is not None):
             part.load_state_dict(saved)
         self._refuse_new_parameters()
-        with self._settling("the safe point"):
+        with self._observer.settling("the safe point"):
             self._regrouping.safe_point(self._settle)
 
     def _settle(self) -> None:
         session = self._session
-        if session.plan is not self._observed:
-            self._observe_anew()
+        self._observer.follow()
         session.catch_up()
         if session.tree is not None:
             session.tree.serve()
@@ -367,8 +361,7 @@ class Run:
         averager.adopt(contention)
         made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
         self._adjustments.append(made)
-        if self._observer is not None:
-            self._observer.observation.note("groups", made.step, str(made))
+        self._observer.observation.note("groups", made.step, str(made))
         if self._autopilot is not None:
             self._autopilot.adjusted()
         if self.rank == 0:
@@ -383,11 +376,8 @@ class Run:
 
     def _work(self, work: Callable[[], Any]) -> None:
         """What all do together between two steps."""
-        with self._settling("run.save, consensus or average before a step"):
+        with self._observer.settling("run.save, consensus or average before a step"):
             self._regrouping.work(work)
-
-    def _settling(self, what: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._observer is None else self._observer.settling(what)
 
     def close(self) -> None:
         """End this rank's part. Waits a moment for the others: what one has sent last, another
@@ -401,8 +391,7 @@ class Run:
             hook.remove()
         if self._autopilot is not None:
             self._autopilot.close()
-        if self._observer is not None:
-            self._observer.close()
+        self._observer.close()
         if session.averager is not None and not session.ending.failed:
             with suppress(ThalwegError):  # who has failed says so elsewhere
                 session.averager.detach()
@@ -415,15 +404,7 @@ class Run:
                 through = not session.ending.failed and not session.engine.failed
                 self._survival.membership.close(through=through)
             session.engine.close()
-        self._tell_summary()
-
-    def _tell_summary(self) -> None:
-        """For the log, by the first of those who were left."""
-        if self._observer is None or self.size == 1:
-            return
-        self._observer.observation.listen_once_more()
-        if self._observer.observation.is_first:
-            log.info("%s", self.summary())
+        self._observer.tell()
 
     def _end(self, seconds: float) -> bool:
         """Part, and leave word for those who come later."""
@@ -455,7 +436,6 @@ class Run:
         """Begin from a checkpoint if there is one, else from rank 0's model; if this rank returns
         to a run that goes on, from another's."""
         session = self._session
-        self._observer = self._observing()
         try:
             if returns:
                 self._regrouping.come_back()
@@ -473,31 +453,10 @@ class Run:
             session.model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
         ]
 
-    def _observing(self) -> Observer:
-        session = self._session
-        journal = None
-        if self._records is not None:
-            journal = Journal(self._records, self.rank, again=session.world.restarted)
-        cluster, sync = session.everybody.cluster, str(session.plan)
-        observation = Observation(session.world, cluster, sync, lambda: self.arrivals, journal)
-        if self._survival is not None:
-            self._survival.on_incident = lambda one: observation.note(
-                "incident", one.step, one.reason
-            )
-        return Observer(session.model, observation, session.step)
-
     def _regrouped(self) -> None:
         """The members have met anew."""
-        self._observe_anew()
+        self._observer.follow()
         self._steer_anew()
-
-    def _observe_anew(self) -> None:
-        session = self._session
-        self._observed = session.plan
-        if self._observer is not None:
-            observation = self._observer.observation
-            observation.note("plan", self.step, str(session.plan))
-            observation.begin(session.world, str(session.plan))
 
     def _steer_anew(self) -> None:
         """Under `auto`: measure and choose for these members, if they are all there were."""
@@ -546,7 +505,6 @@ class Run:
 
     def _stepped(self) -> None:
         session, observer = self._session, self._observer
-        assert observer is not None
         observer.stepped()
         for parameter, gradient in self._without_gradient:
             parameter.grad = gradient
