@@ -36,7 +36,7 @@ from thalweg.runtime.neighbours import Neighbours, own_addresses
 from thalweg.runtime.world import World
 from thalweg.transports.tcp import Connections, Sent
 
-BEAT, RANKS_A_SECOND = 0.5, 100.0  # seconds between two looks; of many ranks more
+BEAT, RANKS_A_SECOND = 0.5, 50.0  # seconds between two looks; of many ranks more
 HANDED_IN = 4096  # steps that may wait for this thread
 TOLD, TOLD_FOR = 32, 4  # steps at most, and beats for which each is told
 KEPT = 1000  # changes
