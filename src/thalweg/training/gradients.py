@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from thalweg.facts import Size
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.carriers import Carrier, EngineCarrier
 from thalweg.training.held import Slots, hand_over, windows
+from thalweg.training.hook import after_gradient
 from thalweg.training.layout import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.overlap import Timing
 from thalweg.transports import Array
@@ -52,7 +52,9 @@ class GradientAverager:
         self._home = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
         self._backward: _Backward | None = None
-        self._hooks = [_hook(p, partial(self._ready, name)) for name, p in parameters.items()]
+        self._hooks = [
+            after_gradient(p, partial(self._ready, name)) for name, p in parameters.items()
+        ]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -220,8 +222,3 @@ def layout_of(
     flags = torch.empty(len(parameters), dtype=first.dtype)
     tensors: dict[str, torch.Tensor] = {FLAGS: flags, **parameters}
     return Layout.of(tensors, limit, arranged)
-
-
-def _hook(parameter: nn.Parameter, ready: Callable[[torch.Tensor], None]) -> Any:
-    register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
-    return register(ready)

@@ -1,4 +1,4 @@
-"""A hook on a module that stays behind when the module is copied or pickled.
+"""Hooks. One on a module stays behind when the module is copied or pickled.
 
 `copy.deepcopy(model)` for a moving average and `torch.save(model)` take a module's hooks along;
 what Thalweg puts there belongs to this process and this model.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import nn
 
 
 class Hook:
@@ -28,3 +31,9 @@ def nothing() -> Callable[..., None]:
 
 def _do_nothing(*args: Any) -> None:
     pass
+
+
+def after_gradient(parameter: nn.Parameter, call: Callable[[torch.Tensor], None]) -> Any:
+    """Whenever its gradient is there; what is returned has `remove()`. (Torch's own has no types.)"""
+    register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
+    return register(call)

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import torch
-from torch import nn
 
 from thalweg.records import Step
 from thalweg.records.journal import Journal
@@ -28,6 +26,7 @@ from thalweg.runtime.activity import WAITING
 from thalweg.runtime.observation import Observation
 from thalweg.training.autograd import AtTheEnd
 from thalweg.training.averager import trainable
+from thalweg.training.hook import after_gradient
 from thalweg.training.incident import Incident
 from thalweg.training.session import Session
 
@@ -55,7 +54,7 @@ class Observer:
             arrivals,
             None if records is None else Journal(records, world.rank, again=world.restarted),
         )
-        self._hooks = [_hook(p, self._gradient) for p in trainable(session.model).values()]
+        self._hooks = [after_gradient(p, self._gradient) for p in trainable(session.model).values()]
         self._begin(monotonic())
 
     def follow(self) -> None:
@@ -148,8 +147,3 @@ class Observer:
         for hook in self._hooks:
             hook.remove()
         self.observation.close()
-
-
-def _hook(parameter: nn.Parameter, ready: Callable[[torch.Tensor], None]) -> Any:
-    register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
-    return register(ready)

@@ -14,7 +14,7 @@ step. Each looks at its own clock only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
@@ -29,7 +29,7 @@ from torch import nn
 
 from thalweg.facts import Cluster, Costs, Duration, Host, Lateness, Tensor, Workload
 from thalweg.training.averager import trainable
-from thalweg.training.hook import Hook
+from thalweg.training.hook import Hook, after_gradient
 from thalweg.training.layout import DTYPES
 
 DEVIATIONS, OF_A_STEP = 5.0, 0.2  # later than both: late
@@ -57,7 +57,10 @@ class Profile:
         self._steps: list[_Step] = []
         self._now: _Step | None = None  # nobody knows when the first began
         self._hooks: list[Any] = [
-            *(_hook(p, partial(self._ready, name)) for name, p in self._parameters.items()),
+            *(
+                after_gradient(p, partial(self._ready, name))
+                for name, p in self._parameters.items()
+            ),
             optimizer.register_step_pre_hook(Hook(lambda *_: self._optimizes())),
             optimizer.register_step_post_hook(Hook(lambda *_: self._ends())),
         ]
@@ -192,8 +195,3 @@ def _together(late: Sequence[Lateness]) -> Lateness:
         return Lateness()
     lost = fmean(one.probability * one.delay.seconds for one in late)
     return Lateness(probability=probability, delay=Duration(round(lost / probability, DIGITS)))
-
-
-def _hook(parameter: nn.Parameter, ready: Callable[[torch.Tensor], None]) -> Any:
-    register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
-    return register(ready)
