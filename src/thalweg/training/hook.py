@@ -34,6 +34,6 @@ def _do_nothing(*args: Any) -> None:
 
 
 def after_gradient(parameter: nn.Parameter, call: Callable[[torch.Tensor], None]) -> Any:
-    """Whenever its gradient is there; what is returned has `remove()`. (Torch's own has no types.)"""
+    """Whenever its gradient is there; `remove()` of what is returned ends it."""
     register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
     return register(call)
