@@ -36,6 +36,20 @@ def test_rows_per_step_and_a_result(tmp_path: Path) -> None:
     assert result["identical"]
 
 
+def test_where_the_time_went_and_records_of_it(tmp_path: Path) -> None:
+    where = ("--workers", "2", "--records", "records")
+    document = trained("digits", *where, "--steps", "20", cwd=tmp_path)
+    result = document["settings"]["result"]
+    assert [row["rank"] for row in result["ranks"]] == [0, 1]
+    for row in result["ranks"]:
+        assert row["steps"] == 20
+        parts = row["computing"] + row["exposed"] + row["settled"]
+        assert parts == pytest.approx(row["seconds"], rel=0.001)
+    assert result["late"] == []
+    done = thalweg("report", "records", "--json", "-", cwd=tmp_path)
+    assert [row["rank"] for row in json.loads(done.stdout)["rows"]] == [0, 1]
+
+
 @pytest.mark.slow
 def test_under_torchrun_rank_0_tells(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -1,7 +1,7 @@
 """Who computes for longer than the others.
 
     a step of a rank is late   if it computes for longer than usual, by a tenth of a step, by five
-                               deviations of steps, and by 10 ms: all three
+                               deviations of steps, and by 20 ms: all three
     a rank is late             if half of its last twelve steps were, until less than a third of its
                                last six are; or if it loses a tenth of all time in several of its
                                last 64, more often than it would by chance if it were like others
@@ -19,7 +19,7 @@ from math import sqrt
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
-OF_A_STEP, DEVIATIONS, LEAST = 0.1, 5.0, 0.010  # the last in seconds
+OF_A_STEP, DEVIATIONS, LEAST = 0.1, 5.0, 0.020  # the last in seconds
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 LATELY, LATE_LATELY = 12, 6  # steps
 JUST_NOW, LATE_JUST_NOW = 6, 2
