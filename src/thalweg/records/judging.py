@@ -20,6 +20,7 @@ from thalweg.records.links import Blamed, Links, Owner
 from thalweg.records.record import Flow, Step
 
 REMEMBERED = 12  # steps
+TWICE, OFTEN = 2, 4  # judgements in a row
 PATIENCE = 4  # steps that a rank may be behind, until the others' are judged without it
 WORTH_IT, LEAST = 0.05, 0.005  # of a step's time, and seconds: what is less isn't worth a word
 
@@ -64,6 +65,7 @@ class Judge:
         self._changed = False  # since the last judgement
         self._store: dict[int, deque[float]] = {}
         self._before: dict[Any, Late] = {}  # what the last judgement found
+        self._times: dict[Any, int] = {}  # how many have found it in a row
         self.late: tuple[Late, ...] = ()
 
     def form(self, members: Sequence[int]) -> None:
@@ -75,6 +77,7 @@ class Judge:
         self._lately.clear()
         self._store.clear()
         self._before.clear()
+        self._times.clear()
 
     @property
     def newest(self) -> int:
@@ -104,13 +107,18 @@ class Judge:
         self._changed = False
         self._close_steps()
         found = {late.key: late for late in self._found()}
-        named, seen_before = {late.key: late for late in self.late}, self._before
-        self._before = found
-        # Twice in a row, both to be named and to be let off.
-        late = [late for key, late in found.items() if key in named or key in seen_before]
-        late += [one for key, one in named.items() if key not in found and key in seen_before]
+        named = {late.key: late for late in self.late}
+        self._times = {key: self._times.get(key, 0) + 1 for key in found}
+        late = [one for key, one in found.items() if key in named or self._is_sure(one)]
+        late += [one for key, one in named.items() if key not in found and key in self._before]
+        self._before = found  # who was named is let off when it wasn't found twice
         self.late = tuple(sorted(late, key=lambda each: -each.seconds))
         return self.late
+
+    def _is_sure(self, late: Late) -> bool:
+        """It was found several times in a row; if it may be one of several, a few times more, since
+        that mostly shows soon."""
+        return self._times[late.key] >= (TWICE if len(late.who) == 1 else OFTEN)
 
     def _found(self) -> Iterator[Late]:
         """By what was seen last."""

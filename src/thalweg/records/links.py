@@ -49,6 +49,7 @@ LEAST_NBYTES, LEAST_BUSY = 1 << 17, 0.002  # of a flow that tells something; byt
 REMEMBERED = 200  # steps of a way
 ENOUGH = 5  # steps that tell what is usual
 MOST_NAMED = 3  # owners at once
+TELLING = 2  # flows that went well, more than through another
 QUEUED, TIMES_USUAL = 0.005, 3.0  # to the store: seconds more than others, and times as long
 Owner = tuple[str, str]
 """`nic` and a host, or `uplink` and a rack."""
@@ -201,6 +202,8 @@ class Links:
                 for seen in flows
                 if seen.got < SLOWISH and not seen.crosses(explained)
             ]
+            if not slow:  # it is long ago
+                break
             owners = self._named_of(ways, slow, store)
             blamed = self._blamed(owners, ways, slow)
             if found and blamed.seconds < AS_BAD * found[0].seconds:
@@ -250,12 +253,14 @@ class Links:
     ) -> tuple[Owner, ...]:
         """The owner of suspected ways through which slow flows went that took longest."""
         went: dict[Owner, set[int]] = {(way.kind, way.owner): set() for way in ways}
+        since = {way: self._slow_since(way) for way in ways}  # what was before had other causes
         for number, seen in enumerate(slow):
             for way in ways.intersection(seen.ways):
-                went[way.kind, way.owner].add(number)
+                if seen.step >= since[way]:
+                    went[way.kind, way.owner].add(number)
         worst = max(went, key=lambda owner: sum(slow[number].longer for number in went[owner]))
         equal = sorted(owner for owner in went if went[owner] == went[worst])
-        if len(equal) > 1:
+        if len(equal) > 1 and went[worst]:
             equal = self._least_good(equal, min(slow[number].step for number in went[worst]))
         return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
 
@@ -267,7 +272,7 @@ class Links:
             for owner in owners
         }
         least = min(good.values())
-        return [owner for owner in owners if good[owner] == least]
+        return [owner for owner in owners if good[owner] < least + TELLING]
 
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
         """The one whose ranks take much longer than the others' to reach the store; all of them if
