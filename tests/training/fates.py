@@ -9,7 +9,6 @@ whoever is to be waited for is waited for.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +22,7 @@ from torch.utils.data import Dataset
 
 from tests.training.coded import Board, Fate
 from tests.training.under_fire import BATCH, EPOCHS, STEPS, Numbered
-from tests.training.workers import SECONDS, TIMEOUT, raised, values
+from tests.training.workers import SECONDS, TIMEOUT, listen, raised, values
 from thalweg.catalog import parse_plan
 from thalweg.coding import is_relayed
 from thalweg.errors import Interrupted, WorkerFailed
@@ -67,7 +66,7 @@ class Job:
 def trained(job: Job, board: Board) -> dict[str, Any]:
     """On one rank."""
     said: list[str] = []
-    logging.getLogger("thalweg").addFilter(lambda record: said.append(record.getMessage()) is None)
+    listen(said)
     rank = int(os.environ["RANK"])
     board.lives[rank] += 1
     torch.manual_seed(0)

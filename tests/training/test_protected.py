@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from typing import Any
@@ -11,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.workers import TIMEOUT, on_ranks, one_value, raised
+from tests.training.workers import TIMEOUT, listen, on_ranks, one_value, raised
 from thalweg.training import attach
 
 
 def attached(sync: str = "ring") -> list[str]:
     """What is logged meanwhile."""
     heard: list[str] = []
-    logging.getLogger("thalweg").addFilter(lambda record: heard.append(record.getMessage()) is None)
+    listen(heard)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,18 @@ def raised(work: Callable[[], Any]) -> dict[str, Any]:
     return {"kind": "", "text": ""}
 
 
+def listen(heard: list[str]) -> None:
+    """To what is logged as a warning; but for who is late, which a busy machine may have told."""
+
+    def hear(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING and not text.startswith("who is late"):
+            heard.append(text)
+        return True
+
+    logging.getLogger("thalweg").addFilter(hear)
+
+
 def values(module: nn.Module) -> list[float]:
     """All parameters, in one list."""
     return [float(x) for p in module.parameters() for x in p.detach().double().reshape(-1)]
@@ -67,6 +80,7 @@ __all__ = [
     "TIMEOUT",
     "apart",
     "fingerprint",
+    "listen",
     "on_ranks",
     "one_value",
     "raised",
