@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from threading import Event, Thread
 from time import monotonic, thread_time
 from typing import Any, NamedTuple
@@ -69,6 +68,7 @@ class Observation:
         sync: str,
         arrivals: Callable[[], Arrivals],
         journal: Journal | None,
+        version: str = "",
     ) -> None:
         self.rank = world.rank
         self.activity = Activity()
@@ -79,6 +79,7 @@ class Observation:
         self.cpu_seconds = 0.0
         self._cluster = cluster
         self._arrivals = arrivals
+        self._version = version  # of this package
         self._journal = journal
         self._handed_in: deque[_Begun | _Over] = deque([_Begun(world, sync)], maxlen=HANDED_IN)
         self._records: deque[Record] = deque(maxlen=HANDED_IN)
@@ -165,7 +166,7 @@ class Observation:
                 members=world.members,
                 sync=sync,
                 at=monotonic(),
-                thalweg=_version(),
+                thalweg=self._version,
             )
         )
         self._store = None
@@ -304,10 +305,3 @@ class Observation:
             records.append(self._records.popleft())
         if self._journal is not None and records:
             self._journal.add(records)
-
-
-def _version() -> str:
-    try:
-        return version("thalweg")
-    except PackageNotFoundError:  # run from a folder
-        return ""

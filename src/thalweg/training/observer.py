@@ -18,6 +18,7 @@ from time import monotonic
 
 import torch
 
+import thalweg
 from thalweg.records import Step
 from thalweg.records.journal import Journal
 from thalweg.records.summary import summary_text
@@ -53,6 +54,7 @@ class Observer:
             str(session.plan),
             arrivals,
             None if records is None else Journal(records, world.rank, again=world.restarted),
+            thalweg.__version__,
         )
         self._hooks = [after_gradient(p, self._gradient) for p in trainable(session.model).values()]
         self._begin(monotonic())
