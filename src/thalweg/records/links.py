@@ -73,6 +73,14 @@ class Seen(NamedTuple):
         return self.flow.busy * (1 - min(1.0, self.got))
 
 
+class Limits(NamedTuple):
+    """Of what a way can give: slow in a few steps, in more steps, and good again."""
+
+    slow: float
+    slowish: float
+    good: float
+
+
 class Given(NamedTuple):
     """What a way gave in a step, of what it can give, and to which flows."""
 
@@ -213,7 +221,7 @@ class Links:
         self._named = set(explained)
         return found
 
-    def _suspects(self, explained: Collection[Owner], limits: tuple[float, float]) -> set[Link]:
+    def _suspects(self, explained: Collection[Owner], limits: Limits) -> set[Link]:
         newest = max((at for at, _ in self._newest.values()), default=0)
         ways = set()
         for way, given in self._given.items():
@@ -224,11 +232,10 @@ class Links:
                 ways.add(way)
         return ways
 
-    def _is_slow(self, way: Link, given: Sequence[Given], limits: tuple[float, float]) -> bool:
+    def _is_slow(self, way: Link, given: Sequence[Given], limits: Limits) -> bool:
         """Who was named has to be good again to be let off."""
-        slow, slowish = limits
-        quick = GOOD if (way.kind, way.owner) in self._named else slow
-        for limit, number, most in ((quick, QUICK, 0), (slowish, LOOKED_AT, ALL_BUT)):
+        quick = limits.good if (way.kind, way.owner) in self._named else limits.slow
+        for limit, number, most in ((quick, QUICK, 0), (limits.slowish, LOOKED_AT, ALL_BUT)):
             looked_at = given[-number:]
             enough = sum(one.rate >= limit * one.can for one in looked_at)
             if len(looked_at) < number or enough > most:
@@ -239,14 +246,16 @@ class Links:
                 return True
         return False
 
-    def _limits(self) -> tuple[float, float]:
-        """What is slow in a few steps, and in more. Where partners change from step to step, not
-        all are at the same step at the same time, and flows share links with those of others."""
+    def _limits(self) -> Limits:
+        """Where partners change from step to step, not all are at the same step at the same time,
+        and flows share links with those of others."""
         pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
         changes = [before != now for before, now in pairwise(pairs)]
         if sum(changes) > OFTEN * len(changes):
-            return MIXING, MIXING
-        return (SLOW, SLOWISH) if self._declared else (UNDECLARED, UNDECLARED)
+            return Limits(MIXING, MIXING, SLOW)
+        if not self._declared:
+            return Limits(UNDECLARED, UNDECLARED, GOOD)
+        return Limits(SLOW, SLOWISH, GOOD)
 
     def _named_of(
         self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
