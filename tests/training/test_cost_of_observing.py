@@ -39,7 +39,9 @@ def test_below_one_percent_of_step_time(tmp_path: Path) -> None:
 
     results = on_ranks(4, work, seconds=100)
     assert [result["steps"] for result in results] == [STEPS] * 4
-    assert max(result["share"] for result in results) < 0.01, results
+    largest = max(result["share"] for result in results)
+    print(f"{largest:.2%} of step time on the rank that takes most")
+    assert largest < 0.01, results
 
 
 def _seconds_of_a_hook(hook: Any, times: int = 2000) -> float:
