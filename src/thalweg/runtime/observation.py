@@ -148,7 +148,7 @@ class Observation:
         try:
             if self._store is not None:
                 self._exchange(self._store, last)
-        except (RuntimeError, ValueError):  # torch's DistError is a RuntimeError
+        except RuntimeError:  # torch's DistError is one
             self._store = None  # until members meet at another
         self._write()
 
