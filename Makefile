@@ -1,10 +1,13 @@
 # The commands a contributor needs. Each sets up what it needs first.
+# Tests run in three processes on any machine, since they mostly wait for processes and links; those
+# that are slow run alone, since they take both cores or compare times.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -n 3 --no-loadscope-reorder
 
-.PHONY: setup demo test test-all lint browser clean
+.PHONY: setup demo test test-all lint browser bench-against clean
 
 setup: $(STAMP)
 
@@ -26,10 +29,14 @@ browser: setup
 	scripts/browser
 
 test: lint browser
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint browser
-	$(BIN)/pytest
+	$(PYTEST) -m "not slow" --hypothesis-profile thorough
+	$(BIN)/pytest -m slow --hypothesis-profile thorough
+
+bench-against: setup
+	scripts/bench-against $(REV)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

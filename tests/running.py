@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from random import Random
+from time import monotonic
 
 import numpy as np
 
+from tests.threads import run_threads
 from thalweg.codes import Allocation
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, flat, run_threads
-from thalweg.runtime.execute import execute
+from thalweg.runtime import Arithmetic, Part, View, flat
+from thalweg.runtime.arithmetic import NUMPY
+from thalweg.runtime.execute import Execution
 from thalweg.runtime.node import Form, Node, Results, pieces_of
 from thalweg.schedules import Group, Schedule, coded_tree
 from thalweg.transports import Array, Transport
@@ -31,6 +34,26 @@ def run(schedule: Schedule, inputs: dict[int, Array]) -> dict[int, Array]:
         return vector
 
     return run_threads(schedule.ranks, work)
+
+
+def execute(
+    part: Part,
+    transport: Transport,
+    view: View,
+    *,
+    step: int = 0,
+    round_number: int = 0,
+    timeout: float,
+    arithmetic: Arithmetic = NUMPY,
+) -> dict[int, float]:
+    """Do all moves of this rank, in place; PeerLate if they take longer than `timeout` seconds.
+
+    Returns when each peer's first message came, by the clock of `time.monotonic`."""
+    run = Execution(part, transport, view, step, round_number, monotonic() + timeout, arithmetic)
+    while not run.start_ready():
+        run.arrive(*transport.receive_any(run.awaited.keys(), run.deadline))
+    run.wait_for_sendings()
+    return run.came
 
 
 class Mail:

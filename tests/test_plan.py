@@ -107,6 +107,18 @@ def test_mistakes_are_explained(text: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+def test_capitals_in_names_are_no_mistake() -> None:
+    assert str(parse_plan("DDP")) == "ddp"
+    assert str(parse_plan("Hierarchical+PowerSGD(rank=4)")) == "hierarchical+powersgd(rank=4)"
+
+
+def test_a_compressor_alone_is_no_plan() -> None:
+    with pytest.raises(
+        PlanError, match=r"powersgd is a compressor.*write.* ring\+powersgd\(rank=2"
+    ):
+        parse_plan("powersgd(rank=2)")
+
+
 def test_a_near_miss_is_guessed() -> None:
     with pytest.raises(PlanError, match=r"did you mean ring\?"):
         parse_plan("rnig")
@@ -129,8 +141,8 @@ def test_a_near_miss_is_guessed() -> None:
         ("dssync+topk", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd or"),
         ("local_sgd+sign", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd"),
         ("gossip+int8", "int8 can't be added", "use bf16 or fp16"),
-        ("asp+powersgd", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16, int8"),
-        ("asp+randomk", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16, int8"),
+        ("asp+powersgd", "takes it as it is", "leave +powersgd out"),
+        ("asp+fp16", "takes it as it is", "leave +fp16 out"),
         ("lgc(k=3)+acpsgd", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16"),
         ("ddp @ transport=zeromq", "the backend's own collective", "leave transport out"),
         ("auto+fp16", "auto chooses the compressor itself", "write auto(allow=lossy)"),

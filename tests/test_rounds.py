@@ -216,3 +216,20 @@ def test_more_servers_than_workers() -> None:
 def test_a_master_that_is_not_there() -> None:
     with pytest.raises(LayoutError, match="root 8 is not in the group"):
         rounds("star(root=8)")
+
+
+def test_parameters_of_two_bytes_travel_as_float32() -> None:
+    """And gradients as they are; a compressor decides for itself."""
+    tensors = tuple(
+        Tensor(name=dtype, shape=(64, 64), dtype=dtype)
+        for dtype in ("bfloat16", "float16", "float32", "float64")
+    )
+    job = Workload(name="mixed", tensors=tensors)
+
+    def sizes(text: str) -> set[int]:
+        rounds = compile_rounds(parse_plan(text), Group.everybody(Cluster.flat(4)), job, 0)
+        return {r.payload.itemsize for r in rounds}
+
+    assert sizes("ring") == {2, 4, 8}
+    assert sizes("local_sgd(every=1)") == {4, 8}
+    assert sizes("local_sgd(every=1)+bf16") == {2}

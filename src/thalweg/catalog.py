@@ -43,12 +43,15 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What a plan promises, and what becomes of a worker that is late or dead."""
+    """What a plan promises, what becomes of a worker that is late or dead, and whether connections
+    that can be protected carry all that it sends: torch's own are neither authenticated nor
+    encrypted."""
 
     promise: Promise
     result: str
     late: str
     dead: str
+    protected: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,11 @@ class Catalog:
         """The plan that this text stands for; PlanError if it can't be read, names what isn't
         there, or combines what doesn't combine."""
         written = PlanText.parse(text)
+        if written.preset.name in self.compressors:
+            raise PlanError(
+                f"{written.preset.name} is a compressor, not a plan",
+                f"write the plan first: ring+{written.preset}",
+            )
         preset = _found(written.preset, self.presets, "plan")
         values = settle(preset.name, written.preset.arguments, preset.parameters)
         settings: dict[str, Any] = settle("@", written.settings, SETTINGS)
@@ -87,6 +95,16 @@ class Catalog:
         return plan
 
     def guarantee(self, plan: Plan) -> Guarantee:
+        protected = plan.settings.transport != "c10d" and not self.is_native(plan)
+        return replace(self._promised(plan), protected=protected)
+
+    def is_native(self, plan: Plan) -> bool:
+        """Whether the backend's own collective runs it. What is compressed is run by us, in the
+        rounds that this has."""
+        topology = self.topologies.get(plan.topology.name)
+        return topology is not None and topology.backend and plan.precision is None
+
+    def _promised(self, plan: Plan) -> Guarantee:
         if plan.topology.name == "auto":
             allowed = Promise(plan.topology.arguments["allow"])
             return Guarantee(allowed, "at least this, by the plan it chooses", "as that", "as that")
@@ -148,8 +166,7 @@ class Catalog:
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """Why the choices don't go together, each with what to do."""
         topology = self.topologies.get(plan.topology.name)
-        backends = topology is not None and topology.backend and plan.precision is None
-        if backends and plan.settings.transport == "zeromq":
+        if self.is_native(plan) and plan.settings.transport == "zeromq":
             yield "the backend's own collective can't run over zeromq", "leave transport out"
         code = self.codes.get(plan.redundancy.name) if plan.redundancy is not None else None
         beyond = plan.redundancy.arguments.get("beyond") if plan.redundancy is not None else None
@@ -173,7 +190,12 @@ class Catalog:
                 "what is late between racks goes as it is",
                 f"leave delay out, or +{compressor.name}",
             )
-        if (relayed or plan.cadence.staleness is not None) and plan.precision.arguments["warmup"]:
+        if plan.cadence.staleness is not None:
+            yield (
+                "a server that takes a step with every gradient takes it as it is",
+                f"leave +{compressor.name} out",
+            )
+        if relayed and plan.precision.arguments["warmup"]:
             yield "who goes at its own pace has no common first steps", "leave warmup out"
         if coded and not compressor.linear:
             yield (
@@ -186,8 +208,7 @@ class Catalog:
                 "workers that stand in for one another would keep different residuals",
                 "with a code leave feedback out",
             )
-        in_step = plan.cadence.staleness is None and (plan.redundancy is None or coded)
-        if compressor.in_step and not in_step:
+        if compressor.in_step and relayed and not coded:
             yield (
                 f"{compressor.name} needs all ranks at the same step, and this plan takes what is "
                 "late too",

@@ -117,5 +117,5 @@ def listed(names: Iterable[str], last: str = "and") -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint at what was meant, to append to a message."""
-    close = get_close_matches(name, list(names), n=1)
+    close = get_close_matches(name.lower(), list(names), n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -168,7 +168,8 @@ class NotFinite(RunError):
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         super().__init__(
             f"the gradient{several} of {listed} {'have' if several else 'has'} inf or nan{where}",
-            "lower the learning rate, clip, or look at this rank's data",
+            "lower the learning rate, clip, or look at the data of that rank; with a GradScaler, "
+            'whose first steps overflow, attach(nonfinite="skip")',
         )
         self.names = tuple(names)
 

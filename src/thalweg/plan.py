@@ -3,8 +3,8 @@
     preset(argument=value, ...) + compressor(argument=value, ...) @ setting=value, ...
 
 `ring`, `hierarchical+powersgd(rank=4)`, `ring+fp16 @ bucket=4MB, transport=zeromq`. The text is
-kept as it was written but for white space, so parsing and printing gives the same text. What the
-names mean is the catalog's business: `Catalog.plan` turns a text into a `Plan`.
+kept as it was written but for white space and capitals in names, so parsing and printing gives the
+same text. What the names mean is the catalog's business: `Catalog.plan` turns a text into a `Plan`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class _Reader:
         return token
 
     def call(self, what: str) -> Call:
-        name = self.word(what)
+        name = self.word(what).lower()  # people write DDP and PowerSGD
         if not self.took("("):
             return Call(name)
         if self.took(")"):

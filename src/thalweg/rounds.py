@@ -5,7 +5,8 @@ plans after the optimizer step. A payload that can be added goes through the top
 schedule. One that can't is exchanged in two shots (each rank decodes and adds one shard, then all
 gather the shards) or gathered whole, whichever costs less here. Averaging parameters never takes
 two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q's. Before
-compression starts (`warmup`) everything goes as it is.
+compression starts (`warmup`) everything goes as it is; but parameters of two bytes go as float32,
+since a mean that is rounded to their own type would move replicas that are equal.
 
 A plan may compress between racks alone: each adds up inside, the first of every rack exchange what
 they have, and hand it out.
@@ -89,7 +90,13 @@ def compile_rounds(
     catalog: Catalog | None = None,
 ) -> tuple[Round, ...]:
     """All rounds of all groups at this step, in order; a rank takes part in those of its groups."""
-    return tuple(_Compiler(plan, step, catalog or default_catalog()).rounds(group, workload))
+    compiler = _Compiler(plan, step, catalog or default_catalog())
+    return tuple(compiler.rounds(group, travelling(plan, workload)))
+
+
+def travelling(plan: Plan, workload: Workload) -> Workload:
+    """The job, with the types in which its tensors travel if nothing is compressed."""
+    return workload.in_float32() if plan.averages_parameters else workload
 
 
 def cycle(plan: Plan, group: Group, catalog: Catalog | None = None) -> int:
@@ -98,6 +105,17 @@ def cycle(plan: Plan, group: Group, catalog: Catalog | None = None) -> int:
     topology = _schedulable(plan, catalog)
     turns = catalog.compressors[plan.precision.name].period if plan.precision else 1
     return lcm(plan.cadence.every * topology.period(group), turns)
+
+
+def without_groups(plan: Plan, group: Group, catalog: Catalog | None = None) -> str:
+    """The remark that a plan of changing groups has only one here; empty where that isn't so."""
+    divide = (catalog or default_catalog()).topologies[plan.topology.name].groups
+    if divide is None or group.size == 1 or len(group.racks) > 1 or len(divide(group, 0)) > 1:
+        return ""
+    return (
+        f"{plan} has no groups here: all {group.size} workers are in one rack, so all of them "
+        "average at every step; describe the racks in a cluster file, or use ring"
+    )
 
 
 def warm_up(plan: Plan) -> int:

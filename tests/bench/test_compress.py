@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
 from thalweg.bench.compress import Found, bench_compress
-from thalweg.bench.compress_costs import LAMBDA, SPEEDS, Compressed, Dense, Exchange
-from thalweg.bench.compress_hooks import alone_in_a_group
+from thalweg.bench.compress_costs import SPEEDS, Cost, Exchange, at_all_speeds, dense_wire
 from thalweg.bench.compress_methods import Method, all_methods, method_of
+from thalweg.bench.torch_hooks import alone_in_a_group
 from thalweg.catalog import default_catalog
 from thalweg.compress import NUMPY_KERNELS, Elementwise, Segment, Summed
 from thalweg.compress.codec import Array
 from thalweg.errors import PlanError
 from thalweg.facts import Tensor
+from thalweg.predict.observed import LAMBDA, Dense, Network
 from thalweg.probing.codec_trials import (
     GatheredTrial,
     Gradients,
@@ -52,9 +53,14 @@ PEERS = [
 
 def costs(
     exchange: Exchange = Exchange.SUM, workers: int = 8, seconds: float = 0.05, payload: int = 100
-) -> Compressed:
-    dense = Dense(buckets=[6000, 2000], workers=workers, backward=0.2)
-    return Compressed(dense=dense, exchange=exchange, payload=payload, exact=40, seconds=seconds)
+) -> Cost:
+    dense = Dense(buckets=[6000, 2000], workers=workers, compute=0.2)
+    return Cost(dense=dense, exchange=exchange, payload=payload, exact=40, seconds=seconds)
+
+
+def at(speed: float) -> Network:
+    """Links of so many bits per second."""
+    return Network(0.0, speed / 8)
 
 
 # Arithmetic
@@ -66,7 +72,7 @@ def test_what_each_worker_sends(workers: int, added: float, gathered: float) -> 
     assert Exchange.TWO_SHOT.wire(100, workers) == added * 100
     assert Exchange.ALL_GATHER.wire(100, workers) == gathered * 100
     assert costs(Exchange.ALL_GATHER, workers).wire == gathered * 100 + added * 40
-    assert costs(workers=workers).dense.wire == added * 8000
+    assert dense_wire(costs(workers=workers).dense) == added * 8000
 
 
 def test_break_even_is_what_is_saved_over_what_it_takes() -> None:
@@ -77,13 +83,14 @@ def test_break_even_is_what_is_saved_over_what_it_takes() -> None:
 def test_what_saves_nothing_never_pays() -> None:
     more = costs(Exchange.ALL_GATHER, payload=4000)
     assert (more.breakeven, more.pays_below) == (None, 0.0)
-    assert all(more.step(speed) > more.dense.step(speed) for speed in SPEEDS if speed < 1e9)
+    steps = zip(SPEEDS, at_all_speeds(more.step), at_all_speeds(more.dense), strict=True)
+    assert all(step > dense for speed, step, dense in steps if speed < 1e9)
 
 
 def test_ddp_hides_all_but_the_last_bucket() -> None:
     dense = costs().dense
-    assert dense.step(1e12) == pytest.approx(LAMBDA * 0.2)
-    assert dense.step(1e3) == pytest.approx(8 * 1.75 * 8000 / 1e3)
+    assert dense.seconds(at(1e12)) == pytest.approx(LAMBDA * 0.2)
+    assert dense.seconds(at(1e3)) == pytest.approx(8 * 1.75 * 8000 / 1e3)
 
 
 @given(
@@ -96,17 +103,19 @@ def test_ddp_hides_all_but_the_last_bucket() -> None:
 def test_it_beats_ddp_just_below_that_speed(
     hidden: int, last: int, payload: int, seconds: float, backward: float
 ) -> None:
-    dense = Dense(buckets=[hidden, last], workers=4, backward=backward)
-    cost = Compressed(dense=dense, exchange=Exchange.SUM, payload=payload, exact=0, seconds=seconds)
+    dense = Dense(buckets=[hidden, last], workers=4, compute=backward)
+    cost = Cost(dense=dense, exchange=Exchange.SUM, payload=payload, exact=0, seconds=seconds)
     speed = cost.pays_below
     if speed == 0:
         assert payload >= hidden + last
     elif speed == inf:
-        assert all(cost.step(each) <= dense.step(each) * (1 + 1e-9) for each in SPEEDS)
+        steps = zip(at_all_speeds(cost.step), at_all_speeds(dense), strict=True)
+        assert all(step <= ddp * (1 + 1e-9) for step, ddp in steps)
     else:
-        assert cost.step(speed) == pytest.approx(dense.step(speed), rel=1e-6)
+        assert cost.step.seconds(at(speed)) == pytest.approx(dense.seconds(at(speed)), rel=1e-6)
         for slower in (0.9, 0.5, 0.01):
-            assert cost.step(slower * speed) <= dense.step(slower * speed) * (1 + 1e-9)
+            network = at(slower * speed)
+            assert cost.step.seconds(network) <= dense.seconds(network) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -243,13 +252,13 @@ def test_rows_of_a_small_model() -> None:
     assert [row["method"] for row in found.rows] == ["fp16", "bf16(warmup=2)", *PEERS]
     assert [row["peer"] for row in found.rows] == [False] * 2 + [True] * len(PEERS)
     elements = 64 * 48 + 64 + 10 * 128
-    assert found.dense.wire == 1.5 * 4 * elements
+    assert dense_wire(found.dense) == 1.5 * 4 * elements
     for row in found.rows[:3]:
         assert (row["exchange"], row["payload_bytes"]) == ("sum", 2 * elements)
         assert (row["wire_bytes"], row["ratio"]) == (3 * elements, 2)
     for row in found.rows:
         assert row["total_ms"] == pytest.approx(row["encode_ms"] + (row["decode_ms"] or 0))
-        saved = 8 * (found.dense.wire - row["wire_bytes"]) / (1e-3 * row["total_ms"])
+        saved = 8 * (dense_wire(found.dense) - row["wire_bytes"]) / (1e-3 * row["total_ms"])
         if row["breakeven_gbps"] is not None:
             assert row["breakeven_gbps"] == pytest.approx(saved / 1e9, rel=1e-3)
         assert len(row["step_seconds"]) == len(SPEEDS)

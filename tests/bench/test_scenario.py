@@ -125,7 +125,7 @@ def test_targets_are_reached_from_their_side() -> None:
         ("hosts = [1, 3]", "racks = 2", "hosts of [lab] is missing; give a whole number from 1"),
         ("hosts = [1, 3]", "racks = 0\nhosts = 2", "racks of [lab] is 0; give a whole number fro"),
         ("hosts = [1, 3]", "hosts = [1, 4]", "the hosts' NICs are 4, not 5; list 5, or give one"),
-        ('"100mbit", ', '"100mbps", ', "nic of [lab], entry 0: '100mbps' is not a rate; write"),
+        ('"100mbit", ', '"100miles", ', "nic of [lab], entry 0: '100miles' is not a rate; write"),
         ('{ out = "10mbit", in', '{ out = "10mbit", on', "nic of [lab], entry 2 has an unknown"),
         ('uplink = ["50mbit", ', "uplink = [", "the uplinks are 1, not 2; list 2, or give one"),
         ('"0s", "5ms"', '"0s"', "the uplinks' latencies are 1, not 2; list 2, or give one"),

@@ -19,11 +19,12 @@ from tests.chaos.histories import (
     sound,
     without,
 )
-from thalweg.chaos import checkpoints, promptness, replicas, steps
+from thalweg.chaos import checkpoints, formations, promptness, replicas, steps
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
     Commit,
     Ended,
+    Event,
     Healed,
     History,
     Lost,
@@ -62,6 +63,94 @@ def all_of(history: History, sync: str = "ring") -> list[Violation]:
 )
 def test_nothing_is_found_where_all_is_well(sync: str) -> None:
     assert all_of(sound(), sync) == []
+
+
+def test_a_history_that_is_full_fails_the_run() -> None:
+    history = sound()
+    history.is_full = True
+    [found] = all_of(history)
+    assert (found.check, found.text.startswith("it holds 2000000 events")) == ("history", True)
+
+
+# Members
+
+
+def alone(formation: int, members: tuple[int, ...], *steps: int) -> History:
+    """Rank 1 wasn't killed, and commits these steps too, each just after rank 2."""
+    events: list[Event] = []
+    for event in sound().events:
+        lived = isinstance(event, Commit | Ended | Named) and event.rank == 1
+        events.append(replace(event, life=0) if lived else event)
+        if isinstance(event, Commit) and event.rank == 2 and event.step in steps:
+            own = {"rank": 1, "life": 0, "time": event.time + 0.001}
+            events.append(replace(event, formation=formation, members=members, **own))
+    return history_of(events, replace(KILL, kind="pause"))
+
+
+def found_in(history: History, under_way: int = 1) -> list[str]:
+    return [violation.text for violation in formations.exclusive(history, under_way)]
+
+
+def test_two_groups_call_themselves_the_same_formation() -> None:
+    history = alone(2, (1,), 5, 6, 7, 8)
+    assert found_in(history) == ["formation 2 is ranks 0, 2, and also ranks 1"]
+    assert "members" in {violation.check for violation in all_of(history)}
+
+
+def test_two_groups_go_on_that_have_no_member_in_common() -> None:
+    """Rank 1 alone is formation 3, and all together are formation 4."""
+    events = alone(3, (1,), 5, 6, 7, 8).events
+    moved = [replace(e, formation=4) if isinstance(e, Commit) and e.step > 8 else e for e in events]
+    apart, *left_out = found_in(history_of(moved))
+    assert apart == (
+        "formation 2 of ranks 0, 2 and formation 3 of ranks 1 follow each other, and have no "
+        "member in common"
+    )
+    assert left_out == [
+        f"rank {rank} commits step {step} in formation 2 after it was left out"
+        for rank, step in ((0, 7), (2, 7))
+    ]
+
+
+def test_one_that_is_no_member_commits() -> None:
+    [found] = found_in(doctored(is_commit(2, 3), rank=3))
+    assert found == "rank 3 commits in formation 1, and isn't a member of it"
+
+
+def test_a_process_goes_back_to_an_earlier_formation() -> None:
+    back, came = found_in(doctored(is_commit(2, 7), formation=1, members=(0, 1, 2)))
+    assert back == "rank 2 goes back from formation 2 to 1 at step 7"
+    assert came == "rank 2 commits step 7 in formation 1 after it had come to formation 2"
+
+
+@pytest.mark.parametrize(("under_way", "beyond"), [(1, ["6"]), (2, ["7"]), (4, [])])
+def test_what_was_under_way_may_be_ended_by_one_that_is_left_out(
+    under_way: int, beyond: list[str]
+) -> None:
+    history = alone(1, (0, 1, 2), 5, 6, 7, 8)
+    told = [f"rank 1 commits step {step} in formation 1 after it was left out" for step in beyond]
+    assert found_in(history, under_way) == told
+
+
+@pytest.mark.parametrize(
+    ("sync", "steps"),
+    [("ring", 1), ("local_sgd(every=3)", 3), ("gc(stragglers=1)", 4), ("dssync", 4)],
+)
+def test_how_much_that_is_follows_from_the_plan(sync: str, steps: int) -> None:
+    for more in (0, 1) if steps < 4 else (0,):
+        history = alone(1, (0, 1, 2), *range(5, 5 + steps + more))
+        checks = [violation.check for violation in all_of(history, sync)]
+        assert checks.count("members") == more
+
+
+def test_a_process_whose_rank_was_given_to_another_goes_on() -> None:
+    events = [replace(e, process=7) if isinstance(e, Commit) else e for e in sound().events]
+    second = [replace(e, process=8) if is_commit(2, 6)(e) else e for e in events]
+    assert found_in(history_of(second)) == [
+        f"rank 2 commits step {step} by a process that was replaced" for step in range(7, LAST + 1)
+    ]
+    again = [replace(e, process=8) if is_commit(2, LAST)(e) else e for e in events]
+    assert found_in(history_of(again)) == []
 
 
 # Replicas
@@ -118,6 +207,15 @@ def test_a_replica_runs_away() -> None:
     ]
     [found] = replicas.close(history_of(events))
     assert "after step 7" in found.text
+
+
+def test_replicas_that_are_mostly_equal_may_differ_by_what_their_own_steps_do() -> None:
+    """As under gossip: four meet in two steps, and three never all at once."""
+    events = [
+        replace(e, after=e.before) if isinstance(e, Commit) and e.step == 3 else e
+        for e in sound().events
+    ]
+    assert replicas.close(history_of(events)) == []
 
 
 # Steps

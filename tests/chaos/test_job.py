@@ -4,9 +4,10 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from thalweg.chaos.job import (
     BATCH,
     SAMPLES,
@@ -49,7 +50,7 @@ def trained_by(size: int, seed: int, steps: int) -> list[str]:
     return found
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(1, 9), st.integers(0, 5))
 def test_steps_are_as_foretold_however_they_are_shared_out(size: int, seed: int) -> None:
     steps = SAMPLES // BATCH

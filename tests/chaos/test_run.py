@@ -21,6 +21,8 @@ CLASSES = [
     "hierarchical+powersgd(rank=2)",
     "dssync+int8",
     "codedreduce(fanout=2, stragglers=1)",
+    "asp",
+    "lgc",
 ]
 
 

@@ -36,7 +36,7 @@ hosts = 2
 """
 FIELDS = {
     "sync", "seconds", "low", "high", "vs_ddp", "exact", "survives", "why", "promise", "steps",
-    "form", "compute", "encode", "decode", "transfer", "waiting",
+    "reliable", "form", "compute", "encode", "decode", "transfer", "waiting",
 }  # fmt: skip
 PARTS = ("compute", "encode", "decode", "transfer", "waiting")
 
@@ -66,7 +66,9 @@ def test_rows_are_in_order_and_add_up(here: Path) -> None:
     rows = document["rows"]
     assert document["command"] == "advise"
     assert {frozenset(row) for row in rows} == {frozenset(FIELDS)}
-    costs = [row["seconds"] * row["steps"] for row in rows]
+    known = [row for row in rows if row["reliable"]]
+    assert rows[: len(known)] == known
+    costs = [row["seconds"] * row["steps"] for row in known]
     assert costs == sorted(costs)
     baseline = of_ddp(document)["seconds"]
     for row in rows:
@@ -76,6 +78,7 @@ def test_rows_are_in_order_and_add_up(here: Path) -> None:
         assert row["exact"] == (row["promise"] == "exact")
     assert {row["promise"] for row in rows} == {"exact", "lossy", "eventual"}
     assert document["settings"]["verdict"].startswith("Use ")
+    assert document["settings"]["optimizer"] == "adamw"  # nothing says otherwise
 
 
 def test_what_is_allowed(here: Path) -> None:
@@ -138,6 +141,17 @@ def test_why_not(here: Path) -> None:
 def test_plain_ddp_is_the_answer_where_links_are_fast(here: Path) -> None:
     document = advice(here, place="--lab 1x4 --nic 400gbit")
     assert document["settings"]["verdict"].startswith("Plain DDP is the right answer")
+    assert document["settings"]["next_class"] is None
+
+
+def test_what_another_class_would_gain() -> None:
+    place = ["advise", "--lab", "1x8", "--nic", "10gbit", "--model", "resnet50", "--top", "1"]
+    done = thalweg(*place)
+    plain, hint, *_ = done.stdout.splitlines()
+    assert plain.startswith("Plain DDP is the right answer")
+    assert hint.startswith("With --allow lossy: ring+")
+    words = " ".join(done.stdout.split())  # lines are as long as fits
+    assert "the optimizer is sgd; extra steps as measured with sgd on digits" in words
 
 
 def test_a_page(here: Path) -> None:
@@ -193,6 +207,7 @@ PLACE = "--cluster cluster.toml --model model.toml"
         (f"{PLACE} --faster 0", "can't be 0 times as fast"),
         (f"{PLACE} --late 1.5 --delay 2s", "probability 1.5"),
         (f"{PLACE} --late 0.5", "give both"),
+        (f"{PLACE} --optimizer adm", "there is no optimizer 'adm'"),
         (f"{PLACE} --extra-steps lossy", "write it like lossy=10%"),
         (f"{PLACE} --extra-steps lossless=10%", "no promise 'lossless'"),
         (f"{PLACE} --machine nowhere.toml", "can't read nowhere.toml"),

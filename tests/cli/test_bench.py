@@ -58,8 +58,11 @@ def test_a_model_instead_of_bytes(model: str, parameters: int, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--workers 2 --sync ring", "--bytes and --model both say how much"),
-        ("--workers 2 --sync ring --bytes 1MB --model digits", "both say how much"),
+        ("--workers 2 --sync ring", "neither --bytes nor --model says how much is sent"),
+        (
+            "--workers 2 --sync ring --bytes 1MB --model digits",
+            "both --bytes and --model say how much is sent",
+        ),
         ("--workers 2 --sync ring --model resnet5", "there is no model 'resnet5'; there are"),
         ("--workers 2 --sync gossip+int8 --bytes 1MB", "gossip+int8 is unsound: gossip adds"),
         ("--workers 2 --sync rinq --bytes 1MB", "there is no plan 'rinq'"),

@@ -11,7 +11,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.cli.command import thalweg
-from tests.cli.test_in_the_lab import without_rights
 
 COLUMNS = {"scheme", "mean", "p50", "p95", "p99", "exact", "iterations", "bound", "cr_speedup"}
 
@@ -112,7 +111,7 @@ def test_mistakes_are_one_line(options: str, line: str, tmp_path: Path) -> None:
 
 
 def test_without_rights_one_line_says_what_is_missing(tmp_path: Path) -> None:
-    code, stdout, stderr = without_rights("bench stragglers --tree 2x2", tmp_path)
-    assert (code, stdout) == (2, "")
-    [line] = stderr.splitlines()
+    done = thalweg(*split("bench stragglers --tree 2x2"), cwd=tmp_path, rights=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
     assert "the lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)" in line

@@ -41,7 +41,7 @@ def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -
     ("options", "problem"),
     [
         ((), "nothing says where the workers are; give --workers N or --lab RxH"),
-        (("--workers", "4", "--lab", "2x2"), "--workers and --lab at once"),
+        (("--workers", "4", "--lab", "2x2"), "--workers and --lab both say where"),
         (("--workers", "4", "--kinds", "cut"), "cut needs links of its own; give --lab RxH"),
         (("--workers", "4", "--kinds", "fire"), "nothing goes wrong by 'fire'; give of kill"),
         (("--workers", "4", "--kinds", ","), "--kinds names none"),

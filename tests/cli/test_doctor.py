@@ -88,38 +88,38 @@ def test_a_healthy_lab_is_all_fine(tmp_path: Path) -> None:
     assert found["settings"]["notes"]
 
 
-def torchrun(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("variables", "code", "wrong"),
+    [
+        pytest.param({}, 0, [], marks=pytest.mark.slow),
+        ({"THALWEG_CLUSTER": "absent.toml"}, 1, [("cluster file", [0, 1])]),
+    ],
+    ids=["healthy", "a failed check"],
+)
+def test_under_torchrun_rank_0_tells_and_a_failed_check_is_exit_code_1(
+    variables: dict[str, str], code: int, wrong: list[tuple[str, list[int]]], tmp_path: Path
+) -> None:
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m thalweg doctor --json -"
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *split(command)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         check=False,
-        timeout=100,
     )
-
-
-def test_under_torchrun_rank_0_tells(tmp_path: Path) -> None:
-    done = torchrun(tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     found = document(done.stdout)
     assert {row["check"] for row in found["rows"]} >= TOGETHER
+    failed = [row for row in found["rows"] if row["verdict"] == "fail"]
+    assert [(row["check"], row["ranks"]) for row in failed] == wrong
     assert "torchrun, rank 0 of 2" in found["settings"]["environment"]["launcher"]
-
-
-def test_under_torchrun_a_failed_check_is_exit_code_1(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, THALWEG_CLUSTER="absent.toml")
-    assert done.returncode == 1
-    [wrong] = [row for row in document(done.stdout)["rows"] if row["verdict"] == "fail"]
-    assert (wrong["check"], wrong["ranks"]) == ("cluster file", [0, 1])
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--workers 2 --lab 1x2", "--workers and --lab at once"),
+        ("--workers 2 --lab 1x2", "--workers and --lab both say where"),
         ("--workers 2 --nic 1gbit", "rates and --rank-order describe a lab"),
         ("--nic 1gbit", "nothing says where the workers are"),
         ("--workers 2 --timeout soon", "'soon' is not a duration"),

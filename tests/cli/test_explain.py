@@ -129,7 +129,7 @@ CONTRADICTION = (
         (["ring+zip", "--workers", "4"], "there is no compressor 'zip'; there are"),
         (["gc+int8", "--workers", "4"], "gc+int8 is unsound: a code adds weighted messages"),
         (["ring @ bucket=4MBit", "--workers", "4"], "bucket of @: '4MBit' is not a size; write"),
-        (["ring", "--lab", "2x4", "--nic", "200mbps"], "'200mbps' is not a rate; write it like"),
+        (["ring", "--lab", "2x4", "--nic", "200mpps"], "'200mpps' is not a rate; write it like"),
         (["ring", "--lab", "2by4"], "'2by4' is not a layout of racks; write it like 2x4"),
         (["ring", "--lab", "2x2", "--rank-order", "odd"], "no rank order 'odd'; give rack or"),
         (["ring", "--workers", "4", "--bytes", "lots"], "'lots' is not a size; write it like 25MB"),
@@ -137,7 +137,7 @@ CONTRADICTION = (
         (["ring", "--workers", "0"], "Invalid value for '--workers'"),
         (["ring", "--workers", "four"], "Invalid value for '--workers'"),
         (["ring"], "nothing says where the workers are; give one of --workers, --cluster and"),
-        (["ring", "--workers", "2", "--lab", "2x2"], "--workers and --lab at once says where"),
+        (["ring", "--workers", "2", "--lab", "2x2"], "--workers and --lab both say where"),
         (["ring", "--workers", "4", "--bytes", ""], "'' is not a size; write it like 25MB"),
         (["ring", "--lab", "2x2", "--nic", ""], "'' is not a rate; write it like"),
         (["ring", "--workers", "4", "--rank-order", "rack"], "describe a lab of racks; give"),
@@ -327,11 +327,17 @@ def test_plans_without_rounds_say_who_sends_what(plan: str, words: str) -> None:
     assert [row["answers"] for row in document["rows"]] == [None, *[0] * 19]
 
 
-def test_a_plan_that_is_still_to_be_chosen_shows_its_choices_and_says_why() -> None:
-    done = thalweg("explain", "auto", "--workers", "20")
-    assert done.returncode == 2
-    assert "choices         topology" in done.stdout
+@pytest.mark.parametrize("plan", ["auto", "gc(stragglers=4)", "lgc(k=9)"])
+def test_a_plan_that_has_no_rounds_here_is_refused_before_it_promises_anything(plan: str) -> None:
+    done = thalweg("explain", plan, "--workers", "4")
+    assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_groups_that_are_one_group_say_so() -> None:
+    remark = "has no groups here: all 4 workers are in one rack"
+    assert remark in thalweg("explain", "dssync", "--workers", "4").stdout
+    assert remark not in thalweg("explain", "dssync", "--lab", "2x2").stdout
 
 
 def test_a_step_at_which_nothing_travels() -> None:

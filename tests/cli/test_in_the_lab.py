@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from shlex import split
-from subprocess import run
 
 import pytest
 
 from tests.cli.command import thalweg
-
-WITHOUT_RIGHTS = """
-import ctypes, os, sys
-CAP_NET_ADMIN, CAP_SYS_ADMIN, PR_CAPBSET_DROP = 12, 21, 24
-for capability in (CAP_NET_ADMIN, CAP_SYS_ADMIN):
-    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-os.execv(sys.executable, [sys.executable, "-m", "thalweg", *sys.argv[1:]])
-"""
 
 
 @pytest.mark.slow
@@ -75,7 +65,7 @@ host = 1
 rate = "50mbit"
 [workload]
 name = "synthetic(params=100k)"
-steps = 30
+steps = 60
 [compare]
 sync = ["ddp", "ring"]
 repeats = 1
@@ -87,31 +77,28 @@ warmup = 2
 def test_a_scenario_with_an_event(tmp_path: Path) -> None:
     (tmp_path / "slower.toml").write_text(SCENARIO.replace("ACTION", "degrade"))
     done = thalweg(*split("bench train slower.toml --json rows.json"), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert all("neither authenticated nor encrypted" in line for line in done.stderr.splitlines())
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     bound = 4 * 100_000 * 8 / 50e6  # all of the model through the degraded NIC
     for row in rows:
         assert row["seconds_per_step"] > 0.9 * bound
         [event] = row["events"]
-        assert all(4 <= step <= 6 for step in event["steps"])
+        assert all(step >= 4 for step in event["steps"])
     assert "congestion control" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_lab")
 def test_a_plan_that_does_not_survive_the_scenario_has_a_row_that_says_so(tmp_path: Path) -> None:
-    (tmp_path / "death.toml").write_text(SCENARIO.replace("ACTION", "kill"))
+    other = '[[lab.event]]\nat_step = 4\naction = "kill"\nhost = 0\n'
+    scenario = SCENARIO.replace("ACTION", "kill") + other  # and nobody is left
+    (tmp_path / "death.toml").write_text(scenario)
     done = thalweg(*split("bench train death.toml --sync ring --json rows.json"), cwd=tmp_path)
     assert done.returncode == 1
     [row] = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert row["seconds_per_step"] is None
-    assert "rank 0 on host0" in row["error"]
-
-
-def without_rights(command: str, folder: Path) -> tuple[int, str, str]:
-    words = [sys.executable, "-c", WITHOUT_RIGHTS, *split(command)]
-    done = run(words, cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+    assert row["error"].startswith("no worker came to the end")
 
 
 @pytest.mark.parametrize(
@@ -127,15 +114,15 @@ def without_rights(command: str, folder: Path) -> tuple[int, str, str]:
 def test_without_rights_one_line_says_what_is_missing_and_what_works(
     command: str, tmp_path: Path
 ) -> None:
-    code, stdout, stderr = without_rights(command, tmp_path)
-    assert (code, stdout) == (2, "")
-    [line] = stderr.splitlines()
+    done = thalweg(*split(command), cwd=tmp_path, rights=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
     assert "the lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)" in line
     assert "local workers without shaping" in line
 
 
 def test_without_rights_the_demo_goes_on_without_a_lab(tmp_path: Path) -> None:
-    code, stdout, stderr = without_rights("demo --steps 3", tmp_path)
-    assert (code, stderr) == (0, "")
-    assert "digits on 4 local workers" in stdout
-    assert "no lab, where links have limits: the lab needs root" in stdout
+    done = thalweg(*split("demo --steps 3"), cwd=tmp_path, rights=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "digits on 4 local workers" in done.stdout
+    assert "no lab, where links have limits: the lab needs root" in done.stdout

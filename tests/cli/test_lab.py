@@ -14,23 +14,30 @@ import pytest
 
 from tests.cli.command import thalweg
 from tests.lab.remains import named_remains, wait_until
+from thalweg.lab import Lab
 
 NAME = f"cli{os.getpid()}"
+OTHER = f"{NAME}-other"
 pytestmark = pytest.mark.usefixtures("needs_lab")
 
 
-def lab(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return thalweg("lab", *split(command), "--name", NAME, cwd=folder)
+def lab(command: str, folder: Path, name: str = NAME) -> subprocess.CompletedProcess[str]:
+    return thalweg("lab", *split(command), "--name", name, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def standing(needs_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("lab")
+    done = lab("up 2+1 --nic 100mbit --uplink 50mbit", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    yield
+    lab("down", folder)
 
 
 @pytest.fixture
-def two_racks(tmp_path: Path) -> Iterator[Path]:
-    done = lab("up 2+1 --nic 100mbit --uplink 50mbit", tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    try:
-        yield tmp_path
-    finally:
-        lab("down", tmp_path)
+def two_racks(standing: None, tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    Lab.find(NAME).restore()
 
 
 def links(folder: Path) -> tuple[dict[str, dict[str, dict[str, object]]], ...]:
@@ -136,7 +143,7 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
         ("up --nic fast", "'fast' is not a rate"),
         ("up --nic 1bit", "a link of 1bit can't be had in the lab; give 8kbit to 34gbit"),
         ("up nowhere.toml", "can't read nowhere.toml"),
-        ("up 2x1", f"there is a lab '{NAME}' already; take another name"),
+        ("up 2x1", "there is a lab '{name}' already; take another name"),
         ("degrade --rack 5 --rate 1mbit", "there is no rack 5; there are 2"),
         ("degrade --host nobody --rate 1mbit", "there is no host 'nobody'; give a rank"),
         ("degrade --rack 0 --rate slow", "'slow' is not a rate"),
@@ -149,14 +156,38 @@ def test_mistakes_are_one_line(two_racks: Path, command: str, line: str) -> None
     done = lab(command, two_racks)
     assert (done.returncode, done.stdout) == (2, "")
     [told] = done.stderr.splitlines()
-    assert line in told
+    assert line.format(name=NAME) in told
 
 
 def test_no_lab_of_that_name(tmp_path: Path) -> None:
     for command in ("status", "down", "restore", "degrade --rack 0 --rate 1mbit"):
-        done = lab(command, tmp_path)
+        done = lab(command, tmp_path, OTHER)
         assert done.returncode == 2
-        assert f"there is no lab '{NAME}'; make one with `thalweg lab up`" in done.stderr
+        assert f"there is no lab '{OTHER}'; make one with `thalweg lab up`" in done.stderr
+
+
+def test_without_a_name_only_ones_own_lab_is_meant(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> None:
+        for command in ("status", "degrade --rack 0 --rate 1mbit", "kill --host 0", "down"):
+            done = thalweg("lab", *split(command), cwd=folder)
+            assert (done.returncode, done.stdout) == (2, "")
+            [told] = done.stderr.splitlines()
+            assert told.startswith("thalweg: which lab? there is ")
+            assert f"{OTHER} (from {tmp_path})" in told
+            assert told.endswith("; give --name, or make one with `thalweg lab up`")
+
+    assert lab("up 1x1", tmp_path, OTHER).returncode == 0
+    try:
+        refused(tmp_path_factory.mktemp("elsewhere"))
+        with monkeypatch.context() as another_user:
+            another_user.setenv("SUDO_UID", "31415")
+            refused(tmp_path)
+        done = thalweg("lab", "down", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{OTHER} is down\n")
+    finally:
+        lab("down", tmp_path, OTHER)
 
 
 def test_flows_are_no_processes_of_a_host(two_racks: Path) -> None:
@@ -167,25 +198,26 @@ def test_flows_are_no_processes_of_a_host(two_racks: Path) -> None:
     assert "nothing runs on host0" in done.stderr
 
 
-def test_a_lab_of_which_a_part_is_gone_is_told_in_one_line(two_racks: Path) -> None:
-    subprocess.run(["ip", "netns", "del", f"thalweg.{NAME}.host0"], check=True)
-    for command in ("status", "degrade --host 0 --rate 10mbit", "run -- true"):
-        done = thalweg("lab", *split(command)[:1], "--name", NAME, *split(command)[1:])
-        assert done.returncode in (1, 2)
-        assert f"namespace thalweg.{NAME}.host0 is gone; take the lab down" in done.stderr
+def test_a_lab_of_which_a_part_is_gone_is_told_in_one_line() -> None:
+    with Lab(hosts=1, name=OTHER):
+        subprocess.run(["ip", "netns", "del", f"thalweg.{OTHER}.host0"], check=True)
+        for command in ("status", "degrade --host 0 --rate 10mbit", "run -- true"):
+            done = thalweg("lab", *split(command)[:1], "--name", OTHER, *split(command)[1:])
+            assert done.returncode in (1, 2)
+            assert f"namespace thalweg.{OTHER}.host0 is gone; take the lab down" in done.stderr
 
 
 def test_a_lab_that_was_half_built_goes_with_the_next(tmp_path: Path) -> None:
     half = subprocess.Popen(
-        [sys.executable, "-m", "thalweg", "lab", "up", "2x20", "--name", NAME],
+        [sys.executable, "-m", "thalweg", "lab", "up", "2x20", "--name", OTHER],
         stdout=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: Path(f"/var/run/netns/thalweg.{NAME}.host1").exists())
+        wait_until(lambda: Path(f"/var/run/netns/thalweg.{OTHER}.host1").exists())
     finally:
         half.kill()
         half.wait()
-    assert named_remains(NAME)
-    assert lab("up 1x1", tmp_path).returncode == 0  # under the same name
-    assert lab("down", tmp_path).returncode == 0
-    assert not named_remains(NAME)
+    assert named_remains(OTHER)
+    assert lab("up 1x1", tmp_path, OTHER).returncode == 0  # under the same name
+    assert lab("down", tmp_path, OTHER).returncode == 0
+    assert not named_remains(OTHER)

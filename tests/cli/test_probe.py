@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +72,7 @@ def test_in_a_script_all_ranks_get_the_same(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         ("", "nothing says where the workers are"),
-        ("--workers 2 --lab 1x2", "--workers and --lab at once"),
+        ("--workers 2 --lab 1x2", "--workers and --lab both say where"),
         ("--workers 2 --nic 1gbit", "rates and --rank-order describe a lab"),
         ("--workers 2 --transport tcp", "there is no transport 'tcp'"),
         ("--workers 2 --timeout soon", "'soon' is not a duration"),
@@ -90,14 +89,9 @@ def test_mistakes_are_one_line(arguments: str, line: str, tmp_path: Path) -> Non
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_launcher_says_where_workers_are() -> None:
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "thalweg", "probe", "--workers", "2"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+def test_a_launcher_says_where_workers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    done = thalweg("probe", "--workers", "2")
     assert done.returncode == 2
     assert "the launcher has started the workers" in done.stderr

@@ -14,7 +14,10 @@ from tests.cli.command import thalweg
 def test_a_table_and_rows(tmp_path: Path) -> None:
     done = thalweg(*split("study compression --json rows.json"), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "paper constants" in " ".join(done.stdout.split())  # lines are as long as fits
+    words = " ".join(done.stdout.split())  # lines are as long as fits
+    assert "(constants of the paper's V100)" in words
+    assert "the paper reports 6 of more than 200" in words
+    assert "everybody gathers all signs here" in words
     assert all(len(line) <= 120 for line in done.stdout.splitlines())
     document = json.loads((tmp_path / "rows.json").read_text())
     rows, settings = document["rows"], document["settings"]
@@ -48,6 +51,15 @@ def test_yours_at_rates_of_ones_own() -> None:
     assert document["settings"]["assumed"]
     assert document["settings"]["data_centre"] == {"wins": 0, "of": 0}
     assert "randomblock(ratio=0.01)" in {row["method"] for row in document["rows"]}
+
+
+def test_the_title_says_whose_constants() -> None:
+    """Without a machine file they aren't the user's own."""
+    done = thalweg(*split("study compression --constants yours --bandwidth 10gbit"))
+    words = " ".join(done.stdout.split())
+    assert "(constants of one core of an AMD EPYC)" in words
+    assert "votes go in two shots here" in words
+    assert "--machine FILE takes yours" in words
 
 
 @pytest.mark.parametrize(

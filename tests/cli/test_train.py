@@ -19,7 +19,8 @@ THALWEG = [sys.executable, "-m", "thalweg"]
 
 def trained(*arguments: str, cwd: Path) -> dict[str, Any]:
     done = thalweg("train", *arguments, "--json", "-", cwd=cwd)
-    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stderr.splitlines() if "who is late" not in line]
+    assert (done.returncode, said) == (0, [])
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["command"] == "train"
     return document
@@ -79,7 +80,8 @@ def test_stopped_and_resumed_is_as_if_never_stopped(sync: str, tmp_path: Path) -
         last = trained(*common, "--steps", steps, "--checkpoint", "kept", cwd=tmp_path)
     assert [row["step"] for row in last["rows"]] == [12, 13, 14]
     assert last["settings"]["result"]["fingerprint"] == whole["fingerprint"]
-    assert last["settings"]["result"]["final_loss"] == whole["final_loss"]
+    if sync == "ring":  # under a code, a step's loss is that of the ranks that took it
+        assert last["settings"]["result"]["final_loss"] == whole["final_loss"]
 
 
 @pytest.mark.slow

@@ -36,7 +36,9 @@ def trained(*arguments: str, cwd: Path, lost: Collection[int] = ()) -> dict[str,
     done = thalweg("train", *arguments, "--json", "-", cwd=cwd)
     assert done.returncode == 0, done.stderr
     said = "[{0}] rank {0} was killed by SIGKILL (out of memory?); others go on"
-    assert sorted(done.stderr.splitlines()) == [said.format(rank) for rank in lost]
+    of_deaths = [line for line in done.stderr.splitlines() if "was killed" in line]
+    assert sorted(of_deaths) == [said.format(rank) for rank in lost]
+    assert "Traceback" not in done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
@@ -74,17 +76,14 @@ def test_within_the_tolerance_nothing_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_its_root_it_ends_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    options = ("mine.py", "--workers", "4", "--sync", "gc(stragglers=1)", "--steps", "14")
-    dying(tmp_path, call=0)
-    whole = trained(*options, cwd=tmp_path)["settings"]["result"]
+def test_without_its_root_the_others_go_on_and_save(tmp_path: Path) -> None:
+    options = ("mine.py", "--workers", "4", "--sync", "gc(stragglers=1)", "--steps")
     dying(tmp_path, 0, call=9)
     saving = ("--checkpoint", "kept", "--save-every", "3")
-    done = thalweg("train", *options, *saving, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("thalweg: rank 0 was killed by SIGKILL")
-    assert "Traceback" not in done.stderr
+    document = trained(*options, "14", *saving, cwd=tmp_path, lost=[0])
+    assert [row["step"] for row in document["rows"]] == list(range(1, 15))
+    assert document["settings"]["result"]["lost"] == [0]
+    assert document["settings"]["result"]["identical"]
     (tmp_path / "died").touch()
-    rest = trained(*options, *saving, cwd=tmp_path)
-    assert [row["step"] for row in rest["rows"]] == list(range(7, 15))
-    assert rest["settings"]["result"]["fingerprint"] == whole["fingerprint"]
+    rest = trained(*options, "17", *saving, cwd=tmp_path)
+    assert [row["step"] for row in rest["rows"]] == list(range(15, 18))

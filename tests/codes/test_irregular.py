@@ -7,10 +7,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codes.trees import Trial, drawn, is_decoded, planted, within_tolerance
+from tests.examples import examples
 from tests.running import tree_schedule
 from thalweg.codes import ROOT, Allocation
 from thalweg.errors import LayoutError
@@ -84,7 +85,7 @@ def test_replicas_of_eleven_give_the_same_bits() -> None:
         assert result is None or result.tobytes() == complete.tobytes(), slow
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_any_number_of_workers(data: st.DataObject) -> None:
     workers = data.draw(st.integers(2, 60), label="workers")
@@ -107,7 +108,7 @@ def test_any_number_of_workers(data: st.DataObject) -> None:
         assert trial.error(result) < EXACT, slow
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(2, 60),
     st.integers(2, 5),

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker, tensors
+from tests.examples import examples
 from thalweg.compress.codec import Array, Summed
-from thalweg.compress.orthonormal import orthonormalise
+from thalweg.compress.low_rank import orthonormalise
 from thalweg.errors import NotFinite
 
 SHAPES = [(40, 50), (16, 3, 7, 7), (300, 4), (5, 1000), (2, 3)]
@@ -55,7 +56,7 @@ def test_payloads_are_of_the_declared_size(
     assert np.isfinite(out).all()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     rows=st.integers(1, 40),
     columns=st.integers(1, 40),
@@ -74,7 +75,7 @@ def test_a_matrix_of_low_rank_is_exact_after_the_first_steps(
     assert distance(out, matrix) < 1e-3
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(seed=st.integers(0, 100), rank=st.integers(1, 12), name=st.sampled_from(BOTH))
 def test_a_result_is_a_projection(seed: int, rank: int, name: str) -> None:
     """Never longer than the matrix, and never further from it than zero is."""
@@ -117,7 +118,7 @@ def test_result_and_what_is_left_are_the_input(name: str) -> None:
     np.testing.assert_allclose(result + ranks.left, gradient, atol=1e-5)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(name=st.sampled_from(BOTH), count=st.integers(2, 5), seed=st.integers(0, 1000))
 def test_nothing_is_lost_over_ranks_and_steps(name: str, count: int, seed: int) -> None:
     layout = lay_out(SHAPES)
@@ -149,7 +150,7 @@ def test_the_running_mean_converges(name: str) -> None:
     assert max(lengths[60:]) < 2 * max(lengths[:60])
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(order=st.permutations(range(4)), name=st.sampled_from(BOTH))
 def test_the_order_of_the_ranks_does_not_matter(order: list[int], name: str) -> None:
     layout = lay_out(SHAPES)

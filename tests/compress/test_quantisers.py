@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from thalweg.catalog import default_catalog
 from thalweg.compress import NUMPY_KERNELS, Elementwise, Gathered, arrange
 from thalweg.compress.packing import packed_nbytes, packing
-from thalweg.compress.vote import Tally
+from thalweg.compress.sign import Tally
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
@@ -114,7 +115,7 @@ def test_payloads_have_the_declared_bytes(name: str, arguments: Settings) -> Non
     assert codec.nbytes + beside == sum(payload.nbytes for payload in declared)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=seeds, magnitude=magnitudes, block=st.sampled_from([7, 256, 100_000]))
 def test_int8_is_off_by_half_a_step_at_most(seed: int, magnitude: float, block: int) -> None:
     codec = elementwise("int8", block=block)
@@ -124,7 +125,7 @@ def test_int8_is_off_by_half_a_step_at_most(seed: int, magnitude: float, block: 
     assert (error <= step / 2 * (1 + 1e-4) + 2.0**-119 * (step < 2.0**-125)).all()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=seeds, magnitude=magnitudes, plan=st.sampled_from(BLOCKWISE[2:]))
 def test_qsgd_is_off_by_less_than_a_level(
     seed: int, magnitude: float, plan: tuple[str, Settings]
@@ -136,7 +137,7 @@ def test_qsgd_is_off_by_less_than_a_level(
     assert (error <= level * (1 + 1e-4) + 2.0**-119 * (level < 2.0**-112)).all()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=seeds, ranks=st.integers(1, 5), plan=st.sampled_from(BLOCKWISE))
 def test_reduced_shards_are_the_sum_rounded_once_more(
     seed: int, ranks: int, plan: tuple[str, Settings]
@@ -198,7 +199,7 @@ def test_votes_are_majorities(ranks: int) -> None:
         assert (won[tie] == (np.flatnonzero(tie) + step + 1) % 2).all()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=seeds, ranks=st.integers(1, 9), magnitude=magnitudes)
 def test_signs_stand_for_the_vote_times_the_mean_magnitude(
     seed: int, ranks: int, magnitude: float
@@ -225,7 +226,7 @@ def test_signs_stand_for_the_vote_times_the_mean_magnitude(
     assert (result[filling(codec)] == 0).all()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=seeds, ranks=st.integers(1, 5))
 def test_efsign_adds_scaled_signs(seed: int, ranks: int) -> None:
     codec = codec_for("efsign")
@@ -328,7 +329,7 @@ def test_same_step_and_rank_same_payload(name: str, arguments: Settings) -> None
     assert states == (random.getstate(), np.random.get_state()[1].tobytes())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=seeds, bits=st.integers(2, 8), count=st.integers(1, 40), rows=st.integers(1, 5))
 def test_packed_integers_come_back(seed: int, bits: int, count: int, rows: int) -> None:
     integers = np.random.default_rng(seed).integers(

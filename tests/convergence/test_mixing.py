@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clusters import groups as any_groups
+from tests.convergence.distances import drift, mean_moved
+from tests.examples import examples
 from tests.schedules.test_shuffle import contended
 from thalweg.catalog import default_catalog
-from thalweg.convergence import Mixing, drift, mean_moved, mixing_of
-from thalweg.convergence.mixing import Matrix
+from thalweg.convergence import Matrix, Mixing, mixing_of
 from thalweg.facts import Cluster
 from thalweg.schedules import Group
 from thalweg.schedules.topologies import shuffle
@@ -34,7 +35,7 @@ def matrices(mixing: Mixing, most: int = 60) -> list[Matrix]:
     return [mixing.matrix(step) for step in range(min(len(mixing.steps), most))]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(group=contended())
 def test_tables_of_meetings_are_projections(group: Group) -> None:
     if shuffle.period(group) > 1000:
@@ -46,7 +47,7 @@ def test_tables_of_meetings_are_projections(group: Group) -> None:
         assert np.allclose(matrix @ matrix, matrix)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(group=any_groups(most=9), plan=st.sampled_from(PLANS), seed=st.integers(0, 99))
 def test_the_mean_is_kept_and_drift_never_grows(group: Group, plan: str, seed: int) -> None:
     mixing = mixing_of(CATALOG.plan(plan), group, CATALOG)

@@ -10,17 +10,10 @@ from math import inf
 import numpy as np
 import pytest
 
+from tests.convergence.bound import Problem, distance_bound, reach
+from tests.convergence.distances import drift
 from thalweg.catalog import default_catalog
-from thalweg.convergence import (
-    Mixing,
-    Problem,
-    distance_bound,
-    drift,
-    expected_drift,
-    mixing_of,
-    reach,
-)
-from thalweg.convergence.mixing import Exchange, Matrix
+from thalweg.convergence import Exchange, Matrix, Mixing, expected_drift, mixing_of
 from thalweg.facts import Cluster
 from thalweg.schedules import Group
 
@@ -147,3 +140,11 @@ def test_reach() -> None:
     assert reach(TABLES["gossip"]) == pytest.approx(1 / (1 - 0.9493), rel=0.01)
     assert reach(TABLES["base"]) == pytest.approx(4.1, abs=0.05)
     assert reach(TABLES["pairs"]) == pytest.approx(6.6, abs=0.05)
+
+
+def test_what_the_documentation_says_of_four_racks() -> None:
+    table = mixing_of(CATALOG.plan("dssync"), Group.everybody(Cluster.regular([4] * 4)), CATALOG)
+    problem = Problem(smoothness=1.0, convexity=0.2, noise=3.0, heterogeneity=1.0)
+    bound = distance_bound(table, problem, lr=0.005)
+    assert 0.0070 < bound.of_mean < 0.0071
+    assert 0.0007 < bound.apart < 0.0008

@@ -6,7 +6,7 @@ import errno
 import socket
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic, time
+from time import time
 
 import pytest
 
@@ -31,12 +31,10 @@ def test_a_round_trip_and_the_others_clock() -> None:
 
 
 def test_a_flow_has_a_rate_and_ends() -> None:
-    start = monotonic()
     with Listener(1, HERE) as listener:
         rate = send_flow(peer(listener), 0.2, PATIENCE)
     assert rate is not None
     assert rate > 1e6
-    assert monotonic() - start < PATIENCE
 
 
 @pytest.mark.parametrize("change", [{"token": "0" * 32}, {"rank": 2}])
@@ -61,9 +59,7 @@ def test_refused_silent_and_ended() -> None:
     with socket.create_server((HERE, 0)) as mute:
         port = mute.getsockname()[1]
         silent = Facts(rank=1, address=HERE, port=port, token="0" * 32)
-        start = monotonic()
         assert ping(0, silent, 0.2).outcome == "connected, but nobody answers"
-        assert monotonic() - start < 2
     assert ping(0, silent, 0.2).outcome == "refused"
 
 

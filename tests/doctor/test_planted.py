@@ -7,12 +7,13 @@ import os
 import resource
 import signal
 from pathlib import Path
-from time import monotonic, time
+from time import time
 
 import pytest
 import torch
 
 import thalweg
+from tests.conftest import LabOf
 from tests.doctor.patients import examined_here, examined_in, problems
 from thalweg.doctor import Finding, follower, leader
 from thalweg.doctor.examine import examine
@@ -37,7 +38,7 @@ def only(findings: list[Finding], check: str) -> Finding:
 
 
 @pytest.mark.usefixtures("needs_lab")
-def test_a_host_whose_name_is_its_loopback(name: str, tmp_path: Path) -> None:
+def test_a_host_whose_name_is_its_loopback(lab_of: LabOf, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 host1\n")
 
     def plant(rank: int) -> None:
@@ -46,8 +47,8 @@ def test_a_host_whose_name_is_its_loopback(name: str, tmp_path: Path) -> None:
             os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
-    with Lab(hosts=3, name=name) as lab:
-        found = examined_in(lab, plant)
+    lab = lab_of(racks=2, hosts=2, uplink="100mbit")
+    found = examined_in(lab, plant)
     trap = only(found, "host name")
     assert (trap.verdict, trap.ranks, trap.hosts) == ("fail", (1,), ("host1",))
     assert trap.told.startswith(
@@ -58,7 +59,7 @@ def test_a_host_whose_name_is_its_loopback(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("needs_lab")
 def test_that_name_does_not_matter_where_gloo_is_told_the_interface(
-    name: str, tmp_path: Path
+    lab_of: LabOf, tmp_path: Path
 ) -> None:
     hosts = "127.0.0.1 localhost\n127.0.1.1 host1\n10.84.0.2 b\n::ffff:10.84.0.2 b\n"
     (tmp_path / "hosts").write_text(hosts)
@@ -67,8 +68,8 @@ def test_that_name_does_not_matter_where_gloo_is_told_the_interface(
         if rank == 1:
             settle_in("host1", tmp_path / "hosts")
 
-    with Lab(hosts=2, name=name) as lab:
-        assert problems(examined_in(lab, plant)) == []
+    lab = lab_of(hosts=2)
+    assert problems(examined_in(lab, plant)) == []
 
 
 @pytest.mark.usefixtures("needs_lab")
@@ -93,13 +94,13 @@ def test_an_interface_that_leads_nowhere(name: str) -> None:
 
 
 @pytest.mark.usefixtures("needs_lab")
-def test_an_interface_that_is_not_there_and_the_rest_is_still_looked_at(name: str) -> None:
+def test_an_interface_that_is_not_there_and_the_rest_is_still_looked_at(lab_of: LabOf) -> None:
     def plant(rank: int) -> None:
         if rank == 0:
             os.environ["THALWEG_IFNAME"] = "ib0"
 
-    with Lab(hosts=2, name=name) as lab:
-        found = examined_in(lab, plant)
+    lab = lab_of(hosts=2)
+    found = examined_in(lab, plant)
     absent = only(found, "interface")
     assert absent.verdict == "fail"
     assert absent.told.startswith("rank 0 on host0: THALWEG_IFNAME names the interface 'ib0'")
@@ -130,22 +131,22 @@ def test_a_slow_host(name: str) -> None:
 
 
 @pytest.mark.usefixtures("needs_lab")
-def test_a_clock_that_is_off(name: str) -> None:
+def test_a_clock_that_is_off(lab_of: LabOf) -> None:
     def work(rank: int, report: Report) -> list[str]:
         clock = (lambda: time() + 3.0) if rank == 1 else time
         found = examine(5.0, clock=clock)
         return [f"{f.verdict} {f.line}" for f in problems(list(found.findings)) if found.tells]
 
-    with Lab(hosts=2, name=name) as lab:
-        [line], _ = lab.run(work, process_group=False)
+    lab = lab_of(hosts=2)
+    [line], _ = lab.run(work, process_group=False)
     assert line.startswith("warn clocks: rank 1 on host1: the clock is 3 s ahead of host0's")
     assert "NTP" in line
 
 
 @pytest.mark.usefixtures("needs_lab")
-def test_a_healthy_lab_has_nothing(name: str) -> None:
-    with Lab(racks=2, hosts=2, uplink="100mbit", name=name) as lab:
-        assert problems(examined_in(lab)) == []
+def test_a_healthy_lab_has_nothing(lab_of: LabOf) -> None:
+    lab = lab_of(racks=2, hosts=2, uplink="100mbit")
+    assert problems(examined_in(lab)) == []
 
 
 # In processes of this machine
@@ -245,13 +246,11 @@ def test_without_rank_0_the_others_say_so() -> None:
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    start = monotonic()
     [found] = examined_here(2, plant, timeout=1.0)
     assert found.tells
     assert failed(found.findings)
     [absent] = [f for f in found.findings if f.check == "ranks"]
     assert absent.told.startswith("rank 0 hasn't come within 1.5 s, says rank 1 on ")
-    assert monotonic() - start < 20
 
 
 def test_a_store_that_nobody_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:

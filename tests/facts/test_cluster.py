@@ -152,7 +152,7 @@ RACK = '[[rack]]\nname = "a"\n'
         (RACK + 'hosts = ["x", "x"]', "two hosts are called 'x'; rename"),
         (RACK + "hosts = 1\n" + RACK + 'hosts = ["x"]', "two racks are called 'a'; rename"),
         (RACK + "hosts = 2\nuplnk = 3", "rack 0 has an unknown key 'uplnk'; it takes name, uplink"),
-        (RACK + 'hosts = 2\nnic = "200mbps"', "nic of rack a: '200mbps' is not a rate; write"),
+        (RACK + 'hosts = 2\nnic = "200mpps"', "nic of rack a: '200mpps' is not a rate; write"),
         (RACK + "hosts = 2\nnic = 200", "nic of rack a: '200' is not a rate; write"),
         (RACK + 'hosts = 2\nuplink = { out = "1gbit" }', "uplink of rack a lacks 'in'; give both"),
         (

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thalweg.errors import UnitError
-from thalweg.facts import Count, Duration, Rate, Size, about
+from thalweg.facts import Count, Duration, Rate, Size, about, counted
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,32 @@ def test_nonsense_is_refused(kind: type[Size], text: str) -> None:
         kind.parse(text)
 
 
-@pytest.mark.parametrize("text", ["200mbps", "200Mbps", "25Mb/s", "25mb/s"])
-def test_units_that_some_read_as_bits_and_some_as_bytes_are_refused(text: str) -> None:
-    with pytest.raises(UnitError, match=r"is not a rate; write it like 200mbit"):
-        Rate.parse(text)
+@pytest.mark.parametrize("text", ["200mbps", "200Mbps", "200Mb/s", "200 mb/s", "200Mbit/s"])
+def test_a_small_b_is_a_bit(text: str) -> None:
+    assert Rate.parse(text) == Rate.parse("200mbit")
+    assert str(Rate.parse(text)) == text
+
+
+def test_a_letter_without_a_unit_counts_bytes() -> None:
+    assert Size.parse("800K") == Size.parse("800KB")
+    assert str(Size(800_000)) == "800KB"
+    assert Count.parse("800K").value == 800_000
+    assert Count.parse("7B").value == 7_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"), [(Size, "25mb", "25MB"), (Rate, "25mB/s", "25MB/s")]
+)
+def test_what_differs_in_capitals_alone_is_proposed(
+    kind: type[Size], text: str, meant: str
+) -> None:
+    with pytest.raises(UnitError, match=rf"is not .*; did you mean {meant}\? write it like"):
+        kind.parse(text)
+
+
+def test_one_and_many() -> None:
+    assert [counted(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+    assert counted(3, "process") == "3 processes"
 
 
 @pytest.mark.parametrize("text", ["1e30", "1e99999999", "9" * 400])

@@ -6,6 +6,8 @@
 60 to 80     a host's NIC is degraded to a quarter, or a fifth
 80 to 100    all is well
 100 to 120   a rack's uplink is
+
+Or one of them alone, earlier.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import thalweg
+from thalweg.facts import Cluster
 from thalweg.lab import Lab
 from thalweg.runtime.supervisor import Report
 from thalweg.workloads import find_job
@@ -42,21 +45,27 @@ class Trouble:
 def troubles(lab: Lab, rank: int, host: int, rack: int, rate: str) -> list[Trouble]:
     cluster = lab.cluster
     return [
-        Trouble(step=20, named=("compute", (str(rank),)), rank=rank),
-        Trouble(
-            step=60,
-            named=("nic", (cluster.host(host).name,)),
-            events=(
-                {"at_step": 60, "action": "degrade", "host": host, "rate": rate},
-                {"at_step": 80, "action": "restore", "host": host},
-            ),
-        ),
-        Trouble(
-            step=100,
-            named=("uplink", (cluster.racks[rack].name,)),
-            events=({"at_step": 100, "action": "degrade", "rack": rack, "rate": rate},),
-        ),
+        slow_rank(20, rank),
+        slow_nic(60, cluster, host, rate),
+        slow_uplink(100, cluster, rack, rate),
     ]
+
+
+def slow_rank(step: int, rank: int) -> Trouble:
+    return Trouble(step=step, named=("compute", (str(rank),)), rank=rank)
+
+
+def slow_nic(step: int, cluster: Cluster, host: int, rate: str) -> Trouble:
+    events: list[dict[str, Any]] = [
+        {"at_step": step, "action": "degrade", "host": host, "rate": rate},
+        {"at_step": step + LASTS, "action": "restore", "host": host},
+    ]
+    return Trouble(step=step, named=("nic", (cluster.host(host).name,)), events=tuple(events))
+
+
+def slow_uplink(step: int, cluster: Cluster, rack: int, rate: str) -> Trouble:
+    event = {"at_step": step, "action": "degrade", "rack": rack, "rate": rate}
+    return Trouble(step=step, named=("uplink", (cluster.racks[rack].name,)), events=(event,))
 
 
 def observed(

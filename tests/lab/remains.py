@@ -49,7 +49,8 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Or until only a hang could take longer."""
     deadline = monotonic() + seconds
     while not condition():
         assert monotonic() < deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,10 +15,12 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.cli.command import thalweg
 from tests.lab.remains import (
     FOLDERS,
     MARK,
@@ -28,7 +31,7 @@ from tests.lab.remains import (
     wait_until,
 )
 from thalweg.errors import LabError, WorkerFailed
-from thalweg.lab import Lab, sweep
+from thalweg.lab import Lab, registry, sweep
 from thalweg.runtime.forked import Report
 from thalweg.runtime.place import Workers
 from thalweg.runtime.supervisor import run_workers
@@ -156,7 +159,7 @@ IN_A_RUN = """
 
     with Lab(racks=2, hosts=[2, 1], name={name!r}) as lab:
         lab.links.fill(lab.links.of(rack=0, directions=("out",)))
-        lab.run(work, on_message=ready)
+        lab.run(work, on_message=ready, process_group=False)
 """
 IN_THE_BLOCK = """
     import time
@@ -267,6 +270,17 @@ def test_who_comes_next_removes_what_a_killed_one_left(
             assert traces.left() == []
 
 
+def test_who_has_no_rights_to_remove_it_is_told_so(name: str) -> None:
+    """And not that a device is busy."""
+    with owner(IN_THE_BLOCK, name) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(TIMEOUT)
+        done = thalweg("bench", "stragglers", "--tree", "2x2", rights=False)
+        assert (done.returncode, "the lab needs root" in done.stderr) == (2, True)
+    sweep()
+    assert named_remains(name) == []
+
+
 def is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
@@ -275,6 +289,7 @@ def test_who_comes_next_removes_what_was_half_built_and_takes_its_name(name: str
     with owner(WHILE_IT_IS_BUILT, name, done=20) as process:
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: is_zombie(process.pid))
+        wait_until(lambda: not marked(name))  # a fork of its that makes one more namespace
         assert named_remains(name) != []
         with Lab(hosts=1, name=name) as lab:
             traces = Traces(name)
@@ -343,6 +358,106 @@ def test_many_start_and_sweep_at_once_and_none_takes_anothers(name: str) -> None
         refused = f"there is a lab {name!r} already\n"
         assert sorted(said) == sorted(["[0, 1]\n", refused, refused])
     assert named_remains(name) == []
+
+
+def test_who_takes_a_lab_down_twice_leaves_the_next_of_that_name_alone(name: str) -> None:
+    with Lab(hosts=1, name=name):
+        former = Lab.find(name)
+    with Lab(hosts=1, name=name) as lab:
+        with pytest.raises(LabError, match=f"lab '{name}' isn't up"):
+            former.links.cut(former.links.all())
+        former.down()
+        assert lab.run(lambda rank, report: rank, process_group=False, timeout="60s") == [0]
+
+
+def test_two_processes_that_build_and_sweep_at_once_do_not_harm_each_other(name: str) -> None:
+    """The one makes labs of one name, one after the other; the other takes down each that it has
+    found there, slowly and maybe when it is gone already, and sweeps."""
+    builder = """
+        from thalweg.lab import Lab
+
+        for _ in range({rounds}):
+            lab = Lab(hosts=2, name={name!r})
+            lab.up()
+            lab.status()
+            print("up", flush=True)
+            input()
+            lab.down()
+    """
+    remover = """
+        from time import sleep
+        from thalweg.lab import Lab, registry, sweep
+
+        strike_off = registry.strike_off
+
+        def slowly(name):
+            sleep(number / 5)
+            strike_off(name)
+
+        registry.strike_off = slowly
+        for number in range({rounds}):
+            input()
+            found = Lab.find({name!r})
+            print("found", flush=True)
+            input()
+            found.down()
+            assert {name!r} not in sweep()
+    """
+    rounds = 6
+    build, remove = (
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(source.format(name=name, rounds=rounds))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, MARK: name},
+        )
+        for source in (builder, remover)
+    )
+
+    def go(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    try:
+        assert build.stdout is not None
+        assert remove.stdout is not None
+        for _ in range(rounds):
+            assert build.stdout.readline() == "up\n"
+            go(remove)
+            assert remove.stdout.readline() == "found\n"
+            go(build)
+            go(remove)
+        assert (build.wait(TIMEOUT), remove.wait(TIMEOUT)) == (0, 0)
+    finally:
+        for process in (build, remove):
+            process.kill()
+            process.communicate(timeout=TIMEOUT)
+        sweep()
+    assert named_remains(name) == []
+
+
+def test_an_owner_lives_however_the_clock_is_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Lab(hosts=1, name=name):
+        an_hour_later = psutil.Process().create_time() + 3600
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: an_hour_later)
+        assert not registry.find(name).abandoned()
+
+
+def test_what_a_former_version_wrote_of_an_owner_is_understood(name: str) -> None:
+    """It wrote no ticks."""
+    with Lab(hosts=1, name=name):
+        path = FOLDERS / name / "lab.json"
+        about = json.loads(path.read_text())
+        path.write_text(json.dumps(about | {"owner": about["owner"][:2]}))
+        assert not registry.find(name).abandoned()
+        gone = subprocess.Popen(["true"])
+        gone.wait(TIMEOUT)
+        path.write_text(json.dumps(about | {"owner": [gone.pid, about["owner"][1]]}))
+        assert registry.find(name).abandoned()
 
 
 # At random moments

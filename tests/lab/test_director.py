@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.conftest import LabOf
 from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Link
 from thalweg.lab import Event, Lab
@@ -30,9 +31,8 @@ EventTable = dict[str, Any]
 
 
 @pytest.fixture
-def lab(name: str) -> Iterator[Lab]:
-    with Lab(racks=2, hosts=[2, 1], nic="100mbit", uplink="100mbit", name=name) as lab:
-        yield lab
+def lab(lab_of: LabOf) -> Lab:
+    return lab_of(racks=2, hosts=[2, 1], nic="100mbit", uplink="100mbit")
 
 
 class Noting:

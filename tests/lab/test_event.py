@@ -106,8 +106,8 @@ def test_no_action_was_forgotten() -> None:
         ({"action": "pause"}, "only workers of a host pause; give host instead of rack"),
         ({"action": "degrade"}, 'degrade doesn\'t say to which rate; give rate = "50mbit"'),
         (
-            {"action": "degrade", "rate": "50mbps"},
-            "rate of the event: '50mbps' is not a rate; write it like 200mbit ",
+            {"action": "degrade", "rate": "50mpps"},
+            "rate of the event: '50mpps' is not a rate; write it like 200mbit ",
         ),
         ({"direction": "up"}, "'up' is no direction; give out, in or both"),
         ({"direction": ["in"]}, "['in'] is no direction; give out, in or both"),

@@ -1,15 +1,16 @@
-"""Links that change while a stream runs through them. Rates are compared within one run."""
+"""Links that change while a stream runs through them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
 
+from tests.conftest import LabOf
 from tests.lab.remains import named_remains, wait_until
 from tests.lab.traffic import Post, Stream, pump, rate
 from thalweg.errors import LabError
@@ -19,12 +20,12 @@ from thalweg.runtime.forked import fork
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 MBIT20 = Rate.parse("20mbit")
+ATTEMPTS = 8
 
 
 @pytest.fixture
-def lab(name: str) -> Iterator[Lab]:
-    with Lab(racks=2, hosts=2, nic="100mbit", uplink="100mbit", name=name) as lab:
-        yield lab
+def lab(lab_of: LabOf) -> Lab:
+    return lab_of(racks=2, hosts=2, nic="100mbit", uplink="100mbit")
 
 
 def rows(lab: Lab, links: list[Link]) -> list[dict[str, Any]]:
@@ -36,9 +37,18 @@ def row(lab: Lab, link: Link) -> dict[str, Any]:
     return rows(lab, [link])[0]
 
 
-def about(ratio: float, wanted: float) -> bool:
-    print(f"{ratio:.3f}, wanted {wanted:.3f}")
-    return 0.85 * wanted < ratio < 1.15 * wanted
+def gets(stream: Stream, low: float, high: float, *, skip: float = 0.4) -> bool:
+    """Whether so many Mbit/s of payload arrive. This process drives both ends, and may be starved
+    on a busy machine, so there are some attempts; a link of another rate fails all of them."""
+    for _ in range(ATTEMPTS):
+        mbit = rate(stream, skip=skip) / 1e6
+        print(f"{mbit:.1f} Mbit/s, wanted {low:g} to {high:g}")
+        if low < mbit < high:
+            return True
+    return False
+
+
+ALL, FIFTH = (82.0, 110.0), (16.0, 22.0)  # of 100 Mbit/s
 
 
 def gone(pid: int) -> bool:
@@ -87,22 +97,20 @@ def test_links_that_are_not_there(lab: Lab) -> None:
 def test_a_degraded_link_is_slower_until_it_is_restored(target: dict[str, int], lab: Lab) -> None:
     links = lab.links.of(**target)
     with Stream(lab, 0, 2) as stream:
-        before = rate(stream)
         lab.links.degrade(links, MBIT20)
-        assert about(rate(stream) / before, 0.2)
+        assert gets(stream, *FIFTH)
         assert [row["rate"] for row in rows(lab, links)] == ["20mbit"] * 2
         assert [row["declared"] for row in rows(lab, links)] == ["100mbit"] * 2
         lab.links.restore(links)
-        assert about(rate(stream) / before, 1.0)
+        assert gets(stream, *ALL)
         assert [row["rate"] for row in rows(lab, links)] == ["100mbit"] * 2
 
 
 def test_one_direction_alone_is_degraded(lab: Lab) -> None:
     with Stream(lab, 0, 1) as out, Stream(lab, 1, 0) as into:
-        before = rate(out)
         lab.links.degrade(lab.links.of(host=0, directions=("in",)), MBIT20)
-        assert about(rate(into) / before, 0.2)
-        assert about(rate(out) / before, 1.0)
+        assert gets(into, *FIFTH)
+        assert gets(out, *ALL)
     assert row(lab, Link("nic", "host0", "out"))["rate"] == "100mbit"
     assert row(lab, Link("nic", "host0", "in"))["rate"] == "20mbit"
 
@@ -111,12 +119,11 @@ def test_one_direction_alone_is_degraded(lab: Lab) -> None:
 def test_an_uplink_that_never_was_the_bottleneck_becomes_one(name: str) -> None:
     with Lab(racks=2, hosts=1, nic="100mbit", name=name) as lab, Stream(lab, 0, 1) as stream:
         links = lab.links.of(rack=0)
-        before = rate(stream)
         lab.links.degrade(links, MBIT20)
-        assert about(rate(stream) / before, 0.2)
+        assert gets(stream, *FIFTH)
         lab.links.restore(links)
         assert row(lab, links[0])["rate"] is None
-        assert about(rate(stream) / before, 1.0)
+        assert gets(stream, *ALL)
 
 
 def test_a_rate_that_cannot_be_had_changes_nothing(lab: Lab) -> None:
@@ -161,7 +168,6 @@ def test_cut_one_way_the_other_way_is_whole(way: Any, target: dict[str, int], la
 def test_a_stream_survives_a_cut_and_a_healed_link_is_still_degraded(lab: Lab) -> None:
     links = lab.links.of(rack=0)
     with Stream(lab, 0, 2) as stream:
-        before = rate(stream)
         lab.links.degrade(links, MBIT20)
         lab.links.cut(links)
         lab.links.cut(links)  # a second time changes nothing
@@ -170,9 +176,9 @@ def test_a_stream_survives_a_cut_and_a_healed_link_is_still_degraded(lab: Lab) -
         pump([stream], until_after(0.5))
         assert stream.received == arrived
         lab.links.heal(links)
-        deadline = monotonic() + 20
+        deadline = monotonic() + 60
         pump([stream], lambda: stream.received > arrived + 500_000 or monotonic() > deadline)
-        assert about(rate(stream) / before, 0.2)
+        assert gets(stream, *FIFTH)
         assert [row["rate"] for row in rows(lab, links)] == ["20mbit"] * 2
         lab.links.cut(links)
         lab.links.restore(links)  # heals, too
@@ -201,26 +207,22 @@ def test_a_competing_flow_takes_a_share_until_the_link_is_restored(
 ) -> None:
     links = lab.links.of(**target)
     with Stream(lab, 0, 2) as stream:
-        alone = rate(stream)
         lab.links.fill(links)
         [pid] = lab.record.state().flows[str(links[0])]
         assert row(lab, links[0])["flows"] == 1
-        shared = rate(stream, skip=0.7, seconds=1.5) / alone
-        print(f"beside a flow {shared:.2f}")
-        assert 0.05 < shared < 0.8
+        assert gets(stream, 5, 77, skip=0.7)
         lab.links.restore(links)
         assert gone(pid)
         assert row(lab, links[0])["flows"] == 0
-        assert about(rate(stream) / alone, 1.0)
+        assert gets(stream, *ALL)
 
 
 @pytest.mark.slow
 def test_a_flow_takes_no_more_than_its_rate(lab: Lab) -> None:
     links = lab.links.of(rack=0, directions=("out",))
     with Stream(lab, 0, 2) as stream:
-        alone = rate(stream)
         lab.links.fill(links, rate=MBIT20)
-        assert 0.7 < rate(stream, skip=1.0) / alone < 0.9
+        assert gets(stream, 67, 87, skip=1.0)
 
 
 def test_flows_in_both_directions_end_with_the_lab(name: str) -> None:
@@ -244,10 +246,7 @@ def test_a_flow_into_a_cut_link_waits_until_it_is_healed(lab: Lab) -> None:
     assert row(lab, link)["flows"] == 1
     assert row(lab, link)["sent_bytes"] == 0
     lab.links.heal([link])
-    deadline = monotonic() + 20
-    while row(lab, link)["sent_bytes"] < 1_000_000:
-        assert monotonic() < deadline
-        sleep(0.05)
+    wait_until(lambda: row(lab, link)["sent_bytes"] >= 1_000_000)
 
 
 # From another process

@@ -17,7 +17,6 @@ from thalweg.lab import Lab
 from thalweg.runtime.forked import Report
 
 pytestmark = [pytest.mark.usefixtures("needs_lab"), pytest.mark.slow, pytest.mark.timeout(300)]
-SECONDS = 25.0
 NBYTES = 4e9
 
 
@@ -40,7 +39,7 @@ def total(rank: int, report: Report, go: str | None) -> float:
     return float(vector[-1])
 
 
-def test_84_hosts_are_up_initialised_and_down_in_time_and_memory(name: str, tmp_path: Path) -> None:
+def test_84_hosts_are_up_initialised_and_down_in_little_memory(name: str, tmp_path: Path) -> None:
     pids: list[int] = []
     held: list[int] = []
     measuring = 0.0
@@ -65,7 +64,6 @@ def test_84_hosts_are_up_initialised_and_down_in_time_and_memory(name: str, tmp_
     assert traces.left() == []
     assert results == [sum(range(84))] * 84
     assert sum(held) < NBYTES
-    assert seconds < SECONDS
 
 
 def test_156_hosts_work(name: str) -> None:

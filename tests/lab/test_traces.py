@@ -1,4 +1,4 @@
-"""A trace of eight real ranks, read by the perfetto package, beside what they have recorded."""
+"""A trace of four real ranks, read by the perfetto package, beside what they have recorded."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import thalweg
+from tests.conftest import LabOf
 from tests.lab.lateness import observed
 from tests.report.test_trace import parsed
-from thalweg.lab import Lab
 from thalweg.records import Step
 from thalweg.records.journal import read_records
 
 CLOSE = 0.02
-STEPS = 30
+STEPS = 20
 COUNTED = ("compute", "wait")  # the tracks whose slices make a step
 
 
-@pytest.mark.usefixtures("needs_lab")
 @pytest.mark.parametrize("sync", ["ring+fp16", "dssync"])
-def test_tracks_agree_with_the_recorded_steps(sync: str, tmp_path: Path) -> None:
-    with Lab(racks=2, hosts=4, nic="200mbit", uplink="200mbit") as lab:
-        observed(lab, sync, "500k", [], STEPS, records=str(tmp_path / "records"))
+def test_tracks_agree_with_the_recorded_steps(sync: str, lab_of: LabOf, tmp_path: Path) -> None:
+    lab = lab_of(racks=2, hosts=2, nic="200mbit", uplink="200mbit")
+    observed(lab, sync, "500k", [], STEPS, records=str(tmp_path / "records"))
     done = thalweg("report", "records", "--trace", "run.pftrace", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     slices, _, _ = parsed(tmp_path / "run.pftrace")

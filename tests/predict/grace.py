@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.predict.robust import Guess, Vector, fit_constants
+from tests.predict.robust import Guess, Vector, fit_constants
 
 Mask = NDArray[np.bool_]
 USUAL = 0.2  # of a logarithm: a fifth off

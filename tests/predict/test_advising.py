@@ -1,6 +1,7 @@
 """Advice: the order, the reasons, and what other clusters would change."""
 
 from dataclasses import replace
+from functools import cache
 from math import sqrt
 
 import pytest
@@ -9,10 +10,17 @@ from thalweg import Cluster, Size, Workload, advise
 from thalweg.declarations import Promise
 from thalweg.errors import UsageError
 from thalweg.facts import Costs, Duration, Lateness, Rate, Tensor
+from thalweg.predict.advice import Advice
 from thalweg.predict.advising import breaks
 from thalweg.predict.what_if import WhatIf, scaled, slowest_nic, with_workers
 
 RACKS = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
+SMALL = Cluster.regular([2, 2], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
+
+
+@cache
+def advised(allow: Promise) -> Advice:
+    return advise(SMALL, job(), allow=allow)
 
 
 def job(size: str = "2MB", compute: float = 0.05) -> Workload:
@@ -32,7 +40,7 @@ def test_best_first_and_ddp_among_them() -> None:
 
 
 def test_parts_of_a_step_add_up_and_are_in_the_interval() -> None:
-    for one in advise(RACKS, job(), allow=Promise.EVENTUAL).ranking:
+    for one in advised(Promise.EVENTUAL).ranking:
         estimate = one.estimate
         assert estimate.low <= estimate.seconds <= estimate.high
         assert (
@@ -48,9 +56,9 @@ def test_parts_of_a_step_add_up_and_are_in_the_interval() -> None:
 
 
 def test_what_is_not_allowed_is_not_advised() -> None:
-    lossy = advise(RACKS, job(), allow=Promise.LOSSY)
+    lossy = advised(Promise.LOSSY)
     assert {one.promise for one in lossy.ranking} == {Promise.EXACT, Promise.LOSSY}
-    eventual = advise(RACKS, job(), allow=Promise.EVENTUAL)
+    eventual = advised(Promise.EVENTUAL)
     assert {one.promise for one in eventual.ranking} == set(Promise)
 
 
@@ -60,13 +68,13 @@ def test_plain_ddp_is_right_where_computing_is_all() -> None:
 
 
 def test_more_steps_for_lossy_plans_put_exact_ones_first() -> None:
-    dear = advise(RACKS, job(), allow=Promise.LOSSY, extra_steps={Promise.LOSSY: 100.0})
+    dear = advise(SMALL, job(), allow=Promise.LOSSY, extra_steps={Promise.LOSSY: 100.0})
     assert dear.best.promise is Promise.EXACT
     assert any("10000%" in text for text in dear.assumed)
 
 
 def test_codes_are_left_out_without_data_and_it_is_said() -> None:
-    advice = advise(RACKS, job(), has_data=False)
+    advice = advise(SMALL, job(), has_data=False)
     assert not [one for one in advice.ranking if one.plan.redundancy is not None]
     assert "data=" in advice.left_out["gc(stragglers=1)"]
 
@@ -96,7 +104,7 @@ def test_where_curves_cross() -> None:
 
 
 def test_a_sweep_goes_down_with_faster_links() -> None:
-    sweep = advise(RACKS, job(), sweep=True).sweep
+    sweep = advise(SMALL, job(), sweep=True).sweep
     assert sweep is not None
     for seconds in sweep.seconds.values():
         assert list(seconds) == sorted(seconds, reverse=True)

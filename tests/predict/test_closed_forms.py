@@ -7,12 +7,13 @@ from dataclasses import replace
 from math import log2, sqrt
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
+from tests.predict import as_printed, derived_forms
 from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
-from thalweg.predict import as_printed, best_chunks, tree_forms
 from thalweg.predict import closed_forms as forms
 from thalweg.predict.cost import Cost
 from thalweg.predict.symbols import Symbols, is_even
@@ -27,10 +28,10 @@ FORMS: dict[str, Callable[[Symbols], Cost]] = {
     "ps": lambda x: forms.ps(replace(x, P=x.N)),
     "ps(servers=1)": lambda x: forms.ps(replace(x, P=1)),
     "ps(servers=half)": lambda x: forms.ps(replace(x, P=(x.N + 1) // 2)),
-    "tree": lambda x: tree_forms.tree(x, 2),
-    "tree(fanout=1)": lambda x: tree_forms.tree(x, 1),
-    "tree(fanout=4)": lambda x: tree_forms.tree(x, 4),
-    "double_tree": tree_forms.double_tree,
+    "tree": lambda x: forms.tree(x, 2),
+    "tree(fanout=1)": lambda x: forms.tree(x, 1),
+    "tree(fanout=4)": lambda x: forms.tree(x, 4),
+    "double_tree": forms.double_tree,
     "hierarchical": forms.hierarchical,
     "hierarchical(form=leader)": forms.hierarchical_by_leaders,
     "gossip": forms.gossip,
@@ -60,7 +61,7 @@ def assert_same_bytes(form: Cost, schedule: Schedule, group: Group) -> None:
 
 
 @pytest.mark.parametrize("variant", FORMS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(racks=st.integers(1, 9), members=st.integers(1, 9))
 def test_bytes_on_the_busiest_links(variant: str, racks: int, members: int) -> None:
     group = even(racks, members)
@@ -98,7 +99,7 @@ def test_halving_doubling_in_one_rack(workers: int) -> None:
     assert form.moves == timeline(schedule).sequential_moves
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(racks=st.integers(1, 9), members=st.integers(1, 9), turn=st.integers(0, 6))
 def test_exponential_gossip(racks: int, members: int, turn: int) -> None:
     group = even(racks, members)
@@ -109,7 +110,7 @@ def test_exponential_gossip(racks: int, members: int, turn: int) -> None:
         assert_same_bytes(form, schedule, group)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(racks=st.integers(2, 9), members=st.integers(1, 9))
 def test_a_ring_that_goes_round_the_racks_leaves_each_at_every_hop(
     racks: int, members: int
@@ -129,13 +130,13 @@ def test_ds_sync_is_the_longer_of_two_rings(racks: int, members: int) -> None:
         meetings = shuffle.groups(replace(group, contention=kept), 0)
         return max(forms.ring(Symbols.of(m.group, x.S)).seconds for m in meetings)
 
-    assert forms.ds_sync(x).seconds == turn(Contention())
-    pair = forms.ds_sync(x, together=2)
-    assert pair.seconds <= forms.ds_sync(x).seconds
+    assert derived_forms.ds_sync(x).seconds == turn(Contention())
+    pair = derived_forms.ds_sync(x, together=2)
+    assert pair.seconds <= derived_forms.ds_sync(x).seconds
     whole = forms.ring(replace(x, N=members, C=1))  # of an odd number of racks one stays at home
     longest = max(pair, whole, key=lambda form: form.seconds) if racks % 2 else pair
     assert turn(Contention(pairs=True)) == longest.seconds
-    assert forms.ds_sync(x).uplink in (0, pytest.approx(forms.hierarchical(x).uplink))
+    assert derived_forms.ds_sync(x).uplink in (0, pytest.approx(forms.hierarchical(x).uplink))
 
 
 def test_where_the_table_counts_half_duplex() -> None:
@@ -145,11 +146,11 @@ def test_where_the_table_counts_half_duplex() -> None:
     assert as_printed.ring(x).transfer == forms.ring(x).transfer
     assert as_printed.hierarchical(x).transfer == forms.hierarchical(x).transfer
     assert as_printed.gossip(x).transfer == 2 * forms.gossip(x).transfer
-    assert as_printed.ds_sync(x).transfer == 2 * forms.ds_sync(x, together=2).transfer
+    assert as_printed.ds_sync(x).transfer == 2 * derived_forms.ds_sync(x, together=2).transfer
     flat = replace(x, C=1, G=16, k=8)  # the table has one chunk too many
     one_chunk = 2 * flat.S * flat.beta1 / flat.k
     assert as_printed.double_tree(flat).transfer == pytest.approx(
-        tree_forms.double_tree(flat).transfer + one_chunk
+        forms.double_tree(flat).transfer + one_chunk
     )
 
 
@@ -163,33 +164,33 @@ def test_shards_spare_an_uplink_only_up_to_one_server_a_rack(servers: int) -> No
         assert uplink == 2 * x.G * (x.C - 1) / x.C > as_printed.ps(x).transfer
 
 
-@pytest.mark.parametrize("form", [forms.star, forms.hierarchical, tree_forms.double_tree])
+@pytest.mark.parametrize("form", [forms.star, forms.hierarchical, forms.double_tree])
 def test_the_best_number_of_chunks(form: Callable[[Symbols], Cost]) -> None:
     x = Symbols(N=16, C=4, G=4, S=4e6, alpha=1e-3, beta1=8e-8, beta2=8e-8)
-    best = best_chunks(form, x)
+    best = derived_forms.best_chunks(form, x)
     at = [form(replace(x, k=k)).seconds for k in range(1, 400)]
     assert at.index(min(at)) + 1 == pytest.approx(best, abs=1)
 
 
 def test_the_papers_tree_has_the_papers_optimum() -> None:
     x = Symbols(N=16, G=16, S=4e6, alpha=1e-3, beta1=8e-8)
-    best = best_chunks(tree_forms.double_tree, x)
+    best = derived_forms.best_chunks(forms.double_tree, x)
     depth, wire = 4, x.S * x.beta1
     assert best == pytest.approx(sqrt((depth - 1) * wire / x.alpha), rel=0.05)
 
 
 def test_local_sgd_shares_a_meeting_among_its_steps() -> None:
     x = Symbols(N=8, C=2, G=4, S=1.0, beta1=1.0, beta2=4.0)
-    flat = forms.per_step(forms.ring(x), every=8)
+    flat = derived_forms.per_step(forms.ring(x), every=8)
     assert flat == forms.ring(x).seconds / 8
     inside = forms.ring(replace(x, N=4, C=1))
-    both = forms.per_step(forms.hierarchical(x), every=8, inside=inside)
+    both = derived_forms.per_step(forms.hierarchical(x), every=8, inside=inside)
     assert both == (forms.hierarchical(x).seconds + 7 * 1.5) / 8
 
 
 def test_messages_sent_separately_cost_latency_and_no_bytes() -> None:
     x = Symbols(N=8, C=2, G=4, S=1.0, alpha=1.0, beta1=1.0, beta2=4.0)
-    for form in (forms.ring, forms.hierarchical, forms.gossip, tree_forms.double_tree):
+    for form in (forms.ring, forms.hierarchical, forms.gossip, forms.double_tree):
         one, ten = form(x), form(replace(x, L=10))
         assert (ten.latency, ten.transfer) == (10 * one.latency, one.transfer)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from tests.predict import coded_forms
+from tests.predict.coded_forms import Message, ShiftedExponential, Tree
 from thalweg.catalog import parse_plan
 from thalweg.codes.tolerance import chance_of_waiting
 from thalweg.coding import allocation_of
 from thalweg.facts import Cluster, Duration, Lateness
-from thalweg.predict import coded_forms
-from thalweg.predict.coded_forms import Message, Tree
-from thalweg.predict.lateness import ShiftedExponential
 from thalweg.schedules import Group
 
 SMALL, WIDE = Tree(4, 3, 1), Tree(12, 2, 3)
@@ -87,3 +89,23 @@ def test_tails() -> None:
     coded = one.expected_arrival(6, 5)
     assert coded_forms.gc(6, 1).computing(one) == pytest.approx(coded, rel=1e-6)
     assert coded_forms.codedreduce(Tree(6, 1, 1)).computing(one) == pytest.approx(coded, rel=1e-6)
+
+
+def test_what_the_documentation_says_of_20_workers() -> None:
+    tree = Tree(children=4, levels=2, stragglers=1)
+    latency, bytes_per_second = 200e-6, 1e9 / 8
+    overtaken = coded_forms.ring_overtakes(tree, latency, bytes_per_second)
+    assert overtaken == pytest.approx(latency * bytes_per_second * (38 - 6) / (6 - 38 / 20))
+    message = Message(latency, 10e6 / bytes_per_second)
+    late = Lateness(probability=0.05, delay=Duration(2.0))
+    forms = {
+        "umw": coded_forms.umw(20),
+        "gc": coded_forms.gc(20, stragglers=1),
+        "codedreduce": coded_forms.codedreduce(tree),
+        "ring": coded_forms.ring(20),
+    }
+    page = Path(__file__).parents[2] / "docs" / "what-will-it-cost-me.md"
+    for name, form in forms.items():
+        [line] = re.findall(rf"^\| `?{name}\b.* s \|.*$", page.read_text(), re.MULTILINE)
+        told = [float(figure) for figure in re.findall(r"\d+\.\d+(?= s)", line)]
+        assert told == [round(form.communication(message), 3), round(form.waiting(late), 3)]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clusters import groups
+from tests.examples import examples
 from tests.running import tree_schedule
 from tests.schedules.test_topologies import VARIANTS, build
 from thalweg.codes import ROOT, Allocation, Branches, allocate
@@ -247,7 +248,7 @@ def longest_chain(schedule: Schedule, cluster: Cluster) -> float:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(group=groups(12), elements=st.integers(0, 20_000), burst=st.sampled_from([0.0, 5e3]))
 def test_no_faster_than_links_and_latencies_allow(
     variant: str, group: Group, elements: int, burst: float
@@ -273,7 +274,7 @@ def test_no_faster_than_links_and_latencies_allow(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(elements=st.integers(0, 20_000))
 def test_where_bytes_cost_nothing_latencies_add_up(variant: str, elements: int) -> None:
     cluster = Cluster.regular(

@@ -7,17 +7,13 @@ from itertools import product
 from math import comb, exp, log, prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
+from tests.predict.coded_forms import ShiftedExponential, harmonic
 from thalweg.facts import Duration, Lateness
-from thalweg.predict.lateness import (
-    ShiftedExponential,
-    binomial,
-    expected_arrival,
-    expected_latest,
-    harmonic,
-)
+from thalweg.predict.lateness import binomial, expected_arrival, expected_latest
 
 
 def late(probability: float, seconds: float) -> Lateness:
@@ -42,7 +38,7 @@ def counted(hosts: Sequence[Lateness], number: int) -> float:
         max_size=6,
     )
 )
-@settings(max_examples=60)
+@examples(60)
 def test_hosts_that_differ(pairs: list[tuple[float, float]]) -> None:
     hosts = [late(*pair) for pair in pairs]
     for number in range(len(hosts) + 1):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.predict.grace import MODELS, Runs, balanced_accuracy
+from tests.predict.robust import Guess, Vector, fit_constants
+from tests.predict.wfbp import Job, Measured, Way, at_the_end, each, fit, merged
 from thalweg.facts import Size, model_named
 from thalweg.predict import observed
 from thalweg.predict.observed import Network
-from thalweg.predict.robust import Guess, Vector, fit_constants
-from thalweg.predict.wfbp import Job, Measured, Way, at_the_end, each, fit, merged
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TCP = ("10GbE with TCP/IP", "100GbE with TCP/IP")

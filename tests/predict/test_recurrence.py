@@ -9,8 +9,16 @@ from thalweg import Cluster, parse_plan
 from thalweg.coding import allocation_of
 from thalweg.facts import Duration, Lateness, Road
 from thalweg.predict import recurrence
-from thalweg.predict.mailbox import own_pace
-from thalweg.predict.recurrence import SETTLING, Meet, by_quorum, decodes, draw, fastest, in_groups
+from thalweg.predict.recurrence import (
+    SETTLING,
+    Meet,
+    by_quorum,
+    decodes,
+    draw,
+    fastest,
+    in_groups,
+    own_pace,
+)
 from thalweg.schedules import Group
 
 EVERYBODY = [[Meet((0, 1, 2, 3), 0.5)]]

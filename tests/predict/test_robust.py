@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thalweg.predict.robust import Guess, Vector, fit_constants
+from tests.predict.robust import Guess, Vector, fit_constants
 
 SIZES = np.array([1.0, 10.0, 100.0, 1000.0, 10000.0])
 SECONDS = 0.5 + SIZES / 200

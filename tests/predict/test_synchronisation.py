@@ -7,9 +7,10 @@ from itertools import groupby
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.clusters import groups
+from tests.examples import examples
 from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster, Duration, Size, Workload
 from thalweg.predict import synchronisation_seconds
@@ -102,7 +103,7 @@ def test_one_slow_uplink_counts_where_it_is_used(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(group=groups(most=17))
 def test_any_group_takes_at_least_what_its_busiest_link_needs(plan: str, group: Group) -> None:
     parsed, workload = parse_plan(plan), Workload.of_size(Size.parse("400KB"))

@@ -7,9 +7,7 @@ from itertools import product
 
 import pytest
 
-from thalweg.facts import Tensor, Workload, model_named
-from thalweg.predict.observed import Network
-from thalweg.predict.wfbp import (
+from tests.predict.wfbp import (
     Job,
     Measured,
     Message,
@@ -21,6 +19,8 @@ from thalweg.predict.wfbp import (
     messages_of,
     replay,
 )
+from thalweg.facts import Tensor, Workload, model_named
+from thalweg.predict.observed import Network
 
 PAIR = Network(0.5, 1.0)  # among two: a second a message, and one a byte
 MESSAGES = (Message(1, 0.0), Message(1, 0.5), Message(2, 5.0))

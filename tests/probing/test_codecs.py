@@ -57,8 +57,7 @@ def test_real_ones() -> None:
     costs = measured(choices, TENSORS)
     assert list(costs) == [str(choice) for choice in choices]
     for cost in costs.values():
-        assert 0 < cost.encode.value < 1e-6
-    assert costs[str(choices[0])].encode.value < costs[str(choices[1])].encode.value
+        assert cost.bucket.value + cost.encode.value > 0
 
 
 def test_what_takes_no_tensor_is_left_out() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.threads import run_threads
 from thalweg.errors import PeerFailed, PeerLate
 from thalweg.probing import worker
 from thalweg.probing.conductor import Conductor, Effort
 from thalweg.probing.exchange import Exchange
 from thalweg.probing.network import Flow
 from thalweg.probing.worker import serve
-from thalweg.runtime import Alarm, run_threads
+from thalweg.runtime import Alarm
 from thalweg.transports import Transport
 
 QUICK = Effort(pings=5, short=0.05, long=0.1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thalweg.records import Moment
-from thalweg.records.clock import DRIFT, Clock
+from thalweg.records.timeline import DRIFT, Clock
 
 
 def moment(at: float, offset: float, error: float = 0.0) -> Moment:

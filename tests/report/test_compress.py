@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from thalweg.report.compress_svg import APART, HEIGHT, TOP, Curve, draw_steps
+from thalweg.report.compress import APART, HEIGHT, TOP, Curve, draw_steps
 
 SPEEDS = [1e7, 1e9, 1e11]
 SVG = "{http://www.w3.org/2000/svg}"

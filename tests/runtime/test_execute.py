@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.running import mean_sets
+from tests.running import execute, mean_sets
 from tests.schedules.test_topologies import TOPOLOGIES, VARIANTS, build
+from tests.threads import run_threads
 from tests.transports.ranks import REAL, run_ranks
 from thalweg.errors import PeerLate
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, arithmetic_of, flat, run_threads
-from thalweg.runtime.execute import execute
+from thalweg.runtime import Part, arithmetic_of, flat
 from thalweg.schedules import Group
 from thalweg.transports import Address, Array, Label, Sending, Transport
 
@@ -50,10 +50,8 @@ def test_a_rank_that_never_comes_is_named_by_the_deadline() -> None:
                 Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=0.3
             )
 
-    start = monotonic()
     with pytest.raises(PeerLate, match=r"waited at step 0, round 0, for"):
         run_threads(GROUP.ranks, work)
-    assert monotonic() - start < 5
 
 
 def test_an_error_on_one_rank_stops_the_others_at_once() -> None:
@@ -63,12 +61,10 @@ def test_an_error_on_one_rank_stops_the_others_at_once() -> None:
         if transport.rank == 2:
             raise ValueError("mine")
         vector = np.ones(100)
-        execute(Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=60)
+        execute(Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=3600)
 
-    start = monotonic()
     with pytest.raises(ValueError, match="mine"):
         run_threads(GROUP.ranks, work)
-    assert monotonic() - start < 10
 
 
 def test_every_dtype_that_numpy_adds() -> None:

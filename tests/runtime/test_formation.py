@@ -110,6 +110,22 @@ def test_where_replicas_differ_those_behind_keep_theirs() -> None:
     assert (formation.source, formation.takers) == (1, (2,))
 
 
+def test_who_has_the_newest_parameters_is_the_source_however_far_others_are() -> None:
+    """Under asp. Where they begin is still where the furthest are."""
+    formation = formed(
+        {
+            0: Standing(step=5, keeps=True, version=31),
+            1: Standing(step=6, keeps=True, version=34),
+            2: Standing(step=8, keeps=True, version=33, doing=Doing.STEP),
+            3: Standing(step=9, keeps=True, version=40, joins=True),
+        }
+    )
+    assert (formation.source, formation.root, formation.takers) == (1, 1, (3,))
+    assert formation.begins == 9
+    assert Formation.of_text(formation.text()) == formation
+    assert formed({0: Standing(step=5), 1: Standing(step=6)}).root is None
+
+
 def test_a_step_that_one_has_taken_alone_is_not_taken_by_those_who_join() -> None:
     """They take over what came of it; from a safe point they take the step as all do."""
     at_safe_point = Standing(step=5, keeps=True, doing=Doing.SAFE_POINT)

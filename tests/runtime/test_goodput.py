@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from thalweg.facts import Cluster
 from thalweg.runtime.arrivals import Arrival
 from thalweg.runtime.execute import Leading
@@ -108,7 +109,7 @@ def test_a_slow_rack_is_named_and_nobody_else(sizes: list[int], ways: tuple[str,
         assert found.hosts == ()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 1000), start=st.integers(0, 50))
 def test_nobody_is_named_where_nothing_is_slow(seed: int, start: int) -> None:
     group = Group.everybody(Cluster.regular([4] * 4))
@@ -116,7 +117,7 @@ def test_nobody_is_named_where_nothing_is_slow(seed: int, start: int) -> None:
     assert not named(links, group)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 1000), host=st.integers(4, 15))
 def test_a_slow_rack_and_a_slow_host_at_once(seed: int, host: int) -> None:
     """The three other racks stay together: they take as long as those inside, and are seen with at

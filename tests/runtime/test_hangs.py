@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from thalweg.facts import Cluster
-from thalweg.runtime import hangs
-from thalweg.runtime.activity import WAITING
-from thalweg.runtime.hangs import SHORTEST, TIMES_A_STEP, Hangs
+from thalweg.runtime import activity
+from thalweg.runtime.activity import SHORTEST, TIMES_A_STEP, WAITING, Hangs
 
 LONG = SHORTEST + 1
 
@@ -62,7 +61,7 @@ def test_who_says_nothing_any_more_is_named_though_it_waited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(hangs, "monotonic", lambda: now)
+    monkeypatch.setattr(activity, "monotonic", lambda: now)
     found = Hangs(Cluster.flat(2))
     assert found.look({0: said(1, WAITING, 1.0), 1: said(1, WAITING, 1.0)}) == []
     now += LONG

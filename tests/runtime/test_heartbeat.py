@@ -289,6 +289,34 @@ def test_a_store_that_dies_is_lost_and_another_may_follow() -> None:
         assert not heart.lost
 
 
+@pytest.mark.parametrize("text", ["2.0 17 0", "", "1 2", "\u2153"])
+def test_what_is_no_sign_is_skipped_and_its_rank_counts_as_silent(text: str) -> None:
+    store = tcp_store()
+    with beating(store, 3) as (here, stops, _):
+        wait_until(lambda: has_seen(here, 1) and has_seen(here, 2))
+        stops.close()
+        store.set(key_of(1), text)
+        wait_until(lambda: here.why_gone(1))
+        assert here.why_gone(2) is None
+        assert here.failure is None
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])  # which is what a lost store raises
+def test_a_detector_that_fails_says_so_and_takes_no_store_for_lost(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    def look(called: int, wished: int) -> None:
+        raise kind("out of order")
+
+    with beating(dist.HashStore(), 1, look) as [heart]:
+        wait_until(lambda: heart.failure)
+        assert not heart.lost
+        assert str(heart.failure).startswith(
+            f"the failure detector of rank 0 has failed: {kind.__name__}: out of order; "
+        )
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
 class Stuck:
     """A store that doesn't answer while `free` isn't set; it tells when it is first asked then."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thalweg.compress import NUMPY_KERNELS, Kernels
-from thalweg.runtime.kernels import TORCH_KERNELS
+from thalweg.runtime.arithmetic import TORCH_KERNELS
 
 KERNELS: Kernels = TORCH_KERNELS
 RANDOM = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg.runtime.last_words import LastWords
+from thalweg.runtime.verdict import LastWords
 
 
 def heard(text: str) -> tuple[str, str] | None:
@@ -14,6 +14,13 @@ def heard(text: str) -> tuple[str, str] | None:
 
 def test_our_own_line_without_the_rank_that_is_told_anyway() -> None:
     assert heard("a warning\nthalweg: rank 3: no file x; name another\n") == ("", "no file x")
+
+
+def test_what_follows_from_another_rank_is_known_as_that() -> None:
+    assert heard("thalweg: rank 3: rank 1 gave up: no file x; look there\n") == (
+        "PeerFailed",
+        "rank 1 gave up: no file x",
+    )
 
 
 def test_the_last_line_of_a_traceback() -> None:

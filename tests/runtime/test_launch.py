@@ -247,39 +247,37 @@ UNREACHABLE = """
 import sys
 from thalweg.errors import TransportError
 from thalweg.runtime.launch import Seat, open_store
-seat = Seat(rank=1, size=2, local_rank=0, address=sys.argv[1], port=int(sys.argv[2]),
-            hosted=False, launcher="environment")
-try:
-    open_store(seat, timeout=0.5)
-except TransportError as error:
-    print(error)
+for port in sys.argv[1:]:
+    seat = Seat(rank=1, size=2, local_rank=0, address="127.0.0.1", port=int(port),
+                hosted=False, launcher="environment")
+    print(port, flush=True)
+    try:
+        open_store(seat, timeout=0.5)
+    except TransportError as error:
+        print(error, flush=True)
 """
 
 
-def what_a_client_says(port: int) -> str:
-    """On its own two streams, with torch as talkative as it can be."""
-    done = subprocess.run(
-        [sys.executable, "-c", UNREACHABLE, "127.0.0.1", str(port)],
-        env={**os.environ, "TORCH_CPP_LOG_LEVEL": "INFO"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    return done.stderr + done.stdout
-
-
-def test_nobody_there_is_told_in_one_line_and_nothing_else() -> None:
-    port = free_port()
-    assert what_a_client_says(port) == (
-        f"rank 1 can't reach the store at 127.0.0.1:{port}: Connection refused; is rank 0 running?"
-        " is the address reachable from here, and no firewall between?\n"
-    )
-
-
-def test_a_server_that_is_no_store_is_given_up_by_the_deadline() -> None:
+def test_what_a_client_says_that_cannot_reach_the_store() -> None:
+    """One line if nobody is there, and of a server that is no store; nothing else on its two
+    streams, with torch as talkative as it can be."""
+    nobody = free_port()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert "doesn't answer as a store; " in what_a_client_says(server.getsockname()[1])
+        port = server.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-c", UNREACHABLE, str(nobody), str(port)],
+            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "INFO"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+        )
+    of_nobody, of_a_server = done.stdout.removeprefix(f"{nobody}\n").split(f"{port}\n")
+    assert of_nobody == (
+        f"rank 1 can't reach the store at 127.0.0.1:{nobody}: Connection refused; is rank 0"
+        " running? is the address reachable from here, and no firewall between?\n"
+    )
+    assert "doesn't answer as a store; " in of_a_server
 
 
 def test_a_cluster_that_nobody_describes_is_assumed() -> None:

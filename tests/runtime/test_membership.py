@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from thalweg.errors import Interrupted, RunError, RunIsOver
 from thalweg.runtime import membership
 from thalweg.runtime.formation import Doing, Formation, Standing
@@ -197,6 +198,68 @@ def test_musters_that_came_to_nothing_are_passed_over() -> None:
         assert company.meet({0: Standing(), 1: Standing()}).number == called
 
 
+def test_one_whose_view_is_old_does_not_write_the_next_formation() -> None:
+    """Rank 0 has read which formation is the newest and is stopped; others redo its step without
+    it, and are at the next muster when it goes on."""
+    with company_of(3) as company:
+        reached, goes_on = Event(), Event()
+        call = company.all[0]._call
+
+        def stopped_before(standing: Standing) -> int:
+            reached.set()
+            assert goes_on.wait(PATIENCE)
+            return call(standing)
+
+        with patch.object(company.all[0], "_call", stopped_before):
+            late = company.comes(0, Standing(step=18))
+            assert reached.wait(PATIENCE)
+            company.gone.add(0)
+            assert company.meet({1: Standing(step=17), 2: Standing(step=17)}).members == (1, 2)
+            company.gone.clear()
+            coming = [company.comes(1, Standing(step=18))]
+            wait_until(lambda: company.store.check([membership._ready(3)]))
+            goes_on.set()
+            wait_until(lambda: b"\n[0, " in b"\n" + company.store.get(membership._ready(3)))
+            coming.append(company.comes(2, Standing(step=18)))
+            [formation] = {str(future.result(PATIENCE)) for future in (late, *coming)}
+        formation = company.all[1].formation
+    assert (formation.number, formation.members) == (3, (0, 1, 2))
+    assert (formation.joined, formation.takers) == ((0,), (0,))
+
+
+def test_one_that_was_left_out_joins_until_it_has_come_to_a_formation() -> None:
+    """Its connection to the store breaks while it waits, and it comes again: as one that joins,
+    though the formation that it has missed has it."""
+    with company_of(3) as company:
+        late, own = company.all[0], Standing(step=18)
+        company.store.add(CALLED, 9)
+        assert not late._after_the_newest(own).joins
+        company.all[1]._write_down(Formation(number=2, members=(1, 2)))
+        assert late._after_the_newest(own).joins
+        company.all[1].formation = Formation(number=2, members=(1, 2))
+        came = {0: Standing(joins=True), 1: Standing(), 2: Standing()}
+        third = Formation(number=3, members=(0, 1, 2), standings=came)
+        assert third.joined == (0,)
+        company.all[1]._write_down(third)
+        assert late._after_the_newest(own).joins
+        assert late._after_the_newest(own).joins
+
+
+def test_an_offer_is_refused_if_there_is_a_formation_between() -> None:
+    """And a number that was passed over can't be used any more."""
+    with company_of(2) as company:
+        first, second = company.all
+        company.store.add(CALLED, 9)
+        assert first._write_down(Formation(number=3, members=(0,)))
+        assert not second._write_down(Formation(number=5, members=(1,)))
+        assert second.find().number == 3
+        assert second._write_down(Formation(number=5, members=(1,)))
+        first._write_down(Formation(number=4, members=(0,)))
+        assert first.find() == second.find() == Formation(number=5, members=(1,))
+        company.store.delete_key(membership._key(5))
+        assert first.find().number == 3
+
+
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[int, dict[int, Standing]]:
     """So many ranks, and where those stand who come: half of them at least."""
@@ -212,7 +275,7 @@ def situations(draw: st.DrawFn) -> tuple[int, dict[int, Standing]]:
     return size, {rank: draw(standing) for rank in draw(ranks)}
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(situations())
 def test_whoever_comes_from_wherever_all_agree(situation: tuple[int, dict[int, Standing]]) -> None:
     size, standings = situation
@@ -294,6 +357,33 @@ def test_an_absence_is_told_once_and_calls_for_a_muster() -> None:
         assert list(member.absent) == [2]
         assert member.misses([1, 2])
         assert not member.misses([1])
+
+
+def test_one_that_cannot_see_others_die_ends() -> None:
+    def mistaken(rank: int) -> bool:
+        raise KeyError(rank)
+
+    with company_of(2) as company:
+        member = company.all[0]
+        member.calls_for = mistaken
+        company.gone.add(1)
+        wait_until(lambda: member.is_called)
+        why = "the failure detector of rank 0 has failed: KeyError: 1"
+        with pytest.raises(RunError, match=why):
+            member.refuse_if_called()
+        [error] = company.refused({0: Standing()})
+        assert error.problem == why
+
+
+def test_who_was_left_out_is_told_so_by_the_store() -> None:
+    """Also one that was stopped, and hasn't heard of it."""
+    with company_of(3) as company:
+        company.all[0].refuse_if_outdated()
+        company.gone.add(0)
+        company.meet({1: Standing(), 2: Standing()})
+        company.all[1].refuse_if_outdated()
+        with pytest.raises(Interrupted, match="formation 2 has followed 1"):
+            company.all[0].refuse_if_outdated()
 
 
 def test_whoever_lets_others_wait_for_long_is_blamed() -> None:
@@ -462,6 +552,24 @@ def test_those_who_get_on_begin_anew_to_count() -> None:
 
 
 # Another store
+
+
+def test_who_finds_another_formation_with_its_number_at_another_store_joins_it() -> None:
+    """Each went on without the other: 0 at the first store, then 1 at the second."""
+    with company_of(2, gone=(1,)) as company:
+        assert company.meet({0: Standing(step=30)}).members == (0,)
+        company.store = tcp_store()
+        company.gone.symmetric_difference_update({0, 1})
+        company.all[1].meet_at(company.store)
+        assert company.meet({1: Standing(step=20)}).members == (1,)
+        company.gone.clear()
+        company.all[0].meet_at(company.store)
+        late = company.comes(0, Standing(step=31))
+        wait_until(lambda: is_wanted(company.all[1]))
+        formation = company.meet({1: replace(AT_SAFE_POINT, step=21)})
+        assert late.result(PATIENCE) == formation
+    assert (formation.number, formation.members) == (3, (0, 1))
+    assert (formation.joined, formation.takers, formation.source) == ((0,), (0,), 1)
 
 
 def test_members_meet_at_another_store_when_theirs_is_gone() -> None:

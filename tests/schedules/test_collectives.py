@@ -6,15 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clusters import groups
-from tests.running import TIMEOUT, run
+from tests.examples import examples
+from tests.running import TIMEOUT, execute, run
+from tests.threads import run_threads
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, run_threads
-from thalweg.runtime.execute import execute
+from thalweg.runtime import Part
 from thalweg.schedules import (
     Group,
     Schedule,
@@ -47,7 +48,7 @@ def block_bounds(group: Group, elements: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(group=groups(), elements=SOME, data=st.data())
 def test_reduce_and_broadcast(group: Group, elements: int, data: st.DataObject) -> None:
     root = data.draw(st.sampled_from(group.ranks))
@@ -64,7 +65,7 @@ def test_reduce_and_broadcast(group: Group, elements: int, data: st.DataObject) 
             assert all(np.array_equal(result, inputs[root]) for result in results.values())
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(group=groups(), elements=SOME, data=st.data())
 def test_gather_and_scatter(group: Group, elements: int, data: st.DataObject) -> None:
     root = data.draw(st.sampled_from(group.ranks))
@@ -81,7 +82,7 @@ def test_gather_and_scatter(group: Group, elements: int, data: st.DataObject) ->
         np.testing.assert_array_equal(scattered[rank][low:high], inputs[root][low:high])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(group=groups(), elements=SOME)
 def test_reduce_scatter_and_all_gather(group: Group, elements: int) -> None:
     bounds = dict(zip(group.order, block_bounds(group, elements), strict=True))
@@ -98,7 +99,7 @@ def test_reduce_scatter_and_all_gather(group: Group, elements: int) -> None:
         np.testing.assert_array_equal(gathered[rank], total)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(group=groups(most=17), elements=SOME)
 def test_all_to_all(group: Group, elements: int) -> None:
     schedule = all_to_all(group, elements, 4)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.running import run
 from thalweg.errors import ScheduleError
 from thalweg.schedules import Condition, Kind, Move, Schedule, check
@@ -71,14 +72,14 @@ def assert_run_keeps_the_promise(schedule: Schedule) -> None:
             np.testing.assert_array_equal(got, np.full(schedule.sizes[chunk], expected))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(schedules())
 def test_any_program_that_moves_one_message_after_the_other(schedule: Schedule) -> None:
     check(schedule)
     assert_run_keeps_the_promise(schedule)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(schedules(), st.data())
 def test_whatever_else_passes_keeps_its_promise_too(
     schedule: Schedule, data: st.DataObject

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clusters import groups as any_groups
+from tests.examples import examples
 from thalweg.facts import Cluster
 from thalweg.schedules import Contention, Group, connected
 from thalweg.schedules.contention import LONGEST
@@ -76,13 +77,13 @@ def assert_sound(group: Group) -> None:
         assert max(pauses(group, steps)) <= LONGEST
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(contended())
 def test_whatever_is_slow(group: Group) -> None:
     assert_sound(group)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(any_groups(most=12))
 def test_whatever_the_rates(group: Group) -> None:
     assert_sound(group)

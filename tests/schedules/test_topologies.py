@@ -6,10 +6,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clusters import groups
+from tests.examples import examples
 from tests.running import mean_sets, run, whole_numbers
 from thalweg.catalog import default_catalog
 from thalweg.declarations import settle
@@ -51,7 +52,7 @@ def assert_right(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=100)
+@examples(100)
 @given(
     group=groups(),
     elements=st.integers(0, 200) | st.integers(201, 50_000),
@@ -79,7 +80,7 @@ MIXING = [v for v, (name, _) in VARIANTS.items() if TOPOLOGIES[name].mixes]
 
 
 @pytest.mark.parametrize("variant", MIXING)
-@settings(max_examples=40)
+@examples(40)
 @given(group=groups(), step=st.integers(0, 9))
 def test_mixing_keeps_the_mean(variant: str, group: Group, step: int) -> None:
     """The mixing matrix is doubly stochastic: each rank's weights add up to one over all ranks."""

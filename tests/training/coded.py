@@ -11,7 +11,7 @@ import mmap
 import os
 import signal
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -228,13 +228,27 @@ def train_together(
     boards = [Board(size) for _ in scripts]
 
     def work(rank: int, report: Report) -> dict[str, Any]:
-        pairs = zip(scripts, boards, strict=True)
-        return {"results": [trained(script, board) for script, board in pairs]}
+        return in_turn(scripts, boards)
 
-    results = run_workers(size, work, timeout=SECONDS, debug=True)
+    return by_script(run_workers(size, work, timeout=SECONDS, debug=True), warns)
+
+
+def in_turn(scripts: Sequence[Script], boards: Sequence[Board]) -> dict[str, Any]:
+    """On one rank; there may be more boards than are needed."""
+    pairs = zip(scripts, boards, strict=False)
+    return {"results": [trained(script, board) for script, board in pairs]}
+
+
+def by_script(results: list[dict[str, Any]], warns: bool = False) -> list[list[dict[str, Any]]]:
+    """For each script every rank's result."""
     said = [line for result in results for one in result["results"] for line in one["warnings"]]
     assert warns or not said, said
-    return [[result["results"][i] for result in results] for i in range(len(scripts))]
+    return [list(ranks) for ranks in zip(*(r["results"] for r in results), strict=True)]
+
+
+def boards(size: int = SIZE) -> list[Board]:
+    """For the scripts of one case."""
+    return [Board(size) for _ in range(3)]
 
 
 class Ended:

@@ -20,14 +20,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.training.test_packing import assert_same
 from thalweg.errors import CheckpointError
 from thalweg.training import checkpoint as module
 from thalweg.training.checkpoint import LEFT_BEHIND, Checkpoint, checkpoints_in, read, write
-from thalweg.training.newest import newest
+from thalweg.training.resume import newest
 
 FILES = ["model", "optimizer", "state", "ranks"]
 
@@ -124,6 +125,55 @@ def test_a_step_written_twice_is_replaced(tmp_path: Path) -> None:
     assert_holds(latest(tmp_path), 20, mark=0.5)
 
 
+class Outdated(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("asked", "left"), [(1, [8, 16]), (2, [8, 16, 24])])
+def test_one_that_is_not_the_writer_any_more_changes_nothing_from_then_on(
+    asked: int, left: list[int], tmp_path: Path
+) -> None:
+    """It is asked before the checkpoint gets its name, and before old ones go."""
+    for step in (8, 16):
+        save(tmp_path, step)
+    answers = iter(range(1, 3))
+
+    def fence() -> None:
+        if next(answers) == asked:
+            raise Outdated
+
+    with pytest.raises(Outdated):
+        write(tmp_path, example(24), version="1", fence=fence)
+    assert names(tmp_path) == [f"step-{step:08d}" for step in left]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_came_while_it_was_written_is_neither_replaced_nor_removed(
+    keep: int, tmp_path: Path
+) -> None:
+    """Another process has taken this one for dead, and writes."""
+
+    def others_write(*steps: int) -> Callable[[], None]:
+        left = list(steps)
+
+        def write_meanwhile() -> None:
+            while left:
+                save(tmp_path / "others", left[0], keep=keep, mark=0.5)
+                (tmp_path / "others" / f"step-{left[0]:08d}").rename(
+                    tmp_path / f"step-{left.pop(0):08d}"
+                )
+
+        return write_meanwhile
+
+    save(tmp_path, 10, keep=keep)
+    write(tmp_path, example(20), version="1", keep=keep, fence=others_write(30, 40))
+    there = [path.name for path in checkpoints_in(tmp_path)]
+    assert there[:3] == ["step-00000040", "step-00000030", "step-00000020"]
+    with pytest.raises(CheckpointError, match="another process has written it meanwhile"):
+        write(tmp_path, example(50), version="1", keep=keep, fence=others_write(50))
+    assert_holds(latest(tmp_path), 50, mark=0.5)
+
+
 def test_what_others_put_there_stays(tmp_path: Path) -> None:
     (tmp_path / "step-00000001").mkdir()
     (tmp_path / "step-00000001" / "mine.txt").touch()
@@ -150,7 +200,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("good"), 20)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_is_noticed(data: st.DataObject, good: Path, tmp_path: Path) -> None:
     """In the index it may hit a blank: then what is read is still what was written."""
@@ -175,7 +225,7 @@ def same_json(one: bytes, other: bytes) -> bool:
         return False
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_shorter_file_is_noticed_at_a_glance(
     data: st.DataObject, good: Path, tmp_path: Path

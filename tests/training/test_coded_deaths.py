@@ -48,8 +48,12 @@ def calm_teams() -> list[dict[str, Any]]:
 def assert_as_if_nothing_had_happened(
     told: list[dict[str, Any]], calm: list[dict[str, Any]]
 ) -> None:
-    """But for the order in which another tree adds up."""
-    assert one_value(told, "steps") == ALL
+    """But for the order in which another tree adds up, and for a rank that was behind when its
+    tree ended: it takes over the state of another, and not the steps before that."""
+    assert [step for step in ALL if all(step not in one["steps"] for one in told)] == []
+    for one in told:
+        assert one["steps"] == ALL or one["taken_over"] > 0
+        assert one["steps"] == sorted(set(one["steps"]))
     assert same_bits(told)
     assert told[0]["values"] == pytest.approx(calm[0]["values"], rel=1e-9)
     assert told[0]["lr"] == calm[0]["lr"]

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import (
     TIMEOUT,
     apart,
@@ -133,14 +134,12 @@ def descending(sync: str, **options: Any) -> Iterator[tuple[Run, nn.Module, torc
 
 @pytest.mark.parametrize("transport", first(["zeromq"], ["zeromq", "c10d"]))
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_all_ranks_get_the_same(name: str, transport: str) -> None:
-    sync = f"ring+{name} @ transport={transport}, bucket=20KB"
-
-    def work(rank: int) -> dict[str, Any]:
-        model = trained(rank, sync)
+def test_all_ranks_get_the_same(name: str, transport: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str, transport: str) -> dict[str, Any]:
+        model = trained(rank, f"ring+{name} @ transport={transport}, bucket=20KB")
         return {"print": fingerprint(model), "moved": apart(model, net())}
 
-    results = on_ranks(SIZE, work)
+    results = in_one_crew(SIZE, work)
     assert same_bits(results)
     assert all(result["moved"] > 0 for result in results)
 
@@ -160,28 +159,28 @@ def test_random_states_are_the_users(name: str) -> None:
 
 @pytest.mark.parametrize("bucket", first(["4KB"], ["1MB", "20KB", "4KB"]))
 @pytest.mark.parametrize("name", ["powersgd", "int8", "sign", "topk", "fp16"])
-def test_any_number_of_buckets(name: str, bucket: str) -> None:
-    results = on_ranks(
-        3, lambda rank: {"print": fingerprint(trained(rank, f"ring+{name} @ bucket={bucket}"))}
-    )
-    assert same_bits(results)
+def test_any_number_of_buckets(name: str, bucket: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str, bucket: str) -> dict[str, Any]:
+        return {"print": fingerprint(trained(rank, f"ring+{name} @ bucket={bucket}"))}
+
+    assert same_bits(in_one_crew(3, work))
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "qsgd"])
-def test_little_is_lost(name: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_little_is_lost(name: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str) -> dict[str, Any]:
         return {"apart": apart(trained(rank, "ring"), trained(rank, f"ring+{name}"))}
 
-    for result in on_ranks(2, work):
+    for result in in_one_crew(2, work):
         assert 0 < result["apart"] < 2e-3
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_what_is_left_out_comes_later(name: str) -> None:
+def test_what_is_left_out_comes_later(name: str, in_one_crew: InOneCrew) -> None:
     """What the parameters have moved, and all residuals, are the sum of all gradients."""
-    sync = f"ring+{name}" + {"dgc": "(momentum=0)", "sign": "(feedback=true)"}.get(name, "")
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, name: str) -> dict[str, Any]:
+        sync = f"ring+{name}" + {"dgc": "(momentum=0)", "sign": "(feedback=true)"}.get(name, "")
         with descending(sync) as (run, model, sgd):
             for number in range(5):
                 descend(run, model, sgd, rank, number)
@@ -194,14 +193,14 @@ def test_what_is_left_out_comes_later(name: str) -> None:
                         parameter -= SIZE * held[key].view(parameter.shape)
             return {"apart": distance(model, range(5)), "kept": len(held)}
 
-    for result in on_ranks(SIZE, work):
+    for result in in_one_crew(SIZE, work):
         assert result["apart"] < 1e-4
         assert result["kept"] == 2
 
 
 @pytest.mark.parametrize("sync", ["ring", "local_sgd(every=1)", "ring+fp16", "ddp"])
-def test_leaving_a_compressor_pays_back(sync: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_leaving_a_compressor_pays_back(sync: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, sync: str) -> dict[str, Any]:
         with descending("ring+topk") as (run, model, sgd):
             for number in range(4):
                 descend(run, model, sgd, rank, number)
@@ -211,7 +210,7 @@ def test_leaving_a_compressor_pays_back(sync: str) -> None:
                 descend(run, model, sgd, rank, number)
             return {"apart": distance(model, range(21)), "sync": run.sync}
 
-    for result in on_ranks(SIZE, work):
+    for result in in_one_crew(SIZE, work):
         assert result["sync"] == sync
         assert result["apart"] < (2e-3 if "fp16" in sync else 1e-5)
 
@@ -226,8 +225,8 @@ def test_leaving_a_compressor_pays_back(sync: str) -> None:
         ("ring+sign(feedback=true)", "hierarchical(compress=between)+sign(feedback=true)"),
     ],
 )
-def test_nothing_is_lost_between_plans(before: str, after: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_nothing_is_lost_between_plans(before: str, after: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, before: str, after: str) -> dict[str, Any]:
         with descending(before, cluster=racks()) as (run, model, sgd):
             for sync, numbers in ((after, range(4)), ("ring", range(4, 21))):
                 for number in numbers:
@@ -239,7 +238,7 @@ def test_nothing_is_lost_between_plans(before: str, after: str) -> None:
             result = {"apart": distance(model, range(39)), "print": fingerprint(model)}
             return {**result, "sync": run.sync}
 
-    results = on_ranks(SIZE, work)
+    results = in_one_crew(SIZE, work)
     assert same_bits(results)
     assert one_value(results, "sync") == "ring"
     assert all(result["apart"] < 1e-4 for result in results)
@@ -351,8 +350,11 @@ def resumed(
 
 
 @pytest.mark.parametrize("name", first(["powersgd", "int8", "sign", "dgc"], COMPRESSORS))
-def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path, name: str) -> None:
-    results = on_ranks(3, lambda rank: resumed(rank, f"ring+{name} {SMALL_BUCKETS}", tmp_path, 10))
+def test_stopped_and_resumed_is_uninterrupted(name: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str, folder: Path) -> dict[str, Any]:
+        return resumed(rank, f"ring+{name} {SMALL_BUCKETS}", folder, 10)
+
+    results = in_one_crew(3, work)
     assert same_bits(results)
     assert one_value(results, "print") == one_value(results, "whole")
 
@@ -386,11 +388,11 @@ def test_warm_up_is_exact() -> None:
     "dtype", first([torch.bfloat16], [torch.bfloat16, torch.float16, torch.float64])
 )
 @pytest.mark.parametrize("name", ["powersgd", "int8", "sign", "topk", "fp16", "randomblock"])
-def test_other_types(name: str, dtype: torch.dtype) -> None:
-    results = on_ranks(
-        2, lambda rank: {"print": fingerprint(trained(rank, f"ring+{name}", 3, dtype=dtype))}
-    )
-    assert same_bits(results)
+def test_other_types(name: str, dtype: torch.dtype, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str, dtype: torch.dtype) -> dict[str, Any]:
+        return {"print": fingerprint(trained(rank, f"ring+{name}", 3, dtype=dtype))}
+
+    assert same_bits(in_one_crew(2, work))
 
 
 class Odd(nn.Module):
@@ -409,8 +411,8 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_odd_shapes(name: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_odd_shapes(name: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str) -> dict[str, Any]:
         model = Odd()
         sgd = torch.optim.SGD(model.parameters(), 0.01)
         run = attach(model, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
@@ -421,7 +423,7 @@ def test_odd_shapes(name: str) -> None:
         run.close()
         return {"print": fingerprint(model), "moved": model.number.item() < 1}
 
-    results = on_ranks(2, work)
+    results = in_one_crew(2, work)
     assert same_bits(results)
     assert all(result["moved"] for result in results)
 
@@ -460,7 +462,8 @@ def test_what_is_not_finite_is_named(name: str, value: float) -> None:
         return raised(lambda: model(given).backward())
 
     results = on_ranks(3, work)
-    assert results[1]["kind"] == "NotFinite"
+    kinds = {result["kind"] for result in results}  # others may be told by one that gives up first
+    assert {"NotFinite"} <= kinds <= {"NotFinite", "PeerFailed"}
     for result in results:
         assert "the gradient of other has inf or nan on rank 1 at step 0" in result["text"]
 
@@ -478,8 +481,8 @@ def test_what_is_not_finite_is_named(name: str, value: float) -> None:
         "local_sgd(every=1)+terngrad",
     ],
 )
-def test_averaging_parameters_keeps_their_mean(sync: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_averaging_parameters_keeps_their_mean(sync: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, sync: str) -> dict[str, Any]:
         with descending(sync, cluster=racks()) as (run, model, sgd):
             for number in range(6):
                 descend(run, model, sgd, rank, number)
@@ -487,18 +490,18 @@ def test_averaging_parameters_keeps_their_mean(sync: str) -> None:
                 mean = distance(model, range(6))
             return {"mean": mean, "drift": run.drift()}
 
-    for result in on_ranks(SIZE, work):
+    for result in in_one_crew(SIZE, work):
         assert result["mean"] < (5e-3 if "16" in sync else 1e-5)
         assert result["drift"] > 0
 
 
 @pytest.mark.parametrize("name", first(["powersgd", "sign", "topk"], COMPRESSORS))
-def test_between_racks_alone(name: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_between_racks_alone(name: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str) -> dict[str, Any]:
         sync = f"hierarchical(compress=between)+{name} {SMALL_BUCKETS}"
         return {"print": fingerprint(trained(rank, sync, cluster=racks()))}
 
-    assert same_bits(on_ranks(SIZE, work))
+    assert same_bits(in_one_crew(SIZE, work))
 
 
 @pytest.mark.parametrize(
@@ -506,9 +509,11 @@ def test_between_racks_alone(name: str) -> None:
     first(["ddp", "tree"], ["ddp", "star", "tree", "double_tree", "halving_doubling", "ps"]),
 )
 @pytest.mark.parametrize("name", ["powersgd", "int8", "fp16"])
-def test_any_topology(topology: str, name: str) -> None:
-    results = on_ranks(3, lambda rank: {"print": fingerprint(trained(rank, f"{topology}+{name}"))})
-    assert same_bits(results)
+def test_any_topology(topology: str, name: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, topology: str, name: str) -> dict[str, Any]:
+        return {"print": fingerprint(trained(rank, f"{topology}+{name}"))}
+
+    assert same_bits(in_one_crew(3, work))
 
 
 DATA = TensorDataset(torch.randn(64, 48, generator=torch.Generator().manual_seed(5)))
@@ -522,14 +527,10 @@ DATA = TensorDataset(torch.randn(64, 48, generator=torch.Generator().manual_seed
         "codedreduce(fanout=2, stragglers=1)+bf16",
         "codedreduce(fanout=2, stragglers=1)+randomk(ratio=0.1)",
         "lgc+bf16",
-        "asp+topk(ratio=0.1)",
-        "asp+int8",
-        "asp+sign",
-        "asp+fp16",
     ],
 )
-def test_plans_that_wait_for_nobody(sync: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_plans_that_wait_for_nobody(sync: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, sync: str) -> dict[str, Any]:
         model = net()
         sgd = torch.optim.SGD(model.parameters(), 0.2)
         run = attach(model, sgd, sync=sync, data=DATA, batch=16, timeout=TIMEOUT)
@@ -546,7 +547,7 @@ def test_plans_that_wait_for_nobody(sync: str) -> None:
         run.close()
         return result
 
-    results = on_ranks(4, work)
+    results = in_one_crew(4, work)
     for result in results:
         assert result["last"] < 0.9 * result["first"]
     assert same_bits(results)
@@ -612,7 +613,8 @@ def test_ddp_lays_out_its_own_buckets(sync: str) -> None:
         ("gossip+int8", "gossip adds what neighbours send, and int8 can't be added"),
         ("dssync+topk", "topk leaves out most of a parameter"),
         ("codedreduce+powersgd", "with a code use bf16, fp16, randomblock or randomk"),
-        ("asp+powersgd", "powersgd needs all ranks at the same step"),
+        ("asp+int8", "a server that takes a step with every gradient takes it as it is"),
+        ("lgc+powersgd", "powersgd needs all ranks at the same step"),
         ("lgc+int8", "what is late is added up, and int8 can't be"),
         ("gc+fp16(warmup=3)", "leave warmup out"),
         ("local_sgd(every=2, levels=rack, delay=1)+int8", "leave delay out"),

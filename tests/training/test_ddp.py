@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import (
     TIMEOUT,
     apart,
@@ -89,10 +90,10 @@ def test_a_plain_model_under_ddp(sync: str, options: dict[str, Any], accumulate:
 
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.001}, {"static_graph": True}])
 @pytest.mark.parametrize("sync", ["ring", "tree", "ddp"])
-def test_a_ddp_object(sync: str, options: dict[str, Any]) -> None:
+def test_a_ddp_object(sync: str, options: dict[str, Any], in_one_crew: InOneCrew) -> None:
     """Its buckets are laid out anew after the first step."""
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, sync: str, options: dict[str, Any]) -> dict[str, Any]:
         wanted = reference(rank)
         model = deep()
         ddp = DistributedDataParallel(model, **options)
@@ -103,15 +104,15 @@ def test_a_ddp_object(sync: str, options: dict[str, Any]) -> None:
         run.close()
         return {"print": fingerprint(model), "apart": apart(model, wanted), "steps": steps}
 
-    results = on_ranks(SIZE, work)
+    results = in_one_crew(SIZE, work)
     assert same_bits(results)
     assert one_value(results, "steps") == STEPS
     assert max(result["apart"] for result in results) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_ddp_object_of_another_type(dtype: torch.dtype) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_a_ddp_object_of_another_type(dtype: torch.dtype, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, dtype: torch.dtype) -> dict[str, Any]:
         wanted = reference(rank, dtype=dtype)
         model = deep(dtype)
         ddp = DistributedDataParallel(model)
@@ -121,7 +122,7 @@ def test_a_ddp_object_of_another_type(dtype: torch.dtype) -> None:
         run.close()
         return {"print": fingerprint(model), "apart": apart(model, wanted)}
 
-    results = on_ranks(2, work)
+    results = in_one_crew(2, work)
     assert same_bits(results)
     tolerance = 1e-14 if dtype is torch.float64 else 0.01
     assert max(result["apart"] for result in results) < tolerance
@@ -155,15 +156,16 @@ def test_accumulating_in_a_ddp_object() -> None:
         ("gc(stragglers=1)", "a DDP object waits for everybody, and gc(stragglers=1) for nobody"),
     ],
 )
-def test_what_a_ddp_object_cannot_do(sync: str, said: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
-        dist.init_process_group("gloo")
+def test_what_a_ddp_object_cannot_do(sync: str, said: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, sync: str) -> dict[str, Any]:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
         ddp = DistributedDataParallel(deep())
         data = TensorDataset(torch.ones(8, 6))
         options: dict[str, Any] = {"data": data, "batch": 4, "timeout": TIMEOUT}
         return raised(lambda: attach(ddp, adam(ddp), sync=sync, **options))
 
-    results = on_ranks(2, work)
+    results = in_one_crew(2, work)
     assert one_value(results, "kind") == "PlanError"
     assert one_value(results, "text").startswith(said)
 

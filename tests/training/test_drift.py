@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.convergence import outlook
+from thalweg.convergence import Outlook, outlook
 from thalweg.facts import Cluster
 from thalweg.schedules import Group
 from thalweg.training import attach
@@ -20,6 +21,10 @@ VALUES, LR = 2000, 0.1
 EVEN = Cluster.regular([4, 4])
 SLOW_RACK = Cluster.regular([4, 4], nic="100mbit", uplink=["40mbit", "100mbit"])
 SLOW_HOST = Cluster.regular([4, 4], nic=["50mbit", *["100mbit"] * 7])
+
+
+def expected(sync: str, cluster: Cluster) -> Outlook:
+    return outlook(parse_plan(sync), Group.everybody(cluster), default_catalog())
 
 
 @pytest.mark.parametrize(
@@ -33,13 +38,13 @@ SLOW_HOST = Cluster.regular([4, 4], nic=["50mbit", *["100mbit"] * 7])
         ("local_sgd(every=1, levels=rack, delay=1)", EVEN),
     ],
 )
-def test_measured_drift_is_the_expected_one(sync: str, cluster: Cluster) -> None:
+def test_measured_drift_is_the_expected_one(
+    sync: str, cluster: Cluster, in_one_crew: InOneCrew
+) -> None:
     """Plain SGD on gradients that are noise of variance one, after three periods, over one more."""
-    catalog = default_catalog()
-    expected = outlook(parse_plan(sync), Group.everybody(cluster), catalog)
-    steps = max(8, expected.period)
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, sync: str, cluster: Cluster) -> dict[str, Any]:
+        steps = max(8, expected(sync, cluster).period)
         torch.manual_seed(0)
         model = nn.Linear(VALUES, 1, bias=False)
         sgd = torch.optim.SGD(model.parameters(), LR)
@@ -55,17 +60,18 @@ def test_measured_drift_is_the_expected_one(sync: str, cluster: Cluster) -> None
         run.close()
         return {"drift": sqrt(sum(squares) / len(squares) / VALUES) / LR}
 
-    results = on_ranks(8, work)
+    results = in_one_crew(8, work)
     assert len({result["drift"] for result in results}) == 1  # all ranks measure the same
-    assert results[0]["drift"] == pytest.approx(sqrt(expected.drift), rel=0.1)
+    assert results[0]["drift"] == pytest.approx(sqrt(expected(sync, cluster).drift), rel=0.1)
 
 
 def test_plans_that_keep_replicas_equal_do_not_drift() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(3, 1)
         run = attach(model, torch.optim.SGD(model.parameters(), LR), sync="ring", timeout=TIMEOUT)
+        drift = run.drift()
         run.close()
-        return {"drift": run.drift()}
+        return {"drift": drift}
 
     assert [result["drift"] for result in on_ranks(2, work)] == [0.0, 0.0]
 

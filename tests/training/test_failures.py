@@ -9,8 +9,10 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +93,17 @@ def _launched(launch: list[str], line: str) -> Ended:
     )
     lines = process.stdout.splitlines() + process.stderr.splitlines()
     found = [match for text in lines if (match := re.match(line, text))]
-    said = [(int(match[1]), match[2]) for match in found]
+    said = [(int(match[1]), match[2]) for match in found if "[thalweg] plan " not in match[2]]
     return Ended(said, process.stderr.splitlines()[-1], process.returncode)
 
 
 def forked(script: Path, grace: float = 2.5) -> Ended:
-    """As `thalweg run` does it, without the time that four interpreters take to start."""
+    """As `thalweg run` does it, without the time that four interpreters take to start; with what
+    each rank itself says, of which the supervisor tells the cause alone."""
     said: list[tuple[int, str]] = []
 
-    def hear(rank: int, stream: str, line: str) -> None:
-        if not line.startswith("[W"):  # torch's, which an interpreter of its own would not show
-            said.append((rank, line))
+    def hear(rank: int, message: dict[str, Any]) -> None:
+        said.extend((rank, line) for line in message["said"])
 
     def work(rank: int, report: Report) -> None:
         try:
@@ -109,7 +111,10 @@ def forked(script: Path, grace: float = 2.5) -> Ended:
         except SystemExit:
             pass
         except BaseException:
-            sys.excepthook(*_without_frames_above(script))
+            with redirect_stderr(StringIO()) as own:
+                sys.excepthook(*_without_frames_above(script))
+            report({"said": own.getvalue().splitlines()})
+            sys.stderr.write(own.getvalue())
             atexit._run_exitfuncs()
             sys.exit(1)
         atexit._run_exitfuncs()
@@ -120,7 +125,8 @@ def forked(script: Path, grace: float = 2.5) -> Ended:
             work,
             timeout=SECONDS,
             grace=grace,
-            on_line=hear,
+            on_message=hear,
+            on_line=lambda *_: None,
         )
     return Ended(said, str(failure.value), failure.value.exit_code)
 

@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from thalweg.catalog import parse_plan
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Duration, Lateness, Machine, Size, Workload
 from thalweg.predict import Advice, advise
+from thalweg.predict.extra_steps import ExtraSteps
 from thalweg.schedules import Group
 from thalweg.training.asked import is_auto, plan_at_first, with_settings
 from thalweg.training.foresight import Foresight, cycle_of, settling_of, waited_for
 from thalweg.training.surveying import Findings
+
+
+def foresight_of(findings: Findings) -> Foresight:
+    group = Group.everybody(findings.cluster)
+    return Foresight(findings, group, parse_plan("auto"), 8, lambda plan: None)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +43,12 @@ def test_how_long_a_plan_takes_to_repeat_itself(sync: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "steps"),
-    [("ring @ bucket=1MB", 1.0), ("ring+fp16 @ bucket=1MB", 1.03), ("dssync", 1.03)],
+    "sync", ["ring @ bucket=1MB", "ring+sign @ bucket=1MB", "dssync", "ring+fp16 @ bucket=1MB"]
 )
-def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str, steps: int) -> None:
+def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str) -> None:
     """A plan that runs, but isn't among those that were advised in its bucket size."""
+    plan = parse_plan(sync)
+    more = ExtraSteps(optimizer="adamw").of(plan, default_catalog().guarantee(plan).promise)
     cluster = Cluster.flat(4)
     findings = Findings(
         cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("1MB"))
@@ -53,11 +60,25 @@ def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str, steps: int) -> 
         allow=Promise.EVENTUAL,
         ranking=(),
         verdict="",
+        optimizer="adamw",
     )
-    foresight = Foresight(findings, Group.everybody(cluster), parse_plan("auto"), 8)
-    [found], _ = foresight.ranking(advice, parse_plan(sync), lambda plan: None)
+    [found] = foresight_of(findings).ranking(advice, plan)
     assert found.sync == sync
-    assert found.steps == pytest.approx(steps)
+    assert found.steps == 1 + (more or 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion"])
+def test_plans_whose_extra_steps_are_not_known_are_not_taken_up(optimizer: str) -> None:
+    cluster = Cluster.regular([4], nic="100mbit")
+    findings = Findings(
+        cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("4MB"))
+    )
+    found = foresight_of(findings)
+    advice = advise(cluster, findings.workload, allow=Promise.LOSSY, optimizer=optimizer)
+    taken = [one.sync for one in found.ranking(advice, parse_plan("ring"))]
+    assert any("+" in str(one.plan) for one in advice.ranking)
+    assert any("+" in sync for sync in taken) == (optimizer == "adamw")
+    assert not [sync for sync in taken if "topk" in sync]
 
 
 def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
@@ -68,12 +89,11 @@ def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
         workload=Workload.of_size(Size.parse("1MB")),
         native=False,
     )
-    advice = advise(cluster, findings.workload, findings.machine)
-    assert "ddp" in [str(one.plan) for one in advice.ranking]
-    foresight = Foresight(findings, Group.everybody(cluster), parse_plan("auto"), 8)
-    ranking, left_out = foresight.ranking(advice, parse_plan("ring"), lambda plan: None)
+    foresight = foresight_of(findings)
+    advice = advise(cluster, findings.workload, findings.machine, refuse=foresight.refuse)
+    ranking = foresight.ranking(advice, parse_plan("ring"))
     assert "ddp" not in [one.sync for one in ranking]
-    assert left_out["ddp"] == "the backend of ddp can't be tried here"
+    assert advice.left_out["ddp"] == "the backend of ddp can't be tried here"
 
 
 def test_how_long_all_wait_for_who_is_late() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, apart, fingerprint, on_ranks, one_value, same_bits
 from thalweg.training import Run, attach
 
@@ -202,8 +203,8 @@ def assert_like_one_process(results: list[dict[str, Any]], tolerance: float = 2e
 
 
 @pytest.mark.parametrize("sync", PLANS)
-def test_plans(sync: str) -> None:
-    results = on_ranks(SIZE, lambda rank: compare(rank, sync, plainly))
+def test_plans(sync: str, in_one_crew: InOneCrew) -> None:
+    results = in_one_crew(SIZE, lambda rank, sync: compare(rank, sync, plainly))
     assert_like_one_process(results)
     assert results[0]["without"] == [
         *("frozen.weight", "frozen.bias"),
@@ -223,8 +224,8 @@ def test_plans(sync: str) -> None:
         failing_first,
     ],
 )
-def test_ways_of_training(training: Training, sync: str) -> None:
-    assert_like_one_process(on_ranks(SIZE, lambda rank: compare(rank, sync, training)))
+def test_ways_of_training(training: Training, sync: str, in_one_crew: InOneCrew) -> None:
+    assert_like_one_process(in_one_crew(SIZE, compare))
 
 
 def test_adam() -> None:
@@ -256,12 +257,15 @@ def of_deep(reentrant: bool | None) -> Loss:
 @pytest.mark.parametrize("sync", ["ring", "ring @ bucket=100B"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("training", [plainly, accumulating])
-def test_checkpointed_layers(sync: str, reentrant: bool, training: Training) -> None:
+def test_checkpointed_layers(
+    sync: str, reentrant: bool, training: Training, in_one_crew: InOneCrew
+) -> None:
     """A backward inside the backward, with buckets on their way."""
-    results = on_ranks(
-        SIZE,
-        lambda rank: compare(rank, sync, training, make=deep, loss=of_deep(reentrant)),
-    )
+
+    def work(rank: int, sync: str, reentrant: bool, training: Training) -> dict[str, Any]:
+        return compare(rank, sync, training, make=deep, loss=of_deep(reentrant))
+
+    results = in_one_crew(SIZE, work)
     assert_like_one_process(results, tolerance=1e-6)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
+from tests.examples import examples
 from thalweg.errors import RunError
 from thalweg.training.course import Position
 from thalweg.training.handover import LENGTH, State
@@ -67,7 +68,7 @@ def test_anything_else(data: bytes) -> None:
     refused_or_read(np.frombuffer(data, np.uint8))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 2**32))
 def test_with_some_bytes_changed(seed: int) -> None:
     draw = random.Random(seed)
@@ -99,7 +100,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(trees)
 def test_a_tree_that_nobody_packed(tree: Any) -> None:
     """It is read as something, or refused; and torch is what it was."""

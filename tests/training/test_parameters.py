@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, apart, fingerprint, on_ranks, one_value, same_bits
 from thalweg.errors import Mismatch
 from thalweg.facts import Cluster, parse_cluster
@@ -47,10 +48,12 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("optimizer", ["plain", "rare"])
-def test_averaging_every_step_is_averaging_gradients(optimizer: str) -> None:
+def test_averaging_every_step_is_averaging_gradients(
+    optimizer: str, in_one_crew: InOneCrew
+) -> None:
     """For plain SGD: the mean of x - lr g is the mean of x, less lr times the mean of g."""
 
-    def trained(rank: int, sync: str) -> nn.Module:
+    def trained(rank: int, optimizer: str, sync: str) -> nn.Module:
         model = small()
         sgd = torch.optim.SGD(model.parameters(), 0.2, weight_decay=0.1 * (optimizer == "rare"))
         run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
@@ -59,14 +62,14 @@ def test_averaging_every_step_is_averaging_gradients(optimizer: str) -> None:
         run.close()
         return model
 
-    def work(rank: int) -> dict[str, Any]:
-        parameters = trained(rank, "local_sgd(every=1)")
+    def work(rank: int, optimizer: str) -> dict[str, Any]:
+        parameters = trained(rank, optimizer, "local_sgd(every=1)")
         return {
-            "apart": apart(parameters, trained(rank, "ring")),
+            "apart": apart(parameters, trained(rank, optimizer, "ring")),
             "print": fingerprint(parameters),
         }
 
-    results = on_ranks(3, work)
+    results = in_one_crew(3, work)
     assert same_bits(results)
     assert max(result["apart"] for result in results) < 1e-12
 
@@ -84,10 +87,10 @@ SLOW_RACK = Cluster.regular([2, 2], nic="100mbit", uplink=["10mbit", "100mbit"])
         *((sync, cluster) for sync in MIXING if "ds" in sync for cluster in (SLOW_HOST, SLOW_RACK)),
     ],
 )
-def test_the_mean_is_kept(sync: str, cluster: Cluster) -> None:
+def test_the_mean_is_kept(sync: str, cluster: Cluster, in_one_crew: InOneCrew) -> None:
     """Averaging adds nothing to the mean: it moves as the replicas' own steps move it."""
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, sync: str, cluster: Cluster) -> dict[str, Any]:
         model = small()
         sgd = torch.optim.SGD(model.parameters(), 0.2)
         run = attach(model, sgd, sync=sync, cluster=cluster, timeout=TIMEOUT)
@@ -102,7 +105,7 @@ def test_the_mean_is_kept(sync: str, cluster: Cluster) -> None:
         run.close()  # what was on its way is applied
         return {"end": flat(model).tolist(), "own way": (start + moved).tolist()}
 
-    results = on_ranks(SIZE, work)
+    results = in_one_crew(SIZE, work)
     ends = torch.tensor([result["end"] for result in results], dtype=torch.float64)
     ways = torch.tensor([result["own way"] for result in results], dtype=torch.float64)
     torch.testing.assert_close(ends.mean(0), ways.mean(0), rtol=0, atol=1e-14)
@@ -159,8 +162,8 @@ def differing(rank: int, sync: str) -> tuple[Normed, Run]:
 
 
 @pytest.mark.parametrize("sync", ["local_sgd(every=9)", "gossip", "ring", "ddp"])
-def test_consensus(sync: str) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_consensus(sync: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, sync: str) -> dict[str, Any]:
         model, run = differing(rank, sync)
         before = fingerprint(model.layer)
         weight = model.layer.weight.detach().reshape(-1).tolist()
@@ -184,7 +187,7 @@ def test_consensus(sync: str) -> None:
             "kept": kept,
         }
 
-    results = on_ranks(3, work)
+    results = in_one_crew(3, work)
     assert same_bits(results, "inside")
     assert same_bits(results) == (sync in ("ring", "ddp"))
     assert one_value(results, "restored") is True
@@ -233,10 +236,10 @@ def test_the_bits_of_an_average() -> None:
 
 
 @pytest.mark.parametrize("sync", ["dssync", "local_sgd(every=1, levels=rack, delay=1)"])
-def test_statistics_are_averaged_with_the_parameters(sync: str) -> None:
+def test_statistics_are_averaged_with_the_parameters(sync: str, in_one_crew: InOneCrew) -> None:
     """In a group of all: batch norm's, but no other buffer."""
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, sync: str) -> dict[str, Any]:
         torch.manual_seed(0)
         model = Normed()
         sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
@@ -247,14 +250,16 @@ def test_statistics_are_averaged_with_the_parameters(sync: str) -> None:
         run.close()
         return {"mean": model.norm.running_mean.tolist(), "table": model.table[0].item()}
 
-    for rank, result in enumerate(on_ranks(3, work)):
+    for rank, result in enumerate(in_one_crew(3, work)):
         assert result["mean"] == pytest.approx([0.1 * 1.0] * 3)  # of 0, 1 and 2; momentum 0.1
         assert result["table"] == rank
 
 
 @pytest.mark.parametrize(("optimizer", "equal"), [("local", False), ("averaged", True)])
-def test_the_optimizers_state_is_averaged_if_asked(optimizer: str, equal: bool) -> None:
-    def work(rank: int) -> dict[str, Any]:
+def test_the_optimizers_state_is_averaged_if_asked(
+    optimizer: str, equal: bool, in_one_crew: InOneCrew
+) -> None:
+    def work(rank: int, optimizer: str) -> dict[str, Any]:
         model = small()
         adam = torch.optim.Adam(model.parameters(), 0.01)
         run = attach(model, adam, sync=f"dssync(optimizer={optimizer})", timeout=TIMEOUT)
@@ -264,7 +269,7 @@ def test_the_optimizers_state_is_averaged_if_asked(optimizer: str, equal: bool) 
         first = next(iter(model.parameters()))
         return {"print": fingerprint(model), "slot": adam.state[first]["exp_avg"].tolist()}
 
-    results = on_ranks(3, work)  # one group of all: what is averaged is equal
+    results = in_one_crew(3, work)  # one group of all: what is averaged is equal
     assert same_bits(results)
     assert all(result["slot"] == results[0]["slot"] for result in results) == equal
 
@@ -336,3 +341,42 @@ def test_a_variance_stays_one_when_an_average_comes_late() -> None:
         return {"variance": variance}
 
     assert all(result["variance"] >= 0 for result in on_ranks(2, work))
+
+
+def racks_of_three() -> Cluster:
+    return parse_cluster(
+        "".join(f"[[rack]]\nname = '{r}'\nhosts = ['{r}0', '{r}1', '{r}2']\n" for r in "ab")
+    )
+
+
+def test_equal_replicas_of_two_bytes_stay_equal_to_the_bit() -> None:
+    """A mean of six that was rounded to their own type at each hop would move every other value."""
+    plans = [*MIXING, "local_sgd(every=1, optimizer=averaged)"]
+
+    def kept(sync: str, dtype: torch.dtype) -> bool:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.BatchNorm1d(40)).to(dtype)
+        adam = torch.optim.Adam(model.parameters(), 0.0, eps=1e-3)
+        run = attach(model, adam, sync=sync, timeout=TIMEOUT, cluster=racks_of_three())
+        before = fingerprint(model[0])
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(4):
+            adam.zero_grad()
+            x = torch.randn(8, 40, generator=generator).to(dtype)
+            model(x).float().square().mean().backward()
+            adam.step()
+        with run.consensus():
+            same = fingerprint(model[0]) == before
+        given = [torch.randn(1000, generator=generator).to(dtype) for _ in range(2)]
+        means = [tensor.clone() for tensor in given]
+        run.average(means)
+        same = same and all(map(torch.equal, given, means))
+        run.close()
+        return same and fingerprint(model[0]) == before and model[1].num_batches_tracked == 4
+
+    def work(rank: int) -> dict[str, Any]:
+        types = [torch.bfloat16, torch.float16]
+        return {f"{sync}, {t}": bool(kept(sync, t)) for sync in plans for t in types}
+
+    for result in on_ranks(6, work):
+        assert [case for case, same in result.items() if not same] == []

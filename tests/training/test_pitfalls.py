@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,40 @@ def test_ddp_says_if_the_model_is_not_called() -> None:
             model.loss(torch.ones(2, 4)).backward()
             optimizer.step()
 
+        before = fingerprint(model)
         error = raised(train)
         run.close()
-        return error
+        return {**error, "untouched": fingerprint(model) == before}
 
     for result in on_ranks(2, work):
         assert "the model wasn't called in this step" in result["text"]
+        assert result["untouched"]  # by gradients that nobody averaged
+
+
+def test_an_optimizer_round_another_is_unwrapped() -> None:
+    """As trainers have them: of torch's class, but without its hooks."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.optimizer.step(closure)
+
+    class Own:
+        param_groups = ()
+
+    model, optimizer = line()
+    wrapper = Wrapper(Wrapper(optimizer))
+    run = attach(model, wrapper, sync="ring")
+    run.mean(model(torch.ones(2, 4))[:, 0].square()).backward()
+    wrapper.step()
+    assert run.step == 1
+    run.close()
+    for stranger in (Own(), Wrapper(Own())):  # type: ignore[arg-type]
+        error = raised(lambda given=stranger: attach(model, given, sync="ring"))  # type: ignore[misc]
+        assert error["kind"] == "UsageError"
+        assert f"{type(stranger).__name__} is not a torch optimizer" in error["text"]
 
 
 def test_ones_own_loader_resumes_at_the_next_epoch(tmp_path: Path) -> None:
@@ -256,4 +285,47 @@ def test_wrong_options_of_the_loader(tmp_path: Path) -> None:
     model, optimizer = line()
     run = attach(model, optimizer, data=DATA, batch=4, loader={"shuffle": True}, timeout=20)
     assert "loader= doesn't suit" in raised(lambda: next(run.batches(0)))["text"]
+    run.close()
+
+
+class Careful(torch.optim.SGD):
+    """Its step calls that of its base, whose hooks torch then calls too."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_a_step_inside_a_step_counts_once() -> None:
+    model = nn.Linear(1, 1)
+    torch.optim.SGD(model.parameters(), lr=1.0)  # torch puts hooks round a class's first instance
+    optimizer = Careful(model.parameters(), lr=1.0)
+    run = attach(model, optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    assert run.step == 3
+    run.close()
+
+
+class Failing(torch.optim.SGD):
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise ValueError("once")
+        return super().step(closure)
+
+
+def test_a_step_that_failed_does_not_hide_those_after_it() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = Failing(model.parameters(), lr=1.0)
+    run = attach(model, optimizer)
+    for number in range(4):
+        optimizer.fails = number == 1
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        with suppress(ValueError):
+            optimizer.step()
+    assert run.step == 3
     run.close()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, listen, on_ranks, one_value, raised
-from thalweg.training import attach
+from thalweg.runtime.formation import Formation
+from thalweg.training import Run, attach
 
 
 def attached(sync: str = "ring") -> list[str]:
@@ -61,3 +66,92 @@ def test_rank_0_says_so_if_anybody_may_join(secret: bool) -> None:
     else:
         [said] = first
         assert "whoever reaches its store can join it; set THALWEG_SECRET" in said
+
+
+@pytest.mark.parametrize("sync", ["ddp", "ring @ transport=c10d", "ring", "auto"])
+def test_rank_0_says_so_if_a_plan_is_not_protected(sync: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, sync: str) -> dict[str, Any]:
+        os.environ["THALWEG_CURVE"] = "off"
+        heard = list(attached(sync))
+        os.environ["THALWEG_CURVE"] = "on"
+        return {"off": heard, "on": list(attached(sync))}
+
+    first, second = in_one_crew(2, work)
+    assert not first["off"] + second["off"] + second["on"]
+    said = f"{sync} sends over torch's own connections: unlike this run's others they are neither"
+    expected = [said] if sync in ("ddp", "ring @ transport=c10d") else []
+    assert [line[: len(said)] for line in first["on"]] == expected
+
+
+@contextmanager
+def two(sync: str) -> Iterator[tuple[Run, Any]]:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+
+    yield run, train
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        ("ddp", "ddp would send over torch's own connections"),
+        ("ring @ transport=c10d", "ring @ transport=c10d would send over torch's own connections"),
+        ("star(root=7)", "root 7 is not in the group"),
+        ("rinq", "there is no plan 'rinq'"),
+        ("gc", "gc gives late workers less of the data"),
+    ],
+)
+def test_what_stands_in_the_store_is_refused_by_every_rank(
+    plan: str, why: str, in_one_crew: InOneCrew
+) -> None:
+    """A plan that no rank has proposed by `run.switch`, which refuses it too."""
+
+    def work(rank: int, plan: str) -> dict[str, Any]:
+        os.environ["THALWEG_CURVE"] = "on"
+        with two("ring") as (run, train):
+            proposed = raised(lambda: run.switch(plan))
+            if rank == 1:
+                run._session.agreement.propose("sync", plan)
+            return {**raised(lambda: train(30)), "proposed": proposed["text"], "step": run.step}
+
+    for result in in_one_crew(2, work):
+        assert result["text"].startswith(why)
+        assert result["proposed"].startswith(why)
+        assert result["step"] % 8 == 0
+
+
+def test_so_is_what_a_formation_says() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        with two("ring") as (run, train):
+            train(2)
+            assert run._survival is not None
+            with patch.object(Formation, "plan", "ring @ transport=c10d"):
+                if rank == 1:
+                    run._survival.membership.call()
+                return raised(lambda: train(1000))
+
+    for result in on_ranks(2, work):
+        assert result["text"].startswith("ring @ transport=c10d has another transport than ring")
+
+
+def test_who_named_ddp_may_come_back_to_it() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        os.environ["THALWEG_CURVE"] = "on"
+        plans = []
+        with two("ddp") as (run, train):
+            for other in ("ring", "ddp"):
+                if rank == 0:
+                    run.switch(other)
+                train(10)
+                plans.append(run.sync)
+        return {"plans": plans}
+
+    assert one_value(on_ranks(2, work), "plans") == ["ring", "ddp"]

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import (
     TIMEOUT,
     fingerprint,
@@ -142,21 +143,29 @@ def assert_same_end(results: list[dict[str, Any]], whole: list[dict[str, Any]]) 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", [adamw, momentum])
 @pytest.mark.parametrize("where", ["after_step", "after_epoch"])
-def test_stopped_at_any_step(kind: Kind, where: str, size: int, tmp_path: Path) -> None:
+def test_stopped_at_any_step(kind: Kind, where: str, size: int, in_one_crew: InOneCrew) -> None:
     """With dropout, augmentation, batch norm and a schedule. Saving changes nothing either."""
-    saves = {where: lambda run: run.save(tmp_path / "all", keep=100)}
-    whole = on_ranks(size, lambda rank: train(rank, kind))
-    saving = on_ranks(size, lambda rank: train(rank, kind, **saves))
+
+    def work(rank: int, kind: Kind, where: str, folder: Path) -> dict[str, Any]:
+        saves = {where: lambda run: run.save(folder / "all", keep=100)}
+        found = {"whole": train(rank, kind), "saving": train(rank, kind, **saves), "resumed": {}}
+        own = folder / f"as rank {rank} found them"
+        for checkpoint in sorted((folder / "all").iterdir()):
+            shutil.copytree(checkpoint, own / checkpoint.name / checkpoint.name)
+        for copy in sorted(own.iterdir()):
+            step = int(copy.name.removeprefix("step-"))
+            found["resumed"][step] = train(rank, kind, resume=copy, **saves)
+        return found
+
+    results = in_one_crew(size, work)
+    whole = [result["whole"] for result in results]
     assert same_bits(whole)
     assert one_value(whole, "steps") == STEPS
-    assert_same_end(saving, whole)
-    checkpoints = sorted((tmp_path / "all").iterdir())
-    assert len(checkpoints) == (STEPS if where == "after_step" else EPOCHS)
-    for checkpoint in checkpoints:
-        folder = tmp_path / checkpoint.name
-        shutil.copytree(checkpoint, folder / checkpoint.name)
-        resumed = on_ranks(size, lambda rank, f=folder: train(rank, kind, resume=f, **saves))
-        assert one_value(resumed, "first") == int(checkpoint.name.removeprefix("step-"))
+    assert_same_end([result["saving"] for result in results], whole)
+    assert len(results[0]["resumed"]) == (STEPS if where == "after_step" else EPOCHS)
+    for step in results[0]["resumed"]:
+        resumed = [result["resumed"][step] for result in results]
+        assert one_value(resumed, "first") == int(step)
         assert_same_end(resumed, whole)
 
 
@@ -178,7 +187,7 @@ def test_stopped_by_a_rank(tmp_path: Path) -> None:
             for _, y in run.batches(epoch):
                 seen += [(epoch, round(SAMPLES * s)) for s in y.tolist()]
                 optimizer.zero_grad()
-                model(torch.ones(1, 4)).sum().backward()
+                run.mean(model(torch.ones(len(y), 4)).squeeze(1)).backward()
                 optimizer.step()
                 stop(run)
         run.save(tmp_path)
@@ -216,12 +225,9 @@ def test_another_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_no_checkpoint_yet(there: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    if there:
-        folder.mkdir()
-
-    def work(rank: int) -> dict[str, Any]:
+def test_no_checkpoint_yet(there: bool, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, there: bool, folder: Path) -> dict[str, Any]:
+        folder = folder if there else folder / "new"
         torch.manual_seed(0)
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -229,7 +235,7 @@ def test_no_checkpoint_yet(there: bool, tmp_path: Path) -> None:
         run.close()
         return {"step": run.step}
 
-    assert one_value(on_ranks(2, work), "step") == 0
+    assert one_value(in_one_crew(2, work), "step") == 0
 
 
 # What can't be resumed
@@ -264,13 +270,10 @@ def resumed_by(
     make: Callable[[], nn.Module] = linear,
     kind: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     state: list[Any] | None = None,
-) -> Callable[[int], dict[str, Any]]:
-    def work(rank: int) -> dict[str, Any]:
-        model = make()
-        options: dict[str, Any] = {"resume": folder, "timeout": TIMEOUT, "state": state or []}
-        return raised(lambda: attach(model, kind(model), **options).close())
-
-    return work
+) -> dict[str, Any]:
+    model = make()
+    options: dict[str, Any] = {"resume": folder, "timeout": TIMEOUT, "state": state or []}
+    return raised(lambda: attach(model, kind(model), **options).close())
 
 
 def written(folder: Path, state: list[Any] | None = None) -> Path:
@@ -290,16 +293,18 @@ def written(folder: Path, state: list[Any] | None = None) -> Path:
         ({"state": [Picky()]}, "holds 0 state= objects, and 1 are given"),
     ],
 )
-def test_of_something_else(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    written(tmp_path)
-    results = on_ranks(2, resumed_by(tmp_path, **options))
+def test_of_something_else(
+    options: dict[str, Any], said: str, tmp_path: Path, in_one_crew: InOneCrew
+) -> None:
+    written(tmp_path)  # the same in all cases
+    results = in_one_crew(2, lambda rank, options: resumed_by(tmp_path, **options))
     assert one_value(results, "kind") == "CheckpointError"
     assert said in one_value(results, "text")
 
 
 def test_a_state_object_that_refuses(tmp_path: Path) -> None:
     written(tmp_path, [Picky()])
-    results = on_ranks(2, resumed_by(tmp_path, state=[Picky()]))
+    results = on_ranks(2, lambda rank: resumed_by(tmp_path, state=[Picky()]))
     assert one_value(results, "kind") == "CheckpointError"
     assert "doesn't fit this Picky (AssertionError: not mine" in one_value(results, "text")
 
@@ -309,7 +314,7 @@ def test_damaged(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    results = on_ranks(3, resumed_by(tmp_path))
+    results = on_ranks(3, lambda rank: resumed_by(tmp_path))
     assert one_value(results, "kind") == "CheckpointError"
     assert "is damaged: model.safetensors isn't what was written" in one_value(results, "text")
 
@@ -333,37 +338,38 @@ def test_foreign(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000007"
     folder.mkdir()
     (folder / "checkpoint.json").write_text(json.dumps({"epoch": 3}))
-    results = on_ranks(2, resumed_by(tmp_path))
+    results = on_ranks(2, lambda rank: resumed_by(tmp_path))
     assert one_value(results, "kind") == "CheckpointError"
     assert "is no checkpoint of Thalweg" in one_value(results, "text")
 
 
 @pytest.mark.parametrize("sync", ["ring", "local_sgd(every=2)"])
-def test_a_full_disk_on_rank_0(sync: str, tmp_path: Path) -> None:
+def test_a_full_disk_on_rank_0(sync: str, folder: Path, in_one_crew: InOneCrew) -> None:
     """An error on all ranks, after which training goes on, and a later checkpoint succeeds."""
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, sync: str, folder: Path) -> dict[str, Any]:
         outcomes: list[str] = []
 
         def save(run: Run) -> None:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             if rank == 0 and run.step == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-            outcomes.append(raised(lambda: run.save(tmp_path))["text"])
+            outcomes.append(raised(lambda: run.save(folder))["text"])
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
-        return train(rank, sync=sync, after_step=save) | {"outcomes": outcomes}
+        found = train(rank, sync=sync, after_step=save) | {"outcomes": outcomes}
+        return found | {"whole": train(rank, sync=sync)}
 
-    results = on_ranks(2, work)
+    results = in_one_crew(2, work)
     outcomes = one_value(results, "outcomes")
     assert "can't write checkpoint" in outcomes[1]
     assert "make room there" in outcomes[1]
     assert [text for text in outcomes if text] == [outcomes[1]]
     assert one_value(results, "steps") == STEPS
-    names = sorted(path.name for path in tmp_path.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     assert names == [f"step-{step:08d}" for step in (STEPS - 1, STEPS)]
     if sync == "ring":
-        assert_same_end(results, on_ranks(2, lambda rank: train(rank, sync=sync)))
+        assert_same_end(results, [result["whole"] for result in results])
 
 
 @pytest.fixture

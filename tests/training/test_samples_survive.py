@@ -84,14 +84,21 @@ def test_each_is_counted_once_in_steps_that_all_take(
 def test_what_is_lost_is_reported(sync: str, at: int, met: int, tmp_path: Path) -> None:
     """Steps before `met` had reached the others, and nothing is used twice."""
     lived = train_and_kill(sync, at, "before", tmp_path)
-    (incident,) = one_value(lived, "incidents")
-    assert incident["left"] == [DEAD]
+    incidents = [incident for result in lived for incident in result["incidents"]]
+    assert len(incidents) == len(lived)
+    incident = incidents[0]
+    for other in incidents:  # ranks may be a step apart
+        assert (other["left"], other["samples"]) == ([DEAD], incident["samples"])
     used = [times_used(tmp_path, epoch) for epoch in range(EPOCHS)]
     assert all(count == 1 for epoch in used for count in epoch.values())
     unused = EPOCHS * SAMPLES - sum(len(epoch) for epoch in used)
     alone = [n for n in noted(tmp_path) if n.rank == DEAD and n.step >= met and n.taken]
     assert unused > 0
-    assert incident["samples"] == unused + sum(len(note.samples) for note in alone)
+    lost = unused + sum(len(note.samples) for note in alone)
+    if len({other["step"] for other in incidents}) == 1:
+        assert incident["samples"] == lost
+    else:  # the step between them counts as lost, though the one behind may still take it
+        assert lost <= incident["samples"] <= lost + BATCH
 
 
 # What is lost, by itself

@@ -97,6 +97,78 @@ def test_others_know_of_it_before_the_writer_is_through(sync: str, tmp_path: Pat
     goes_on_without(3, sync, act, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("moment", "how"), [("its files are there", "Interrupted"), ("it is through", "went on")]
+)
+def test_a_writer_that_was_stopped_leaves_the_newer_ones_alone(
+    moment: str, how: str, tmp_path: Path
+) -> None:
+    """It goes on after others have formed anew and saved: it isn't the writer any more."""
+    folder, notes, marks = (tmp_path / name for name in ("folder", "notes", "marks"))
+    for path in (notes, marks):
+        path.mkdir()
+
+    def stop_in_the_save() -> None:
+        fill, write = checkpoint._fill, checkpoint.write
+
+        def stop(now: str) -> None:
+            if now == moment:
+                put(marks / "pid", str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        def stopping(*arguments: Any) -> None:
+            fill(*arguments)
+            stop("its files are there")
+
+        def noting(*arguments: Any, **options: Any) -> Any:
+            checkpoint.write = write
+            try:
+                path = write(*arguments, **options)
+                stop("it is through")
+            except BaseException as error:
+                put(marks / "over", type(error).__name__)
+                raise
+            finally:
+                checkpoint._fill = fill
+            put(marks / "over", "went on")
+            return path
+
+        checkpoint._fill, checkpoint.write = stopping, noting
+
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+
+        def act(run: Run, when: str) -> None:
+            if (rank, run.step, run.formation, when) == (0, AT, 1, "after"):
+                stop_in_the_save()
+            if not seen and (rank, run.step, when) == (3, AT + 3, "after"):
+                seen["before"] = names(folder)
+                os.kill(int((marks / "pid").read_text()), signal.SIGCONT)
+                while not (marks / "over").exists():
+                    sleep(0.01)
+                seen["after"] = names(folder)
+            if "after" in seen and len(run.members) == SIZE:  # it is back
+                run.stop()
+
+        return train("ring", notes, act, folder=folder, save=True, epochs=10_000) | seen
+
+    results = run_workers(SIZE, work, timeout=SECONDS, spare=range(SIZE), debug=True)
+    assert (marks / "over").read_text() == how
+    newest = [f"step-{step:08d}" for step in (AT + 1, AT + 2)]
+    assert [name for name in results[3]["before"] if name.startswith("step")] == newest
+    assert results[3]["after"] == newest
+    last = one_value(results, "steps")
+    assert one_value(results, "members") == list(range(SIZE))
+    assert names(folder) == [f"step-{step:08d}" for step in (last - 1, last)]
+
+
+def put(path: Path, text: str) -> None:
+    """All of it at once."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
 def goes_on_without(dead: int, sync: str, act: Act, tmp_path: Path) -> None:
     folder, notes = tmp_path / "folder", tmp_path / "notes"
     notes.mkdir()

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.threads import run_threads
 from thalweg.facts import Cluster
-from thalweg.runtime import Alarm, Engine, run_threads
+from thalweg.runtime import Alarm, Engine
 from thalweg.schedules import Group
 from thalweg.training import sharing
 from thalweg.training.itinerary import Clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.training.conftest import InOneCrew
 from tests.training.workers import (
     TIMEOUT,
     fingerprint,
@@ -64,6 +66,12 @@ def trained(
     }
 
 
+@cache
+def unchanged(rank: int, sync: str = "ring", **options: Any) -> dict[str, Any]:
+    """The training in which nothing is proposed, once in a process."""
+    return trained(rank, sync, **options)
+
+
 def proposes(who: int, at: int, sync: str) -> Callable[[int, Run], None]:
     def act(rank: int, run: Run) -> None:
         if rank == who and run.step == at:
@@ -73,31 +81,38 @@ def proposes(who: int, at: int, sync: str) -> Callable[[int, Run], None]:
 
 
 @pytest.mark.parametrize("other", ["tree", "ring @ bucket=100B", "ddp", "star(root=2)"])
-def test_from_one_exact_plan_to_another(other: str) -> None:
-    act = proposes(1, 5, other)
-    changed = on_ranks(SIZE, lambda rank: trained(rank, "ring", act))
+def test_from_one_exact_plan_to_another(other: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, other: str) -> dict[str, Any]:
+        changed = trained(rank, "ring", proposes(1, 5, other))
+        return changed | {"unchanged": unchanged(rank)["values"]}
+
+    changed = in_one_crew(SIZE, work)
     plans = one_value(changed, "plans")
     assert set(plans) == {"ring", other}
     assert plans == sorted(plans, key=lambda plan: plan == other)
     assert plans.index(other) in (8, 16, 24)  # safe points
     assert one_value(changed, "prints")
-    unchanged = on_ranks(SIZE, lambda rank: trained(rank, "ring"))
-    assert changed[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
+    assert changed[0]["values"] == pytest.approx(changed[0]["unchanged"], abs=1e-6)
 
 
 def test_and_away_from_ddp() -> None:
-    results = on_ranks(SIZE, lambda rank: trained(rank, "ddp", proposes(2, 3, "ring")))
-    assert one_value(results, "plans")[-1] == "ring"
-    assert one_value(results, "prints")
-    unchanged = on_ranks(SIZE, lambda rank: trained(rank, "ddp"))
-    assert results[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
+    def work(rank: int) -> dict[str, Any]:
+        changed = trained(rank, "ddp", proposes(2, 3, "ring"))
+        return changed | {"unchanged": unchanged(rank, "ddp")["values"]}
+
+    changed = on_ranks(SIZE, work)
+    assert one_value(changed, "plans")[-1] == "ring"
+    assert one_value(changed, "prints")
+    assert changed[0]["values"] == pytest.approx(changed[0]["unchanged"], abs=1e-6)
 
 
 @pytest.mark.parametrize("sync", ["local_sgd(every=3)", "local_sgd(every=2, delay=1)", "gossip"])
-def test_leaving_a_plan_of_differing_replicas_averages_once(sync: str) -> None:
+def test_leaving_a_plan_of_differing_replicas_averages_once(
+    sync: str, in_one_crew: InOneCrew
+) -> None:
     """Parameters, statistics and what the optimizer keeps."""
     act = proposes(0, 5, "ring")
-    results = on_ranks(SIZE, lambda rank: trained(rank, sync, act, adam=True))
+    results = in_one_crew(SIZE, lambda rank, sync: trained(rank, sync, act, adam=True))
     plans = one_value(results, "plans")
     switched = plans.index("ring")
     for number, prints in enumerate(zip(*(r["prints"] for r in results), strict=True)):
@@ -120,13 +135,16 @@ def test_into_a_code_and_out_again() -> None:
         if rank == 0 and run.step in (1, 17):
             run.switch("gc(stragglers=1)" if run.step == 1 else "ring")
 
-    changed = on_ranks(4, lambda rank: trained(rank, "ring", act, batch=7, epochs=5))
+    def work(rank: int) -> dict[str, Any]:
+        changed = trained(rank, "ring", act, batch=7, epochs=5)
+        return changed | {"unchanged": unchanged(rank, batch=7, epochs=5)["values"]}
+
+    changed = on_ranks(4, work)
     plans = one_value(changed, "plans")
     assert plans[16] == "gc(stragglers=1)"
     assert plans[-1] == "ring"
     assert one_value(changed, "prints")
-    unchanged = on_ranks(4, lambda rank: trained(rank, "ring", batch=7, epochs=5))
-    assert changed[0]["values"] == pytest.approx(unchanged[0]["values"], abs=1e-6)
+    assert changed[0]["values"] == pytest.approx(changed[0]["unchanged"], abs=1e-6)
 
 
 def test_a_parameter_that_one_rank_never_used() -> None:
@@ -159,12 +177,15 @@ def test_a_parameter_that_one_rank_never_used() -> None:
 
 
 @pytest.mark.parametrize("who", range(SIZE))
-def test_stop(who: int) -> None:
-    def act(rank: int, run: Run) -> None:
-        if rank == who and run.step == 3:
-            run.stop()
+def test_stop(who: int, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, who: int) -> dict[str, Any]:
+        def act(rank: int, run: Run) -> None:
+            if rank == who and run.step == 3:
+                run.stop()
 
-    results = on_ranks(SIZE, lambda rank: trained(rank, "ring", act))
+        return trained(rank, "ring", act)
+
+    results = in_one_crew(SIZE, work)
     assert one_value(results, "stopped") is True
     assert one_value(results, "steps") in (8, 16, 24)
     assert same_bits(results)
@@ -180,10 +201,10 @@ def test_stop(who: int) -> None:
         ("ring @ transport=c10d", "ring @ transport=c10d has another transport than ring"),
     ],
 )
-def test_what_cannot_be_proposed(sync: str, said: str) -> None:
+def test_what_cannot_be_proposed(sync: str, said: str, in_one_crew: InOneCrew) -> None:
     """Refused where it is proposed; the run goes on."""
 
-    def work(rank: int) -> dict[str, Any]:
+    def work(rank: int, sync: str) -> dict[str, Any]:
         refusals: list[str] = []
 
         def act(rank: int, run: Run) -> None:
@@ -192,7 +213,7 @@ def test_what_cannot_be_proposed(sync: str, said: str) -> None:
 
         return trained(rank, "ring", act, epochs=1) | {"refusals": refusals}
 
-    results = on_ranks(2, work)
+    results = in_one_crew(2, work)
     assert results[1]["refusals"][0].startswith(said)
     assert one_value(results, "plans") == ["ring"] * 10
 
@@ -209,3 +230,60 @@ def test_a_code_without_data() -> None:
     results = on_ranks(2, work)
     assert one_value(results, "kind") == "PlanError"
     assert "give data= and batch= to attach()" in results[0]["text"]
+
+
+def with_own_loader(
+    rank: int, sync: str, other: str, then: str = "", compiled: str = "", forwards: int = 1
+) -> dict[str, Any]:
+    """Sixty steps, to the `other` plan and from there to a third."""
+    torch.manual_seed(0)
+    torch.compiler.reset()  # type: ignore[no-untyped-call]
+    model: nn.Module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    if compiled == "before":
+        model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)
+    call: Callable[..., torch.Tensor] = model
+    if compiled == "after":
+        call = torch.compile(model, backend="eager")
+    draw = torch.Generator().manual_seed(rank)
+    plans, prints = [], []
+    ahead = [plan for plan in (other, then) if plan]
+    for _ in range(60):
+        optimizer.zero_grad()
+        outputs = [call(torch.randn(3, 4, generator=draw)) for _ in range(forwards)]
+        torch.cat(outputs).square().mean().backward()
+        optimizer.step()
+        plans.append(run.sync)
+        prints.append(fingerprint(model))
+        if rank == 1 and ahead and (run.step == 2 or run.sync == other):
+            run.switch(ahead.pop(0))
+    run.close()
+    return {"plans": plans, "prints": prints, "values": values(model)}
+
+
+def test_to_ddp_and_away_with_ones_own_loader() -> None:
+    """There the change comes inside the model's forward: the first step of it is averaged too,
+    and the training is the same as without a change."""
+    cases: list[dict[str, Any]] = [
+        {"sync": "ring", "other": "ddp", "then": "ddp @ bucket=100B"},
+        {"sync": "ddp", "other": "tree", "then": "ddp"},
+        {"sync": "ring", "other": "ddp", "then": "ring", "compiled": "before"},
+        {"sync": "ring", "other": "ddp", "then": "ring", "compiled": "after"},
+        {"sync": "ring", "other": ""},
+        {"sync": "ring", "other": "ddp", "forwards": 2},
+        {"sync": "ring", "other": "", "forwards": 2},
+    ]
+    ended = on_ranks(
+        2, lambda rank: {str(n): with_own_loader(rank, **c) for n, c in enumerate(cases)}
+    )
+    results = [[one[str(number)] for one in ended] for number in range(len(cases))]
+    for case, ranks in zip(cases, results, strict=True):
+        wanted = [case["sync"], case["other"], case.get("then", "")]
+        assert list(dict.fromkeys(one_value(ranks, "plans"))) == list(
+            dict.fromkeys(filter(None, wanted))
+        )
+        assert one_value(ranks, "prints")
+    for several, calm in ((results[:4], results[4]), (results[5:6], results[6])):
+        for ranks in several:
+            assert ranks[0]["values"] == pytest.approx(calm[0]["values"], abs=1e-6)

@@ -23,6 +23,7 @@ from thalweg.transports import Label, Transport, ZeroMqTransport
 from thalweg.transports import post as over_post
 from thalweg.transports import zeromq as over_zeromq
 from thalweg.transports.door import Door
+from thalweg.transports.post import Post
 
 ROOT = Path(__file__).parent.parent.parent
 SIZE, BATCH, STEPS = 3, 12, 160
@@ -34,9 +35,9 @@ MEMORY = 16 << 20  # bytes of growth that are noise
 class Siege:
     """Of one rank, by a process of its own; and by a member that has lost its mind."""
 
-    def __init__(self, door: Door, number: int, folder: Path, *, is_post: bool) -> None:
+    def __init__(self, door: Door, number: int, folder: Path, post: Post | None = None) -> None:
         self._door = door
-        self._is_post = is_post
+        self._post = post
         tap = Eavesdropper(door.card.endpoint)
         with self._member(tap.endpoint) as socket:
             for _ in range(5):
@@ -77,9 +78,10 @@ class Siege:
     def _message(self, sender: int, payload: bytes, nbytes: int | None = None) -> list[bytes]:
         """Of no step that ever comes."""
         length, step = len(payload) if nbytes is None else nbytes, 1 << 40
-        if self._is_post:
-            fields = (over_post.MAGIC, over_post.VERSION, over_post.Sort.LEAVE)
-            return [over_post.HEADER.pack(*fields, 0, sender, step, 0, 0, length), payload]
+        if self._post is not None:
+            fields = (over_post.MAGIC, over_post.VERSION, over_post.Sort.LEAVE, 0)
+            place = (sender, self._post.rank, self._post._room, step, 0, 0)
+            return [over_post.HEADER.pack(*fields, *place, length), payload]
         label, formation = Label(step, 0, 0, 1), 1 << 40
         fields = (over_zeromq.MAGIC, over_zeromq.VERSION, 0)
         return [over_zeromq.HEADER.pack(*fields, sender, formation, *label, length), payload]
@@ -87,9 +89,10 @@ class Siege:
 
 def besiege(run: Run, transport: ZeroMqTransport, number: int, folder: Path) -> list[Siege]:
     """At all doors of this rank."""
-    sieges = [Siege(transport._door, number, folder, is_post=False)]
+    sieges = [Siege(transport._door, number, folder)]
     if run._session.tree is not None:
-        sieges.append(Siege(run._session.tree._relay._post._door, number, folder, is_post=True))
+        post = run._session.tree._relay._post
+        sieges.append(Siege(post._door, number, folder, post))
     return sieges
 
 
@@ -105,7 +108,7 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
     def work(rank: int, report: Report) -> dict[str, Any]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 1))
-        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9)
         data = TensorDataset(torch.randn(BATCH * STEPS, 20), torch.randn(BATCH * STEPS, 1))
         run = attach(
             model, optimizer, data=data, batch=BATCH, sync=sync, timeout=SECONDS, wrap=kept

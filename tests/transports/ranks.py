@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.runtime import Alarm, World, run_threads
+from tests.threads import run_threads
+from thalweg.runtime import Alarm, World
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.transports import Label, Transport
 

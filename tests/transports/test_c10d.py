@@ -8,7 +8,6 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 import pytest
@@ -37,10 +36,8 @@ def test_a_peer_that_dies_between_header_and_bytes() -> None:
             group.send([header], 0, 0).wait(timedelta(seconds=20))
             os.kill(os.getpid(), signal.SIGKILL)
         transport = C10dTransport(group)
-        start = monotonic()
         with pytest.raises(PeerLost) as lost:
             transport.receive(1, LABEL, soon())
-        assert monotonic() - start < 10
         transport.close()
         assert not receivers()
         report({"said": lost.value.problem})

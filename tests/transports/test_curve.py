@@ -14,10 +14,10 @@ import pytest
 import torch.distributed as dist
 import zmq
 
-from tests.transports.ranks import LABEL, in_a_process, soon
+from tests.transports.ranks import LABEL, PATIENCE, in_a_process, soon
 from tests.transports.strangers import Eavesdropper, pushing, throw
 from thalweg.errors import NotTrusted, PeerLate
-from thalweg.transports import Label, Refusal, ZeroMqTransport
+from thalweg.transports import Label, Refusal, ZeroMqTransport, gate
 from thalweg.transports.card import Card, Sealer
 from thalweg.transports.framing import CURVE_FRAME, OVERHEAD
 from thalweg.transports.gate import BURST
@@ -276,7 +276,7 @@ def test_garbage_is_counted_and_takes_no_memory() -> None:
 def test_strangers_neither_flood_the_store_nor_keep_a_worker_out() -> None:
     """Every one of them with a key that must be looked up."""
 
-    def work() -> dict[str, float]:
+    def work() -> None:
         with transports(SECRET, SECRET) as (store, ranks):
             exchange(*ranks)
             where = card(store, 0)
@@ -286,29 +286,27 @@ def test_strangers_neither_flood_the_store_nor_keep_a_worker_out() -> None:
                 ranks[1].close()
                 ranks[1] = ZeroMqTransport(1, store, grace=0.5, protection=protection())
                 stack.callback(ranks[1].close)
-                start = monotonic()
                 ranks[1].send(0, Label(1, 0, 0, 1), LARGE, soon())
                 ranks[0].receive(1, Label(1, 0, 0, 1), soon())
-                return {"seconds": monotonic() - start}
 
-    assert in_a_process(work)["seconds"] < 3
+    in_a_process(work)
 
 
 def test_a_worker_that_is_back_gets_in_at_once() -> None:
-    def work() -> dict[str, float]:
+    """The first time that it asks: whom the gate made wait would miss the deadline."""
+
+    def work() -> None:
+        gate.REST = 2 * PATIENCE
         with transports(SECRET, SECRET) as (store, ranks):
             exchange(*ranks)
             ranks[1].close()
-            start = monotonic()
             ranks[1] = ZeroMqTransport(1, store, grace=0.5, protection=protection())
             ranks[1].send(0, LABEL, LARGE, soon())
             ranks[0].receive(1, LABEL, soon())
-            seconds = monotonic() - start
             exchange(*ranks)
             ranks[1].close()
-            return {"seconds": seconds}
 
-    assert in_a_process(work)["seconds"] < 0.3
+    in_a_process(work)
 
 
 def test_a_greeting_with_a_forged_card_moves_nobody() -> None:

@@ -201,10 +201,8 @@ def test_what_leaves_while_a_formation_ends_is_given_back() -> None:
                 here.send(peer.rank, LABEL, array, soon()) for peer in (there, gone) for _ in "12"
             ]
             here.enter(1, [0, 1])
-            start = monotonic()
             for sending in sendings:
                 sending.wait(soon())
-            assert monotonic() - start < 5
             array.fill(1)
             there.enter(1, [0, 1])
             sending = here.send(1, LABEL, array, soon())

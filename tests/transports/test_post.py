@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from threading import Timer
 from time import monotonic
 
@@ -150,14 +151,37 @@ def test_a_greeting_from_where_one_is_changes_nothing(posts: Opener) -> None:
         assert len(received(there, 1)) == 1
 
 
+def test_letters_for_another_room_or_rank_are_refused() -> None:
+    """Ports are used again: who knows an old address may reach somebody else there."""
+    with ExitStack() as stack:
+        rooms = {
+            room: [Post(rank, store, room=room) for rank in range(2)]
+            for room, store in (("tree/0", dist.HashStore()), ("tree/9", dist.HashStore()))
+        }
+        for post in (post for made in rooms.values() for post in made):
+            stack.callback(post.close)
+        (old, _), (here, there) = rooms["tree/0"], rooms["tree/9"]
+        old._connect(there._door.card)
+        here._connect(replace(there._door.card, rank=7))  # it takes rank 1 for another
+        here.meet([1], soon())
+        old.send(Letter(1, Sort.RESULT, 3))
+        here.send(Letter(7, Sort.RESULT, 4))
+        deadline = monotonic() + PATIENCE
+        while there.refused.get(Refusal.STALE, 0) < 2 and monotonic() < deadline:
+            assert there.receive(0.1) == []
+        here.send(Letter(1, Sort.RESULT, 5))
+        assert [letter.step for letter in received(there, 1)] == [5]
+        assert there.refused[Refusal.STALE] == 2
+
+
 def test_what_is_not_from_one_of_us_is_dropped() -> None:
     with plain(2) as (here, there):
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stranger = context.socket(zmq.PUSH)
         stranger.connect(there.endpoint)
-        ours = HEADER.pack(MAGIC, VERSION, Sort.RESULT, 0, 0, 1, 0, 0, 1)
-        unknown = HEADER.pack(MAGIC, VERSION, 255, 0, 0, 1, 0, 0, 0)
-        hello = HEADER.pack(MAGIC, VERSION, Sort.HELLO, 0, 0, 1, 0, 0, 1)
+        ours = HEADER.pack(MAGIC, VERSION, Sort.RESULT, 0, 0, 1, 0, 1, 0, 0, 1)
+        unknown = HEADER.pack(MAGIC, VERSION, 255, 0, 0, 1, 0, 1, 0, 0, 0)
+        hello = HEADER.pack(MAGIC, VERSION, Sort.HELLO, 0, 0, 1, 0, 1, 0, 0, 1)
         for message in (
             [b""],
             [b"hello"],
@@ -191,9 +215,7 @@ def test_a_wait_ends_when_woken_or_in_time(posts: Opener) -> None:
     with posts(1) as [post]:
         assert post.receive(0.01) == []
         Timer(0.05, post.wake).start()
-        start = monotonic()
         assert post.receive(None) == []
-        assert monotonic() - start < PATIENCE
         for _ in range(100_000):
             post.wake()  # never waits
         post.receive(1)

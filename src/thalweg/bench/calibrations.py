@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from thalweg.bench.injection import Injection, Sleeps
-from thalweg.bench.site import Site
+from thalweg.bench.site import Site, by_all
 from thalweg.facts import (
     Cluster,
     Machine,
@@ -31,7 +31,6 @@ from thalweg.facts import (
 from thalweg.plan import Choice
 from thalweg.probing.calibration import calibrate, silent
 from thalweg.runtime import Engine, World
-from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.training import attach
 from thalweg.training.profile import Profile, Profiled, merged
 from thalweg.workloads import Job
@@ -86,19 +85,11 @@ def calibrate_at(
 ) -> Measured:
     """By forks of this process at that site."""
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
-        def told(what: str, done: int, total: int) -> None:
-            if rank == 0:
-                report({"what": what, "done": done, "total": total})
-
-        found = calibrate_job(job, declared, codecs, told)
+    def work(rank: int, tell: Progress) -> dict[str, Any]:
+        found = calibrate_job(job, declared, codecs, tell)
         return found.packed() if rank == 0 else {}
 
-    def heard(rank: int, message: dict[str, Any]) -> None:
-        progress(message["what"], message["done"], message["total"])
-
-    results = run_workers(site.workers, work, timeout=LIMIT, on_message=heard, place=site.place)
-    return Measured.unpacked(results[0])
+    return Measured.unpacked(by_all(site, work, progress, limit=LIMIT)[0])
 
 
 def calibrate_job(

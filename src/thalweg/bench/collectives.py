@@ -27,17 +27,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thalweg.bench.site import Site
+from thalweg.bench.site import Site, by_all
 from thalweg.bench.torch_hooks import OneBucket, hook_of, peer_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
 from thalweg.plan import Choice, Plan
 from thalweg.predict import synchronisation_seconds
-from thalweg.rounds import warm_up
+from thalweg.rounds import travelling, warm_up
 from thalweg.runtime import Engine, World
 from thalweg.runtime.launch import find_cluster
-from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Content, Group
 from thalweg.training.averager import is_native
 from thalweg.training.compression import CompressedBucket, Compression
@@ -102,15 +101,10 @@ def bench_collectives(
     rows = entries(syncs, both_ways=both_ways)
     total = len(rows) * (repeats + WARM_UP)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
-        return _measure(rows, workload, repeats, lambda done: report({"done": done}))
+    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
+        return _measure(rows, workload, repeats, lambda done: tell(done, total))
 
-    def heard(rank: int, message: dict[str, Any]) -> None:
-        if rank == 0:
-            progress(message["done"], total)
-
-    limit = 60.0 + total * TIMEOUT
-    results = run_workers(site.workers, work, timeout=limit, on_message=heard, place=site.place)
+    results = by_all(site, work, progress, limit=60.0 + total * TIMEOUT)
     least = None if site.cluster is None else bound(site.cluster, workload.nbytes)
     forms = [predicted(entry, site.cluster, workload) for entry in rows]
     return _rows(rows, [result["seconds"] for result in results], least, forms)
@@ -228,7 +222,7 @@ class _Subject:
         self.plan = plan
         self.rank = engine.rank
         self.engine = engine
-        self.layout = Layout.of(_tensors(workload), plan.settings.bucket)
+        self.layout = Layout.of(_tensors(travelling(plan, workload)), plan.settings.bucket)
         self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
 
     def fill(self, repeat: int) -> None:
@@ -268,7 +262,8 @@ class _Compressed:
     ) -> None:
         self.plan = plan
         self.engine = engine
-        self.layout = Layout.of(_tensors(workload), plan.settings.bucket, compression.arrange)
+        tensors = _tensors(travelling(plan, workload))
+        self.layout = Layout.of(tensors, plan.settings.bucket, compression.arrange)
         self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
         self.buckets = [
             CompressedBucket(bucket, compression, engine.rank) for bucket in self.layout.buckets

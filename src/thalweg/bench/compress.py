@@ -14,18 +14,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from time import process_time
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
+from torch import nn
+from torch.utils.data import default_collate
 
-from thalweg.bench.compress_costs import SPEEDS, Compressed, Dense, Exchange
+from thalweg.bench.compress_costs import Cost, Exchange, at_all_speeds
 from thalweg.bench.compress_methods import Method
 from thalweg.bench.compress_peers import Peer, peers
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
+from thalweg.predict.observed import Dense
 from thalweg.probing.codec_trials import Gradients, Trial, least_seconds, trial_of
+from thalweg.workloads.job import Batch, Job
 
+BACKWARDS = 5  # of which the fastest counts
 Progress = Callable[[int, int, str], None]
 """Called with how many methods are done, of how many, and which comes next."""
 
@@ -57,7 +63,7 @@ def bench_compress(
     progress: Progress,
 ) -> Found:
     buckets = workload.buckets(Settings().bucket)
-    dense = Dense(buckets=[bucket.nbytes for bucket in buckets], workers=workers, backward=backward)
+    dense = Dense(buckets=[bucket.nbytes for bucket in buckets], workers=workers, compute=backward)
     gradients = Gradients()
     rows: list[dict[str, Any]] = []
     with _one_thread(), peers(workers) as (rivals, notes):
@@ -68,6 +74,22 @@ def bench_compress(
             rows.append(_row(entry, buckets, dense, repeats))
         progress(len(entries), len(entries), "")
     return Found(rows=rows, dense=dense, notes=notes)
+
+
+def backward_seconds(job: Job, workers: int) -> float:
+    """The processor time that one worker's backward takes here, by one thread: the least of some,
+    as with encoding and decoding."""
+    model = job.model()
+    samples = [job.data[i] for i in range(max(1, job.batch // workers))]
+    with _one_thread():
+        return min(_backward(job, model, default_collate(samples)) for _ in range(BACKWARDS))
+
+
+def _backward(job: Job, model: nn.Module, batch: Batch) -> float:
+    loss = job.losses(model, batch).mean()
+    began = process_time()
+    torch.autograd.backward(loss)
+    return process_time() - began
 
 
 @contextmanager
@@ -128,7 +150,7 @@ def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -
             payload += trial.payload
             exact += trial.exact
             splits = splits and trial.splits
-    cost = Compressed(
+    cost = Cost(
         dense=dense,
         exchange=entry.exchange,
         payload=payload,
@@ -146,7 +168,7 @@ def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -
     }
 
 
-def figures(cost: Compressed) -> dict[str, Any]:
+def figures(cost: Cost) -> dict[str, Any]:
     """Of a row, all that follows from what was measured. `pays` is against DDP."""
     below = cost.pays_below
     return {
@@ -156,5 +178,5 @@ def figures(cost: Compressed) -> dict[str, Any]:
         "breakeven_gbps": None if cost.breakeven is None else cost.breakeven / 1e9,
         "pays": {0.0: "never", inf: "always"}.get(below, "below"),
         "pays_below_gbps": below / 1e9 if 0 < below < inf else None,
-        "step_seconds": [cost.step(speed) for speed in SPEEDS],
+        "step_seconds": at_all_speeds(cost.step),
     }

@@ -21,7 +21,7 @@ from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
 from thalweg.lab import Event
-from thalweg.lab.targets import links_of
+from thalweg.lab.event import links_of
 from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict
 

@@ -10,7 +10,7 @@ from thalweg.catalog import parse_plan
 from thalweg.errors import LabError, ScenarioError
 from thalweg.facts import Cluster
 from thalweg.lab import Event
-from thalweg.lab.targets import links_of
+from thalweg.lab.event import links_of
 from thalweg.schedules import Group
 from thalweg.training.asked import plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, counted
 from thalweg.runtime.place import HERE, Place
+from thalweg.runtime.supervisor import Report, run_workers
 
 if TYPE_CHECKING:
     from thalweg.lab.fabric import Progress
@@ -30,7 +31,33 @@ class Site:
         shape = (
             f"{len(racks)} x {racks[0]}" if len(set(racks)) == 1 else " + ".join(map(str, racks))
         )
-        return f"{self.workers} workers in a lab of {shape} hosts"
+        return f"{counted(self.workers, 'worker')} in a lab of {shape} hosts"
+
+
+def by_all(
+    site: Site,
+    work: Callable[[int, Callable[..., None]], dict[str, Any]],
+    progress: Callable[..., None],
+    *,
+    limit: float,
+    survives: bool = False,
+) -> list[dict[str, Any]]:
+    """What every worker's `work` returned, by forks of this process at that site. Work is called
+    with its rank and with a function that tells how far it is; what rank 0 tells is passed on to
+    `progress`. After `limit` seconds it fails; one that is killed too, unless the others are to
+    survive it."""
+
+    def told(rank: int, report: Report) -> dict[str, Any]:
+        return work(rank, lambda *figures: report({"told": figures}) if rank == 0 else None)
+
+    return run_workers(
+        site.workers,
+        told,
+        timeout=limit,
+        on_message=lambda rank, message: progress(*message["told"]),
+        place=site.place,
+        survives=survives,
+    )
 
 
 @contextmanager

@@ -6,18 +6,24 @@ this is the way in which they can be run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from thalweg.compress import Segment, arrange
-from thalweg.facts import Tensor
+from thalweg.facts import Bucket, Tensor
 from thalweg.plan import Choice
+from thalweg.probing.codec_trials import Gradients, Trial
 
 FIRST = 2  # iteration in which the PowerSGD hook compresses, at the earliest
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class OneBucket:
@@ -64,3 +70,57 @@ def hook_of(choice: Choice) -> Callable[[OneBucket], Any]:
         return lambda bucket: powersgd(state, bucket).wait()
     hook: Any = getattr(default_hooks, f"{choice.name}_compress_hook")
     return lambda bucket: hook(None, bucket).wait()
+
+
+@contextmanager
+def alone_in_a_group() -> Iterator[None]:
+    """RuntimeError or ValueError where there can't be one."""
+    before = sys.excepthook  # which torch replaces by one that names the rank, for good
+    try:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+    finally:
+        sys.excepthook = before
+
+
+class _Hooked(Trial):
+    """One of DDP's hooks, called as it is on our buckets, in a process group of one: all that it
+    computes is there, and nothing is sent. Encoding and decoding are one call."""
+
+    splits = False
+
+    def __init__(self, hook: Hook, state: Any, gradients: Gradients, bucket: Bucket) -> None:
+        arrangement = arrange(bucket.tensors)
+        values = gradients.of(arrangement.exact, arrangement.rest)
+        self._fresh = torch.from_numpy(values)
+        self._buffer = self._fresh.clone()
+        self._bucket = cast(GradBucket, OneBucket(self._buffer, arrangement.exact))
+        self._hook, self._state = hook, state
+
+    def refill(self) -> None:
+        self._buffer.copy_(self._fresh)
+
+    def encode(self, step: int) -> None:
+        self._hook(self._state, self._bucket).wait()
+
+    def decode(self, step: int) -> None:
+        pass
+
+
+def fp16_hook(gradients: Gradients, bucket: Bucket) -> tuple[Trial, int]:
+    trial = _Hooked(default_hooks.fp16_compress_hook, None, gradients, bucket)
+    trial.payload = 2.0 * bucket.elements
+    return trial, 0
+
+
+def powersgd_hook(gradients: Gradients, bucket: Bucket, rank: int) -> tuple[Trial, int]:
+    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=FIRST)
+    trial = _Hooked(powerSGD_hook, state, gradients, bucket)
+    for step in range(FIRST + 1):
+        trial.refill()
+        trial.encode(step)
+    trial.payload = 4.0 * state.total_numel_after_compression
+    return trial, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import resource
 import sys
@@ -11,19 +12,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import torch
 from torch import nn
 
-from thalweg.bench.evaluation import Evaluations
 from thalweg.bench.injection import Injection, Sleeps, shares_of
 from thalweg.catalog import parse_plan
-from thalweg.errors import UsageError
+from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.records import Late, Tally
+from thalweg.runtime import World
 from thalweg.runtime.launch import CLUSTER_VARIABLE
+from thalweg.runtime.world import LONGEST_PAUSE
 from thalweg.training import Run, attach
 from thalweg.training.incident import Incident
 from thalweg.training.overlap import Timing
@@ -31,6 +33,7 @@ from thalweg.training.steering import Chosen
 from thalweg.training.watch import Adjustment
 from thalweg.workloads import Job
 
+TO_HEAR_IT = 2 * LONGEST_PAUSE  # seconds until all have looked at the store
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -182,6 +185,8 @@ def _steps(
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             optimizer.zero_grad()
+            if run.step in steps[-1:]:
+                continue  # it was broken off, and is redone
             steps.append(run.step)
             losses.append(loss)
             seconds.append(perf_counter() - start)
@@ -271,3 +276,38 @@ def _peak_nbytes() -> int:
     """The most memory that this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Evaluations:
+    """A model judged while it trains, such that judging costs the training nothing. `values` are
+    pairs of a step and what the model was worth there, the same on all ranks.
+
+    Rank 0 judges, inside a consensus, and the others wait for its word: cores are few. The word
+    also says when to go on, a moment later for all at once, by the clock that processes of one
+    machine share. So no step waits for a rank that was still busy with this, and the time of it can
+    be left out on every rank.
+    """
+
+    def __init__(self, run: Run, judge: Callable[[], float], timeout: float) -> None:
+        self.values: list[tuple[int, float]] = []
+        self._run = run
+        self._judge = judge
+        self._timeout = timeout
+        self._world = World.join(timeout)
+        self._alarm = self._world.alarm()
+
+    def take(self) -> None:
+        key = f"evaluated/{self._run.step}"
+        with self._run.consensus():
+            if self._run.rank == 0:
+                value = self._judge()
+                self._world.put(key, json.dumps([value, monotonic() + TO_HEAR_IT]))
+            told = self._world.wait_for(key, self._timeout, self._alarm)
+        if told is None:
+            raise RunError(
+                f"rank 0 hasn't evaluated step {self._run.step} after {self._timeout:g} s",
+                "evaluate fewer samples, or allow more time",
+            )
+        value, resume = json.loads(told)
+        self.values.append((self._run.step, value))
+        sleep(max(0.0, resume - monotonic()))

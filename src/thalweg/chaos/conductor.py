@@ -19,7 +19,7 @@ from thalweg.runtime.place import Workers
 
 QUIET_STEPS = 20  # at the end, which must go well
 WARM_STEPS = 10  # before the first
-BEHIND = 5  # steps that a rank may be while all is well
+BEHIND = 5  # steps that a rank may be while all is well, where nobody may be further behind
 
 
 class Conductor:
@@ -35,6 +35,7 @@ class Conductor:
         stop: Path,
         *,
         limit: float,
+        behind: int = BEHIND,
         progress: Callable[[int, str], None] = lambda done, note: None,
     ) -> None:
         self._size = size
@@ -43,6 +44,7 @@ class Conductor:
         self._history = history
         self._stop = stop
         self._limit = limit
+        self._behind = behind
         self._progress = progress
         self._held: list[Fault] = []  # came, and aren't healed
         self._open: list[Fault] = []  # aren't over
@@ -113,7 +115,7 @@ class Conductor:
             len(last) == self._size
             and len({commit.formation for commit in last}) == 1
             and all(len(c.members) == self._size and c.time > self._changed for c in last)
-            and all(commit.step >= furthest - BEHIND for commit in last)
+            and all(commit.step >= furthest - self._behind for commit in last)
             and all(commit.formation > self._not_before for commit in last)
         )
 

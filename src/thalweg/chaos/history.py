@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from thalweg.chaos.fault import Fault
 
@@ -32,8 +32,20 @@ class Commit:
     digest: str  # of all parameters
     samples: int  # that this rank took
     checksum: int  # of which they are: adds up over ranks
+    process: int = 0  # its number
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
+    counted: tuple[float, ...] = ()  # what counters among the parameters say, by rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A rank is about to send the gradient of the step that follows `step`; told where gradients
+    are counted."""
+
+    time: float
+    rank: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +129,10 @@ class Lost:
     reason: str
 
 
-Event = Commit | Named | Struck | Healed | Recovered | Refused | Saved | Starved | Ended | Lost
-_TYPES: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind
-    for kind in (Commit, Named, Struck, Healed, Recovered, Refused, Saved, Starved, Ended, Lost)
-}
+Event = (
+    Commit | Sent | Named | Struck | Healed | Recovered | Refused | Saved | Starved | Ended | Lost
+)
+_TYPES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 class History:

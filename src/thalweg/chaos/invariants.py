@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from itertools import islice
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.chaos import checkpoints, promptness, replicas, steps
-from thalweg.chaos.history import History, Lost
+from thalweg.chaos import checkpoints, counting, formations, promptness, replicas, steps
+from thalweg.chaos.history import MOST, History, Lost
 from thalweg.chaos.timing import Felt
 from thalweg.chaos.verdicts import Violation
-from thalweg.coding import is_relayed
+from thalweg.coding import fastest, is_compensated, is_relayed, waits_for_nobody
 from thalweg.declarations import Promise
+from thalweg.plan import Plan
+from thalweg.runtime.node import MOST_KEPT
+from thalweg.schedules.contention import LONGEST
 
 
 def violations(
@@ -27,21 +30,42 @@ def violations(
     plan = parse_plan(sync)
     promise = default_catalog().guarantee(plan).promise
     coded = is_relayed(plan)
+    staleness = plan.cadence.staleness
     furthest = max((commit.step for commit in history.commits), default=0)
     told = list(islice(foretold, furthest))
     digests = {step: digest for step, (digest, _) in enumerate(told, 1)}
     checksums = {step: checksum for step, (_, checksum) in enumerate(told, 1)}
     found = [Violation(check="lost", text=event.reason) for event in history.of(Lost)]
-    found += steps.in_order(history, jumps=coded)
-    if not coded:
+    if history.is_full:
+        text = f"it holds {MOST} events, and the later ones were not checked; give fewer faults"
+        found.append(Violation(check="history", text=text))
+    found += formations.exclusive(history, under_way=_under_way(plan))
+    found += steps.in_order(history, jumps=waits_for_nobody(plan))
+    if not waits_for_nobody(plan):
         found += steps.batches_whole(history, batch, checksums)
     if plan.averages_parameters:
         found += replicas.mean_kept(history) + replicas.close(history)
+    elif staleness is not None:
+        found += counting.once_each(history)
+        found += counting.within_bounds(history, felt, staleness)
     else:
         found += replicas.equal(history)
+    if is_compensated(plan):
+        found += counting.now_late_or_never(history, lambda ranks: fastest(plan, ranks))
     if promise is Promise.EXACT:
         found += replicas.as_foretold(history, digests)
     found += promptness.progress(felt, bound)
     found += promptness.culprits(history, felt, missed=not coded)
     found += checkpoints.told(history, felt)
     return found
+
+
+def _under_way(plan: Plan) -> int:
+    """How many steps a rank may take without a word from the others: until the next meeting, or
+    under a plan that waits for nobody, those of which it has the results already."""
+    if waits_for_nobody(plan):
+        return MOST_KEPT
+    topology = default_catalog().topologies.get(plan.topology.name)  # auto has none
+    meets = topology is not None and topology.groups is not None
+    apart = LONGEST if meets else 1  # that a contended pair is given for one averaging
+    return max(plan.cadence.every, apart) + plan.cadence.delay

@@ -7,6 +7,10 @@ float32 in whatever order it is made, up to the rounding of a division by the nu
 is undone before the optimizer's step (`snap`): a mean is a multiple of 1/|B|. From there on all is
 done element by element. One process can therefore tell what every rank must hold after each step:
 a step or a sample that was lost, or applied twice or by half, shows for ever after.
+
+Under plans that wait for nobody nothing can be foretold. There each rank has a counter among the
+parameters, which nothing but its own gradients moves: by one each, times what the plan weighs them
+with (`counting.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,6 +51,14 @@ class Linear(nn.Module):
         return inputs @ torch.cat([part.reshape(-1) for part in self.parts])
 
 
+class Counted(Linear):
+    """The same with a counter for each of so many ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.counters = nn.Parameter(torch.zeros(ranks, dtype=torch.float64))
+
+
 class Numbers(Dataset[tuple[torch.Tensor, int]]):
     """Samples, each with its number."""
 
@@ -66,14 +79,26 @@ def samples() -> Numbers:
     return Numbers()
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, foreach=False)
+class Counting(torch.optim.SGD):
+    """Counters go by whole gradients, whatever part of the learning rate those have."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[-1]["lr"] = 1.0
+        return super().step(closure)
+
+
+def optimizer_of(model: Linear) -> torch.optim.Optimizer:
+    make = Counting if isinstance(model, Counted) else torch.optim.SGD
+    optimizer = make(model.parts, lr=RATE, momentum=MOMENTUM, foreach=False)
+    if isinstance(model, Counted):
+        optimizer.add_param_group({"params": [model.counters], "momentum": 0.0})
+    return optimizer
 
 
 @torch.no_grad()
-def snap(model: nn.Module) -> None:
+def snap(model: Linear) -> None:
     """Gradients to multiples of 1/|B|, which exact means are."""
-    for parameter in model.parameters():
+    for parameter in model.parts:
         if parameter.grad is not None:
             parameter.grad.mul_(BATCH).round_().div_(BATCH)
 
@@ -92,9 +117,9 @@ def _signs() -> torch.Tensor:
 
 
 @torch.no_grad()
-def sums(model: nn.Module) -> tuple[float, ...]:
+def sums(model: Linear) -> tuple[float, ...]:
     """A few numbers that add up over ranks as parameters do."""
-    flat = torch.cat([parameter.reshape(-1) for parameter in model.parameters()]).double()
+    flat = torch.cat([parameter.reshape(-1) for parameter in model.parts]).double()
     return tuple(float(value) for value in _signs() @ flat)
 
 

@@ -20,7 +20,7 @@ from thalweg.chaos.history import Commit, Ended, History
 from thalweg.chaos.verdicts import Violation
 
 TOLERANCE = 1e-4  # of a mean, relative to the sums that make it up
-FARTHEST = 20.0  # times the usual distance from the mean
+FARTHEST = 20.0  # times the distance from the mean to which a step usually takes a replica
 FEWEST = 5  # steps that tell what is usual
 
 
@@ -81,17 +81,18 @@ def mean_kept(history: History) -> list[Violation]:
 
 
 def close(history: History) -> list[Violation]:
-    """No replica is ever many times as far from the mean as it usually is."""
-    distances: dict[tuple[int, int], float] = {}
-    for place, commits in _together(history.commits).items():
-        if _complete(commits) and len(commits) > 1:
-            distances[place] = max(
-                max(abs(value - sum(column) / len(column)) for value in column)
-                for column in _columns(commits, "after")
-            )
-    if len(distances) < FEWEST:
+    """No replica is ever many times as far from the mean as its own steps usually take it. What is
+    usual after averaging would tell nothing: some plans make some numbers of replicas equal."""
+    complete = {
+        place: commits
+        for place, commits in _together(history.commits).items()
+        if _complete(commits) and len(commits) > 1
+    }
+    if len(complete) < FEWEST:
         return []
-    bound = FARTHEST * max(median(distances.values()), 1e-9)
+    distances = {place: _farthest(commits, "after") for place, commits in complete.items()}
+    own = median(_farthest(commits, "before") for commits in complete.values())
+    bound = FARTHEST * max(own, 1e-9)
     return [
         _violation(
             "drift",
@@ -113,6 +114,12 @@ def _together(commits: Iterable[Commit]) -> dict[tuple[int, int], list[Commit]]:
 def _complete(commits: list[Commit]) -> bool:
     """All members told of it."""
     return len(commits) == len(commits[0].members)
+
+
+def _farthest(commits: list[Commit], name: str) -> float:
+    """The distance of a replica from the mean of all, in these sums."""
+    columns = _columns(commits, name)
+    return max(abs(value - sum(column) / len(column)) for column in columns for value in column)
 
 
 def _columns(commits: list[Commit], name: str) -> list[tuple[float, ...]]:

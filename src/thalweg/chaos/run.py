@@ -12,7 +12,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 from thalweg.catalog import parse_plan
-from thalweg.chaos.conductor import Conductor
+from thalweg.chaos.conductor import BEHIND, Conductor
 from thalweg.chaos.disk import Disk
 from thalweg.chaos.fault import OF_LINKS, Kind
 from thalweg.chaos.history import History, Lost
@@ -102,6 +102,7 @@ def undergo(
                 history,
                 task.stop,
                 limit=LIMIT,
+                behind=BEHIND + (parse_plan(ordeal.sync).cadence.staleness or 0),
                 progress=progress,
             )
             try:

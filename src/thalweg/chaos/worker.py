@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -12,6 +13,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 import thalweg
+from thalweg.catalog import parse_plan
 from thalweg.chaos.history import (
     Commit,
     Ended,
@@ -19,12 +21,14 @@ from thalweg.chaos.history import (
     Named,
     Refused,
     Saved,
+    Sent,
     Starved,
     as_dict,
 )
 from thalweg.chaos.job import (
     BATCH,
     SAVE_EVERY,
+    Counted,
     Linear,
     checksum,
     digest,
@@ -33,6 +37,7 @@ from thalweg.chaos.job import (
     snap,
     sums,
 )
+from thalweg.coding import is_compensated
 from thalweg.errors import CheckpointError
 from thalweg.runtime.forked import RESTARTS_VARIABLE
 from thalweg.runtime.supervisor import Report
@@ -61,7 +66,10 @@ def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
     life = int(os.environ.get(RESTARTS_VARIABLE, "0"))
     stacks = (task.folder / f"stacks-{rank}-{life}.txt").open("w")
     Thread(target=_watch_the_clock, args=(rank, report), daemon=True).start()
-    model = Linear()
+    plan = parse_plan(task.sync)
+    at_own_pace = plan.cadence.staleness is not None
+    counts = at_own_pace or is_compensated(plan)
+    model = Counted(int(os.environ["WORLD_SIZE"])) if counts else Linear()
     optimizer = optimizer_of(model)
     own: list[tuple[float, ...]] = []  # sums after this rank's own step, before it is averaged
     optimizer.register_step_post_hook(lambda *_: own.append(sums(model)))
@@ -83,7 +91,11 @@ def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
             began_in = run.formation
             sleep(task.compute)
             optimizer.zero_grad()
-            run.mean(model(inputs)).backward()  # type: ignore[no-untyped-call]
+            loss = run.mean(model(inputs))
+            if isinstance(model, Counted):
+                tell.sent()
+                loss = loss + model.counters[rank]
+            loss.backward()  # type: ignore[no-untyped-call]
             snap(model)
             counted = run.counts
             own.clear()
@@ -98,7 +110,8 @@ def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
                 stops = True
                 run.stop()
     tell.incidents()
-    tell(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
+    with run.consensus() if at_own_pace else nullcontext():
+        tell(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
     faulthandler.dump_traceback_later(task.stuck, file=stacks)
     run.close()
     faulthandler.cancel_dump_traceback_later()
@@ -127,6 +140,10 @@ class _Teller:
     def __call__(self, event: Event) -> None:
         self._report(as_dict(event))
 
+    def sent(self) -> None:
+        if not self._run.catching_up:
+            self(Sent(time=time(), rank=self._run.rank, step=self._run.step))
+
     def commit(
         self, model: Linear, began_in: int, numbers: list[int], own: tuple[float, ...]
     ) -> None:
@@ -143,8 +160,12 @@ class _Teller:
                 digest=digest(model),
                 samples=len(numbers),
                 checksum=checksum(numbers),
+                process=os.getpid(),
                 before=own,
                 after=sums(model),
+                counted=tuple(-c for c in model.counters.tolist())
+                if isinstance(model, Counted)
+                else (),
             )
         )
 

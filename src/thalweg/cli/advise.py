@@ -10,75 +10,46 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.place import (
-    ClusterOption,
-    LabOption,
-    LatencyOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-)
-from thalweg.cli.progress import progress_bar
-from thalweg.cli.situation import (
-    BandwidthOption,
-    BatchOption,
-    DelayOption,
-    FasterOption,
-    GpuOption,
-    LateOption,
-    MachineOption,
-    MeasuredOption,
-    MembersOption,
-    ModelOption,
-    NetworkOption,
-    asked,
-    place_at,
-    situation_of,
-    what_if_of,
-)
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_file, write_json
+from thalweg.cli.situation import Asked, Supposed, situation_of
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import about
 from thalweg.predict import Advice, Advised, advise
+from thalweg.predict.extra_steps import optimizer_named
 
 PROMISES = [promise.value for promise in Promise]
 
 
+@with_bundles
 def command(
-    model: ModelOption,
-    cluster: ClusterOption = None,
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    latency: LatencyOption = None,
-    rank_order: OrderOption = None,
-    network: NetworkOption = None,
-    gpu: GpuOption = None,
-    batch: BatchOption = None,
-    machine: MachineOption = None,
+    *,
+    asked: Asked,
     allow: Annotated[
         str,
         typer.Option(
             "--allow", metavar="|".join(PROMISES), help="The weakest promise that is acceptable."
         ),
     ] = Promise.EXACT.value,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--optimizer",
+            metavar="NAME",
+            help="What trains the model, like sgd or adamw; by default what is usual for it.",
+        ),
+    ] = None,
     extra_steps: Annotated[
         list[str] | None,
         typer.Option(
             "--extra-steps",
             metavar="CLASS=PERCENT",
-            help="How many more steps such plans need, like lossy=10%; may be given several times.",
+            help="How many more steps such plans need, like lossy=10%, if not what we measured; "
+            "may be given several times.",
         ),
     ] = None,
-    measured_only: MeasuredOption = False,
-    bandwidth: BandwidthOption = None,
-    members: MembersOption = None,
-    faster: FasterOption = 1.0,
-    late: LateOption = None,
-    delay: DelayOption = None,
+    supposed: Supposed,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=1, help="Rows that are printed; JSON has all.")
     ] = 12,
@@ -97,39 +68,22 @@ def command(
     `thalweg simulate` shows one plan in depth.
     """
     acceptable, extra = _promise(allow), dict(map(_extra, extra_steps or ()))
-    what_if = what_if_of(bandwidth, members, faster, late, delay)
-    place = place_at(
-        network,
-        workers=workers,
-        cluster=cluster,
-        lab=lab,
-        nic=nic,
-        uplink=uplink,
-        rank_order=rank_order,
-        latency=latency,
-    )
-    situation = situation_of(
-        place=place,
-        cluster_file=cluster,
-        model=model,
-        gpu=gpu,
-        batch=batch,
-        machine=machine,
-        what_if=what_if,
-        measured_only=measured_only,
-    )
+    named = None if optimizer is None else optimizer_named(optimizer)
+    situation = situation_of(asked, supposed)
     with progress_bar("Predicting") as bar:
         advice = advise(
             situation.cluster,
             situation.workload,
             situation.machine,
             allow=acceptable,
+            optimizer=named,
             extra_steps=extra,
             sweep=html is not None,
             progress=bar.show,
         )
     terminal = console(json_path)
-    terminal.print(advice.verdict, markup=False)
+    for line in filter(None, (advice.verdict, advice.hint())):
+        terminal.print(line, markup=False)
     terminal.print(_table(situation.heading, advice.ranking[:top]))
     _say_what_is_left(terminal, advice, top, why_not)
     if html is not None:
@@ -138,12 +92,12 @@ def command(
         write_file(html, advice_page(advice))
         terminal.print(f"Page: {html}", markup=False)
     settings = {
-        "model": situation.workload.name,
-        "bytes": situation.workload.nbytes,
+        **situation.settings,
         "workers": situation.cluster.workers,
         "allow": acceptable.value,
-        "what_if": asked(what_if),
+        "optimizer": advice.optimizer,
         "verdict": advice.verdict,
+        "next_class": None if advice.next_class is None else row_of(advice.next_class),
         "assumed": list(advice.assumed),
         "left_out": dict(advice.left_out),
     }
@@ -163,6 +117,7 @@ def row_of(advised: Advised) -> dict[str, Any]:
         "why": advised.why,
         "promise": advised.promise.value,
         "steps": advised.steps,
+        "reliable": advised.reliable,
         "form": estimate.form,
         "compute": parts.compute,
         "encode": parts.encode,
@@ -173,9 +128,8 @@ def row_of(advised: Advised) -> dict[str, Any]:
 
 
 def _table(title: str, ranking: tuple[Advised, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for heading in ("sync", "a step", "four of five", "vs_ddp", "promise", "why"):
-        table.add_column(heading, justify="right" if heading in ("a step", "vs_ddp") else "left")
+    headings = ("sync", ">a step", "four of five", ">vs_ddp", "promise", "why")
+    table = table_of(*headings, title=title)
     for one in ranking:
         estimate = one.estimate
         table.add_row(

@@ -8,17 +8,10 @@ import typer
 from rich.table import Table
 
 from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
-from thalweg.cli.model import workload_of
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.place import (
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    site_at,
-)
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
+from thalweg.cli.place import Place
+from thalweg.cli.situation import workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about
 
@@ -38,15 +31,12 @@ app.command("forecast")(bench_forecast.command)
 
 
 @app.command("collectives")
+@with_bundles
 def collectives(
     sync: Annotated[
         list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
     ],
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="How much is synchronised.")
     ] = None,
@@ -69,8 +59,7 @@ def collectives(
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
-    place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-    with place as site, progress_bar("Synchronising") as bar:
+    with place.site() as site, progress_bar("Synchronising") as bar:
         rows = bench_collectives(site, workload, sync, repeats, bar.show, both_ways=curve)
     terminal = console(json_path)
     terminal.print(_table(site, workload, rows))
@@ -79,10 +68,7 @@ def collectives(
         "bytes": workload.nbytes,
         "repeats": repeats,
         "sync": sync,
-        "lab": lab,
-        "nic": nic,
-        "uplink": uplink,
-        "rank_order": rank_order or "rack",
+        **place.settings,
         "notes": site.notes,
     }
     write_json(json_path, "bench collectives", settings, rows)
@@ -90,7 +76,10 @@ def collectives(
 
 def _workload(nbytes: str | None, model: str | None) -> Workload:
     if (nbytes is None) == (model is None):
-        raise UsageError("--bytes and --model both say how much", "give one of them")
+        said = (
+            "neither --bytes nor --model says" if model is None else "both --bytes and --model say"
+        )
+        raise UsageError(f"{said} how much is sent", "give one of them")
     if nbytes is not None:
         return Workload.of_size(Size.parse(nbytes))
     return workload_of(model or "")
@@ -98,11 +87,8 @@ def _workload(nbytes: str | None, model: str | None) -> Workload:
 
 def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
     title = f"{about(workload.nbytes, 'B')} over {site.text}"
-    table = Table(title=title, title_justify="left", box=None)
-    table.add_column("plan")
-    table.add_column("transport")
-    for heading in ("median", "fastest", "slowest", "predicted", "of bound", "vs gloo"):
-        table.add_column(heading, justify="right")
+    figures = (">median", ">fastest", ">slowest", ">predicted", ">of bound", ">vs gloo")
+    table = table_of("plan", "transport", *figures, title=title)
     for row in rows:
         table.add_row(
             row["sync"],

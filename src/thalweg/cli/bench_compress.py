@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli.model import workload_of
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
+from thalweg.cli.situation import BATCH, GPU, workload_of
 from thalweg.errors import UsageError
-from thalweg.facts import Duration, Workload, about
+from thalweg.facts import MODELS, Duration, Workload, about
+from thalweg.predict.assumptions import costs_of
 
 if TYPE_CHECKING:
     from thalweg.bench.compress import Found
 
-BACKWARD = Duration.parse("168ms")  # ResNet-50, 64 images a GPU (HKBU-HPML/ddl-benchmarks)
 DENSE = "ddp, uncompressed"
 
 
@@ -43,7 +42,8 @@ def command(
         typer.Option(
             "--backward",
             metavar="DURATION",
-            help=f"Of a step; the workload file's, or {BACKWARD}, if not given.",
+            help=f"Of a step; if not given, the workload file's, a known model's on {GPU.upper()} "
+            f"with {BATCH} samples, or what a job's takes here.",
         ),
     ] = None,
     svg: Annotated[
@@ -54,12 +54,12 @@ def command(
     """Time what compressing a model's gradients takes under each method and under those in use
     elsewhere, here and on one thread, and say on which links that pays. No network is used.
     """
-    from thalweg.bench.compress_costs import SPEEDS
+    from thalweg.bench.compress_costs import SPEEDS, at_all_speeds, dense_wire
     from thalweg.bench.compress_methods import all_methods, method_of
     from thalweg.report.compress import FIGURES, table_of
 
     workload = workload_of(model)
-    lasts = _backward(backward, workload)
+    lasts = _backward(backward, model.strip(), workload, workers)
     methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
 
     from thalweg.bench.compress import bench_compress  # torch takes a second: not before mistakes
@@ -79,7 +79,8 @@ def command(
     )
     terminal = console(json_path)
     terminal.print(table_of(title, found.rows))
-    uncompressed = f"uncompressed, each worker sends {about(found.dense.wire, 'B')}"
+    wire = dense_wire(found.dense)
+    uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
     terminal.print("\n".join([*FIGURES, uncompressed, *found.notes]), markup=False)
     settings = {
         "model": workload.name,
@@ -90,8 +91,8 @@ def command(
         "backward": lasts.seconds,
         "gbps": [speed / 1e9 for speed in SPEEDS],
         "uncompressed": {
-            "wire_bytes": round(found.dense.wire),
-            "step_seconds": [found.dense.step(speed) for speed in SPEEDS],
+            "wire_bytes": round(wire),
+            "step_seconds": at_all_speeds(found.dense),
         },
         "notes": found.notes,
     }
@@ -101,21 +102,25 @@ def command(
         terminal.print(f"Picture: {svg}", markup=False)
 
 
-def _backward(given: str | None, workload: Workload) -> Duration:
-    if given is None:
-        return workload.costs.backward if workload.costs.backward.seconds else BACKWARD
-    lasts = Duration.parse(given)
+def _backward(given: str | None, model: str, workload: Workload, workers: int) -> Duration:
+    if given is None and model in MODELS:
+        return costs_of(model, GPU, BATCH).backward
+    if given is None and not model.endswith(".toml"):
+        from thalweg.bench.compress import backward_seconds  # torch takes a second
+        from thalweg.workloads import find_job
+
+        return Duration(backward_seconds(find_job(model), workers))
+    lasts = workload.costs.backward if given is None else Duration.parse(given)
     if not lasts.seconds:
         raise UsageError("a backward of no time hides nothing", "give --backward like 168ms")
     return lasts
 
 
 def _picture(title: str, found: Found) -> str:
-    from thalweg.bench.compress_costs import SPEEDS
-    from thalweg.report.compress_svg import Curve, draw_steps
+    from thalweg.bench.compress_costs import SPEEDS, at_all_speeds
+    from thalweg.report.compress import Curve, draw_steps
 
-    dense = [found.dense.step(speed) for speed in SPEEDS]
-    curves = [Curve(name=DENSE, kind="dense", seconds=dense)]
+    curves = [Curve(name=DENSE, kind="dense", seconds=at_all_speeds(found.dense))]
     curves += [
         Curve(
             name=row["method"],

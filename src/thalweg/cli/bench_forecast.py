@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from thalweg.cli.bench_train import in_a_lab
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
 from thalweg.facts import about
 
 if TYPE_CHECKING:
@@ -81,11 +80,7 @@ def _row(one: Checked) -> dict[str, Any]:
 
 
 def _table(predictions: Sequence[Checked]) -> Table:
-    table = Table(box=None)
-    for heading in ("scenario", "plan"):
-        table.add_column(heading)
-    for heading in ("predicted", "interval", "measured", "error"):
-        table.add_column(heading, justify="right")
+    table = table_of("scenario", "plan", ">predicted", ">interval", ">measured", ">error")
     for one in predictions:
         table.add_row(
             one.scenario,
@@ -99,13 +94,8 @@ def _table(predictions: Sequence[Checked]) -> Table:
 
 
 def _chosen(choices: Sequence[Choice]) -> Table:
-    table = Table(box=None)
-    for heading in ("scenario", "asked for", "chosen"):
-        table.add_column(heading)
-    table.add_column("a step", justify="right")
-    table.add_column("best of the others")
-    for heading in ("a step", "behind"):
-        table.add_column(heading, justify="right")
+    plans = ("scenario", "asked for", "chosen")
+    table = table_of(*plans, ">a step", "best of the others", ">a step", ">behind")
     for one in choices:
         table.add_row(
             one.scenario,

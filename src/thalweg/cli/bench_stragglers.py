@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size

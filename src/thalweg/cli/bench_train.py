@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.choices import told_choice
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.progress import Bar, progress_bar
+from thalweg.cli.output import (
+    Bar,
+    JsonOption,
+    console,
+    progress_bar,
+    table_of,
+    told_choice,
+    write_file,
+    write_json,
+)
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
@@ -145,22 +152,11 @@ def _title(scenario: Scenario) -> str:
 
 
 def _table(scenario: Scenario, rows: Rows) -> Table:
-    table = Table(box=None)
-    table.add_column("plan")
     to_target = [f"to {scenario.target}"] if scenario.target else []
     parts = PARTS if any(row.get("codec_seconds") for row in rows) else ()
-    headings = (
-        "a step",
-        "predicted",
-        "middle half",
-        *parts,
-        *to_target,
-        "all",
-        scenario.job.metric,
-        "drift",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    figures = ("a step", "predicted", "middle half", *parts, *to_target)
+    headings = (*figures, "all", scenario.job.metric, "drift")
+    table = table_of("plan", *(f">{heading}" for heading in headings))
     for row in rows:
         table.add_row(row["sync"], *_cells(row, parts, has_target=scenario.target is not None))
     return table

@@ -8,18 +8,9 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.place import (
-    ClusterOption,
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    site_at,
-)
-from thalweg.cli.progress import progress_bar
-from thalweg.errors import UsageError
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
+from thalweg.cli.place import ClusterOption, Place
 from thalweg.facts import (
     format_cluster,
     format_machine,
@@ -29,6 +20,7 @@ from thalweg.facts import (
 )
 
 
+@with_bundles
 def command(
     workload: Annotated[
         str,
@@ -37,11 +29,7 @@ def command(
             help="The job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
         ),
     ],
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     cluster: ClusterOption = None,
     compressor: Annotated[
         list[str] | None,
@@ -69,8 +57,7 @@ def command(
     declared = None if cluster is None else read_cluster(cluster)
     notes: list[str] = []
     if launched():
-        if (workers, lab) != (None, None):
-            raise UsageError("the launcher has started the workers", "don't say where they are")
+        place.leave_to_the_launcher()
         with progress_bar("Calibrating") as bar:
             found = calibrate_job(
                 job, declared, codecs, lambda what, done, total: bar.show(done, total or done, what)
@@ -78,8 +65,7 @@ def command(
         if find_seat(os.environ).rank:
             return  # rank 0 tells
     else:
-        place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-        with place as site, progress_bar("Calibrating") as bar:
+        with place.site() as site, progress_bar("Calibrating") as bar:
             found = calibrate_at(
                 site,
                 job,
@@ -106,10 +92,7 @@ def command(
     settings = {
         "workload": workload,
         "workers": found.cluster.workers,
-        "lab": lab,
-        "nic": nic,
-        "uplink": uplink,
-        "rank_order": rank_order or "rack",
+        **place.settings,
         "declared": None if cluster is None else str(cluster),
         "files": [str(path) for path in files],
         "spread": found.spread,

@@ -15,16 +15,9 @@ import typer
 from rich.table import Table
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.place import (
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    lab_cluster,
-)
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
+from thalweg.cli.place import Place
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about
 
@@ -36,16 +29,14 @@ if TYPE_CHECKING:
 SHOWN = 10  # violations
 
 
+@with_bundles
 def command(
+    *,
     sync: Annotated[
         list[str] | None,
         typer.Option(metavar="PLAN", help="How workers are synchronised; may be repeated."),
     ] = None,
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     faults: Annotated[int, typer.Option(min=0, help="How many things go wrong in a run.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the faults, and of the samples.")] = 1,
     lasting: Annotated[
@@ -81,13 +72,13 @@ def command(
     Faults are drawn from the seed. The job's steps can be foretold to the last bit, so a step or a
     sample that is lost or counted twice shows. Exit code 1 if something doesn't hold.
     """
-    chosen = _kinds(kinds, in_lab=lab is not None)
+    chosen = _kinds(kinds, in_lab=place.lab is not None)
     seconds = None if lasting is None else Duration.parse(lasting).seconds
     within = Duration.parse(bound).seconds
     held = None if hold is None else Duration.parse(hold).seconds
     for plan in sync or ():
         parse_plan(plan)
-    _refuse_unclear_place(workers, lab, (nic, uplink, rank_order))
+    place.refuse_if_unclear()
 
     from thalweg.chaos.run import Ordeal  # torch takes a second: not at import
     from thalweg.chaos.summary import fault_rows, run_rows
@@ -99,7 +90,7 @@ def command(
     )
     outcomes: list[Outcome] = []
     until = None if seconds is None else monotonic() + seconds
-    with _place(workers, lab, nic, uplink, rank_order) as (cluster, there):
+    with _there(place) as (cluster, there):
         for ordeal in ordeals:
             outcomes.append(_undergo(ordeal, cluster, there, out))
             if until is not None and monotonic() >= until:
@@ -110,10 +101,10 @@ def command(
     terminal.print(_table(rows))
     for outcome in outcomes:
         terminal.print(_told(outcome), markup=False)
-    where = shlex.join(_where(workers, lab, nic, uplink, rank_order))
+    where = shlex.join(place.words)
     settings = {
         "workers": cluster.workers,
-        "lab": lab,
+        "lab": place.lab,
         "kinds": list(chosen),
         "bound_seconds": within,
         "hold_seconds": held,
@@ -153,31 +144,15 @@ def _undergo(ordeal: Ordeal, cluster: Cluster, lab: Lab | None, out: Path) -> Ou
     return outcome
 
 
-def _refuse_unclear_place(
-    workers: int | None, lab: str | None, described: tuple[str | None, ...]
-) -> None:
-    if (workers is None) == (lab is None):
-        said = "nothing" if lab is None else "--workers and --lab at once"
-        raise UsageError(f"{said} says where the workers are", "give --workers N or --lab RxH")
-    if lab is None and any(described):
-        raise UsageError("rates and --rank-order describe a lab", "give --lab RxH")
-
-
 @contextmanager
-def _place(
-    workers: int | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-) -> Iterator[tuple[Cluster, Lab | None]]:
+def _there(place: Place) -> Iterator[tuple[Cluster, Lab | None]]:
     """Local workers, or a lab that is there until the context ends."""
-    if lab is None:
-        yield Cluster.flat(workers or 0), None
+    if place.lab is None:
+        yield Cluster.flat(place.workers or 0), None
         return
     from thalweg.lab import Lab as TheLab
 
-    there = TheLab.of(lab_cluster(lab, nic, uplink, rank_order), without_netem="go on")
+    there = TheLab.of(place.lab_cluster(), without_netem="go on")
     try:
         with progress_bar("Building the lab") as bar:
             there.up(progress=bar.show)
@@ -222,11 +197,8 @@ def _can_garble() -> bool:
 def _table(rows: list[dict[str, Any]]) -> Table:
     from thalweg.chaos.summary import kind_rows
 
-    table = Table(box=None)
-    for heading in ("sync", "fault"):
-        table.add_column(heading)
-    for heading in ("", "detected in", "went on in", "back in", "violations"):
-        table.add_column(heading, justify="right")
+    headings = (">", ">detected in", ">went on in", ">back in", ">violations")
+    table = table_of("sync", "fault", *headings)
     for row in kind_rows(rows):
         figures = [_span(row[key]) for key in ("detected", "went_on", "back")]
         faults = str(row["faults"])
@@ -249,23 +221,6 @@ def _told(outcome: Outcome) -> str:
     if len(outcome.violations) > SHOWN:
         lines.append(f"  and {len(outcome.violations) - SHOWN} more")
     return "\n".join(lines)
-
-
-def _where(
-    workers: int | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-) -> list[str]:
-    given = {
-        "--workers": workers,
-        "--lab": lab,
-        "--nic": nic,
-        "--uplink": uplink,
-        "--rank-order": rank_order,
-    }
-    return [word for name, value in given.items() if value for word in (name, str(value))]
 
 
 def _again(ordeal: Ordeal) -> str:

@@ -20,17 +20,18 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.choices import told_choice
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.place import (
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    site_at,
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import (
+    Bar,
+    JsonOption,
+    console,
+    progress_bar,
+    table_of,
+    told_choice,
+    write_file,
+    write_json,
 )
-from thalweg.cli.progress import Bar, progress_bar
+from thalweg.cli.place import Place
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Cluster, about
@@ -54,16 +55,14 @@ thalweg advise, thalweg bench train scenarios/oversubscribed-uplink.toml,
 thalweg lab up 2x4 --nic 200mbit --uplink 50mbit, thalweg explain hierarchical --lab 2x4"""
 
 
+@with_bundles
 def command(
+    *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where page and picture go.")] = Path(
         "thalweg-demo"
     ),
     steps: Annotated[int, typer.Option(min=1, help="How many steps to train.")] = 60,
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     json_path: JsonOption = None,
 ) -> None:
     """Predict what a step of a small job takes here, then train it under DDP and under auto.
@@ -76,7 +75,7 @@ def command(
 
     job = find_job(JOB)
     terminal = console(json_path)
-    with _site(workers, lab, nic, uplink, rank_order) as site:
+    with _site(place) as site:
         title = f"{job.name} on {site.text}"
         advice = _advised(site, job, terminal)
         if advice is not None:
@@ -111,28 +110,21 @@ def command(
 
 
 @contextmanager
-def _site(
-    workers: int | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-) -> Iterator[Site]:
+def _site(place: Place) -> Iterator[Site]:
     """As asked for; else the lab, or else this machine and why."""
     from thalweg.bench.site import Site
 
-    chosen = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-    if workers is None and lab is None:
-        chosen = site_at(workers=None, lab=LAB, nic=NIC, uplink=UPLINK, rank_order=ORDER)
+    unplaced = place.workers is None and place.lab is None
+    chosen = Place(lab=LAB, nic=NIC, uplink=UPLINK, rank_order=ORDER) if unplaced else place
     with ExitStack() as stack:
         try:
-            site = stack.enter_context(chosen)
+            site = stack.enter_context(chosen.site())
         except LabError as error:
-            if lab is not None:
+            if place.lab is not None:
                 raise
             site = Site(workers=WORKERS, notes=[f"no lab, where links have limits: {error}"])
         else:
-            if lab is None and workers is None:
+            if unplaced:
                 site = replace(site, notes=[f"NICs of {NIC}, uplinks of {UPLINK}", *site.notes])
         yield site
 
@@ -249,9 +241,7 @@ def _write_page(path: Path, advice: Advice, rows: Rows) -> Path:
 
 
 def _ranking(title: str, ranking: Sequence[Advised]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for heading in ("plan", "a step", "four of five", "vs ddp"):
-        table.add_column(heading, justify="right" if heading in ("a step", "vs ddp") else "left")
+    table = table_of("plan", ">a step", "four of five", ">vs ddp", title=title)
     for one in ranking:
         table.add_row(
             str(one.plan),
@@ -263,11 +253,8 @@ def _ranking(title: str, ranking: Sequence[Advised]) -> Table:
 
 
 def _table(title: str, metric: str, rows: Rows) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for heading in ("plan", "promise"):
-        table.add_column(heading)
-    for heading in ("predicted", "measured", "final loss", metric, "replicas"):
-        table.add_column(heading, justify="right")
+    figures = (">predicted", ">measured", ">final loss", f">{metric}", ">replicas")
+    table = table_of("plan", "promise", *figures, title=title)
     for row in rows:
         table.add_row(
             _name(row),

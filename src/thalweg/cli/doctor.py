@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.place import (
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    site_at,
-)
-from thalweg.cli.progress import progress_bar
-from thalweg.errors import UsageError
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.cli.place import Place
+from thalweg.errors import UsageError, WorkerFailed
 from thalweg.facts import Duration
 
 if TYPE_CHECKING:
+    from thalweg.bench.site import Site
     from thalweg.doctor.examine import Diagnosis
 
 FAILED = 1
+LIMIT = 600.0  # seconds for all of it
 
 
+@with_bundles
 def command(
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     paste: Annotated[
         bool, typer.Option("--paste", help="A block to paste into an issue; no secrets in it.")
     ] = False,
@@ -51,7 +44,7 @@ def command(
     from thalweg.report.doctor import outcome_text, paste_text, table
 
     seconds = Duration.parse(timeout).seconds
-    found, where, notes = _diagnosis(launched(), workers, lab, nic, uplink, rank_order, seconds)
+    found, where, notes = _diagnosis(launched(), place, seconds)
     if not found.tells:
         return 0  # rank 0 does, and its exit code counts
     terminal = console(json_path)
@@ -63,10 +56,7 @@ def command(
         terminal.print(outcome_text(found.findings))
     settings = {
         "workers": found.workers,
-        "lab": lab,
-        "nic": nic,
-        "uplink": uplink,
-        "rank_order": rank_order or "rack",
+        **place.settings,
         "environment": dict(found.environment),
         "notes": notes,
     }
@@ -74,20 +64,11 @@ def command(
     return FAILED if failed(found.findings) else 0
 
 
-def _diagnosis(
-    is_launched: bool,
-    workers: int | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-    seconds: float,
-) -> tuple[Diagnosis, str, list[str]]:
+def _diagnosis(is_launched: bool, place: Place, seconds: float) -> tuple[Diagnosis, str, list[str]]:
     """What was found, where, and what is to be known about that place."""
-    from thalweg.bench.checkups import examine_at
     from thalweg.doctor.examine import examine
 
-    placed = (workers, lab, nic, uplink, rank_order) != (None,) * 5
+    placed = place != Place()
     if is_launched:
         if placed:
             raise UsageError("the launcher has started the workers", "don't say where they are")
@@ -96,6 +77,19 @@ def _diagnosis(
         return found, f"{found.workers} workers, started by {found.launcher}", []
     if not placed:
         return examine(seconds), "this host, alone", []
-    place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-    with place as site, progress_bar("Looking") as bar:
-        return examine_at(site, seconds, bar.show), site.text, site.notes
+    with place.site() as site, progress_bar("Looking") as bar:
+        return _examined(site, seconds, bar.show), site.text, site.notes
+
+
+def _examined(site: Site, seconds: float, progress: Callable[..., None]) -> Diagnosis:
+    """By workers of this command; one that is killed is found missing."""
+    from thalweg.bench.site import by_all
+    from thalweg.doctor.examine import Diagnosis, examine
+
+    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
+        return examine(seconds, tell).packed()
+
+    for result in by_all(site, work, progress, limit=LIMIT, survives=True):
+        if result and result["tells"]:  # rank 0's, or of those who couldn't reach it
+            return Diagnosis.unpacked(result)
+    raise WorkerFailed("no worker tells what it found", "look at their output above")

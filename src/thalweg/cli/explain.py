@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from thalweg.catalog import default_catalog
+from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
-from thalweg.cli.place import (
-    ClusterOption,
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    cluster_at,
-)
+from thalweg.cli.place import ClusterOption, Place, cluster_at
 from thalweg.errors import UsageError
-from thalweg.facts import Size, Workload, read_workload
+from thalweg.facts import Size, Workload, counted, read_workload
 from thalweg.report import (
     MOST_WORKERS_DRAWN,
     draw,
@@ -30,19 +24,17 @@ from thalweg.report import (
     rows,
     settings,
 )
+from thalweg.rounds import without_groups
 from thalweg.schedules import Group
 
 DATA = "25MB"
 
 
+@with_bundles
 def command(
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
-    workers: WorkersOption = None,
+    place: Place,
     cluster: ClusterOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
     nbytes: Annotated[
         str | None,
         typer.Option("--bytes", metavar="SIZE", help=f"Size of the model; {DATA} if absent."),
@@ -79,24 +71,17 @@ def command(
     """
     catalog = default_catalog()
     settled = catalog.plan(plan)
-    group = Group.everybody(
-        cluster_at(
-            workers=workers,
-            cluster=cluster,
-            lab=lab,
-            nic=nic,
-            uplink=uplink,
-            rank_order=rank_order,
-        )
-    )
+    group = Group.everybody(cluster_at(cluster=cluster, **asdict(place)))
     if svg is not None:
         _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)
     at = first_step(settled) if step is None else step
     terminal = console(json_path)
-    terminal.print(heading(settled, catalog.guarantee(settled), group, workload, at))
-    with working(f"Checking {plan} for {group.size} workers"):
+    with working(f"Checking {plan} for {counted(group.size, 'worker')}"):
         explanation = explain(settled, group, workload, at, catalog, batch)
+    terminal.print(heading(settled, catalog.guarantee(settled), group, workload, at))
+    if remark := without_groups(settled, group, catalog):
+        terminal.print(remark, markup=False)
     for piece in render(explanation, most_beats, terminal.width):
         terminal.print(piece)
     if svg is not None and (explanation.scenes or explanation.mailbox or explanation.groups):

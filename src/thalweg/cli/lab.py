@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.place import (
-    LatencyOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    lab_cluster,
-)
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.cli.place import LatencyOption, NicOption, OrderOption, UplinkOption, lab_cluster
 from thalweg.cli.run_script import RestartsOption, with_interpreter
 from thalweg.errors import LabError, UsageError
-from thalweg.facts import Rate
+from thalweg.facts import Rate, counted
 from thalweg.report.lab import hosts_table, uplinks_table
 
 if TYPE_CHECKING:
@@ -38,33 +34,69 @@ LayoutArgument = Annotated[
     typer.Argument(metavar="RxH", help="Racks of hosts: 2x4, 5+3+4; or a cluster file."),
 ]
 NameOption = Annotated[
-    str | None, typer.Option("--name", metavar="LAB", help="Which lab; the only one if absent.")
-]
-LossOption = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
-]
-RackOption = Annotated[
-    str | None, typer.Option(metavar="RACK", help="Its uplink: a number from 0, or a name.")
-]
-HostOption = Annotated[
-    str | None, typer.Option(metavar="HOST", help="Its NIC: a rank that lives there, or a name.")
+    str | None,
+    typer.Option("--name", metavar="LAB", help="Which lab; absent: the one made from this folder."),
 ]
 WorkerOption = Annotated[
     str, typer.Option("--host", metavar="HOST", help="A rank that lives there, or a name.")
 ]
-DirectionOption = Annotated[
-    str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
-]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The options that say what the links of a new lab are like."""
+
+    nic: NicOption = None
+    uplink: UplinkOption = None
+    latency: LatencyOption = None
+    loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
+    ] = 0.0
+    rank_order: OrderOption = None
+
+    def lab(self, layout: str, name: str | None) -> Lab:
+        from thalweg.lab import Lab
+
+        wanted = lab_cluster(layout, self.nic, self.uplink, self.rank_order, self.latency)
+        return Lab.of(wanted, name=name, loss=self.loss, without_netem="go on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """The options that name links of a lab."""
+
+    rack: Annotated[
+        str | None, typer.Option(metavar="RACK", help="Its uplink: a number from 0, or a name.")
+    ] = None
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Its NIC: a rank that lives there, or a name."),
+    ] = None
+    direction: Annotated[
+        str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
+    ] = "both"
+
+    def change(self, name: str | None, what: str, act: Callable[[Lab, list[Link]], None]) -> None:
+        """Act on these links of a lab, and say what each is now."""
+        from thalweg.lab.event import directions
+
+        lab = _lab(name)
+        links = lab.links.of(
+            rack=None if self.rack is None else _numbered(self.rack),
+            host=None if self.host is None else _numbered(self.host),
+            directions=directions(self.direction),
+        )
+        act(lab, links)
+        for link in links:
+            console().print(f"{lab.name}: {link}: {what}")
 
 
 @app.command()
+@with_bundles
 def up(
+    *,
     layout: LayoutArgument = LAYOUT,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    latency: LatencyOption = None,
-    loss: LossOption = 0.0,
-    rank_order: OrderOption = None,
+    shape: Shape,
     name: Annotated[str | None, typer.Option(metavar="LAB", help="What to call it.")] = None,
     json_path: JsonOption = None,
 ) -> None:
@@ -74,10 +106,7 @@ def up(
 
     Without any rate, NICs and uplinks have 200mbit.
     """
-    from thalweg.lab import Lab
-
-    wanted = lab_cluster(layout, nic, uplink, rank_order, latency)
-    lab = Lab.of(wanted, name=name, loss=loss, without_netem="go on")
+    lab = shape.lab(layout, name)
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
     _tell(lab, "lab up", json_path)
@@ -87,7 +116,9 @@ def up(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
+@with_bundles
 def run(
+    *,
     arguments: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND ...", help="A program or a .py file, and its arguments."),
@@ -97,11 +128,7 @@ def run(
         str | None,
         typer.Option("--lab", metavar="RxH", help="In a lab that is there only for this."),
     ] = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    latency: LatencyOption = None,
-    loss: LossOption = 0.0,
-    rank_order: OrderOption = None,
+    shape: Shape,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
     ] = False,
@@ -115,89 +142,65 @@ def run(
     THALWEG_CLUSTER, the file that tells attach() of the racks. Meanwhile, in another terminal,
     degrade, cut and kill.
     """
-    from thalweg.lab import Lab
     from thalweg.runtime.supervisor import run_command
 
     command = with_interpreter(arguments)
 
-    def go(lab: Lab, workers: int) -> None:
+    def go(lab: Lab) -> None:
+        workers = lab.cluster.workers
         run_command(workers, command, place=lab.place, keep_going=keep_going, restarts=restarts)
 
     if layout is None:
-        if (nic, uplink, latency, loss, rank_order) != (None, None, None, 0.0, None):
+        if shape != Shape():
             raise UsageError("a lab that is up has its links", "give --lab too, or use degrade")
-        lab = Lab.find(name)
-        go(lab, lab.cluster.workers)
+        go(_lab(name))
         return
-    wanted = lab_cluster(layout, nic, uplink, rank_order, latency)
-    with Lab.of(wanted, name=name, loss=loss, without_netem="go on") as lab:
-        go(lab, wanted.workers)
+    with shape.lab(layout, name) as lab:
+        go(lab)
 
 
 @app.command()
+@with_bundles
 def degrade(
     rate: Annotated[str, typer.Option(metavar="RATE", help="Like 50mbit.")],
-    rack: RackOption = None,
-    host: HostOption = None,
-    direction: DirectionOption = "both",
+    which: Which,
     name: NameOption = None,
 ) -> None:
     """Make an uplink or a NIC slower, or faster; `restore` puts it back."""
-    lab, links = _found(name, rack, host, direction)
-    lab.links.degrade(links, Rate.parse(rate))
-    _say(lab, links, f"now {rate}")
+    which.change(name, f"now {rate}", lambda lab, links: lab.links.degrade(links, Rate.parse(rate)))
 
 
 @app.command()
-def restore(
-    rack: RackOption = None,
-    host: HostOption = None,
-    direction: DirectionOption = "both",
-    name: NameOption = None,
-) -> None:
+@with_bundles
+def restore(which: Which, name: NameOption = None) -> None:
     """Put a link back as it was declared, whole and without others' flows; all links if none is
     named."""
-    if rack is None and host is None:
+    if which.rack is None and which.host is None:
         lab = _lab(name)
         lab.restore()
         console().print(f"{lab.name}: all links are as they were declared")
         return
-    lab, links = _found(name, rack, host, direction)
-    lab.links.restore(links)
-    _say(lab, links, "as it was declared")
+    which.change(name, "as it was declared", lambda lab, links: lab.links.restore(links))
 
 
 @app.command()
-def cut(
-    rack: RackOption = None,
-    host: HostOption = None,
-    direction: DirectionOption = "both",
-    name: NameOption = None,
-) -> None:
+@with_bundles
+def cut(which: Which, name: NameOption = None) -> None:
     """Let a link swallow what is sent into it, one way or both, without a word to anybody."""
-    lab, links = _found(name, rack, host, direction)
-    lab.links.cut(links)
-    _say(lab, links, "cut")
+    which.change(name, "cut", lambda lab, links: lab.links.cut(links))
 
 
 @app.command()
-def heal(
-    rack: RackOption = None,
-    host: HostOption = None,
-    direction: DirectionOption = "both",
-    name: NameOption = None,
-) -> None:
+@with_bundles
+def heal(which: Which, name: NameOption = None) -> None:
     """Mend a link that was cut."""
-    lab, links = _found(name, rack, host, direction)
-    lab.links.heal(links)
-    _say(lab, links, "healed")
+    which.change(name, "healed", lambda lab, links: lab.links.heal(links))
 
 
 @app.command()
+@with_bundles
 def flow(
-    rack: RackOption = None,
-    host: HostOption = None,
-    direction: DirectionOption = "both",
+    which: Which,
     flows: Annotated[int, typer.Option(min=1, help="TCP connections, each way.")] = 1,
     rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="The most that each takes.")
@@ -205,10 +208,11 @@ def flow(
     name: NameOption = None,
 ) -> None:
     """Send competing TCP flows through a link, until `restore`."""
-    lab, links = _found(name, rack, host, direction)
     most = None if rate is None else Rate.parse(rate)
-    lab.links.fill(links, flows=flows, rate=most, detached=True)
-    _say(lab, links, f"{flows} more flow{'s' if flows > 1 else ''}")
+    more = f"{flows} more flow{'s' if flows > 1 else ''}"
+    which.change(
+        name, more, lambda lab, links: lab.links.fill(links, flows=flows, rate=most, detached=True)
+    )
 
 
 @app.command()
@@ -269,27 +273,8 @@ def _lab(name: str | None) -> Lab:
     return Lab.find(name)
 
 
-def _found(
-    name: str | None, rack: str | None, host: str | None, direction: str
-) -> tuple[Lab, list[Link]]:
-    from thalweg.lab.event import directions
-
-    lab = _lab(name)
-    links = lab.links.of(
-        rack=None if rack is None else _numbered(rack),
-        host=None if host is None else _numbered(host),
-        directions=directions(direction),
-    )
-    return lab, links
-
-
 def _numbered(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
-
-
-def _say(lab: Lab, links: list[Link], what: str) -> None:
-    for link in links:
-        console().print(f"{lab.name}: {link}: {what}")
 
 
 def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
@@ -303,7 +288,7 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-    console().print(f"{lab.name}: {len(pids)} processes on {target} {done}")
+    console().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
 
 def _tell(lab: Lab, command: str, json_path: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What every command prints the same way: JSON for scripts, files, and one-line errors."""
+"""What every command prints the same way: tables, JSON for scripts, files, and progress."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 import thalweg
 from thalweg.errors import UsageError
 
 PIPE_WIDTH = 120
+REDRAWN = 0.1  # seconds, at most so often
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="PATH", help="Write the rows as JSON; - for standard output."),
@@ -33,6 +37,15 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """The reader has seen enough; `run` ends quietly."""
         raise BrokenPipeError
+
+
+def table_of(*headings: str, title: str | None = None) -> Table:
+    """A table without rows yet. The columns whose headings begin with > stand to the right."""
+    table = Table(title=title, title_justify="left", box=None)
+    for text in headings:
+        right = text.startswith(">")
+        table.add_column(text.removeprefix(">"), justify="right" if right else "left")
+    return table
 
 
 @contextmanager
@@ -74,3 +87,51 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as reason:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None
+
+
+def told_choice(chosen: Mapping[str, Any]) -> str:
+    """What `auto` has chosen, in a line."""
+    from thalweg.training.steering import Chosen  # torch takes a second: not at import
+
+    made = Chosen(**chosen)
+    return f"from step {made.step}: {made} ({made.reason})"
+
+
+class Bar:
+    """A progress bar on a terminal, nothing in a pipe. It is drawn when there is news, without a
+    thread: workers may be forked at any time."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._console = Console(stderr=True)
+        self._progress: Progress | None = None
+        self._drawn = 0.0
+
+    def show(self, done: int, total: int, note: str = "") -> None:
+        if not self._console.is_terminal:
+            return
+        if self._progress is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            end = (TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+            self._progress = Progress(
+                *columns, *end, console=self._console, transient=True, auto_refresh=False
+            )
+            self._task = self._progress.add_task(self._what, total=total, note=note)
+            self._progress.start()
+        self._progress.update(self._task, completed=done, total=total, note=note)
+        if monotonic() - self._drawn >= REDRAWN or done == total:
+            self._progress.refresh()
+            self._drawn = monotonic()
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Bar]:
+    bar = Bar(what)
+    try:
+        yield bar
+    finally:
+        bar.end()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.output import progress_bar
+from thalweg.declarations import listed
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
@@ -73,10 +75,7 @@ def cluster_at(
     options = {"--workers": workers, "--cluster": cluster, "--lab": lab}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
-        said = " and ".join(given) + " at once" if given else "nothing"
-        raise UsageError(
-            f"{said} says where the workers are", "give one of --workers, --cluster and --lab"
-        )
+        raise unplaced(given, "one of --workers, --cluster and --lab")
     if rank_order not in (None, "rack", "interleaved"):
         raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
     described = lab is not None and not lab.endswith(".toml")
@@ -100,6 +99,13 @@ def cluster_at(
     )
 
 
+def unplaced(given: list[str], wanted: str) -> UsageError:
+    """The error of a command that got none, or more than one, of the options that place it."""
+    every = "both" if len(given) == 2 else "all"
+    who = f"{listed(given)} {every} say" if given else "nothing says"
+    return UsageError(f"{who} where the workers are", f"give {wanted}")
+
+
 def lab_cluster(
     lab: str,
     nic: str | None,
@@ -113,28 +119,53 @@ def lab_cluster(
     return cluster_at(lab=lab, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
 
 
-@contextmanager
-def site_at(
-    *,
-    workers: int | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-) -> Iterator[Site]:
-    """Local workers, or a lab that is there until the context ends."""
-    from thalweg.bench.site import Site, lab_site  # torch takes a second: not at import
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The options that say where a command's workers run: on this machine, or in a lab."""
 
-    if (workers is None) == (lab is None):
-        said = "nothing" if lab is None else "--workers and --lab at once"
-        raise UsageError(f"{said} says where the workers are", "give --workers N or --lab RxH")
-    if lab is None:
-        if (nic, uplink, rank_order) != (None, None, None):
+    workers: WorkersOption = None
+    lab: LabOption = None
+    nic: NicOption = None
+    uplink: UplinkOption = None
+    rank_order: OrderOption = None
+
+    @contextmanager
+    def site(self) -> Iterator[Site]:
+        """Local workers, or a lab that is there until the context ends."""
+        from thalweg.bench.site import Site, lab_site  # torch takes a second: not at import
+
+        self.refuse_if_unclear()
+        if self.lab is None:
+            yield Site(workers=self.workers or 0)
+            return
+        wanted = self.lab_cluster()
+        with ExitStack() as stack:
+            with progress_bar("Building the lab") as bar:
+                site = stack.enter_context(lab_site(wanted, bar.show))
+            yield site
+
+    def refuse_if_unclear(self) -> None:
+        if (self.workers is None) == (self.lab is None):
+            given = ["--workers", "--lab"] if self.lab else []
+            raise unplaced(given, "--workers N or --lab RxH")
+        if self.lab is None and (self.nic, self.uplink, self.rank_order) != (None, None, None):
             raise UsageError("rates and --rank-order describe a lab", "give --lab RxH")
-        yield Site(workers=workers or 0)
-        return
-    wanted = lab_cluster(lab, nic, uplink, rank_order)
-    with ExitStack() as stack:
-        with progress_bar("Building the lab") as bar:
-            site = stack.enter_context(lab_site(wanted, bar.show))
-        yield site
+
+    def leave_to_the_launcher(self) -> None:
+        if (self.workers, self.lab) != (None, None):
+            raise UsageError("the launcher has started the workers", "don't say where they are")
+
+    def lab_cluster(self) -> Cluster:
+        return lab_cluster(self.lab or "", self.nic, self.uplink, self.rank_order)
+
+    @property
+    def settings(self) -> dict[str, str | None]:
+        """What JSON says of the lab."""
+        order = self.rank_order or "rack"
+        return {"lab": self.lab, "nic": self.nic, "uplink": self.uplink, "rank_order": order}
+
+    @property
+    def words(self) -> list[str]:
+        """The options as they were given."""
+        given = {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items()}
+        return [word for name, value in given.items() if value for word in (name, str(value))]

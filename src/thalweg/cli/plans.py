@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from thalweg.catalog import SETTINGS, default_catalog
-from thalweg.cli.output import JsonOption, console, write_json
+from thalweg.cli.output import JsonOption, console, table_of, write_json
 from thalweg.declarations import Parameter, Value
 
 
@@ -52,9 +52,8 @@ def _row(kind: str, name: str, summary: str, parameters: Mapping[str, Parameter]
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for heading in ("name", "what it is", "argument", "if absent", "meaning"):
-        table.add_column(heading)
+    headings = ("name", "what it is", "argument", "if absent", "meaning")
+    table = table_of(*headings, title=title)
     for row in sorted(rows, key=lambda row: str(row["name"])):
         lines = [
             (a["name"], a["default"] or "", _meaning(a["help"], a["choices"]))

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.output import JsonOption, console, write_file, write_json
-from thalweg.cli.place import (
-    ClusterOption,
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    site_at,
-)
-from thalweg.cli.progress import progress_bar
-from thalweg.errors import UsageError
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
+from thalweg.cli.place import ClusterOption, Place
 from thalweg.facts import Duration, read_cluster
+from thalweg.runtime.launch import find_seat
+
+LIMIT = 3600.0  # seconds for all of it
 
 
+@with_bundles
 def command(
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     cluster: ClusterOption = None,
     transport: Annotated[
         str, typer.Option(metavar="zeromq|c10d", help="The one that training will use.")
@@ -50,24 +43,26 @@ def command(
     what contradicts them is told.
     """
     from thalweg.bench.jobs import launched  # torch takes a second: not at import
-    from thalweg.bench.probes import probe_at, probe_here
-    from thalweg.report.cluster import outcome_text, tables
-    from thalweg.report.cluster_svg import draw_cluster
+    from thalweg.bench.site import by_all
+    from thalweg.probing import Probed, measure
+    from thalweg.report.cluster import draw_cluster, outcome_text, tables
+
+    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
+        found = measure(declared, transport=transport, timeout=timeout, progress=tell)
+        return found.packed() if rank == 0 else {}
 
     Duration.parse(timeout)
     declared = None if cluster is None else read_cluster(cluster)
     if launched():
-        if (workers, lab) != (None, None):
-            raise UsageError("the launcher has started the workers", "don't say where they are")
+        place.leave_to_the_launcher()
         with progress_bar("Probing") as bar:
-            here = probe_here(declared, transport, timeout, bar.show)
-        if here is None:
+            found = measure(declared, transport=transport, timeout=timeout, progress=bar.show)
+        notes = list[str]()
+        if find_seat(os.environ).rank != 0:
             return  # rank 0 tells
-        found, notes = here, list[str]()
     else:
-        place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-        with place as site, progress_bar("Probing") as bar:
-            found = probe_at(site, declared, transport, timeout, bar.show)
+        with place.site() as site, progress_bar("Probing") as bar:
+            found = Probed.unpacked(by_all(site, work, bar.show, limit=LIMIT)[0])
         notes = site.notes
     picture = svg or out.with_suffix(".svg")
     write_file(out, found.file())
@@ -79,10 +74,7 @@ def command(
     settings = {
         "workers": found.cluster.workers,
         "transport": transport,
-        "lab": lab,
-        "nic": nic,
-        "uplink": uplink,
-        "rank_order": rank_order or "rack",
+        **place.settings,
         "declared": None if cluster is None else str(cluster),
         "file": str(out),
         "picture": str(picture),

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thalweg.cli.output import JsonOption, console, working, write_file, write_json
+from thalweg.cli.output import JsonOption, console, table_of, working, write_file, write_json
 from thalweg.cli.place import ClusterOption
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
@@ -20,8 +20,8 @@ from thalweg.records.timeline import timeline
 
 STEPS = re.compile(r"(\d*):(\d*)")
 COLUMNS = (
-    "rank", "host", "steps", "a step", "computing", "exposed", "hidden", "encoding", "waiting",
-    "share",
+    ">rank", "host", ">steps", ">a step", ">computing", ">exposed", ">hidden", ">encoding",
+    ">waiting", ">share",
 )  # fmt: skip
 
 
@@ -143,9 +143,7 @@ def _print(terminal: Console, found: Overview) -> None:
 
 
 def _table(accounts: tuple[Account, ...]) -> Table:
-    table = Table(box=None)
-    for heading in COLUMNS:
-        table.add_column(heading, justify="left" if heading == "host" else "right")
+    table = table_of(*COLUMNS)
     for each in accounts:
         times = (each.seconds, each.computing, each.exposed, each.hidden, each.encoding)
         table.add_row(

@@ -9,33 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.output import JsonOption, console, working, write_json
-from thalweg.cli.place import (
-    ClusterOption,
-    LabOption,
-    LatencyOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-)
-from thalweg.cli.situation import (
-    BandwidthOption,
-    BatchOption,
-    DelayOption,
-    FasterOption,
-    GpuOption,
-    LateOption,
-    MachineOption,
-    MeasuredOption,
-    MembersOption,
-    ModelOption,
-    NetworkOption,
-    asked,
-    place_at,
-    situation_of,
-    what_if_of,
-)
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import JsonOption, console, table_of, working, write_json
+from thalweg.cli.situation import Asked, Supposed, situation_of
 from thalweg.facts import about
 from thalweg.predict.depth import Depth, depth
 from thalweg.predict.estimate import Estimate
@@ -47,29 +23,14 @@ BAR = 60  # characters
 PARTS = {"compute": "█", "encode": "▓", "decode": "▒", "transfer": "░", "waiting": "·"}
 
 
+@with_bundles
 def command(
     sync: Annotated[
         list[str],
         typer.Option("--sync", metavar="PLAN", help="A plan; may be given several times."),
     ],
-    model: ModelOption,
-    cluster: ClusterOption = None,
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    latency: LatencyOption = None,
-    rank_order: OrderOption = None,
-    network: NetworkOption = None,
-    gpu: GpuOption = None,
-    batch: BatchOption = None,
-    machine: MachineOption = None,
-    measured_only: MeasuredOption = False,
-    bandwidth: BandwidthOption = None,
-    members: MembersOption = None,
-    faster: FasterOption = 1.0,
-    late: LateOption = None,
-    delay: DelayOption = None,
+    asked: Asked,
+    supposed: Supposed,
     json_path: JsonOption = None,
 ) -> None:
     """Replay a few steps of a plan on a cluster's links, and show what they are made of: computing,
@@ -80,27 +41,7 @@ def command(
     """
     catalog = default_catalog()
     plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
-    what_if = what_if_of(bandwidth, members, faster, late, delay)
-    place = place_at(
-        network,
-        workers=workers,
-        cluster=cluster,
-        lab=lab,
-        nic=nic,
-        uplink=uplink,
-        rank_order=rank_order,
-        latency=latency,
-    )
-    situation = situation_of(
-        place=place,
-        cluster_file=cluster,
-        model=model,
-        gpu=gpu,
-        batch=batch,
-        machine=machine,
-        what_if=what_if,
-        measured_only=measured_only,
-    )
+    situation = situation_of(asked, supposed)
     terminal = console(json_path)
     terminal.print(situation.heading, markup=False)
     rows = []
@@ -114,13 +55,7 @@ def command(
     assumed = list(dict.fromkeys((*situation.cluster.assumed, *situation.machine.assumed)))
     if assumed:
         terminal.print("\nAssumed: " + "; ".join(assumed) + ".", markup=False)
-    settings = {
-        "model": situation.workload.name,
-        "bytes": situation.workload.nbytes,
-        "what_if": asked(what_if),
-        "assumed": assumed,
-    }
-    write_json(json_path, "simulate", settings, rows)
+    write_json(json_path, "simulate", {**situation.settings, "assumed": assumed}, rows)
 
 
 def _row(found: Depth) -> dict[str, Any]:
@@ -194,9 +129,7 @@ def bar_of(estimate: Estimate, width: int = BAR) -> str:
 
 
 def _buckets(passages: tuple[Passage, ...]) -> Table:
-    table = Table(box=None)
-    for heading in ("bucket", "ready", "start", "end", "took"):
-        table.add_column(heading, justify="right")
+    table = table_of(">bucket", ">ready", ">start", ">end", ">took")
     for number, one in enumerate(passages):
         times = (one.handed_in, one.began, one.ended, one.ended - one.began)
         table.add_row(str(number), *(about(seconds, "s") for seconds in times))
@@ -204,9 +137,7 @@ def _buckets(passages: tuple[Passage, ...]) -> Table:
 
 
 def _links(found: Depth) -> Table:
-    table = Table(box=None)
-    for heading in ("link", "a step", "of its rate"):
-        table.add_column(heading, justify="left" if heading == "link" else "right")
+    table = table_of("link", ">a step", ">of its rate")
     for busy in found.links[:LINKS]:
         table.add_row(str(busy.link), about(busy.nbytes, "B"), f"{busy.share:.0%}")
     return table

@@ -9,10 +9,18 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.model import workload_of
-from thalweg.cli.place import cluster_at
-from thalweg.declarations import listed
-from thalweg.errors import UsageError
+from thalweg.cli.place import (
+    ClusterOption,
+    LabOption,
+    LatencyOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    WorkersOption,
+    cluster_at,
+)
+from thalweg.declarations import listed, nearest
+from thalweg.errors import UsageError, WorkloadError
 from thalweg.facts import (
     MODELS,
     Cluster,
@@ -22,8 +30,11 @@ from thalweg.facts import (
     Rate,
     Workload,
     about,
+    counted,
     machine_path,
+    model_named,
     read_machine,
+    read_workload,
 )
 from thalweg.predict import WhatIf
 from thalweg.predict.assumptions import (
@@ -40,62 +51,6 @@ MESSAGES = "messages cost nothing but their way"
 CODECS = "codecs as on one core of an AMD EPYC"
 GPU, BATCH = "v100", 32
 
-ModelOption = Annotated[
-    str, typer.Option("--model", metavar="NAME", help="A model, a job or a workload file (TOML).")
-]
-NetworkOption = Annotated[
-    str | None,
-    typer.Option(
-        "--network",
-        metavar="NAME",
-        help=f"With --workers: {', '.join(NETWORKS)}, as others measured them.",
-    ),
-]
-GpuOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu", metavar="NAME", help=f"That computes: {', '.join(GPUS)}; {GPU} if absent."
-    ),
-]
-BatchOption = Annotated[
-    int | None,
-    typer.Option(
-        "--batch", metavar="N", min=1, help=f"Samples a step on each worker; {BATCH} if absent."
-    ),
-]
-MachineOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--machine",
-        metavar="FILE",
-        help="What messages and codecs cost (TOML); the one beside the cluster file if absent.",
-    ),
-]
-MeasuredOption = Annotated[
-    bool, typer.Option("--measured-only", help="Refuse if anything would have to be assumed.")
-]
-BandwidthOption = Annotated[
-    str | None,
-    typer.Option(
-        "--bandwidth",
-        metavar="RATE",
-        help="What if the slowest NIC had this rate, and all other links changed as much.",
-    ),
-]
-MembersOption = Annotated[
-    int | None, typer.Option("--members", metavar="N", help="What if there were so many workers.")
-]
-FasterOption = Annotated[
-    float, typer.Option("--faster", metavar="X", help="What if computing were X times as fast.")
-]
-LateOption = Annotated[
-    float | None,
-    typer.Option("--late", metavar="P", help="What if every host were late at a step with P ..."),
-]
-DelayOption = Annotated[
-    str | None, typer.Option("--delay", metavar="DURATION", help="... by so much.")
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
@@ -104,6 +59,22 @@ class Situation:
     cluster: Cluster
     workload: Workload
     machine: Machine
+    what_if: WhatIf
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What JSON says of it, with what was supposed, and nothing that wasn't."""
+        found: dict[str, object] = {}
+        if self.what_if.bandwidth is not None:
+            found["bandwidth"] = str(self.what_if.bandwidth)
+        if self.what_if.workers is not None:
+            found["members"] = self.what_if.workers
+        if self.what_if.compute != 1:
+            found["faster"] = self.what_if.compute
+        if (late := self.what_if.late) is not None:
+            found |= {"late": late.probability, "delay": str(late.delay)}
+        workload = self.workload
+        return {"model": workload.name, "bytes": workload.nbytes, "what_if": found}
 
     @property
     def heading(self) -> str:
@@ -111,64 +82,146 @@ class Situation:
         spread = f" in {racks} racks" if racks > 1 else ""
         return (
             f"{self.workload.name}: {about(self.workload.nbytes, 'B')} of gradients, "
-            f"{self.cluster.workers} workers{spread}"
+            f"{counted(self.cluster.workers, 'worker')}{spread}"
         )
 
 
-def place_at(
-    network: str | None,
-    *,
-    workers: int | None,
-    cluster: Path | None,
-    lab: str | None,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-    latency: str | None,
-) -> Cluster:
-    """As other commands have it; or so many workers on a network that others measured."""
-    if network is None:
-        return cluster_at(
-            workers=workers,
-            cluster=cluster,
-            lab=lab,
-            nic=nic,
-            uplink=uplink,
-            rank_order=rank_order,
-            latency=latency,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that name a job, and a cluster to run it on."""
+
+    model: Annotated[
+        str,
+        typer.Option("--model", metavar="NAME", help="A model, a job or a workload file (TOML)."),
+    ]
+    cluster: ClusterOption = None
+    workers: WorkersOption = None
+    lab: LabOption = None
+    nic: NicOption = None
+    uplink: UplinkOption = None
+    latency: LatencyOption = None
+    rank_order: OrderOption = None
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--network",
+            metavar="NAME",
+            help=f"With --workers: {', '.join(NETWORKS)}, as others measured them.",
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", help=f"That computes: {', '.join(GPUS)}; {GPU} if absent."
+        ),
+    ] = None
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch", metavar="N", min=1, help=f"Samples a step on each worker; {BATCH} if absent."
+        ),
+    ] = None
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            "--machine",
+            metavar="FILE",
+            help="What messages and codecs cost (TOML); the one beside the cluster file if absent.",
+        ),
+    ] = None
+
+    def place(self) -> Cluster:
+        """As other commands have it; or so many workers on a network that others measured."""
+        if self.network is None:
+            return cluster_at(
+                workers=self.workers,
+                cluster=self.cluster,
+                lab=self.lab,
+                nic=self.nic,
+                uplink=self.uplink,
+                rank_order=self.rank_order,
+                latency=self.latency,
+            )
+        others = (self.cluster, self.lab, self.nic, self.uplink, self.latency)
+        if self.workers is None or others != (None,) * 5:
+            raise UsageError(
+                "--network says what links so many workers have", "give it with --workers N alone"
+            )
+        found = network_named(self.network)
+        made = Cluster.regular(
+            [self.workers], nic=Rate(found.bytes_per_second * 8), latency=Duration(found.alpha)
         )
-    if workers is None or any(x is not None for x in (cluster, lab, nic, uplink, latency)):
-        raise UsageError(
-            "--network says what links so many workers have", "give it with --workers N alone"
-        )
-    found = network_named(network)
-    made = Cluster.regular(
-        [workers], nic=Rate(found.bytes_per_second * 8), latency=Duration(found.alpha)
-    )
-    return replace(made, assumed=(f"{network}: {NETWORKS[network].source}",))
+        return replace(made, assumed=(f"{self.network}: {NETWORKS[self.network].source}",))
 
 
-def situation_of(
-    *,
-    place: Cluster,
-    cluster_file: Path | None,
-    model: str,
-    gpu: str | None,
-    batch: int | None,
-    machine: Path | None,
-    what_if: WhatIf,
-    measured_only: bool,
-) -> Situation:
-    known = _machine(cluster_file, machine)
-    workload, assumed = _workload(model, gpu, batch)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supposed:
+    """The options that say what must be measured, and what if something were otherwise."""
+
+    measured_only: Annotated[
+        bool, typer.Option("--measured-only", help="Refuse if anything would have to be assumed.")
+    ] = False
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            "--bandwidth",
+            metavar="RATE",
+            help="What if the slowest NIC had this rate, and all other links changed as much.",
+        ),
+    ] = None
+    members: Annotated[
+        int | None,
+        typer.Option("--members", metavar="N", help="What if there were so many workers."),
+    ] = None
+    faster: Annotated[
+        float, typer.Option("--faster", metavar="X", help="What if computing were X times as fast.")
+    ] = 1.0
+    late: Annotated[
+        float | None,
+        typer.Option(
+            "--late", metavar="P", help="What if every host were late at a step with P ..."
+        ),
+    ] = None
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="DURATION", help="... by so much.")
+    ] = None
+
+    def what_if(self) -> WhatIf:
+        if (self.late is None) != (self.delay is None):
+            raise UsageError(
+                "--late says how often and --delay by how much", "give both: --late 0.05 --delay 2s"
+            )
+        lateness = None
+        if self.late is not None and self.delay is not None:
+            if not 0 <= self.late <= 1:
+                raise UsageError(
+                    f"a host can't be late with probability {self.late:g}", "give 0 to 1"
+                )
+            lateness = Lateness(probability=self.late, delay=Duration.parse(self.delay))
+        if self.members is not None and self.members < 1:
+            raise UsageError(f"{self.members} workers train nothing", "give --members 1 or more")
+        return WhatIf(
+            bandwidth=None if self.bandwidth is None else Rate.parse(self.bandwidth),
+            workers=self.members,
+            compute=self.faster,
+            late=lateness,
+        )
+
+
+def situation_of(asked: Asked, supposed: Supposed) -> Situation:
+    what_if, place = supposed.what_if(), asked.place()
+    known = _machine(asked.cluster, asked.machine)
+    workload, assumed = _workload(asked.model, asked.gpu, asked.batch)
     known = replace(known, assumed=(*known.assumed, *assumed))
     cluster = what_if.cluster(place)
-    if measured_only and (cluster.assumed or known.assumed):
+    if supposed.measured_only and (cluster.assumed or known.assumed):
         raise UsageError(
             f"not measured: {'; '.join((*cluster.assumed, *known.assumed))}",
             "measure with `thalweg calibrate`, or leave out --measured-only",
         )
-    return Situation(cluster=cluster, workload=what_if.workload(workload), machine=known)
+    return Situation(
+        cluster=cluster, workload=what_if.workload(workload), machine=known, what_if=what_if
+    )
 
 
 def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload, list[str]]:
@@ -187,46 +240,6 @@ def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload,
     costs = workload.costs
     known = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
     return workload, [] if known else [NO_COMPUTING]
-
-
-def what_if_of(
-    bandwidth: str | None,
-    members: int | None,
-    faster: float,
-    late: float | None,
-    delay: str | None,
-) -> WhatIf:
-    if (late is None) != (delay is None):
-        raise UsageError(
-            "--late says how often and --delay by how much", "give both: --late 0.05 --delay 2s"
-        )
-    lateness = None
-    if late is not None and delay is not None:
-        if not 0 <= late <= 1:
-            raise UsageError(f"a host can't be late with probability {late:g}", "give 0 to 1")
-        lateness = Lateness(probability=late, delay=Duration.parse(delay))
-    if members is not None and members < 1:
-        raise UsageError(f"{members} workers train nothing", "give --members 1 or more")
-    return WhatIf(
-        bandwidth=None if bandwidth is None else Rate.parse(bandwidth),
-        workers=members,
-        compute=faster,
-        late=lateness,
-    )
-
-
-def asked(what_if: WhatIf) -> dict[str, object]:
-    """For the settings in JSON: what was supposed, and nothing that wasn't."""
-    found: dict[str, object] = {}
-    if what_if.bandwidth is not None:
-        found["bandwidth"] = str(what_if.bandwidth)
-    if what_if.workers is not None:
-        found["members"] = what_if.workers
-    if what_if.compute != 1:
-        found["faster"] = what_if.compute
-    if what_if.late is not None:
-        found |= {"late": what_if.late.probability, "delay": str(what_if.late.delay)}
-    return found
 
 
 def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
@@ -248,3 +261,27 @@ def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
     return replace(
         measured, codecs={**measured.codecs, **others}, assumed=(*measured.assumed, said)
     )
+
+
+def workload_of(text: str) -> Workload:
+    """What `--model` names: a well-known model, one of our jobs, or a workload file. WorkloadError
+    if nothing is called so."""
+    name = text.strip()
+    if name.endswith(".toml"):
+        return read_workload(Path(name))
+    return model_named(name) if name in MODELS else _of_job(name)
+
+
+def _of_job(name: str) -> Workload:
+    from thalweg.workloads import all_jobs, describe, find_job  # torch takes a second
+
+    known = [*MODELS, *all_jobs()]
+    if name.split("(")[0].strip() not in known and not name.endswith(".py"):
+        raise WorkloadError(
+            f"there is no model {name!r}",
+            f"there are {listed(known)}, or name a workload file (TOML)" + nearest(name, known),
+        )
+    job = find_job(name)
+    model = job.model()
+    optimizer = type(job.optimizer(model.parameters())).__name__.lower()
+    return replace(describe(job.name, model), trained_with=optimizer)

@@ -30,6 +30,14 @@ from thalweg.predict.study import (
 app = typer.Typer(help="Questions answered by the model alone, for many set-ups at once.")
 
 
+SIGNS = {
+    False: "sign: everybody gathers all signs here, as in the paper. --constants yours and "
+    "`thalweg advise` vote in two shots, which sends less; advise also counts the extra steps",
+    True: "sign: votes go in two shots here, as under ring+sign; in the paper everybody gathers "
+    "all signs. `thalweg advise` also counts the extra steps",
+}
+
+
 class Source(StrEnum):
     PAPER = "paper"
     YOURS = "yours"
@@ -81,10 +89,12 @@ def _constants(source: Source, machine: Path | None) -> Constants:
                 "the paper's constants need no machine", "add --constants yours, or drop --machine"
             )
         return paper_constants()
-    measured = assumed_machine("cpu") if machine is None else read_machine(machine)
+    if machine is None:
+        return constants_of(assumed_machine("cpu"), "one core of an AMD EPYC")
+    measured = read_machine(machine)
     if not measured.codecs:
         raise UsageError(f"{machine} has no costs of compressors", "measure them first")
-    return constants_of(measured)
+    return constants_of(measured, str(machine))
 
 
 def _row(each: Outcome) -> dict[str, Any]:
@@ -149,7 +159,7 @@ def _table(found: Study) -> Table:
     each_cell = len(found.outcomes) // (len(rates) * len(found.constants.methods))
     table = Table(
         title=f"Steps that are shorter than DDP's, of {each_cell} at each rate in Gbit/s "
-        f"({found.constants.name} constants), and the rate below which that is so",
+        f"(constants of {found.constants.whose}), and the rate below which that is so",
         title_justify="left",
         box=None,
     )
@@ -174,6 +184,7 @@ def _lines(found: Study) -> list[str]:
     if found.in_data_centres:
         won, of = wins(found.in_data_centres)
         lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE:g} Gbit/s and more"
+        lines[0] += "; the paper reports 6 of more than 200 in data centres"
     ratios = ", ".join(f"{each.model} ({each.batch}) {each.ratio:.2g}x" for each in found.ratios)
     lines.append(
         f"At {DATA_CENTRE:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}"
@@ -183,8 +194,11 @@ def _lines(found: Study) -> list[str]:
         f"Rates below which it pays are for {most} workers and each model's largest batch; "
         "times are of backward and what follows"
     )
+    lines.append(SIGNS[found.constants.two_shot])
     if found.constants.machine.assumed:
         lines.append(
             "Codec times are assumed, not measured here; JSON settings.assumed says from where"
         )
+        if found.constants.two_shot:
+            lines[-1] += ". --machine FILE takes yours"
     return lines

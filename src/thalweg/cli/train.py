@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.choices import told_choice
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.place import (
-    LabOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    site_at,
-)
-from thalweg.cli.progress import Bar, progress_bar
+from thalweg.cli.options import with_bundles
+from thalweg.cli.output import Bar, JsonOption, console, progress_bar, told_choice, write_json
+from thalweg.cli.place import Place
 from thalweg.cli.run_script import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about
@@ -40,16 +32,14 @@ TimeoutOption = Annotated[
 ]
 
 
+@with_bundles
 def command(
+    *,
     workload: JobArgument,
     sync: Annotated[str, typer.Option(metavar="PLAN", help="How workers are synchronised.")] = (
         "ring"
     ),
-    workers: WorkersOption = None,
-    lab: LabOption = None,
-    nic: NicOption = None,
-    uplink: UplinkOption = None,
-    rank_order: OrderOption = None,
+    place: Place,
     steps: Annotated[int, typer.Option(min=1, help="Up to which step.")] = 60,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples a step takes, over all workers.")
@@ -90,16 +80,14 @@ def command(
         records=records,
     )
     if launched():
-        if (workers, lab) != (None, None):
-            raise UsageError("the launcher has started the workers", "don't say where they are")
+        place.leave_to_the_launcher()
         with progress_bar(f"Training {job.name} under {sync}") as bar:
             here = train_here(job, sync, recipe, _shown(bar, recipe))
         if here is None:
             return  # rank 0 tells
         results, notes = here, []
     else:
-        place = site_at(workers=workers, lab=lab, nic=nic, uplink=uplink, rank_order=rank_order)
-        with place as site, progress_bar(f"Training {job.name} under {sync}") as bar:
+        with place.site() as site, progress_bar(f"Training {job.name} under {sync}") as bar:
             results = train_at(site, job, sync, recipe, _shown(bar, recipe), restarts)
         notes = site.notes
     rows = step_rows(results)
@@ -112,7 +100,7 @@ def command(
         "batch": batch or job.batch,
         "steps": steps,
         "metric": job.metric,
-        "lab": lab,
+        "lab": place.lab,
         "notes": notes,
         "result": result,
     }

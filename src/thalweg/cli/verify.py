@@ -8,11 +8,10 @@ import typer
 from rich.table import Table
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.output import JsonOption, console, write_json
-from thalweg.cli.progress import progress_bar
+from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
-from thalweg.facts import Duration
+from thalweg.facts import Duration, counted
 
 HOUR = 3600.0  # seconds for everything
 
@@ -84,12 +83,9 @@ def _variants(names: list[str] | None) -> list[Any]:
 
 
 def _table(job: str, workers: int, steps: int, metric: str, rows: list[dict[str, Any]]) -> Table:
-    title = f"{job}, {steps} steps on {workers} workers, against DDP"
-    table = Table(title=title, title_justify="left", box=None)
-    for heading in ("variant", "plan", "promise"):
-        table.add_column(heading)
-    for heading in ("apart", "allowed", "replicas", metric, "DDP's", ""):
-        table.add_column(heading, justify="right")
+    title = f"{job}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
+    figures = (">apart", ">allowed", ">replicas", f">{metric}", ">DDP's", ">")
+    table = table_of("variant", "plan", "promise", *figures, title=title)
     for row in rows:
         exact = row["promise"] == "exact"
         table.add_row(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from thalweg.declarations import Code
 from thalweg.errors import LayoutError
+from thalweg.facts import counted
 
 ROOT = -1
 
@@ -77,7 +78,7 @@ def _direct(below: int, fanout: int, stragglers: int) -> int:
 
 def refuse_what_does_not_fit(workers: int, fanout: int, stragglers: int) -> None:
     if stragglers >= workers:
-        who = "1 worker" if workers == 1 else f"{workers} workers"
+        who = counted(workers, "worker")
         raise LayoutError(
             f"{who} can't do without {stragglers}",
             f"use stragglers={workers - 1} or less, or {stragglers + 1} workers or more"

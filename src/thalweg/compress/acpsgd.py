@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from thalweg.compress.codec import Array, Slots
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
-from thalweg.compress.low_rank import LowRank, factors, takes
-from thalweg.compress.orthonormal import orthonormalise
+from thalweg.compress.low_rank import LowRank, factors, orthonormalise, takes
 from thalweg.facts import Tensor
 
 

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.random import BitGenerator
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Elementwise
-from thalweg.compress.feedback import AT_ONCE, blame
-from thalweg.compress.kernels import Kernels
+from thalweg.compress.codec import Array, Elementwise, Layout
+from thalweg.compress.feedback import blame
 from thalweg.compress.packing import packed_nbytes, packing
-from thalweg.compress.pieces import pieces
+from thalweg.compress.pieces import AT_ONCE, pieces
 from thalweg.compress.seeds import ENCODE, REDUCE, random_bits
 from thalweg.errors import NotFinite
 
@@ -31,11 +29,9 @@ class Blocks(Elementwise):
     """Not biased, or by less than half a level: what is left out is asked for only where parameters
     are averaged."""
 
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, bits: int, block: int
-    ) -> None:
-        super().__init__(segments, length, kernels)
-        at_once = min(max(1, AT_ONCE // block), length // block)
+    def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
+        super().__init__(*layout)
+        at_once = min(max(1, AT_ONCE // block), self.length // block)
         self._packing = packing(bits, block, at_once)
         self._unit = np.dtype([("levels", "u1", (packed_nbytes(bits, block),)), ("scale", "<f4")])
         self.unit_nbytes = self._unit.itemsize

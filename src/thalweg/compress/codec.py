@@ -1,8 +1,8 @@
 """The working half of a compressor, for the compressed tensors of one bucket.
 
 Made once and used at every step: buffers are its own, and nothing the size of a gradient is
-allocated later. Vectors are float32, laid out as the segments say, with zeros where a tensor is
-filled up to whole units.
+allocated later. Vectors are float32 and finite, which who fills them has seen to; they are laid out
+as the segments say, with zeros where a tensor is filled up to whole units.
 
 A codec is one of three:
 
@@ -34,12 +34,11 @@ from thalweg.compress.kernels import Kernels
 
 Array = NDArray[Any]
 Slots = Mapping[str, Mapping[str, Array]]
+Layout = tuple[Sequence[Segment], int, Kernels]  # what all codecs are made for
 
 
 class Codec:
     """`segments` are not empty, and of `length` elements with what fills them up."""
-
-    finds_not_finite = False  # by itself, in what it absorbs
 
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         self.segments = segments

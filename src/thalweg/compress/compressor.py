@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any
 
 from thalweg.declarations import Parameter, Value
@@ -63,6 +63,7 @@ class Compressor:
     elementwise: bool = False
     carries: str = "float32"  # what a summable payload consists of
     period: int = 1  # steps after which payloads repeat
+    largest: float = inf  # magnitude that a payload can hold
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def payloads(self, tensors: Sequence[Tensor], step: int, **arguments: Value) -> list[Payload]:

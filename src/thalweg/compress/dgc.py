@@ -11,15 +11,11 @@ gradient first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Slots
+from thalweg.compress.codec import Array, Layout, Slots
 from thalweg.compress.compressor import RATIO, WARMUP, Compressor
-from thalweg.compress.kernels import Kernels
-from thalweg.compress.selection import AT_ONCE
+from thalweg.compress.pieces import AT_ONCE
 from thalweg.compress.sparse import Sparse, sizes, takes
 from thalweg.declarations import Parameter
 
@@ -27,17 +23,10 @@ from thalweg.declarations import Parameter
 class DGC(Sparse):
     """`values` is v, which is kept always; u is the slot `velocity`."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        length: int,
-        kernels: Kernels,
-        ratio: float,
-        momentum: float,
-    ) -> None:
-        super().__init__(segments, length, kernels, ratio)
+    def __init__(self, *layout: *Layout, ratio: float, momentum: float) -> None:
+        super().__init__(*layout, ratio=ratio)
         self._momentum = np.float32(momentum)
-        self._velocity = np.zeros(length, np.float32)
+        self._velocity = np.zeros(self.length, np.float32)
 
     @property
     def slots(self) -> Slots:

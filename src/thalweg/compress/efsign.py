@@ -9,20 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Gathered
-from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.feedback import AT_ONCE
-from thalweg.compress.kernels import Kernels
-from thalweg.compress.pieces import extents, pieces
-from thalweg.compress.signs import Signs
+from thalweg.compress.codec import Array, Gathered, Layout
+from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
+from thalweg.compress.pieces import AT_ONCE, extents, pieces
+from thalweg.compress.signs import UNIT, Signs, takes
 from thalweg.facts import Tensor
-
-UNIT = 64  # elements: one word of bits
-
-
-def takes(tensor: Tensor) -> bool:
-    return pays(tensor, 8 * units(tensor, UNIT) + 4)
 
 
 def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
@@ -32,10 +23,10 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
 class EFSign(Gathered):
     """The payload is all bits, then all scales."""
 
-    def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
-        super().__init__(segments, length, kernels)
-        self._extents = extents(segments, length)
-        self._signs = Signs(segments, length)
+    def __init__(self, *layout: *Layout) -> None:
+        super().__init__(*layout)
+        self._extents = extents(self.segments, self.length)
+        self._signs = Signs(self.segments, self.length)
         self._scratch = np.empty(AT_ONCE, np.float32)
 
     @property

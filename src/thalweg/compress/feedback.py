@@ -16,12 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg.compress.aligned import aligned
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array, Codec
+from thalweg.compress.pieces import aligned
 from thalweg.errors import NotFinite
-
-AT_ONCE = 1 << 16  # elements: so many stay in the cache between two passes
 
 
 class Feedback:
@@ -33,23 +31,9 @@ class Feedback:
         self._codec = codec
 
     def add(self, gradient: Array) -> Array:
-        """What is to be encoded: this gradient, and what was left out before. NotFinite if the
-        gradient is not, and then nothing has changed; unless the codec finds that out later."""
-        if not self._codec.finds_not_finite:
-            refuse_not_finite(self._codec.segments, gradient)
+        """What is to be encoded: this gradient, which is finite, and what was left out before."""
         self._codec.absorb(gradient, self.residual)
         return self.residual
-
-
-def refuse_not_finite(segments: Sequence[Segment], values: Array) -> None:
-    """One pass: a sum of squares is finite only if all values are (or overflows, and then a second
-    pass decides)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(values), AT_ONCE):
-            part = values[start : start + AT_ONCE]
-            if not np.isfinite(np.dot(part, part)):
-                blame(segments, values)
-                return
 
 
 def blame(segments: Sequence[Segment], values: Array) -> None:

@@ -20,5 +20,6 @@ COMPRESSOR = Compressor(
     summable=True,
     linear=True,
     carries="float16",
+    largest=65504.0,
     parameters={"warmup": WARMUP},
 )

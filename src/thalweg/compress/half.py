@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from thalweg.compress.aligned import aligned
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Summed
+from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import Payload
 from thalweg.compress.feedback import blame
-from thalweg.compress.kernels import Kernels
+from thalweg.compress.pieces import aligned
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
@@ -28,11 +26,9 @@ def takes(tensor: Tensor) -> bool:
 class Half(Summed):
     """`infinity` is its bits; a larger value has no meaning, or means nan."""
 
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, kind: str, infinity: int
-    ) -> None:
-        super().__init__(segments, length, kernels)
-        self._payload = aligned(length, kind)
+    def __init__(self, *layout: *Layout, kind: str, infinity: int) -> None:
+        super().__init__(*layout)
+        self._payload = aligned(self.length, kind)
         self._scratch = np.empty(AT_ONCE, np.float32)
         self._infinity = infinity
 

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.random import BitGenerator
 
-from thalweg.compress.arrangement import Segment
 from thalweg.compress.blocks import Blocks
-from thalweg.compress.codec import Array
+from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.feedback import AT_ONCE
-from thalweg.compress.kernels import Kernels
+from thalweg.compress.pieces import AT_ONCE
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
@@ -31,10 +29,8 @@ def sizes(tensors: Sequence[Tensor], step: int, block: int) -> list[Payload]:
 
 
 class Int8(Blocks):
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, block: int
-    ) -> None:
-        super().__init__(segments, length, kernels, 8, block)
+    def __init__(self, *layout: *Layout, block: int) -> None:
+        super().__init__(*layout, bits=8, block=block)
         self._whole = np.empty(max(AT_ONCE, block), np.int8)
 
     def _rounded(self, x: Array, random: BitGenerator) -> Array:

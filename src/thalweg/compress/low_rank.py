@@ -3,6 +3,14 @@ and m x r.
 
 Factors are stored transposed, r x n and r x m, and multiplied as P^T = Q^T M^T and Q^T = P^T M:
 with few long rows, such a product is faster than M Q and M^T P (up to three times, at r = 4).
+
+Rows are made orthonormal (the same space, and nothing in it counted twice) by Cholesky's factor of
+their Gram matrix, in float64: with A A^T = L L^T, the rows of L^-1 A are orthonormal. The Gram
+matrix is r x r, so this is one product of A with itself and one with L^-1. With rows of unit
+length, and e added to the diagonal so that there is a factor in any case, the result is orthonormal
+but for e L^-1 L^-T. Where that is much, as the rows are nearly dependent or zero, a QR
+decomposition takes over, which finds directions for them as well. These products are small, and
+made without BLAS: with several workers on a machine, its threads stand in each other's way.
 """
 
 from __future__ import annotations
@@ -12,11 +20,9 @@ from math import prod
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Summed
+from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import as_matrix, pays
 from thalweg.compress.feedback import blame
-from thalweg.compress.kernels import Kernels
 from thalweg.compress.seeds import generator
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
@@ -24,6 +30,8 @@ from thalweg.facts import Tensor
 AT_ONCE = 1 << 17  # elements: half a megabyte
 LEAST_ROWS = 16
 THIN = 8  # rows of a factor; above this, M Q is faster as it stands
+NUDGE = 1e-12  # e
+TOLERANCE = 1e-6  # of e L^-1 L^-T
 
 
 def takes(tensor: Tensor, rank: int) -> bool:
@@ -88,13 +96,11 @@ class Factors:
 class LowRank(Summed):
     """`left` are the P^T of all matrices, `right` the Q^T."""
 
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, rank: int
-    ) -> None:
-        super().__init__(segments, length, kernels)
-        self._shapes = [as_matrix(segment.shape) for segment in segments]
+    def __init__(self, *layout: *Layout, rank: int) -> None:
+        super().__init__(*layout)
+        self._shapes = [as_matrix(segment.shape) for segment in self.segments]
         left, right = {}, {}
-        for segment, (rows, columns) in zip(segments, self._shapes, strict=True):
+        for segment, (rows, columns) in zip(self.segments, self._shapes, strict=True):
             r = min(rank, rows, columns)
             left[segment.name], right[segment.name] = (r, rows), (r, columns)
         self.left, self.right = Factors(left), Factors(right)
@@ -158,3 +164,25 @@ class LowRank(Summed):
         for segment, shape in zip(self.segments, self._shapes, strict=True):
             matrix = vector[segment.place].reshape(shape)
             yield matrix, left.by_name[segment.name], right.by_name[segment.name]
+
+
+def orthonormalise(matrices: Sequence[Array]) -> None:
+    """The rows of each, in place; no matrix has more rows than columns, and all are finite."""
+    for rows in sorted({len(matrix) for matrix in matrices}):
+        _alike([matrix for matrix in matrices if len(matrix) == rows], rows)
+
+
+def _alike(matrices: Sequence[Array], rows: int) -> None:
+    wide = [matrix.astype(np.float64) for matrix in matrices]
+    gram = np.stack([np.einsum("in,jn->ij", matrix, matrix) for matrix in wide])
+    lengths = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
+    lengths = np.where(lengths > 0, lengths, 1.0)
+    unit = gram / (lengths[:, :, None] * lengths[:, None, :]) + NUDGE * np.eye(rows)
+    inverse = np.linalg.inv(np.linalg.cholesky(unit))
+    errors = NUDGE * (inverse * inverse).sum(axis=(1, 2))
+    inverse /= lengths[:, None, :]
+    for matrix, exact, transform, error in zip(matrices, wide, inverse, errors, strict=True):
+        if error > TOLERANCE:
+            matrix[:] = np.linalg.qr(exact.T)[0].T
+        else:
+            matrix[:] = np.einsum("ij,jn->in", transform, exact)

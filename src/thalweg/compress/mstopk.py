@@ -7,33 +7,22 @@ The search halves [mean, max] of the magnitudes a `samplings` times, and counts 
 All of a >= t1 are sent, and, for exactly k, a run of those with t2 <= a < t1 from a random place.
 
 Not every count is a pass over everything. From a sampled threshold on there are candidates, more
-than k (`selection.py`): above it n(t) is counted among them, and below it n(t) > k is known.
+than k (`Selection`): above it n(t) is counted among them, and below it n(t) > k is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array
+from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor
-from thalweg.compress.kernels import Kernels
 from thalweg.compress.sparse import Sparse, sizes, takes
 from thalweg.declarations import Parameter
 
 
 class MSTopK(Sparse):
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        length: int,
-        kernels: Kernels,
-        ratio: float,
-        samplings: int,
-    ) -> None:
-        super().__init__(segments, length, kernels, ratio)
+    def __init__(self, *layout: *Layout, ratio: float, samplings: int) -> None:
+        super().__init__(*layout, ratio=ratio)
         self._samplings = samplings
 
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:

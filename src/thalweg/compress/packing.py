@@ -1,5 +1,9 @@
 """Small signed integers of 2 to 8 bits, row by row in whole bytes: two's complement, first element
 in the lowest bits. Three ways to the same bytes, each as fast as its width allows.
+
+Stochastic rounding to whole levels is floor(x + u), u uniform in [0, 1), so that E = x: the same as
+rounding |x| so and giving it its sign. u has 16 bits, and x is rounded to as many after the point
+when they are added, so the expectation is right to 2^-17 of a level.
 """
 
 from __future__ import annotations
@@ -7,8 +11,12 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+from numpy.random import BitGenerator
 
 from thalweg.compress.codec import Array
+
+ABOVE = np.uint32(0x43000000)  # float32's bits of 128: with k in the low bits, 128 + k / 2^16
+SIGN = np.uint8(0x80)
 
 
 class Packing(Protocol):
@@ -128,3 +136,21 @@ def _step(width: int, room: int) -> tuple[np.uint64, ...]:
     stays = sum(field << start for start in range(0, 64, 2 * room))
     apart, together = stays << room, stays << width
     return tuple(map(np.uint64, (room - width, stays, apart, together)))
+
+
+class Rounding:
+    """For up to `size` elements at once, which lie in [-127, 127]."""
+
+    def __init__(self, size: int) -> None:
+        self._shifts = np.empty(size, np.uint32)
+        self._levels = np.empty(size, np.uint8)
+
+    def levels(self, x: Array, random: BitGenerator) -> Array:
+        """As int8, until the next call. `x` is overwritten."""
+        shifts, levels = self._shifts[: x.size], self._levels[: x.size]
+        drawn = random.random_raw(-(-x.size // 4)).view(np.uint16)[: x.size]
+        np.bitwise_or(drawn, ABOVE, out=shifts)
+        x += shifts.view(np.float32)
+        levels[:] = x  # positive, so the cast is a floor
+        levels ^= SIGN  # less 128
+        return levels.view(np.int8)

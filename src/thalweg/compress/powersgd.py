@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Slots
+from thalweg.compress.codec import Array, Layout, Slots
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
-from thalweg.compress.kernels import Kernels
-from thalweg.compress.low_rank import LowRank, factors, takes
-from thalweg.compress.orthonormal import orthonormalise
+from thalweg.compress.low_rank import LowRank, factors, orthonormalise, takes
 from thalweg.facts import Tensor
 
 
@@ -28,12 +25,8 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 
 
 class PowerSGD(LowRank):
-    finds_not_finite = True  # in P
-
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, rank: int
-    ) -> None:
-        super().__init__(segments, length, kernels, rank)
+    def __init__(self, *layout: *Layout, rank: int) -> None:
+        super().__init__(*layout, rank=rank)
         self._new: Array | None = None
 
     def absorb(self, gradient: Array, residual: Array) -> None:

@@ -12,14 +12,11 @@ from collections.abc import Sequence
 
 from numpy.random import BitGenerator
 
-from thalweg.compress.arrangement import Segment
 from thalweg.compress.blocks import Blocks
-from thalweg.compress.codec import Array
+from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.feedback import AT_ONCE
-from thalweg.compress.kernels import Kernels
-from thalweg.compress.packing import packed_nbytes
-from thalweg.compress.rounding import Rounding
+from thalweg.compress.packing import Rounding, packed_nbytes
+from thalweg.compress.pieces import AT_ONCE
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
@@ -40,10 +37,8 @@ def unit_nbytes(bits: int, block: int) -> int:
 class QSGD(Blocks):
     """Rounded once more when a shard is reduced, with other random bits: unbiased again."""
 
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, bits: int, block: int
-    ) -> None:
-        super().__init__(segments, length, kernels, bits, block)
+    def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
+        super().__init__(*layout, bits=bits, block=block)
         self._rounding = Rounding(max(AT_ONCE, block))
 
     def _rounded(self, x: Array, random: BitGenerator) -> Array:

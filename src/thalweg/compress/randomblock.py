@@ -6,30 +6,23 @@ beginning, so every element is as likely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Summed
+from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept
-from thalweg.compress.feedback import refuse_not_finite
-from thalweg.compress.kernels import Kernels
 from thalweg.compress.randomk import sizes, takes
 from thalweg.compress.seeds import generator
 
 
 class RandomBlock(Summed):
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, ratio: float
-    ) -> None:
-        super().__init__(segments, length, kernels)
-        self._counts = [kept(segment.elements, ratio) for segment in segments]
+    def __init__(self, *layout: *Layout, ratio: float) -> None:
+        super().__init__(*layout)
+        self._counts = [kept(segment.elements, ratio) for segment in self.segments]
         self._payload = np.empty(sum(self._counts), np.float32)
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
-        if not keep:
-            refuse_not_finite(self.segments, values)
         places = self._places(step)
         for sent, place in places:
             self._payload[sent] = values[place]

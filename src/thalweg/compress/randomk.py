@@ -1,7 +1,7 @@
 """Random-k: k = ratio * d elements of each tensor, drawn from a seed that all ranks share.
 
 All ranks send the same elements, so no indices travel and payloads are added: 4 k bytes. They are
-drawn from strata (`drawing.py`), and not scaled up by 1 / ratio: a step moves a random share of the
+drawn from strata (`Strata`), and not scaled up by 1 / ratio: a step moves a random share of the
 coordinates as far as the mean gradient says. Without feedback E[C(x)] = ratio * x; with it, the
 others move later.
 """
@@ -12,14 +12,33 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Summed
+from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
-from thalweg.compress.drawing import Strata
-from thalweg.compress.feedback import refuse_not_finite
-from thalweg.compress.kernels import Kernels
 from thalweg.compress.seeds import generator
 from thalweg.facts import Tensor
+
+
+class Strata:
+    """k distinct positions of n, without sorting or rejection: 0 .. n-1, as a circle that starts at
+    a random place, is cut into k runs whose lengths differ by at most one, and each run gives one
+    position. As the start is uniform, every position is drawn with probability k / n.
+    """
+
+    def __init__(self, n: int, k: int) -> None:
+        bounds = np.arange(k + 1, dtype=np.int64) * n // k
+        self._n = n
+        self._starts = bounds[:-1]
+        self._widths = np.diff(bounds).astype(np.uint64)
+
+    def draw(self, source: np.random.Generator) -> Array:
+        """Within a run by multiplying 32 random bits with its length and keeping what is above 32
+        bits, which is even to 2^-32 of the length."""
+        bits = source.integers(0, 1 << 32, len(self._starts), dtype=np.uint32)
+        places = ((bits * self._widths) >> np.uint64(32)).view(np.int64)
+        places += self._starts
+        places += source.integers(self._n)
+        places[places >= self._n] -= self._n
+        return places
 
 
 def takes(tensor: Tensor, ratio: float) -> bool:
@@ -31,18 +50,14 @@ def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
 
 
 class RandomK(Summed):
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, ratio: float
-    ) -> None:
-        super().__init__(segments, length, kernels)
-        counts = [kept(segment.elements, ratio) for segment in segments]
-        self._strata = [Strata(s.elements, k) for s, k in zip(segments, counts, strict=True)]
+    def __init__(self, *layout: *Layout, ratio: float) -> None:
+        super().__init__(*layout)
+        counts = [kept(segment.elements, ratio) for segment in self.segments]
+        self._strata = [Strata(s.elements, k) for s, k in zip(self.segments, counts, strict=True)]
         self._indices = np.empty(sum(counts), np.intp)
         self._payload = np.empty(sum(counts), np.float32)
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
-        if not keep:
-            refuse_not_finite(self.segments, values)
         indices, at = self._indices, 0
         for segment, strata in zip(self.segments, self._strata, strict=True):
             drawn = strata.draw(generator(step, segment.name))

@@ -13,10 +13,17 @@ import numpy as np
 
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.codec import Array
-from thalweg.compress.feedback import AT_ONCE, blame
-from thalweg.compress.pieces import extents, pieces
+from thalweg.compress.compressor import pays, units
+from thalweg.compress.feedback import blame
+from thalweg.compress.pieces import AT_ONCE, extents, pieces
+from thalweg.facts import Tensor
 
 SIGN_BIT = np.uint32(0x80000000)
+UNIT = 64  # elements: one word of bits
+
+
+def takes(tensor: Tensor) -> bool:
+    return pays(tensor, 8 * units(tensor, UNIT) + 4)
 
 
 class Signs:

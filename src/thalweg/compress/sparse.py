@@ -2,24 +2,122 @@
 each of their places in the whole vector.
 
 Where a codec chooses fewer than k, the payload is filled up with zeros.
+
+The elements of largest magnitude are found without sorting. A threshold t is estimated from a
+sample, one element at random out of each run of w, so that no order of the elements misleads it:
+about k / w of the sample belong to the k largest, give or take its square root. One pass finds the
+candidates |v| >= t; if there are at least k, the k largest of them are the k largest of all. Where
+there are too few, or far too many (ties), the k-th largest magnitude is found by a partition of
+all.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import sqrt
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array, Gathered
+from thalweg.compress.codec import Array, Gathered, Layout
 from thalweg.compress.compressor import Payload, kept, pays
-from thalweg.compress.feedback import refuse_not_finite
-from thalweg.compress.kernels import Kernels
+from thalweg.compress.pieces import AT_ONCE
 from thalweg.compress.seeds import generator
-from thalweg.compress.selection import Selection
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
+
+WIDEST = 100  # a sample of 1 %
+FEWEST = 64  # of the k largest that are expected in a sample; with fewer it says little
+
+Wanted = Callable[[Array], Array]
+
+
+class Selection:
+    """Of vectors of at most `longest` elements; places are in ascending order."""
+
+    def __init__(self, longest: int) -> None:
+        self._magnitudes = np.empty(longest, np.float32)
+        self._part = np.empty(AT_ONCE, np.float32)
+
+    def magnitudes(self, values: Array) -> Array:
+        """In a buffer that is written over by the next call."""
+        return np.abs(values, out=self._magnitudes[: len(values)])
+
+    def where(self, values: Array, wanted: Wanted) -> Iterator[Array]:
+        """The places of elements whose magnitudes are wanted, part by part."""
+        for start in range(0, len(values), AT_ONCE):
+            part = values[start : start + AT_ONCE]
+            places = np.flatnonzero(wanted(np.abs(part, out=self._part[: len(part)])))
+            places += start
+            yield places
+
+    def run(self, values: Array, wanted: Wanted, skip: int, count: int) -> Array:
+        """`count` places of such elements in line, after `skip` of them."""
+        found = [np.empty(0, np.intp)]
+        for places in self.where(values, wanted):
+            if not count:
+                break
+            taken = places[skip : skip + count]
+            skip, count = max(0, skip - len(places)), count - len(taken)
+            if len(taken):  # an empty view would keep its part alive
+                found.append(taken)
+        return np.concatenate(found)
+
+    def candidates(
+        self, values: Array, k: int, source: np.random.Generator, deviations: float
+    ) -> tuple[Array, float] | None:
+        """The places of all magnitudes from a threshold on, and the threshold: so many standard
+        deviations below the one that k should exceed. None if a sample is of no use."""
+        width = min(WIDEST, k // FEWEST)
+        if width < 4:
+            return None
+        sampled = len(values) // width
+        drawn = np.arange(0, sampled * width, width) + source.integers(width, size=sampled)
+        sample = np.abs(values[drawn])
+        expected = k / width
+        rank = min(sampled, round(expected + deviations * sqrt(expected)))
+        sample.partition(sampled - rank)
+        threshold = sample[sampled - rank]
+        found, count = [], 0
+        for places in self.where(values, lambda part: part >= threshold):
+            found.append(places)
+            count += len(places)
+            if count > 2 * k:
+                return None
+        return np.concatenate(found), float(threshold)
+
+    def largest(
+        self,
+        values: Array,
+        k: int,
+        source: np.random.Generator,
+        *,
+        deviations: float = 3.0,
+        fewest: int | None = None,
+    ) -> Array:
+        """The places of the k largest; or of `fewest` to k candidates, if there are so many."""
+        guessed = self.candidates(values, k, source, deviations)
+        if guessed is not None:
+            places, _ = guessed
+            if len(places) >= k:
+                return places[largest_of(np.abs(values[places]), k)]
+            if fewest is not None and len(places) >= fewest:
+                return places
+        magnitudes = self.magnitudes(values)
+        magnitudes.partition(len(values) - k)
+        least = magnitudes[len(values) - k]
+        above = self.run(values, lambda part: part > least, 0, k)
+        ties = self.run(values, lambda part: part == least, 0, k - len(above))
+        return np.concatenate((above, ties))
+
+
+def largest_of(magnitudes: Array, k: int) -> Array:
+    """A mask of exactly k; of equals, the first."""
+    least = np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k]
+    mask: Array = magnitudes > least
+    ties = np.flatnonzero(magnitudes == least)
+    mask[ties[: k - np.count_nonzero(mask)]] = True
+    return mask
 
 
 def takes(tensor: Tensor, ratio: float, **_: object) -> bool:
@@ -34,18 +132,16 @@ def sizes(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> li
 class Sparse(Gathered):
     """What is sent is sent exactly, so what is left out is the rest: `values`, cleared there."""
 
-    def __init__(
-        self, segments: Sequence[Segment], length: int, kernels: Kernels, ratio: float
-    ) -> None:
-        super().__init__(segments, length, kernels)
-        if length > np.iinfo(np.int32).max:
+    def __init__(self, *layout: *Layout, ratio: float) -> None:
+        super().__init__(*layout)
+        if self.length > np.iinfo(np.int32).max:
             raise WorkloadError(
-                f"{length:,} elements travel together, too many for indices of 4 bytes",
+                f"{self.length:,} elements travel together, too many for indices of 4 bytes",
                 "use another compressor for a tensor of this size, or smaller buckets",
             )
-        self._counts = [kept(segment.elements, ratio) for segment in segments]
+        self._counts = [kept(segment.elements, ratio) for segment in self.segments]
         self._chosen = np.empty(sum(self._counts), np.intp)
-        self.selection = Selection(max(segment.elements for segment in segments))
+        self.selection = Selection(max(segment.elements for segment in self.segments))
 
     @abstractmethod
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
@@ -56,8 +152,6 @@ class Sparse(Gathered):
         return 8 * len(self._chosen)
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
-        if not keep:
-            refuse_not_finite(self.segments, values)
         chosen, count = self._chosen, 0
         for segment, k in zip(self.segments, self._counts, strict=True):
             places = self.choose(values[segment.place], k, generator(step, segment.name))

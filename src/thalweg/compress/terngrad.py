@@ -13,15 +13,12 @@ from math import isfinite, sqrt
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
 from thalweg.compress.blocks import SMALLEST
-from thalweg.compress.codec import Array, Gathered
+from thalweg.compress.codec import Array, Gathered, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.feedback import AT_ONCE, blame
-from thalweg.compress.kernels import Kernels
-from thalweg.compress.packing import WholeFractions
-from thalweg.compress.pieces import extents, pieces
-from thalweg.compress.rounding import Rounding
+from thalweg.compress.feedback import blame
+from thalweg.compress.packing import Rounding, WholeFractions
+from thalweg.compress.pieces import AT_ONCE, extents, pieces
 from thalweg.compress.seeds import ENCODE, random_bits
 from thalweg.facts import Tensor
 
@@ -40,9 +37,9 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
 class TernGrad(Gathered):
     """The payload is all digits, four a byte, then all scales."""
 
-    def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
-        super().__init__(segments, length, kernels)
-        self._extents = extents(segments, length)
+    def __init__(self, *layout: *Layout) -> None:
+        super().__init__(*layout)
+        self._extents = extents(self.segments, self.length)
         self._packing = WholeFractions(2)
         self._rounding = Rounding(AT_ONCE)
         self._scratch = np.empty(AT_ONCE, np.float32)

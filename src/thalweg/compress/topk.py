@@ -3,34 +3,24 @@
 Indices differ between ranks, so payloads are gathered, not added. The k largest leave out the least
 that k elements can: ||x - C(x)||^2 <= (1 - k/d) ||x||^2 (Stich et al., NeurIPS 2018).
 
-Unless `exact`, a threshold from a sample may let up to 5 % fewer than k through (`selection.py`).
+Unless `exact`, a threshold from a sample may let up to 5 % fewer than k through (`Selection`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
 
-from thalweg.compress.arrangement import Segment
-from thalweg.compress.codec import Array
+from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor
-from thalweg.compress.kernels import Kernels
 from thalweg.compress.sparse import Sparse, sizes, takes
 from thalweg.declarations import Parameter
 
 
 class TopK(Sparse):
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        length: int,
-        kernels: Kernels,
-        ratio: float,
-        exact: bool,
-    ) -> None:
-        super().__init__(segments, length, kernels, ratio)
+    def __init__(self, *layout: *Layout, ratio: float, exact: bool) -> None:
+        super().__init__(*layout, ratio=ratio)
         self._exact = exact
 
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:

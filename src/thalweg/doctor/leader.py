@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
-from thalweg.doctor import clocks, limits, names, processor, rates, reach, versions
+from thalweg.doctor import limits, names, processor, rates, reach, versions
 from thalweg.doctor.board import Board
 from thalweg.doctor.calling import OK, Call, call_all, longest_calls, peers_of, send_flow
 from thalweg.doctor.facts import Facts, by_host
 from thalweg.doctor.finding import Finding
 from thalweg.doctor.follower import LONGEST_FLOWS, MARGIN, OVER, PATIENCE
 from thalweg.doctor.listener import Clock
+from thalweg.facts import about
 
 FAREWELL = 3.0  # seconds for the others to hear that it is over
 Progress = Callable[[int, int], None]
+MOST_SKEW = 0.1  # seconds
 
 
 class Leader:
@@ -51,7 +53,7 @@ class Leader:
             *names.traps(ranks),
             *reach.unreachable(ranks, calls),
             *rates.judged(speakers, measured, silent),
-            *clocks.skew(ranks, calls),
+            *skew(ranks, calls),
             *versions.judged(ranks),
             *versions.secrets(ranks),
             *limits.buffers_for(ranks, measured, trips),
@@ -185,4 +187,56 @@ def _left_out(flows: int) -> Finding:
         verdict="warn",
         detail=f"{flows} flows weren't measured within {LONGEST_FLOWS:g} s",
         remedy="measure with `thalweg probe`, which takes its time",
+    )
+
+
+def skew(ranks: Sequence[Facts], calls: Sequence[Call]) -> list[Finding]:
+    """Of every host's clock against that of the first rank's: harmless to training, and logs then
+    tell things in the wrong order. (Traces align themselves.)"""
+    hosts = by_host(ranks)
+    if len(hosts) < 2:
+        return [Finding(check="clocks", verdict="ok", detail="all ranks are on one host")]
+    first, *others = hosts.values()
+    found = []
+    largest = 0.0
+    for there in others:
+        best = _shortest(first, there, calls)
+        if best is None:
+            continue
+        ahead, doubt = best
+        largest = max(largest, abs(ahead) + doubt)
+        if abs(ahead) - doubt > MOST_SKEW:
+            found.append(_off(there, first[0], ahead, doubt))
+    within = f"within {about(largest, 's')} of {first[0].name}'s on all hosts that were reached"
+    return found or [Finding(check="clocks", verdict="ok", detail=within)]
+
+
+def _shortest(
+    first: Sequence[Facts], there: Sequence[Facts], calls: Sequence[Call]
+) -> tuple[float, float] | None:
+    """How far `there` is ahead, and half of the shortest round trip, whoever called."""
+    ours, theirs = ({facts.rank for facts in side} for side in (first, there))
+    found = []
+    for call in calls:
+        if call.outcome == OK and {call.caller, call.peer} <= ours | theirs:
+            if call.caller in ours and call.peer in theirs:
+                found.append((call.trip, call.ahead))
+            elif call.caller in theirs and call.peer in ours:
+                found.append((call.trip, -call.ahead))
+    if not found:
+        return None
+    trip, ahead = min(found)
+    return ahead, trip / 2
+
+
+def _off(there: Sequence[Facts], first: Facts, ahead: float, doubt: float) -> Finding:
+    way = "ahead of" if ahead > 0 else "behind"
+    return Finding(
+        check="clocks",
+        verdict="warn",
+        detail=f"the clock is {about(abs(ahead), 's')} {way} {first.name}'s (give or take "
+        f"{about(doubt, 's')}): logs of the two can't be put in order",
+        remedy=f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}",
+        ranks=tuple(facts.rank for facts in there),
+        hosts=(there[0].name,),
     )

@@ -10,7 +10,7 @@ from thalweg.facts.machine_file import (
     read_machine,
 )
 from thalweg.facts.models import MODELS, model_named
-from thalweg.facts.units import Count, Duration, Rate, Size, about
+from thalweg.facts.units import Count, Duration, Rate, Size, about, counted
 from thalweg.facts.workload import Bucket, Costs, Tensor, Workload
 from thalweg.facts.workload_file import format_workload, parse_workload, read_workload
 
@@ -35,6 +35,7 @@ __all__ = [
     "Tensor",
     "Workload",
     "about",
+    "counted",
     "format_cluster",
     "format_machine",
     "format_workload",

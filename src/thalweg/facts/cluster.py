@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from thalweg.errors import ClusterError
@@ -110,6 +110,16 @@ class Cluster:
     def flat(cls, workers: int) -> Self:
         """One host a worker, all in one rack, rates and latency assumed."""
         return cls.regular([workers])
+
+    @classmethod
+    def of_hosts(cls, names: Sequence[str]) -> Self:
+        """The hosts of these names, rank by rank, all in one rack, rates and latency assumed."""
+        flat = cls.flat(len(names))
+        hosts = tuple(
+            Host(name=name, ranks=tuple(r for r, own in enumerate(names) if own == name))
+            for name in dict.fromkeys(names)
+        )
+        return replace(flat, racks=(replace(flat.racks[0], hosts=hosts),))
 
     @classmethod
     def regular(

@@ -21,7 +21,8 @@ def model_named(name: str) -> Workload:
     """WorkloadError if there is none of this name."""
     if name not in MODELS:
         raise WorkloadError(f"there is no model {name!r}", f"there are {', '.join(MODELS)}")
-    return Workload(name=name, tensors=tuple(MODELS[name]()))
+    usual = "adamw" if name in TRANSFORMERS else "sgd"
+    return Workload(name=name, tensors=tuple(MODELS[name]()), trained_with=usual)
 
 
 def _with_bias(name: str, *shape: int) -> Tensors:
@@ -124,3 +125,4 @@ MODELS: dict[str, Callable[[], Tensors]] = {
     "bert-large": lambda: _bert(24, 1024),
     "gpt2": lambda: _gpt2(12, 768),
 }
+TRANSFORMERS = ("bert-base", "bert-large", "gpt2")

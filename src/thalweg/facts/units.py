@@ -1,9 +1,8 @@
 """Sizes, rates, durations and counts as people write them: `25MB`, `200mbit`, `50ms`, `2.5M`.
 
 Each is a number that knows its unit, and prints as it was written. Bytes take SI prefixes
-(`25MB` is 25,000,000) or binary ones (`25MiB`). Rates are bits per second as `tc` writes them
-(`200mbit`) or bytes per second (`25MB/s`); `200mbps` and `200Mb/s` are refused, because some read
-them as bits and some as bytes.
+(`25MB` is 25,000,000) or binary ones (`25MiB`). Rates are bits per second (`200mbit`, `10gbps`,
+`10Gb/s`) or, with a capital B, bytes per second (`25MB/s`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,13 @@ _BYTES = {
     "kB": Decimal(1000),
     **{f"{prefix}iB": Decimal(1024) ** power for power, prefix in enumerate("KMGT", start=1)},
 }
+_SIZES = {**_BYTES, **{prefix: _BYTES[f"{prefix}B"] for prefix in "KMGT"}}  # 800K, as counts are
 _BITS = {f"{prefix}bit": Decimal(1000) ** power for power, prefix in enumerate(["", *"kmgt"])}
-_RATES = {**_BITS, **{f"{unit}/s": 8 * factor for unit, factor in _BYTES.items()}}
+_RATES = {
+    **_BITS,
+    **{f"{unit}/s": 8 * factor for unit, factor in _BYTES.items()},
+}
+_BITS_PER_SECOND = re.compile(r"([kmgtKMGT]?)(?:(?i:bits?)(?:/s|ps)?|b(?:/s|ps))\s*$")
 _SECONDS = {
     "ns": Decimal("1e-9"),
     "us": Decimal("1e-6"),
@@ -34,7 +38,10 @@ _SECONDS = {
     "h": Decimal(3600),
 }
 _LARGEST = Decimal(10) ** 18  # beyond any network, model or patience
-_COUNTS = {"": Decimal(1), "k": Decimal(1000), "M": Decimal(1000) ** 2, "G": Decimal(1000) ** 3}
+_COUNTS = {
+    unit: Decimal(1000) ** power
+    for unit, power in {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "B": 3}.items()
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,7 +54,7 @@ class Size:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `25MB` (25,000,000 bytes), `25MiB`, `100B`; UnitError if it is no size."""
-        value = _number(text, _BYTES, "a size", "25MB")
+        value = _number(text, _SIZES, "a size", "25MB")
         return cls(_whole(value, text, "a size is a whole number of bytes", "25MB"), text.strip())
 
     def __str__(self) -> str:
@@ -63,10 +70,8 @@ class Rate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `200mbit`, `10gbit`, `25MB/s`; UnitError if it is no rate. `200mbps` is none: some
-        read it as bits and some as bytes."""
-        bits = re.sub(r"bit(/s)?\s*$", "bit", text.lower())
-        value = _number(bits if "bit" in bits else text, _RATES, "a rate", "200mbit", text)
+        """From `200mbit`, `10gbps`, `25MB/s`; UnitError if it is no rate."""
+        value = _number(_BITS_PER_SECOND.sub(_in_bits, text), _RATES, "a rate", "200mbit", text)
         if value < 1:
             raise UnitError(f"a rate of {text.strip()!r} moves nothing", "give at least 1bit")
         return cls(float(value), text.strip())
@@ -118,11 +123,18 @@ def _number(
     if match is None or unit not in units:
         known = ", ".join(unit for unit in units if unit)
         shown = (written or text).strip()
-        raise UnitError(f"{shown!r} is not {what}", f"write it like {example} (units: {known})")
+        meant = [known for known in units if known.lower() == unit.lower()]
+        hint = f"did you mean {match['number']}{meant[0]}? " if match and meant else ""
+        remedy = f"{hint}write it like {example} (units: {known})"
+        raise UnitError(f"{shown!r} is not {what}", remedy)
     number = Decimal(match["number"])
     if number.adjusted() > _LARGEST.adjusted() or number * units[unit] > _LARGEST:
         raise UnitError(f"{(written or text).strip()!r} is too large", f"write it like {example}")
     return number * units[unit]
+
+
+def _in_bits(unit: re.Match[str]) -> str:
+    return f"{unit[1].lower()}bit"
 
 
 def _whole(value: Decimal, text: str, rule: str, example: str) -> int:
@@ -136,6 +148,12 @@ def _shortest(value: Decimal, units: Mapping[str, Decimal]) -> str:
     numbers = [((value / factor).normalize(), unit) for unit, factor in units.items()]
     exact = [f"{number:f}{unit}" for number, unit in numbers if number * units[unit] == value]
     return min(exact, key=len)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the right form: `1 worker`, `8 workers`, `2 processes`."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def about(value: float, unit: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
 
@@ -86,6 +86,7 @@ class Workload:
     name: str
     tensors: tuple[Tensor, ...]
     costs: Costs = Costs()
+    trained_with: str = ""  # its optimizer, like adamw; empty if that isn't known
 
     def __post_init__(self) -> None:
         if not self.tensors:
@@ -113,6 +114,11 @@ class Workload:
     def nbytes(self) -> int:
         """Of all gradients."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def in_float32(self) -> Workload:
+        """The same with float32 instead of types of two bytes: as parameters are averaged."""
+        wide = (replace(t, dtype="float32") if t.itemsize == 2 else t for t in self.tensors)
+        return replace(self, tensors=tuple(wide))
 
     def buckets(self, limit: Size) -> tuple[Bucket, ...]:
         """What travels together, last layer first; a bucket closes once it holds `limit`."""

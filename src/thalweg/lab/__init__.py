@@ -10,9 +10,9 @@ from thalweg.errors import LabError
 from thalweg.lab.event import Event
 
 if TYPE_CHECKING:
-    from thalweg.lab.lab import Lab, sweep, take_down
+    from thalweg.lab.lab import Lab, sweep
 
-__all__ = ["Event", "Lab", "sweep", "take_down"]
+__all__ = ["Event", "Lab", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,12 @@ many steps, 0 before any starts; `at` is a time since the start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from thalweg.errors import LabError
-from thalweg.facts import Duration, Rate
+from thalweg.facts import Cluster, Duration, Host, Link, Rack, Rate
 from thalweg.facts.tables import Table
 
 Direction = Literal["out", "in"]
@@ -109,3 +109,38 @@ def _count(table: Table, key: str, least: int) -> int:
     if type(value) is int and value >= least:
         return value
     raise LabError(f"{key} of {table.where} is {value!r}", f"give a whole number from {least}")
+
+
+def links_of(
+    cluster: Cluster,
+    *,
+    rack: int | str | None = None,
+    host: int | str | None = None,
+    directions: Sequence[Direction] = BOTH,
+) -> list[Link]:
+    """The uplink of a rack, or the NIC of a host."""
+    if rack is not None and host is None:
+        owner = rack_called(cluster, rack).name
+        return [Link("uplink", owner, direction) for direction in directions]
+    if host is not None and rack is None:
+        owner = host_called(cluster, host).name
+        return [Link("nic", owner, direction) for direction in directions]
+    raise LabError("a link belongs to a rack or to a host", "name one of the two")
+
+
+def rack_called(cluster: Cluster, rack: int | str) -> Rack:
+    """By its number from 0, or its name."""
+    for number, found in enumerate(cluster.racks):
+        if rack in (number, found.name):
+            return found
+    raise LabError(f"there is no rack {rack!r}", f"there are {len(cluster.racks)}, numbered from 0")
+
+
+def host_called(cluster: Cluster, host: int | str) -> Host:
+    """By a rank that lives there, or its name."""
+    for found in cluster.hosts:
+        if host == found.name or host in found.ranks:
+            return found
+    raise LabError(
+        f"there is no host {host!r}", f"give a rank from 0 to {cluster.workers - 1}, or a name"
+    )

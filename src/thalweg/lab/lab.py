@@ -14,21 +14,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pyroute2.netlink.exceptions import NetlinkError
+
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
-from thalweg.lab import garbling, holes, registry
+from thalweg.lab import garbling, registry
 from thalweg.lab.director import EventDirector, Fired
-from thalweg.lab.event import Event
-from thalweg.lab.fabric import Progress, build, has_netem
+from thalweg.lab.event import Event, host_called
+from thalweg.lab.fabric import Progress, Sockets, build, has_netem
 from thalweg.lab.links import Links
-from thalweg.lab.namespaces import processes, refused, remove
-from thalweg.lab.place import LabPlace
+from thalweg.lab.namespaces import enter, processes, refused, remove, settle_in
 from thalweg.lab.registry import Record
 from thalweg.lab.shaping import declared
-from thalweg.lab.targets import host_called
-from thalweg.lab.wiring import Wiring
+from thalweg.lab.wiring import HOST_DEVICE, SPINE_ADDRESS, Wiring
 from thalweg.runtime.crew import OnLine, OnMessage
 from thalweg.runtime.forked import RESTARTS_VARIABLE, signals_held
+from thalweg.runtime.launch import CLUSTER_VARIABLE
 from thalweg.runtime.place import Place
 from thalweg.runtime.supervisor import Report, ignore, print_prefixed, run_workers
 
@@ -95,7 +96,7 @@ class Lab:
 
     @classmethod
     def find(cls, name: str | None = None) -> Self:
-        """One that is up; without a name the only one that stays, or else the only one."""
+        """One that is up; without a name the only one that this user made from this folder."""
         name = name or registry.the_only_one()
         record = registry.find(name)
         lab = cls.of(record.cluster, name=name, loss=record.loss, without_netem="go on")
@@ -148,7 +149,9 @@ class Lab:
         with signals_held():
             with suppress(LabError):  # another process took it down
                 self.links.end_flows()
-            take_down(self._record.name)
+            with registry.in_hand(self._record.name) as there:
+                if there is not None and there.id == self._record.id:
+                    _remove(there.name)
             self._record = None
 
     def _what_is_possible(self) -> tuple[bool, list[str]]:
@@ -295,11 +298,18 @@ class Lab:
         return host_called(self.cluster, called)
 
     def lose(self, rank: int, peer: int) -> None:
-        """What the one's host sends to the other's, and nothing else."""
-        holes.dig(self.wiring, rank, peer)
+        """What the one's host sends to the other's, and nothing else. A route in the sender's own
+        namespace does it: connections that are there stay, and hear nothing."""
+        with Sockets() as sockets:
+            sockets[self.wiring.host_of(rank)].route("add", **self._black_hole(peer))
 
     def find_again(self, rank: int, peer: int) -> None:
-        holes.fill(self.wiring, rank, peer)
+        with Sockets() as sockets, suppress(NetlinkError):
+            sockets[self.wiring.host_of(rank)].route("del", **self._black_hole(peer))
+
+    def _black_hole(self, peer: int) -> dict[str, str]:
+        address = self.wiring.address(self.cluster.host(peer).name)
+        return {"dst": f"{address}/32", "type": "blackhole"}
 
     def garble(self, rank: int) -> None:
         """Some bytes of what its host sends to others, from now on."""
@@ -329,18 +339,51 @@ def sharing_cores(cluster: Cluster) -> Cluster:
 
 def sweep() -> list[str]:
     """Remove labs whose owner is gone; their names."""
-    try:
-        with registry.abandoned() as gone:
-            for name in gone:
-                take_down(name)
-            return gone
-    except OSError as error:
-        raise refused(error) from None
+    gone = []
+    for name in registry.names():
+        with registry.in_hand(name, wait=False) as there:
+            if there is not None and there.abandoned():
+                _remove(name)
+                gone.append(name)
+    registry.remove_leftovers()
+    return gone
 
 
-def take_down(name: str) -> None:
+def _remove(name: str) -> None:
+    """Who does this has the lab in hand."""
     try:
         remove(name)
         registry.strike_off(name)
     except OSError as error:
         raise refused(error) from None
+
+
+class LabPlace(Place):
+    """A lab as a place for workers: each on its host, the store on the spine."""
+
+    def __init__(self, record: Record, wiring: Wiring) -> None:
+        self._record = record
+        self._wiring = wiring
+
+    @property
+    def address(self) -> str:
+        return SPINE_ADDRESS
+
+    def enter(self, rank: int | None) -> None:
+        wiring = self._wiring
+        name = "spine" if rank is None else wiring.cluster.host(rank).name
+        enter(wiring.spine if rank is None else wiring.host(name))
+        settle_in(name, self._record.hosts_file)
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        ranks = self._wiring.cluster.host(rank).ranks
+        return {
+            "LOCAL_RANK": str(ranks.index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(ranks)),
+            "GLOO_SOCKET_IFNAME": HOST_DEVICE,
+            CLUSTER_VARIABLE: str(self._record.cluster_file),
+            "RES_OPTIONS": "timeout:1 attempts:1",  # no name server is reachable from here
+        }
+
+    def called(self, rank: int) -> str:
+        return f"rank {rank} on {self._wiring.cluster.host(rank).name}"

@@ -84,7 +84,7 @@ def delete(name: str) -> None:
 def refused(error: OSError) -> LabError:
     """Why this machine has no lab, and what there is instead."""
     instead = "use local workers without shaping instead (--workers N)"
-    if error.errno in (errno.EPERM, errno.EACCES):
+    if error.errno in (errno.EPERM, errno.EACCES, errno.EBUSY):  # busy: it may not be unmounted
         return LabError(
             "the lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN) to make network namespaces",
             f"run it with sudo or in a privileged container, or {instead}",

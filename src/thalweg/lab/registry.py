@@ -4,6 +4,10 @@ A lab with an owner lives as long as that process; `sweep` finds those whose own
 without, as `thalweg lab up` leaves it, lives until it is taken down. The folder is there before the
 first namespace is made and goes after the last one, so nothing of a lab is ever without it. It
 comes and goes whole: while it is written and deleted its name is a dot and who does that.
+
+Several processes make, use and remove labs at once, and a name is free again when a lab is gone. So
+whoever changes or removes one holds the lock of its folder, and then looks whether the lab that now
+has the name is still the one that was meant.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from secrets import token_hex
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -29,8 +34,7 @@ from thalweg.lab.wiring import Wiring
 
 ROOT = Path("/run/thalweg/labs")
 MOST_LABS = 1000
-CLOCK_SET = 60.0  # seconds that the time at which a process began may change, with the clock
-GONE = -1.0
+GONE = -1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,16 +46,26 @@ class State:
     flows: dict[str, list[int]] = field(default_factory=dict)  # process ids
 
 
+class Owner(NamedTuple):
+    """A process. Its number may be used again, and clocks are set: `ticks` tells which it was."""
+
+    pid: int
+    created: float  # by the clock: what former versions compare
+    ticks: int | None = None  # from the start of the machine; a former version wrote none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """A lab's folder."""
 
     name: str
+    id: str  # what tells it from another lab that had or gets this name
+    maker: list[int | str]  # the user who made it, and the folder from which
     cluster: Cluster
     loss: float
     netem: bool  # whether uplinks delay and lose
     notes: list[str]
-    owner: tuple[int, float] | None  # process id, and when that began
+    owner: Owner | None
 
     @property
     def cluster_file(self) -> Path:
@@ -62,12 +76,17 @@ class Record:
         return ROOT / self.name / "hosts"
 
     def abandoned(self) -> bool:
-        return self.owner is not None and abs(began(self.owner[0]) - self.owner[1]) > CLOCK_SET
+        if self.owner is None:
+            return False
+        ticks = began(self.owner.pid)
+        return ticks == GONE or self.owner.ticks not in (None, ticks)
 
     @contextmanager
     def changing(self) -> Iterator[State]:
         """The state, for one process at a time; kept unless an error leaves."""
-        with self._being_up(), _locked(ROOT / self.name):
+        with self._being_up(), in_hand(self.name) as there:
+            if there is None or there.id != self.id:
+                raise FileNotFoundError
             state = self.state()
             yield state
             _put(self._state_file, asdict(state))
@@ -103,11 +122,13 @@ def enrol(
         for candidate in [name] if name else (f"lab{n}" for n in range(1, MOST_LABS)):
             record = Record(
                 name=candidate,
+                id=token_hex(8),
+                maker=_maker(),
                 cluster=cluster,
                 loss=loss,
                 netem=netem,
                 notes=notes,
-                owner=(os.getpid(), began(os.getpid())),
+                owner=Owner(os.getpid(), psutil.Process().create_time(), began(os.getpid())),
             )
             if _write(record):
                 return record
@@ -122,7 +143,8 @@ def enrol(
 def disown(record: Record) -> Record:
     """It stays when this process ends."""
     record = replace(record, owner=None)
-    _put(ROOT / record.name / "lab.json", _about(record))
+    with record._being_up(), in_hand(record.name):
+        _put(ROOT / record.name / "lab.json", _about(record))
     return record
 
 
@@ -144,11 +166,13 @@ def find(name: str) -> Record:
     owner = about["owner"]
     return Record(
         name=name,
+        id=about.get("id", ""),
+        maker=about.get("maker", [-1, "elsewhere"]),
         cluster=read_cluster(ROOT / name / "cluster.toml"),
         loss=about["loss"],
         netem=about["netem"],
         notes=about["notes"],
-        owner=None if owner is None else (owner[0], owner[1]),
+        owner=None if owner is None else Owner(*owner),
     )
 
 
@@ -159,42 +183,52 @@ def names() -> list[str]:
 
 
 def the_only_one() -> str:
-    """The name of the only lab that stays, or else of the only one there is."""
-    there = names()
-    stay = [name for name in there if find(name).owner is None]
-    if len(stay or there) == 1:
-        return (stay or there)[0]
-    known = f"there are {', '.join(there)}" if there else "none is up"
-    raise LabError(f"which lab? {known}", "give --name, or make one with `thalweg lab up`")
+    """The name of the only lab that this user made from this folder and that stays, or else of the
+    only one that they made at all."""
+    there = [record for name in names() if (record := _found(name)) is not None]
+    mine = [record for record in there if record.maker == _maker()]
+    stay = [record for record in mine if record.owner is None]
+    if len(stay or mine) == 1:
+        return (stay or mine)[0].name
+    known = ", ".join(f"{record.name} (from {record.maker[1]})" for record in there)
+    raise LabError(
+        f"which lab? {'there is ' + known if known else 'none is up'}",
+        "give --name, or make one with `thalweg lab up`",
+    )
+
+
+def remove_leftovers() -> None:
+    """Folders that processes were writing or deleting when they ended."""
+    for hidden in ROOT.glob(".*-*"):
+        if began(int(hidden.name[1:].partition("-")[0])) == GONE:
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager
-def abandoned() -> Iterator[list[str]]:
-    """Labs whose owner is gone. While one process removes them no other looks for them, or it would
-    remove a new lab that has got the name."""
-    ROOT.mkdir(parents=True, exist_ok=True)
-    with _locked(ROOT):
-        for hidden in ROOT.glob(".*-*"):
-            if began(int(hidden.name[1:].partition("-")[0])) == GONE:
-                shutil.rmtree(hidden, ignore_errors=True)
-        yield [name for name in names() if _is_abandoned(name)]
+def in_hand(name: str, *, wait: bool = True) -> Iterator[Record | None]:
+    """The lab that has this name, for one process at a time; None if there is none, or if another
+    process has it in hand and this one isn't to wait."""
+    with ExitStack() as held:
+        try:
+            descriptor = os.open(ROOT / name, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            is_there = os.path.samestat(os.fstat(descriptor), (ROOT / name).stat())
+        except (FileNotFoundError, NotADirectoryError, BlockingIOError):
+            is_there = False
+        yield _found(name) if is_there else None
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """For one process at a time."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_abandoned(name: str) -> bool:
+def _found(name: str) -> Record | None:
     with suppress(LabError):  # it has just been taken down
-        return find(name).abandoned()
-    return False
+        return find(name)
+    return None
+
+
+def _maker() -> list[int | str]:
+    """This user, also behind sudo, and this folder."""
+    folder = Path("/proc/self/cwd").readlink()  # as it was called last, if it is gone
+    return [int(os.environ.get("SUDO_UID", os.getuid())), str(folder)]
 
 
 def _write(record: Record) -> bool:
@@ -217,6 +251,8 @@ def _write(record: Record) -> bool:
 
 def _about(record: Record) -> dict[str, Any]:
     return {
+        "id": record.id,
+        "maker": record.maker,
         "owner": record.owner,
         "loss": record.loss,
         "netem": record.netem,
@@ -236,10 +272,10 @@ def _hidden_folder() -> Path:
     return Path(mkdtemp(prefix=f".{os.getpid()}-", dir=ROOT))
 
 
-def began(pid: int) -> float:
-    """When a process began. One that has ended is gone, though nobody may have waited for it."""
-    try:
-        process = psutil.Process(pid)
-        return GONE if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return GONE
+def began(pid: int) -> int:
+    """When a process began, in ticks since the start of the machine. One that has ended is gone,
+    though nobody may have waited for it."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return GONE if state in "ZX" else int(numbers[18])
+    return GONE

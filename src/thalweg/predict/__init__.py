@@ -2,7 +2,7 @@
 
 from thalweg.predict.advice import Advice, Advised
 from thalweg.predict.advising import advise
-from thalweg.predict.cost import Cost, best_chunks
+from thalweg.predict.cost import Cost
 from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.prediction import predict
 from thalweg.predict.symbols import Symbols
@@ -18,7 +18,6 @@ __all__ = [
     "Symbols",
     "WhatIf",
     "advise",
-    "best_chunks",
     "predict",
     "synchronisation_seconds",
 ]

@@ -13,16 +13,23 @@ from thalweg.predict.estimate import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """A plan in the ranking. `steps` is how many steps it is assumed to need for one of `ddp`'s;
-    plans are ranked by `steps` times seconds."""
+    """A plan in the ranking. `steps` is how many steps it needs for one of `ddp`'s, None if nobody
+    measured that; plans are ranked by `steps` times seconds, those last whose `steps`
+    can't be relied on."""
 
     plan: Plan
     estimate: Estimate
     vs_ddp: float  # speed-up of a step: above 1 is faster
     promise: Promise
-    steps: float
+    steps: float | None
+    reliable: bool = True  # whether `steps` holds in a long run too
     survives: str
     why: str
+
+    @property
+    def gain(self) -> float:
+        """The speed-up with the steps that it needs on top; 0 if those can't be relied on."""
+        return self.vs_ddp / self.steps if self.steps and self.reliable else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +61,17 @@ class Advice:
     allow: Promise
     ranking: tuple[Advised, ...]
     verdict: str  # one sentence: what to do, and whether plain DDP would do as well
+    optimizer: str = ""
+    next_class: Advised | None = None  # if nothing allowed gains enough: what would, if allowed
     assumed: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     sweep: Sweep | None = None
+
+    def hint(self, option: str = "With --allow {}") -> str:
+        """What the next class would gain, if nothing that is allowed gains enough; or nothing."""
+        if (one := self.next_class) is None:
+            return ""
+        return f"{option.format(one.promise.value)}: {one.plan} {one.gain:.2f}x"
 
     @property
     def best(self) -> Advised:

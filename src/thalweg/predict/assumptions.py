@@ -8,7 +8,7 @@ where only a total is known, how it divides into encoding and decoding is a gues
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thalweg.errors import ClusterError, PlanError, WorkloadError
@@ -119,8 +119,7 @@ def workload_of(name: str, gpu: str = "v100", batch: int = 32) -> Workload:
             f"there is no model {name!r}",
             f"there are {', '.join(MODELS)}, or name a workload file (TOML)",
         )
-    model = model_named(name)
-    return Workload(name=name, tensors=model.tensors, costs=costs_of(name, gpu, batch))
+    return replace(model_named(name), costs=costs_of(name, gpu, batch))
 
 
 def _speed(gpu: str) -> float:

@@ -14,7 +14,7 @@ the expected maximum of their lateness, as if all waited for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -24,18 +24,16 @@ from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Cluster, CodecCost, Lateness, Machine, Road, Workload
 from thalweg.plan import Plan
 from thalweg.predict import closed_forms as forms
-from thalweg.predict import tree_forms
 from thalweg.predict.cost import Cost
 from thalweg.predict.estimate import Breakdown
 from thalweg.predict.lateness import expected_latest
 from thalweg.predict.script import codec_cost
 from thalweg.predict.symbols import Symbols
-from thalweg.predict.synchronisation import leaving, number
+from thalweg.predict.synchronisation import Form, form_of
 from thalweg.rounds import warm_up
 from thalweg.schedules import Group
 from thalweg.schedules.topologies.hierarchical import BETWEEN
 
-Form = Callable[[Symbols], Cost]
 IN_STAGES = ("halving_doubling",)  # that no chunks follow one another through
 
 
@@ -136,7 +134,8 @@ class _Exchanges:
     """What a plan's exchanges take, in closed form."""
 
     def __init__(self, plan: Plan, group: Group, road: Road, catalog: Catalog) -> None:
-        form = None if _waits(plan) else _form_of(plan, group)
+        topology = plan.topology
+        form = form_of(topology.name, topology.arguments, group) if not _waits(plan) else None
         if form is None:
             raise PlanError(
                 f"{plan} has no closed form, and {group.size} workers are too many for a replay",
@@ -193,46 +192,3 @@ def _waits(plan: Plan) -> bool:
     """For a quorum, for nobody, or on two levels at once: what only a replay tells."""
     cadence = plan.cadence
     return plan.redundancy is not None or cadence.staleness is not None or cadence.two_levels
-
-
-def _form_of(plan: Plan, group: Group) -> Form | None:
-    """Of what the topology does with payloads that can be added."""
-    arguments = plan.topology.arguments
-    match plan.topology.name:
-        case "star":
-            return forms.star
-        case "ps":
-            servers = number(arguments["servers"], group.size)
-            return lambda x: forms.ps(replace(x, P=servers))
-        case "ring":
-            return forms.ring
-        case "native":
-            crossing = leaving(group, sorted(group.ranks))
-            return lambda x: forms.ring(x, leaving=crossing)
-        case "tree":
-            return lambda x: tree_forms.tree(x, number(arguments["fanout"], 2))
-        case "double_tree":
-            return tree_forms.double_tree
-        case "halving_doubling":
-            return forms.halving_doubling
-        case "hierarchical" if arguments.get("form") == "leader":
-            return forms.hierarchical_by_leaders
-        case "hierarchical":
-            return forms.hierarchical
-        case "gossip" if arguments["graph"] == "exponential":
-            return _exponential
-        case "gossip":
-            return forms.gossip
-        case "shuffle":
-            return forms.ring
-    return None
-
-
-def _exponential(x: Symbols) -> Cost:
-    """The mean over the distances that take turns."""
-    turns = [forms.gossip_exponential(x, 1 << turn) for turn in range((x.N - 1).bit_length())]
-    return replace(
-        turns[0],
-        transfer=sum(turn.transfer for turn in turns) / len(turns),
-        busiest=sum(turn.busiest for turn in turns) / len(turns),
-    )

@@ -8,7 +8,7 @@ is one) is left out, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from thalweg.catalog import Catalog
@@ -30,7 +30,7 @@ AS_TRAINED = {  # what reached the accuracy of exact plans: docs/which-compresso
     "acpsgd": "acpsgd(rank=8)",
     "dgc": "dgc(ratio=0.05, momentum=0)",
     "mstopk": "mstopk(ratio=0.05)",
-    "powersgd": "powersgd(rank=4)",
+    "powersgd": "powersgd(rank=4, warmup=30)",
     "randomblock": "randomblock(ratio=0.5)",
     "randomk": "randomk(ratio=0.5)",
     "topk": "topk(ratio=0.05)",
@@ -52,18 +52,25 @@ class Candidates:
 
 
 def candidates(
-    group: Group, allow: Promise, catalog: Catalog, *, has_data: bool = True
+    group: Group,
+    allow: Promise,
+    catalog: Catalog,
+    *,
+    has_data: bool = True,
+    refuse: Callable[[Plan], None] = lambda plan: None,
 ) -> Candidates:
-    """`has_data`: whether workers can be given more samples than their share, as codes need."""
+    """`has_data`: whether workers can be given more samples than their share, as codes need.
+    `refuse` raises PlanError for what else can't be run."""
     found = Candidates()
     for text in dict.fromkeys(_texts(group, allow, catalog)):
         try:
             plan = catalog.plan(text)
             _refuse_what_does_not_fit(plan, group, has_data)
+            refuse(plan)
         except (PlanError, LayoutError) as error:
             found.left_out[text] = error.problem
             continue
-        if _weakness(catalog.guarantee(plan).promise) <= _weakness(allow):
+        if catalog.guarantee(plan).promise in as_strong_as(allow):
             found.plans.append(plan)
     return found
 
@@ -100,8 +107,9 @@ def _refuse_what_does_not_fit(plan: Plan, group: Group, has_data: bool) -> None:
         raise PlanError(f"{plan} needs data= and batch= in attach()", "give them")
 
 
-def _weakness(promise: Promise) -> int:
-    return list(Promise).index(promise)
+def as_strong_as(promise: Promise) -> list[Promise]:
+    """This promise and the stronger ones, the strongest first."""
+    return list(Promise)[: list(Promise).index(promise) + 1]
 
 
 def with_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[Plan]:

@@ -1,18 +1,34 @@
 """What each way of synchronising costs, in closed form, on even racks with full-duplex links.
 
 Every form says which bytes its busiest NIC and uplink carry, in how many sequential moves, and what
-can't overlap. Where Table II of DS-Sync (`as_printed`) has another term, the docstring says why.
+can't overlap. Where Table II of DS-Sync has another term, the docstring says why.
 Costs are those of messages and bytes alone: nothing is said of adding up, of compressing, of TCP's
-headers, or of what it makes of many flows on one link. Trees are in `tree_forms`.
+headers, or of what it makes of many flows on one link.
+
+In a tree, whatever climbs comes down the same edge, so in each direction a node's NIC carries its
+degree times the tree's data, and a rack's uplink the rack's degree among the racks. A chunk takes
+`depth` hops up and as many down; at a hop, a parent takes its children's chunks in through one NIC.
+Each further chunk costs two moves, one on the way up and one on the way down:
+
+    2(depth + k - 1) alpha;   (1 - 1/k) degree S beta  +  2 depth children S beta / k
+
+The table has 2(log N + k) (alpha + S beta2/k) for the double tree. With its degrees of two in full
+and two children that send half of S each, this is right for one rack of an even number of members,
+but for one chunk too many. Over racks the depth is that of the racks' tree and of the tree in a
+rack, ceil(log2 C) + ceil(log2 G), and a rack's root has children in both, so its NIC carries up to
+2.5 S.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, floor, log2
 
 from thalweg.predict.cost import Cost, Phase, cost
 from thalweg.predict.symbols import Symbols
+from thalweg.schedules.trees import Shape, Tree, binary, complement, heap, over, over_racks
 
 
 def star(x: Symbols) -> Cost:
@@ -198,27 +214,44 @@ def gossip_exponential(x: Symbols, distance: int) -> Cost:
     )
 
 
-def ds_sync(x: Symbols, together: int | None = None) -> Cost:
-    """One of each rack meet, all C or `together` = 2 by 2, and the G-1 others of each rack, at the
-    same time; both by rings, and the turn takes the longer:
-
-        2(C-1) alpha + 2(C-1)/C S max{beta1, beta2}    representatives, all
-        2 alpha      +          S max{beta1, beta2}    representatives in pairs
-        2(G-2) alpha + 2(G-2)/(G-1) S beta1            the rest of a rack
-
-    The table has 2 S beta2 for a pair, whose two directions are one link each: S; 2(G-1) alpha
-    for a ring of G-1, which has 2(G-2) moves; and no term for the whole group of C, whose bytes on
-    an uplink are a hierarchy's."""
-    meeting = x.C if together is None else min(together, x.C)
-    between = ring(replace(x, N=meeting, C=meeting, G=1))
-    if x.G < 2:
-        return between
-    inside = ring(replace(x, N=x.G - 1, C=1, G=x.G - 1))
-    return max(between, inside, key=lambda term: term.seconds)
+def tree(x: Symbols, fanout: int) -> Cost:
+    """Everybody has up to `fanout` children in its rack, and the racks' roots as many racks. A
+    single tree leaves one direction of the leaves' NICs idle. Not in the table."""
+    return _trees(x, [heap(fanout)])
 
 
-def per_step(meeting: Cost, every: int, inside: Cost | None = None) -> float:
-    """Seconds of a step of local SGD: all meet at every H-th, and racks among themselves at the
-    H-1 others if `inside` says what that takes. Not in the table."""
-    between = 0.0 if inside is None else inside.seconds
-    return (meeting.seconds + (every - 1) * between) / every
+def double_tree(x: Symbols) -> Cost:
+    """Half of S on each of two binary trees, in which the leaves of one are inner in the other."""
+    return _trees(x, [binary, complement])
+
+
+def _trees(x: Symbols, shapes: Sequence[Shape]) -> Cost:
+    """S in equal parts on trees of these shapes, side by side."""
+    part = x.S / len(shapes)
+    racks = [tuple(range(rack * x.G, (rack + 1) * x.G)) for rack in range(x.C)]
+    whole = [over_racks(racks, shape) for shape in shapes]
+    between = [over(tuple(range(x.C)), shape) for shape in shapes]
+    inside = [over(tuple(range(x.G)), shape) for shape in shapes]
+    far = Phase(
+        moves=1,
+        crossings=1,
+        nic=part * _most_children(between),
+        uplink=part * _most_children(between),
+    )
+    near = Phase(moves=1, nic=part * _most_children(inside))
+    load = Phase(moves=2, nic=part * _busiest_degree(whole), uplink=part * _busiest_degree(between))
+    way = [far] * max(t.depth for t in between) + [near] * max(t.depth for t in inside)
+    return cost(x, *way, *way, busiest=load)
+
+
+def _most_children(trees: Sequence[Tree]) -> int:
+    return max(len(children) for tree in trees for children in tree.children.values())
+
+
+def _busiest_degree(trees: Sequence[Tree]) -> int:
+    """Edges of a node in all trees together, of the node that has the most."""
+    degrees: Counter[int] = Counter()
+    for tree in trees:
+        for child, parent in tree.parent.items():
+            degrees.update((child, parent))
+    return max(degrees.values(), default=0)

@@ -15,9 +15,7 @@ cuts by.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import sqrt
+from dataclasses import dataclass
 
 from thalweg.predict.symbols import Symbols
 
@@ -73,15 +71,3 @@ def cost(x: Symbols, *phases: Phase, busiest: Phase | None = None) -> Cost:
         busiest=at_work,
         each=each,
     )
-
-
-def best_chunks(form: Callable[[Symbols], Cost], x: Symbols) -> float:
-    """The k for which a form is least.
-
-    transfer is busiest + E/k, and latency grows by `each` with every chunk: k* = sqrt(E / each).
-    For the table's double tree, 2(log N + k)(alpha + S beta/k), that is sqrt(log N S beta / alpha),
-    at which it takes 2 (sqrt(alpha log N) + sqrt(S beta))^2.
-    """
-    whole = form(replace(x, k=1))
-    exposed = whole.transfer - whole.busiest
-    return max(1.0, sqrt(exposed / whole.each)) if whole.each > 0 else float("inf")

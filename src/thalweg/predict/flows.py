@@ -5,21 +5,25 @@ both ranks; what shares a link shares it max-min fairly (`fairness`), and a crow
 of it (`Road.share`). Messages of one source to one target leave one after the other, as on a
 connection. After its last byte a message travels for the latency, and then keeps its receiver busy
 for a while, one message at a time. What is done when is up to the ranks (`exchange`).
+
+After a rest a link carries so many bytes at once, as a token bucket does: it holds up to `burst`
+tokens, a byte each, and gains them at the rate that it has for the flows on it. While it has some
+it doesn't limit; flows that nothing else limits take them in an instant, in equal parts as far as
+they need them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
+from math import inf, isclose
 from typing import NamedTuple
 
 from thalweg.facts import Cluster, Link
 from thalweg.facts.machine import Road
-from thalweg.predict import buckets
 from thalweg.predict.exchange import Exchange
 from thalweg.predict.fairness import Channel, Flow, fair_rates, neighbours
 from thalweg.predict.parts import Part, parts
@@ -27,6 +31,8 @@ from thalweg.schedules import Schedule
 
 FREE = Road()  # messages cost nothing but their way
 AT_ONCE = 1e-12  # what lies less than this part of the time apart happens at the same moment
+NOTHING = 1e-6  # bytes: less is a matter of rounding
+ROUNDING = 1e-9  # and so is less than this part of a rate
 
 
 def simulate(
@@ -228,8 +234,8 @@ class Flows:
             flow.since = self.now
         burst: set[Flow] = set()
         if self._burst:
-            buckets.refill(channels, self.now)
-            burst = buckets.burst_through(flows)
+            refill(channels, self.now)
+            burst = burst_through(flows)
         rates = fair_rates(flows, channels)
         for flow in flows:
             if flow in burst and not flow.left:
@@ -237,7 +243,7 @@ class Flows:
             elif flow in burst or rates[flow] != flow.rate:
                 self._give(flow, rates[flow])
         if self._burst:
-            for channel in buckets.run_down(channels):
+            for channel in run_down(channels):
                 self._plan(channel.dry_at, self._dry, channel)
 
     def _dry(self, channel: Channel) -> None:
@@ -248,3 +254,51 @@ class Flows:
 
 def _call(do: Callable[[], None]) -> None:
     do()
+
+
+def refill(channels: Iterable[Channel], now: float) -> None:
+    """What each has by now, its flows having been as they were since it was last looked at."""
+    for channel in channels:
+        if channel.burst:
+            gained = channel.spare * (now - channel.since)
+            channel.tokens = min(channel.burst, channel.tokens + gained)
+            if channel.tokens < NOTHING:
+                channel.tokens = 0.0
+        channel.since = now
+
+
+def burst_through(flows: Iterable[Flow]) -> set[Flow]:
+    """Let through at once what no channel limits; the flows of which that is some."""
+    free = [flow for flow in flows if all(channel.tokens for channel in flow.channels)]
+    moved = set(free)
+    while free:
+        crossing = Counter(channel for flow in free for channel in flow.channels)
+        level = min(channel.tokens / number for channel, number in crossing.items())
+        level = min(level, *(flow.left for flow in free))
+        for flow in free:
+            flow.left = _less(flow.left, level)
+        for channel, number in crossing.items():
+            channel.tokens = _less(channel.tokens, level * number)
+        free = [flow for flow in free if flow.left and all(c.tokens for c in flow.channels)]
+    return moved
+
+
+def run_down(channels: Iterable[Channel]) -> list[Channel]:
+    """After `fair_rates`: the channels whose tokens will be used up, if that is news."""
+    emptying = []
+    for channel in channels:
+        if channel.burst:
+            full = abs(channel.room) < ROUNDING * channel.rate
+            channel.spare = 0.0 if full else channel.room
+            if not channel.tokens or channel.spare >= 0:
+                channel.dry_at = inf
+                continue
+            dry_at = channel.since - channel.tokens / channel.spare
+            if not isclose(dry_at, channel.dry_at, rel_tol=1e-12):
+                channel.dry_at = dry_at
+                emptying.append(channel)
+    return emptying
+
+
+def _less(what: float, by: float) -> float:
+    return what - by if what - by > NOTHING else 0.0

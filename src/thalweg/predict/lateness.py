@@ -5,29 +5,20 @@ of rank N-s. Both are integrals of the chance that too few have come by t:
 
     E[k-th of N] = integral over t of P(fewer than k of N are there at t)
 
-Two models of lateness. *Now and then*: a host is on time, or with probability p late by its delay;
-hosts may differ. *Shifted exponential*: everybody takes D, and a tail of mean 1/mu more, for which
-
-    E[max of N] = D + H_N / mu          E[N-s of N] = D + (H_N - H_s) / mu
-
-with H_n = 1 + 1/2 + ... + 1/n. Hosts are independent of each other in both: what delays several at
-once, as a congested uplink does, is not in here.
+A host is on time, or with probability p late by its delay; hosts may differ. They are independent
+of each other: what delays several at once, as a congested uplink does, is not in here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp, fsum, log
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.facts import Lateness
-
-EULER = 0.5772156649015329
-EXACT_HARMONICS = 10_000  # beyond that the series is exact to the last digit
 
 
 def expected_latest(hosts: Sequence[Lateness]) -> float:
@@ -68,33 +59,3 @@ def binomial(trials: int, chance: float) -> NDArray[np.float64]:
     ratios = np.log((trials - k) / (k + 1.0)) + log(chance / (1 - chance))
     logs = trials * log(1 - chance) + np.concatenate(([0.0], np.cumsum(ratios)))
     return np.asarray(np.exp(logs), np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class ShiftedExponential:
-    """`shift` seconds for everybody, and a tail of this mean: D and 1/mu."""
-
-    shift: float
-    tail: float
-
-    def times(self, load: float) -> ShiftedExponential:
-        """Of so many times the work, where the tail grows with it too."""
-        return ShiftedExponential(self.shift * load, self.tail * load)
-
-    def by(self, seconds: float) -> float:
-        """The chance of being there after so many seconds."""
-        late = seconds - self.shift
-        return 1 - exp(-late / self.tail) if late > 0 else 0.0
-
-    def expected_latest(self, workers: int) -> float:
-        return self.shift + harmonic(workers) * self.tail
-
-    def expected_arrival(self, workers: int, number: int) -> float:
-        return self.shift + (harmonic(workers) - harmonic(workers - number)) * self.tail
-
-
-def harmonic(number: int) -> float:
-    """1 + 1/2 + ... + 1/n, which is ln n + Euler's constant + 1/2n - 1/12n^2 for large n."""
-    if number <= EXACT_HARMONICS:
-        return fsum(1 / i for i in range(1, number + 1))
-    return log(number) + EULER + 1 / (2 * number) - 1 / (12 * number**2)

@@ -26,9 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, log2
+from math import inf
 
 LAMBDA = 1.07  # how much longer backward takes while gradients are sent
+SLOWEST = 1e12  # seconds of a byte, which nothing but bytes matters beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +59,9 @@ def ring(network: Network, nbytes: float, workers: int) -> float:
     return hops * network.alpha + network.transfer(hops / workers * nbytes)
 
 
-def tree(network: Network, nbytes: float, workers: int) -> float:
-    """2 log2 p (alpha + b/BW), of whole messages."""
-    return 2 * ceil(log2(workers)) * (network.alpha + network.transfer(nbytes))
-
-
-def parameter_server(network: Network, nbytes: float, workers: int, servers: int = 1) -> float:
-    """2 (p alpha + max(p/P, 1) b/BW): each of P servers takes a part of b from everybody, and gives
-    it back when it has all of them."""
-    load = max(workers / servers, 1.0) * nbytes
-    return 2 * (workers * network.alpha + network.transfer(load)) if workers > 1 else 0.0
-
-
 def all_gather(network: Network, nbytes: float, workers: int) -> float:
     """(p-1)(alpha + b/BW)"""
     return (workers - 1) * (network.alpha + network.transfer(nbytes))
-
-
-def two_shot(network: Network, nbytes: float, workers: int) -> float:
-    """Shards to who reduces them, reduced shards to all: what a ring takes."""
-    return ring(network, nbytes, workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +126,8 @@ class Compressed:
 
 
 def pays_below(dense: Dense, compressed: Compressed, alpha: float) -> float:
-    """Bytes per second below which the compressed step is shorter; 0 where it never is, inf where
-    it is on the fastest links too.
+    """Bytes per second below which the compressed step is shorter; 0 where it isn't on the slowest
+    links either, inf where it is on the fastest too.
 
     In x = 1 / rate both are straight but for one corner of the dense step's, which bends upwards.
     So their difference is convex, and if it favours DDP at x = 0 it changes sign once at most."""
@@ -152,11 +136,11 @@ def pays_below(dense: Dense, compressed: Compressed, alpha: float) -> float:
         network = Network(alpha, 1 / x if x else inf)
         return dense.seconds(network) - compressed.seconds(network)
 
-    fast, slow = 0.0, 1.0  # one byte a second
-    if gain(fast) >= 0:
-        return inf
+    fast, slow = 0.0, SLOWEST
     if gain(slow) <= 0:
         return 0.0
+    if gain(fast) >= 0:
+        return inf
     while slow - fast > 1e-9 * slow:
         middle = (fast + slow) / 2
         if gain(middle) < 0:

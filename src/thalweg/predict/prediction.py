@@ -2,8 +2,8 @@
 
 A few steps are replayed, bucket by bucket, on the cluster's links (`replay.py`); of a group plan a
 whole period, or as much of it as tells. Lateness comes on top: the expected maximum where all wait
-for all, a recurrence where only groups or a quorum do (`recurrence.py`), a queue where nobody does
-(`mailbox.py`). Clusters that are too large for a replay have closed forms (`by_forms.py`).
+for all, a recurrence where only groups or a quorum do, a queue where nobody does (`recurrence.py`).
+Clusters that are too large for a replay have closed forms (`by_forms.py`).
 
 What a step takes in the mean is in the interval four times of five: it is made of how far the model
 itself is off, of the spread of what was measured, and of what was only assumed, each weighed by its
@@ -34,9 +34,10 @@ from thalweg.predict import recurrence
 from thalweg.predict.by_forms import parts_by_forms
 from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.lateness import expected_latest
-from thalweg.predict.mailbox import own_pace
+from thalweg.predict.recurrence import own_pace
 from thalweg.predict.replay import Marks, Replayed, replay
 from thalweg.predict.script import Script, assumed_of_codec, codec_cost
+from thalweg.rounds import travelling
 from thalweg.schedules import Group
 
 MOST_MESSAGES = 20_000  # of a step that is replayed
@@ -87,8 +88,8 @@ class Setting:
 
     @property
     def road(self) -> Road:
-        native = self.catalog.topologies[self.plan.topology.name].backend
-        return self.machine.native if native and self.plan.precision is None else self.machine.ours
+        native = self.catalog.is_native(self.plan)
+        return self.machine.native if native else self.machine.ours
 
     @property
     def compute(self) -> float:
@@ -201,11 +202,6 @@ class Setting:
         assert root is not None
         late = recurrence.draw(self.cluster, ranks)
         nbytes = float(self.workload.nbytes)
-        if self.plan.precision is not None:
-            compressor = self.catalog.compressors[self.plan.precision.name]
-            arguments = self.plan.precision.arguments
-            payloads = compressor.payloads(self.workload.tensors, 0, **arguments)
-            nbytes = (nbytes + sum(payload.nbytes for payload in payloads)) / 2  # one way only
         pace = (self.cluster, self.road, ranks, root, nbytes, self.compute)
         punctual = own_pace(*pace, 0 * late, staleness)
         waiting = own_pace(*pace, late, staleness) - punctual
@@ -259,7 +255,7 @@ def setting_of(
         plan=plan,
         group=Group.everybody(declared or cluster),
         cluster=cluster,
-        workload=workload,
+        workload=travelling(plan, workload),
         machine=machine or Machine(assumed=("messages cost nothing",)),
         catalog=catalog,
     )

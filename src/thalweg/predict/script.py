@@ -14,7 +14,7 @@ from itertools import groupby
 
 from thalweg.catalog import Catalog
 from thalweg.facts import Bucket, CodecCost, Figure, Machine, Size, Workload
-from thalweg.plan import Choice, Plan, Settings
+from thalweg.plan import Choice, Plan, PlanText, Settings
 from thalweg.rounds import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -84,7 +84,7 @@ class Script:
 
     def _rounds(self, step: int) -> Iterator[Round]:
         """Of the compiled rounds, or of those of the backend's own buckets."""
-        if not _is_native(self.plan, self._catalog):
+        if not self._catalog.is_native(self.plan):
             yield from compile_rounds(self.plan, self._group, self._workload, step, self._catalog)
             return
         for bucket in self._buckets:
@@ -134,35 +134,41 @@ class Script:
 
 def assumed_of_codec(precision: Choice | None, machine: Machine) -> list[str]:
     """What had to be assumed of a compressor, in words."""
-    if precision is None or {str(precision), precision.name} & {*machine.codecs}:
+    if precision is None:
         return []
-    if any(text.partition("(")[0] == precision.name for text in machine.codecs):
-        return ["compressors take as long as with the arguments that they were timed with"]
-    return ["compressors that weren't timed take 1 ns an element each way"]
+    timed = _timed_like(precision, machine)
+    if timed is None:
+        return ["compressors that weren't timed take 1 ns an element each way"]
+    if _arguments(timed) <= _arguments(str(precision)):
+        return []
+    return ["compressors take as long as with the arguments that they were timed with"]
 
 
 def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
     """As measured for this choice, or else for the same compressor with other arguments."""
     if precision is None:
         return CodecCost()
-    if str(precision) in machine.codecs:
-        return machine.codecs[str(precision)]
-    for text, cost in machine.codecs.items():
-        if text.partition("(")[0] == precision.name:
-            return cost
-    return ASSUMED_CODEC
+    timed = _timed_like(precision, machine)
+    return ASSUMED_CODEC if timed is None else machine.codecs[timed]
+
+
+def _timed_like(precision: Choice, machine: Machine) -> str | None:
+    """The compressor of this name that was timed with the most arguments in common."""
+    own = _arguments(str(precision))
+    same = [text for text in machine.codecs if PlanText.parse(text).preset.name == precision.name]
+    return max(same, key=lambda text: len(own & _arguments(text)), default=None)
+
+
+def _arguments(text: str) -> set[tuple[str, str]]:
+    return {pair for pair in PlanText.parse(text).preset.arguments if pair[0] != "warmup"}
 
 
 ASSUMED_CODEC = CodecCost(encode=Figure(1e-9, 0.5), decode=Figure(1e-9, 0.5))
 
 
-def _is_native(plan: Plan, catalog: Catalog) -> bool:
-    return catalog.topologies[plan.topology.name].backend and plan.precision is None
-
-
 def _buckets(plan: Plan, workload: Workload, catalog: Catalog) -> tuple[Bucket, ...]:
     limit = plan.settings.bucket
-    if not _is_native(plan, catalog) or limit != Settings().bucket:
+    if not catalog.is_native(plan) or limit != Settings().bucket:
         return workload.buckets(limit)
     first = workload.buckets(FIRST_OF_BACKEND)[0]
     others = tuple(tensor for tensor in workload.tensors if tensor not in first.tensors)

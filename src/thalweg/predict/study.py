@@ -61,6 +61,7 @@ class Constants:
     """Where steps and codecs take their times from; `two_shot`: whether shards are reduced."""
 
     name: str
+    whose: str  # in words, for headings
     machine: Machine
     methods: Sequence[str]
     two_shot: bool
@@ -69,11 +70,18 @@ class Constants:
 
 def paper_constants() -> Constants:
     machine = assumed_machine("v100")
-    return Constants(name="paper", machine=machine, methods=PAPER_METHODS, two_shot=False)
+    return Constants(
+        name="paper",
+        whose="the paper's V100",
+        machine=machine,
+        methods=PAPER_METHODS,
+        two_shot=False,
+    )
 
 
-def constants_of(machine: Machine) -> Constants:
-    return Constants(name="yours", machine=machine, methods=list(machine.codecs), two_shot=True)
+def constants_of(machine: Machine, whose: str = "your machine") -> Constants:
+    methods = list(machine.codecs)
+    return Constants(name="yours", whose=whose, machine=machine, methods=methods, two_shot=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ Rounds of several groups at once take as long as the slowest; buckets follow one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -21,13 +21,26 @@ from thalweg.declarations import Value
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.predict import closed_forms as forms
-from thalweg.predict import tree_forms
 from thalweg.predict.cost import Cost
 from thalweg.predict.symbols import Symbols, is_even
 from thalweg.rounds import Round, compile_rounds, cycle
 from thalweg.schedules import Group, Traffic, together, traffic
 
 MOST_TURNS = 64  # looked at, of a period that may be thousands
+Form = Callable[[Symbols], Cost]
+FORMS: Mapping[str, Form] = {
+    "star": forms.star,
+    "ring": forms.ring,
+    "shuffle": forms.ring,  # its groups'
+    "double_tree": forms.double_tree,
+    "halving_doubling": forms.halving_doubling,
+    "hierarchical": forms.hierarchical,
+    "gossip": forms.gossip,
+    "all_to_all": forms.all_to_all,
+    "all_gather": forms.all_gather,
+    "reduce": forms.chain,
+    "broadcast": forms.chain,
+}
 
 
 def synchronisation_seconds(
@@ -83,43 +96,53 @@ def _on_these_links(cost: Cost, busiest: float) -> float:
 
 def _form(round_: Round, plan: Plan) -> Cost | None:
     """The closed form of what the round's schedule does, in its chunks."""
-    group, chunks = round_.group, len(round_.schedule.sizes)
-    arguments = plan.topology.arguments
+    group, name, arguments = round_.group, round_.schedule.name, plan.topology.arguments
     x = Symbols.of(group, round_.payload.nbytes)
-    match round_.schedule.name:
-        case "star":
-            return forms.star(replace(x, k=chunks))
-        case "ps":
-            servers = number(arguments["servers"], x.N)
-            return forms.ps(replace(x, P=servers, k=chunks // servers))
-        case "ring":
-            return forms.ring(x)
-        case "native":
-            return forms.ring(x, leaving=leaving(group, sorted(group.ranks)))
-        case "tree":
-            return tree_forms.tree(replace(x, k=chunks), number(arguments["fanout"], 2))
-        case "double_tree":
-            return tree_forms.double_tree(replace(x, k=chunks // 2))
-        case "halving_doubling":
-            return forms.halving_doubling(x)
-        case "hierarchical" if arguments.get("form") == "leader":
-            return forms.hierarchical_by_leaders(replace(x, k=chunks // x.C))
-        case "hierarchical":
-            parts = len({i / len(rack) for rack in group.racks for i in range(len(rack))})
-            return forms.hierarchical(replace(x, k=chunks // (parts * x.C)))
-        case "gossip" if arguments["graph"] == "exponential":
-            turns = max(1, (x.N - 1).bit_length())
-            return forms.gossip_exponential(x, 1 << round_.step // plan.cadence.every % turns)
-        case "gossip":
-            return forms.gossip(x)
-        case "all_to_all":
-            return forms.all_to_all(x)
+    if name == "gossip" and arguments["graph"] == "exponential":
+        turns = max(1, (x.N - 1).bit_length())
+        return forms.gossip_exponential(x, 1 << round_.step // plan.cadence.every % turns)
+    at_once = 1  # so many chunks travel side by side
+    match name:
         case "all_gather":
-            gathered = sum(round_.schedule.sizes) * round_.payload.itemsize
-            return forms.all_gather(replace(x, S=gathered))
-        case "reduce" | "broadcast":
-            return forms.chain(replace(x, k=chunks))
-    return None
+            x = replace(x, S=sum(round_.schedule.sizes) * round_.payload.itemsize)
+        case "ps":
+            at_once = number(arguments["servers"], x.N)
+        case "double_tree":
+            at_once = 2
+        case "hierarchical" if arguments.get("form") == "leader":
+            at_once = x.C
+        case "hierarchical":
+            at_once = x.C * len({i / len(rack) for rack in group.racks for i in range(len(rack))})
+    form = form_of(name, arguments, group)
+    return form(replace(x, k=len(round_.schedule.sizes) // at_once)) if form else None
+
+
+def form_of(name: str, arguments: Mapping[str, Value], group: Group) -> Form | None:
+    """The closed form of a schedule of this name, made with these arguments."""
+    match name:
+        case "ps":
+            servers = number(arguments["servers"], group.size)
+            return lambda x: forms.ps(replace(x, P=servers))
+        case "native":
+            crossing = leaving(group, sorted(group.ranks))
+            return lambda x: forms.ring(x, leaving=crossing)
+        case "tree":
+            return lambda x: forms.tree(x, number(arguments["fanout"], 2))
+        case "hierarchical" if arguments.get("form") == "leader":
+            return forms.hierarchical_by_leaders
+        case "gossip" if arguments["graph"] == "exponential":
+            return _exponential
+    return FORMS.get(name)
+
+
+def _exponential(x: Symbols) -> Cost:
+    """The mean over the distances that take turns."""
+    turns = [forms.gossip_exponential(x, 1 << turn) for turn in range((x.N - 1).bit_length())]
+    return replace(
+        turns[0],
+        transfer=sum(turn.transfer for turn in turns) / len(turns),
+        busiest=sum(turn.busiest for turn in turns) / len(turns),
+    )
 
 
 def leaving(group: Group, order: Sequence[int]) -> int:

@@ -27,7 +27,7 @@ from itertools import combinations
 from thalweg.probing.contention import Contention
 from thalweg.probing.network import Flow, in_rounds
 
-FEWEST_PAIRS = 60  # that are tried before it is said that nothing contends
+FEWEST_PAIRS = 90  # that are tried before it is said that nothing contends
 PAIRS_A_HOST = 2
 FEWEST_TO_FILL = 4  # hosts, for two flows
 CHECKS_A_RACK = 2

@@ -1,16 +1,21 @@
-"""A whole probe, in order: round trips, racks, NICs, uplinks; and the cluster that results."""
+"""A whole probe, in order: round trips, racks, NICs, uplinks; and the cluster that results.
+
+Where what was declared and what was measured don't go together, that is told in words. What is
+declared about racks holds all the same: measurements can't see everything, and who declared it may
+know better.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from random import Random
 from time import monotonic
 from typing import Protocol
 
-from thalweg.facts import Cluster, Host, Rack
+from thalweg.facts import Cluster, Duplex, Host, Rack, about
 from thalweg.probing.assembly import by_host, cluster_of, half, names_of, uplinks_found
 from thalweg.probing.conductor import Station
-from thalweg.probing.contradictions import rack_contradictions, rate_contradictions
 from thalweg.probing.inference import Racks, infer_racks
 from thalweg.probing.network import Network
 from thalweg.probing.nics import measure_nics
@@ -18,6 +23,8 @@ from thalweg.probing.result import Probed, outliers_of
 from thalweg.probing.uplinks import Uplink, measure_uplinks
 
 SEED = 7
+FAR_OFF = (0.8, 1.15)  # measured over declared; payload is 0.956 of a link's rate
+MOST_TOLD = 8  # that are told in full
 
 
 class Surveyed(Network, Protocol):
@@ -146,3 +153,58 @@ def _host_contradictions(declared: Cluster, stations: Sequence[Station]) -> list
         if len({host_of[rank].ranks for rank in host.ranks}) > 1:
             told.append(f"the ranks of {host.name} are declared on one host, but are on several")
     return told
+
+
+def rack_contradictions(
+    declared: Cluster, found: Racks, names: list[str], ranks: list[int]
+) -> list[str]:
+    """Hosts by their number in `found`, and as the declaration has them by a rank."""
+    if found.told is None:
+        return []
+    shares = "share an uplink" if found.told == "rates" else "are near each other"
+    rack_of = {host: number for number, rack in enumerate(found.racks) for host in rack}
+    told = []
+    for one, other in combinations(range(len(names)), 2):
+        together = declared.rack(ranks[one]) is declared.rack(ranks[other])
+        if together and rack_of[one] != rack_of[other]:
+            rack = declared.rack(ranks[one]).name
+            told.append(
+                f"{names[one]} and {names[other]} are declared in {rack}, but by {found.told} they "
+                f"don't {shares}"
+            )
+        elif not together and rack_of[one] == rack_of[other]:
+            told.append(
+                f"{names[one]} and {names[other]} are declared in different racks, but by "
+                f"{found.told} they {shares}"
+            )
+    more = len(told) - MOST_TOLD
+    return told if more <= 0 else [*told[:MOST_TOLD], f"and so for {more} pairs of hosts more"]
+
+
+def rate_contradictions(declared: Cluster, measured: Cluster) -> list[str]:
+    """Links that are far slower or faster than declared."""
+    nics = {host.ranks[0]: host for host in measured.hosts}
+    told: list[str] = []
+    if not any("NIC" in text for text in declared.assumed):
+        for host in declared.hosts:
+            if host.ranks[0] in nics:
+                told += _off(f"{host.name}'s NIC", host.nic, nics[host.ranks[0]].nic)
+    uplinks = {rack.name: rack.uplink for rack in measured.racks}
+    for rack in declared.racks:
+        found = uplinks.get(rack.name)
+        if rack.uplink is not None and found is not None:
+            told += _off(f"{rack.name}'s uplink", rack.uplink, found)
+    return told
+
+
+def _off(name: str, declared: Duplex, measured: Duplex) -> Iterator[str]:
+    for way, said, found in (
+        ("out", declared.out, measured.out),
+        ("in", declared.into, measured.into),
+    ):
+        ratio = found.bits_per_second / said.bits_per_second
+        if not FAR_OFF[0] <= ratio <= FAR_OFF[1]:
+            yield (
+                f"{name} is declared {said} {way}, but {about(found.bits_per_second, 'bit/s')} "
+                "was measured"
+            )

@@ -1,12 +1,17 @@
-"""What a rank's steps took, added up: for the table at the end of a run."""
+"""What a rank's steps took, added up, and the table of it at the end of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from thalweg.facts import Cluster, about
+from thalweg.records.late import Late, told
 from thalweg.records.record import Step
+
+MOST_ROWS = 16
+COLUMNS = ("rank", "host", "steps", "a step", "computing", "exposed", "hidden", "between")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,3 +50,30 @@ class Tally:
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
         return cls(**entries)
+
+
+def summary_text(
+    cluster: Cluster,
+    tallies: Mapping[int, Tally],
+    changes: Iterable[tuple[int, Sequence[Late]]],
+) -> str:
+    """Where each rank's time went, and who was late; of many ranks, those that compute longest."""
+    longest = sorted(tallies, key=lambda rank: -tallies[rank].each()["computing"])
+    shown = sorted(longest[:MOST_ROWS])
+    rows = [COLUMNS, *(_row(cluster, rank, tallies[rank]) for rank in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    if len(longest) > MOST_ROWS:
+        lines.append(f"and {len(longest) - MOST_ROWS} ranks that compute for less long")
+    before: Sequence[Late] = ()
+    for step, late in changes:
+        lines.append(f"step {step}: {told(late, before)}")
+        before = late
+    return "\n".join(["where the time of a step went, exposed and hidden communication:", *lines])
+
+
+def _row(cluster: Cluster, rank: int, tally: Tally) -> tuple[str, ...]:
+    each = tally.each()
+    names = ("seconds", "computing", "exposed", "hidden", "settled")
+    figures = (about(each[name], "s") for name in names)
+    return (str(rank), cluster.host(rank).name, str(tally.steps), *figures)

@@ -1,29 +1,36 @@
 """All ranks of a run on one clock, each step once.
 
 A rank writes down moments of its own clock, and now and then what the run's common clock shows
-(`clock.py`). A rank that never did is put where its steps end when the others' do, by the median
-over the steps that it has in common with them; it says so.
+(`Clock`). A rank that never did is put where its steps end when the others' do, by the median over
+the steps that it has in common with them; it says so.
 
 A rank that was started again goes on in the same file. Its clock is another one if its host is, or
 if it shows less than before. A step that was redone counts as it was the last time; what had come
 after it the first time is void.
+
+    run's time = t + offset(t)
+
+The offset of a rank's clock is known at a few moments, straight between two of them, and constant
+before the first and after the last. Where two of them are further apart than clocks drift, somebody
+has set the clock, and the earlier holds until the later.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, Host, Rack
 from thalweg.facts.cluster import assumptions
-from thalweg.records.clock import Clock
 from thalweg.records.record import Encoding, Moment, Note, Opening, Record, Round, Step
 
 SLACK = 10.0  # seconds: a host that was started again shows less by more
+DRIFT = 1e-3  # seconds a second, at most: a kernel slews a clock by half of it
 
 
 class Aligned(StrEnum):
@@ -321,3 +328,44 @@ def by_step(ranks: Mapping[int, Sequence[Step]]) -> dict[int, dict[int, Step]]:
         for step in steps:
             found.setdefault(step.step, {})[rank] = step
     return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The moments at which it is known, in order; at least one."""
+
+    moments: tuple[Moment, ...]
+    _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_at", tuple(moment.at for moment in self.moments))
+
+    @classmethod
+    def of(cls, moments: Iterable[Moment]) -> Self:
+        """Of two at the same moment, the later counts."""
+        found = {moment.at: moment for moment in moments}
+        return cls(tuple(found[at] for at in sorted(found)))
+
+    @classmethod
+    def shifted(cls, offset: float) -> Self:
+        """One that is off by so much, always."""
+        return cls((Moment(at=0.0, offset=offset, error=0.0),))
+
+    def __call__(self, at: float) -> float:
+        """The run's time."""
+        after = bisect_right(self._at, at)
+        if after == 0:
+            return at + self.moments[0].offset
+        before = self.moments[after - 1]
+        if after == len(self.moments):
+            return at + before.offset
+        then = self.moments[after]
+        passed, grown = then.at - before.at, then.offset - before.offset
+        if abs(grown) > DRIFT * passed + before.error + then.error:
+            return at + before.offset
+        return at + before.offset + grown * (at - before.at) / passed
+
+    @property
+    def error(self) -> float:
+        """Seconds, usually."""
+        return median(moment.error for moment in self.moments)

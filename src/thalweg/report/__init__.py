@@ -1,11 +1,10 @@
 """What Thalweg shows: explanations, drawings."""
 
-from thalweg.report.comparison import Course, draw_comparison
 from thalweg.report.document import rows, settings
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, explain, first_step
 from thalweg.report.svg import draw
 from thalweg.report.terminal import heading, render
-from thalweg.report.training import Training, draw_trainings
+from thalweg.report.training import Course, Training, draw_comparison, draw_trainings
 
 __all__ = [
     "MOST_WORKERS_DRAWN",

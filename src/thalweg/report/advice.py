@@ -8,7 +8,7 @@ from importlib.metadata import version
 from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
-from thalweg.facts import about
+from thalweg.facts import about, counted
 from thalweg.predict.advice import Advice, Advised
 from thalweg.predict.estimate import Estimate
 from thalweg.report.advice_svg import (
@@ -50,7 +50,7 @@ class Measured:
 
 def advice_page(advice: Advice, measured: Sequence[Measured] = ()) -> str:
     """A whole HTML document, which needs nothing beside it."""
-    title = f"Thalweg advice: {advice.workload.name} on {advice.cluster.workers} workers"
+    title = f"Thalweg advice: {advice.workload.name} on {counted(advice.cluster.workers, 'worker')}"
     root, main = page(title)
     add_patterns(main)
     _add_head(main, advice)
@@ -103,7 +103,7 @@ def _add_ranking(main: ET.Element, ranking: Sequence[Advised]) -> None:
         "Best first. The dot is the predicted mean of a step's seconds; "
         "the whisker is the interval that it is in four times of five."
     )
-    if any(advised.steps != 1 for advised in ranking):
+    if any(advised.steps not in (None, 1) for advised in ranking):
         lead += f" Ranked by seconds times the steps needed for one of {BASELINE}'s."
     found = section(main, "Ranking", lead)
     shown, rest = ranking[:MOST_ROWS], ranking[MOST_ROWS:]
@@ -128,7 +128,7 @@ def _add_rows(parent: ET.Element, label: str, ranking: Sequence[Advised], *, fir
         add(row, "td", str(number), "number")
         cell = add(row, "td")
         plan_text(cell, str(advised.plan))
-        if advised.steps != 1:
+        if advised.steps not in (None, 1):
             add(cell, "span", f"needs {advised.steps:.3g} times the steps", "note")
         seconds = add(row, "td", about(estimate.seconds, "s"), "number")
         add(seconds, "span", between(estimate.low, estimate.high), "interval")

@@ -1,30 +1,36 @@
-"""What compressors cost and on which links they pay, as a table."""
+"""What compressors cost and on which links they pay, as a table; and what a step takes with them on
+links of every speed, as a picture: both axes are logarithmic, and every line has its name at its
+end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from rich.table import Table
 
 from thalweg.facts import about
+from thalweg.report.shapes import line, tip, words
 
 Row = Mapping[str, Any]
-HEADINGS = (
-    "encode",
-    "decode",
-    "payload",
-    "ratio",
-    "sent",
-    "break-even",
-    "ddp beaten below",
-)
+HEADINGS = ("encode", "decode", "payload", "ratio", "sent", "break-even", "ddp beaten below")
 FIGURES = (
     "encode, decode: processor time of one thread; payload: what a worker has to tell; sent: by "
     "each worker",
     "break-even: it pays on slower links than this if nothing is hidden behind backward; ddp "
     "beaten below: the same where ddp hides what it can",
 )
+LEFT, TOP, WIDTH, HEIGHT, NAMES, BELOW = 70, 66, 620, 460, 270, 56
+APART = 15  # pixels between two names
+ROOM = 1.25  # above and below the lines
+COLOURS = 8
+LIGHT = ["#0969da", "#1a7f37", "#bc4c00", "#8250df", "#bf3989", "#9a6700", "#0a7d91", "#cf222e"]
+DARK = ["#58a6ff", "#3fb950", "#f0883e", "#bc8cff", "#f778ba", "#d29922", "#39c5cf", "#ff7b72"]
+DASHES = ("", "7 3", "2 3")  # for each further round of colours
 
 
 def table_of(title: str, rows: Sequence[Row]) -> Table:
@@ -66,3 +72,137 @@ def _milliseconds(value: float) -> str:
 
 def _speed(gbps: float) -> str:
     return about(1e9 * gbps, "bit/s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds of a step at each speed."""
+
+    name: str
+    kind: str  # "dense", "own" or "peer"
+    seconds: Sequence[float]
+
+
+def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> str:
+    """An SVG document; speeds are bits per second."""
+    width, height = LEFT + WIDTH + NAMES, TOP + HEIGHT + BELOW
+    size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
+    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
+    ET.SubElement(root, "style").text = _style()
+    words(root, 16, 26, title, "title")
+    told = "Backward and synchronisation, by the speed of the links; lower is better"
+    words(root, 16, 46, told, "faint")
+    times = [value for curve in curves for value in curve.seconds]
+    across = _Axis(min(speeds), max(speeds), LEFT, LEFT + WIDTH)
+    up = _Axis(min(times) / ROOM, max(times) * ROOM, TOP + HEIGHT, TOP)
+    for value, at in across.ticks([1]):
+        line(root, at, TOP, at, TOP + HEIGHT, "grid")
+        words(root, round(at) - 24, TOP + HEIGHT + 20, about(value, "bit/s"), "faint")
+    for value, at in up.ticks([1, 2, 5]):
+        line(root, LEFT, at, LEFT + WIDTH, at, "grid")
+        words(root, 14, round(at) + 4, about(value, "s"), "faint")
+    words(root, LEFT + WIDTH // 2 - 40, TOP + HEIGHT + 42, "speed of the links", "faint")
+    looks = _looks(curves)
+    for curve in curves:
+        _draw(root, curve, looks[curve.name], speeds, across, up)
+    _name(root, curves, looks, up)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Logarithmic, from a value at one pixel to another at another."""
+
+    least: float
+    most: float
+    start: int
+    stop: int
+
+    def place(self, value: float) -> float:
+        share = log10(value / self.least) / log10(self.most / self.least)
+        return round(self.start + share * (self.stop - self.start), 1)
+
+    def ticks(self, steps: Sequence[int]) -> Iterator[tuple[float, float]]:
+        """Powers of ten, times each of these steps."""
+        for power in range(floor(log10(self.least)), ceil(log10(self.most)) + 1):
+            for value in (step * 10.0**power for step in steps):
+                if self.least <= value * 1.001 and value <= self.most * 1.001:
+                    yield value, self.place(value)
+
+
+def _looks(curves: Sequence[Curve]) -> dict[str, dict[str, str]]:
+    """Class and dashes; our methods have colours of their own."""
+    looks, own = {}, 0
+    for curve in curves:
+        look = {"class": f"curve {curve.kind}"}
+        if curve.kind == "own":
+            turn, colour = divmod(own, COLOURS)
+            look["class"] += f" c{colour}"
+            if turn:
+                look["stroke-dasharray"] = DASHES[turn % len(DASHES)]
+            own += 1
+        looks[curve.name] = look
+    return looks
+
+
+def _draw(
+    root: ET.Element,
+    curve: Curve,
+    look: dict[str, str],
+    speeds: Sequence[float],
+    across: _Axis,
+    up: _Axis,
+) -> None:
+    points = [
+        f"{across.place(speed)},{up.place(seconds)}"
+        for speed, seconds in zip(speeds, curve.seconds, strict=True)
+    ]
+    tip(ET.SubElement(root, "polyline", {"points": " ".join(points), **look}), curve.name)
+
+
+def _name(
+    root: ET.Element, curves: Sequence[Curve], looks: dict[str, dict[str, str]], up: _Axis
+) -> None:
+    """In the order of the lines' ends, moved apart where these are close."""
+    ends = sorted((up.place(curve.seconds[-1]), curve.name) for curve in curves)
+    right = LEFT + WIDTH
+    for (end, name), y in zip(ends, _apart([end for end, _ in ends]), strict=True):
+        line(root, right, end, right + 26, y, "leader")
+        line(root, right + 30, y, right + 48, y, "").attrib.update(looks[name])
+        words(root, right + 54, round(y) + 4, name)
+
+
+def _apart(ends: Sequence[float]) -> list[float]:
+    """Places at least so far from one another, near these, and above the axis if they can be."""
+    places: list[float] = []
+    for end in ends:
+        places.append(max(end, places[-1] + APART if places else 0))
+    lowest = float(TOP + HEIGHT)
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], lowest)
+        lowest = places[number] - APART
+    return places
+
+
+def _style() -> str:
+    light, dark = (
+        "\n".join(f".c{number} {{ stroke: {colour}; }}" for number, colour in enumerate(colours))
+        for colours in (LIGHT, DARK)
+    )
+    return f"""
+svg {{ background: #ffffff; font: 12px system-ui, sans-serif; }}
+text {{ fill: #1b1f24; }} .faint {{ fill: #57606a; }}
+.title {{ font-size: 15px; font-weight: 600; }}
+.grid {{ stroke: #d0d7de; }} .leader {{ stroke: #8c959f; stroke-width: 0.6; }}
+.curve {{ fill: none; stroke-width: 1.6; }}
+.dense {{ stroke: #1b1f24; stroke-width: 3; }}
+.peer {{ stroke: #8c959f; stroke-dasharray: 3 3; }}
+{light}
+@media (prefers-color-scheme: dark) {{
+svg {{ background: #0d1117; }} text {{ fill: #e6edf3; }} .faint {{ fill: #8d96a0; }}
+.grid {{ stroke: #30363d; }} .leader {{ stroke: #6e7681; }}
+.dense {{ stroke: #e6edf3; }} .peer {{ stroke: #6e7681; }}
+{dark}
+}}
+"""

@@ -40,6 +40,7 @@ def settings(explanation: Explanation) -> Entries:
         "result": guarantee.result,
         "late": guarantee.late,
         "dead": guarantee.dead,
+        "protected": guarantee.protected,
         "period": 1 if groups is None else groups.period,
         "turns": [[list(meeting.ranks) for meeting in turn] for turn in turns],
         "lasts": [[meeting.lasts for meeting in turn] for turn in turns],

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from thalweg.catalog import Catalog, Guarantee
 from thalweg.coding import is_coded
 from thalweg.errors import UsageError
-from thalweg.facts import Link, Workload
+from thalweg.facts import Link, Workload, counted
 from thalweg.plan import Plan
 from thalweg.report.coded import Coded, RootTraffic, coded
 from thalweg.report.groups import Groups, groups_of
@@ -163,7 +163,7 @@ def _without_rounds(
 
 def among(group: Group) -> str:
     """How many, in words."""
-    workers = "1 worker" if group.size == 1 else f"{group.size} workers"
+    workers = counted(group.size, "worker")
     return f"{workers} in {len(group.racks)} racks" if len(group.racks) > 1 else workers
 
 

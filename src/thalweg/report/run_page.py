@@ -1,4 +1,8 @@
-"""A recorded run as one HTML page: who was late and why, and where everybody's time went."""
+"""A recorded run as one HTML page: who was late and why, and where everybody's time went.
+
+What each rank's steps are made of are bars: what comes one after the other in one, and below it
+what goes on meanwhile. Bars grow with the page, and their text doesn't.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,10 @@ from thalweg.facts import about
 from thalweg.records.episodes import Episode
 from thalweg.records.overview import Account, Overview
 from thalweg.records.timeline import Aligned, Lane
-from thalweg.report.advice_svg import add_patterns
+from thalweg.report.advice_svg import add_patterns, fill
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
 from thalweg.report.page import add, details, page, section, table, written
 from thalweg.report.racks_svg import cluster_text
-from thalweg.report.run_bars import add_rank_bars, foremost
 from thalweg.report.run_course import add_course
 
 MOST_ROWS = 32
@@ -25,6 +28,17 @@ ALIGNED = {
     Aligned.STEPS: "when its steps end",
     Aligned.NOT: "nothing",
 }
+MOST_BARS = 24
+PARTS = {  # of an account, and how it is drawn
+    "computing": ("compute", "computing"),
+    "exposed": ("transfer", "communication that nothing hides"),
+    "waiting": ("waiting", "waiting between steps"),
+}
+MEANWHILE = {
+    "hidden": ("transfer", "communication hidden behind computing"),
+    "encoding": ("encode", "encoding"),
+}
+TALL, THIN = 16, 5
 
 
 def run_page(run: Overview) -> str:
@@ -176,3 +190,63 @@ def _add_notes(main: ET.Element, run: Overview) -> None:
             entries = add(place, "ul")
             for note in notes:
                 add(entries, "li", _sentence(str(note)))
+
+
+def add_rank_bars(parent: ET.Element, accounts: Sequence[Account]) -> None:
+    _add_legend(parent, accounts)
+    longest = max(each.seconds for each in accounts) or 1.0
+    shown, rest = foremost(accounts, MOST_BARS)
+    _add_bars(parent, shown, longest)
+    if rest:
+        _add_bars(details(parent, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest, longest)
+
+
+def foremost(accounts: Sequence[Account], most: int) -> tuple[list[Account], list[Account]]:
+    """Those that compute for longest, and the others; both by rank."""
+    slow = sorted(accounts, key=lambda each: -each.computing)
+    return (
+        sorted(slow[:most], key=lambda each: each.rank),
+        sorted(slow[most:], key=lambda each: each.rank),
+    )
+
+
+def parts_text(account: Account) -> str:
+    values = {name: float(getattr(account, name)) for name in (*PARTS, *MEANWHILE)}
+    return ", ".join(f"{name} {about(value, 's')}" for name, value in values.items() if value > 0)
+
+
+def _add_legend(parent: ET.Element, accounts: Sequence[Account]) -> None:
+    legend = add(parent, "ul", name="legend")
+    for name, (part, words) in (PARTS | MEANWHILE).items():
+        if any(getattr(each, name) > 0 for each in accounts):
+            tall = 14 if name in PARTS else THIN
+            entry = add(legend, "li")
+            swatch = add(entry, "svg", width="22", height=str(tall), aria_hidden="true")
+            fill(add(swatch, "rect", width="22", height=str(tall)), part)
+            add(entry, "span", words)
+
+
+def _add_bars(parent: ET.Element, accounts: Sequence[Account], longest: float) -> None:
+    bars = add(parent, "div", name="bars")
+    for each in accounts:
+        row = add(bars, "div")
+        label = add(row, "div", name="label")
+        add(label, "span", f"rank {each.rank} on {each.host}")
+        add(label, "span", about(each.seconds, "s"), "number")
+        _draw_bars(row, each, longest)
+
+
+def _draw_bars(parent: ET.Element, account: Account, longest: float) -> None:
+    title = f"rank {account.rank}: {parts_text(account)}"
+    height = TALL + 2 + THIN
+    drawn = add(parent, "svg", width="100%", height=str(height), role="img", aria_label=title)
+    add(drawn, "title", title)
+    add(drawn, "rect", name="back", width="100%", height=str(TALL))
+    for parts, top, tall in ((PARTS, 0, TALL), (MEANWHILE, TALL + 2, THIN)):
+        start = 0.0
+        for name, (part, _) in parts.items():
+            share = 100 * float(getattr(account, name)) / longest
+            if share > 0:
+                place = {"x": f"{start:.3f}%", "width": f"{share:.3f}%", "y": str(top)}
+                fill(add(drawn, "rect", height=str(tall), **place), part)
+            start += share

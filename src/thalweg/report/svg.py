@@ -14,8 +14,8 @@ from xml.etree import ElementTree as ET
 
 from thalweg.report.coded_svg import CodedPicture
 from thalweg.report.explanation import Explanation, Scene, among
-from thalweg.report.groups_svg import GroupsPicture
-from thalweg.report.mailbox_svg import MailboxPicture
+from thalweg.report.groups import GroupsPicture
+from thalweg.report.mailbox import MailboxPicture
 from thalweg.report.shapes import line, tip, words
 from thalweg.schedules import Arrow, Kind
 

@@ -11,7 +11,7 @@ the earliest moment on.
 
 Within a step, compute and wait follow one another without a gap, so their slices add up to it.
 Slices of a track don't overlap, so there is nothing to nest. What a trace is written as is told in
-`trace_json.py` and `trace_proto.py`.
+`trace_file.py`.
 """
 
 from __future__ import annotations

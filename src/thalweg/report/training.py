@@ -1,10 +1,11 @@
-"""A picture of several trainings of one job: how fast each step was, and what it led to."""
+"""Pictures of several trainings of one job: how fast each step was, and what it led to."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,3 +70,45 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     ordered = sorted(values)
     last = len(ordered) - 1
     return ordered[last // 4], ordered[last // 2], ordered[3 * last // 4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """One plan's: mean losses and seconds by step, and the quartiles of the steps that count."""
+
+    sync: str
+    losses: Sequence[float]
+    seconds: Sequence[float]
+    quartiles: Sequence[float]
+    events: Mapping[str, int]  # what happened, and after which step
+
+    @property
+    def times(self) -> list[float]:
+        """Seconds of training at the end of each step."""
+        return list(accumulate(self.seconds))
+
+
+def draw_comparison(title: str, courses: Sequence[Course]) -> str:
+    """SVG: loss over time, and the median time of a step with its middle half. Events are dots on
+    the lines: they come at the same step for all, and so at different times."""
+    figure, loss, times = panels(title)
+    for number, course in enumerate(courses):
+        loss.plot(course.times, course.losses, label=course.sync, lw=1.2, color=f"C{number}")
+        for text, step in course.events.items():
+            at = max(step, 1) - 1
+            loss.plot(
+                course.times[at],
+                course.losses[at],
+                marker="o",
+                ms=5,
+                color=f"C{number}",
+                gid=f"{course.sync}: {text}",
+            )
+    loss.set(xlabel="seconds of training")
+    happened = dict.fromkeys(text for course in courses for text in course.events)
+    if happened:
+        loss.set_title("dots: " + "; ".join(happened), fontsize="small", loc="left")
+    if courses:
+        loss.legend(fontsize="small")
+    draw_times(times, {course.sync: course.quartiles for course in courses})
+    return as_svg(figure)

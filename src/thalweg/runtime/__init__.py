@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from thalweg.runtime.engine import Chain, Engine, Task
     from thalweg.runtime.execute import Part, View, flat
     from thalweg.runtime.relay import Relay
-    from thalweg.runtime.threads import run_threads
     from thalweg.runtime.world import World
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "World",
     "arithmetic_of",
     "flat",
-    "run_threads",
 ]
 
 _HOMES = {
@@ -52,7 +50,6 @@ _HOMES = {
     "World": "world",
     "arithmetic_of": "arithmetic",
     "flat": "execute",
-    "run_threads": "threads",
 }
 
 

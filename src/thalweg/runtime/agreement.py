@@ -13,15 +13,15 @@ No rank waits for another, and no clock is read. A seal extends the one before, 
 has first read that one, and the log only grows. A rank holds the number of proposals that it
 has handed out, so that each takes effect once.
 
-A seal is removed, and what it holds is cut from the log, when nobody can be that far behind any
-more: the store doesn't grow with the length of the run. Who reads it again, since it was restarted
-meanwhile, reads the same.
+A seal is removed, and what it holds is cut from the log, when all members have passed it, however
+far apart they are: now and then each writes down where it is. So the store doesn't grow with the
+length of the run. The last seals stay for a rank that was restarted: it reads the same again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from secrets import token_hex
 
@@ -30,7 +30,7 @@ from thalweg.transports.line import Line, Store
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _LOG = "agreement/log"
-KEPT = 32  # seals; the oldest is further behind than any rank that still goes through the steps
+KEPT = 32  # seals that stay; as often each rank looks for older ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +79,21 @@ class Agreement:
     sealed once. Old proposals are not remembered across that; propose them again if they matter.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, period: int = 8) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        period: int = 8,
+        awaits: Callable[[], Iterable[int]] | None = None,
+    ) -> None:
+        """`awaits` are the ranks that may still need old seals: all of them, if it is None."""
         if not 0 <= rank < size or period < 1:
             raise ValueError(f"rank {rank} of {size} with a period of {period} steps")
         self._line = Line(store, rank)
+        self._rank = rank
+        self._awaits = awaits or (lambda: range(size))
         self._period = period
         self._handed_out = 0
         self._sealed: dict[int, _Log] = {}
@@ -125,16 +136,34 @@ class Agreement:
         return [Change(name=name, value=value, step=step) for name, value, _ in new]
 
     def _seal(self, store: Store, step: int) -> _Log:
-        key = f"agreement/seal/{step}"
-        seal = _Log.read(store.compare_set(key, "", _text(store)))
+        seal = _Log.read(store.compare_set(_key(step), "", _text(store)))
         self._sealed[step] = seal
-        old = step - KEPT * self._period
-        if old in self._sealed:
-            store.delete_key(f"agreement/seal/{old}")
-            over = self._sealed.pop(old)
-            if over.proposals:
-                _edit(store, lambda log: log.after(over.stop))
+        if len(self._sealed) > KEPT and step // self._period % KEPT == 0:
+            self._remove_old(store, step)
         return seal
+
+    def _remove_old(self, store: Store, step: int) -> None:
+        """Remove the seals that all ranks have passed, but not the last ones."""
+        store.set(_passed(self._rank), str(step))
+        others = [_passed(rank) for rank in {self._rank, *self._awaits()}]
+        if not store.check(others):
+            return  # one of them isn't that far yet
+        slowest = min(int(passed) for passed in store.multi_get(others))
+        old = sorted(s for s in self._sealed if s < min(slowest, step - KEPT * self._period))
+        for sealed in old:
+            store.delete_key(_key(sealed))
+            over = self._sealed.pop(sealed)
+        if old and over.proposals:
+            _edit(store, lambda log: log.after(over.stop))
+
+
+def _key(step: int) -> str:
+    return f"agreement/seal/{step}"
+
+
+def _passed(rank: int) -> str:
+    """In the store: the step of a seal that this rank has read, and needs no earlier one."""
+    return f"agreement/passed/{rank}"
 
 
 def _text(store: Store) -> str:

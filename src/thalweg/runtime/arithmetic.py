@@ -1,4 +1,5 @@
-"""How values are added on their way: numpy's sums, or torch's for the two-byte floats.
+"""How values are added on their way: numpy's sums, or torch's for the two-byte floats; and what
+codecs have torch compute.
 
 numpy has no bfloat16 and adds float16 one by one; torch does both well. Either way a sum is rounded
 to the values' own type at each addition, in the order of the schedule.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from thalweg.transports import Array
@@ -66,3 +68,30 @@ NUMPY = NumpyArithmetic()
 
 def arithmetic_of(dtype: torch.dtype) -> Arithmetic:
     return TorchArithmetic(dtype) if dtype in (torch.bfloat16, torch.float16) else NUMPY
+
+
+class TorchKernels:
+    """`thalweg.compress.Kernels` by torch: casts that use the vector units, products of thin
+    matrices without a copy. Arrays stay numpy's; torch sees them in place."""
+
+    def narrow(self, source: Array, target: Array) -> None:
+        _half(target).copy_(torch.from_numpy(source))
+
+    def widen(self, source: Array, target: Array) -> None:
+        torch.from_numpy(target).copy_(_half(source))
+
+    def product(self, left: Array, right: Array, out: Array, *, subtract: bool = False) -> None:
+        first, second, result = map(torch.from_numpy, (left, right, out))
+        if subtract:
+            result.addmm_(first, second, alpha=-1)
+        else:
+            torch.mm(first, second, out=result)
+
+
+def _half(array: Array) -> torch.Tensor:
+    """int16 stands for bfloat16, which numpy doesn't have."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.int16 else tensor
+
+
+TORCH_KERNELS = TorchKernels()

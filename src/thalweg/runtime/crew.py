@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from thalweg.errors import RunError, ThalwegError, WorkerFailed
+from thalweg.errors import RunError, ThalwegError, UsageError, WorkerFailed
 from thalweg.runtime.forked import (
     PIPE_NBYTES,
     Failure,
@@ -28,10 +28,9 @@ from thalweg.runtime.forked import (
     fork,
     fork_guard,
 )
-from thalweg.runtime.last_words import LastWords
 from thalweg.runtime.place import Director, Place
 from thalweg.runtime.store_host import fork_store
-from thalweg.runtime.verdict import End
+from thalweg.runtime.verdict import End, LastWords
 
 OnMessage = Callable[[int, dict[str, Any]], None]
 """Called with the rank and what it reported."""
@@ -60,7 +59,9 @@ class _Worker:
         self.restarts = False  # when it has ended
 
     def end(self, code: int) -> End:
-        uncaught = self.last_words.failure if code == 1 else None  # others were only shown
+        words = self.last_words
+        ours = code == UsageError.exit_code and words.line
+        uncaught = words.failure if code == 1 or ours else None  # others were only shown
         return End(rank=self.rank, code=code, failure=self.said or uncaught, result=self.result)
 
     @property
@@ -99,6 +100,8 @@ class Crew:
     killed: list[int] = field(default_factory=list)  # by the director
     signals: list[int] = field(default_factory=list)
     broken: BaseException | None = None
+    _told: list[End] = field(default_factory=list)  # failures that `on_line` has heard of
+    _lines: set[str] = field(default_factory=set)  # last ones of workers, that it has heard
     _ending: bool = False
     _job: Job | None = None
     _guard: tuple[int, int] | None = None
@@ -336,12 +339,28 @@ class Crew:
         if code != 0:
             with suppress(OSError):  # its own children, if it had any
                 os.killpg(worker.pid, signal.SIGKILL)
+        line = worker.last_words.line
+        if line and line not in self._lines and (self._ending or end.failure is None):
+            self._lines.add(line)
+            self._tell(self.on_line, worker.rank, "stderr", line)
         if self._ending:
             return
         if worker.restarts:
             self._start(worker.rank)
         elif not worker.expected and (code != 0 or (self.returns and end.result is None)):
             self._note_failure(end)
+
+    def tell_all_but(self, told: str) -> None:
+        """Tell why others failed than for this reason: each reason once, and none again."""
+        causes = [
+            end
+            for end in reversed(self.failures)
+            if not end.is_consequence() and end not in self._told
+        ]
+        for problem, end in {end.failure.problem: end for end in causes if end.failure}.items():
+            if problem not in told:
+                line = str(end.told(self.place.called(end.rank)))
+                self._tell(self.on_line, end.rank, "stderr", line)
 
     def _note_failure(self, end: End) -> None:
         told = end.told(self.place.called(end.rank)).problem
@@ -353,13 +372,16 @@ class Crew:
         self.failures.append(end)
         alone = not end.is_consequence() and not end.is_mistake()  # others make those as well
         if self._is_spare(end) and alone and not self.done():
-            self._tell(self.on_line, end.rank, "stderr", f"{told}; others go on")
+            is_over = not self.living and self.is_lost()
+            line = told if is_over else f"{told}; others go on"
+            self._tell(self.on_line, end.rank, "stderr", line)
+            self._told.append(end)
 
     def _hear(self, worker: _Worker, stream: str, line: bytes) -> None:
         # Of a line that redraws itself, a progress bar's, the last state is told.
         text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-        if stream == "stderr":
-            worker.last_words.hear(text)
+        if stream == "stderr" and worker.last_words.hear(text):
+            return  # if it is why all end it is told at the end, once for all that say the same
         self._tell(self.on_line, worker.rank, stream, text)
 
     def _receive(self, worker: _Worker, line: bytes) -> None:

@@ -41,13 +41,14 @@ from thalweg.errors import (
 from thalweg.runtime.alarm import Alarm
 from thalweg.runtime.arithmetic import NUMPY, Arithmetic
 from thalweg.runtime.arrivals import Arrival, Arrivals, Encoded
-from thalweg.runtime.execute import LOOK_AROUND, Execution, Part, View, flat
+from thalweg.runtime.execute import Execution, Part, View, flat
 from thalweg.runtime.formation import Formation
 from thalweg.runtime.membership import Membership
 from thalweg.transports import Array, Transport
 from thalweg.transports.line import Store
 
 AT_ONCE = 2  # chains under way
+LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
 SOONER = 0.1  # seconds of waiting after which it looks whether the members are to meet
 GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
 

@@ -23,8 +23,8 @@ from time import monotonic
 
 import numpy as np
 
-from thalweg.errors import PeerLate, ScheduleError, TransportError
-from thalweg.runtime.arithmetic import NUMPY, Arithmetic
+from thalweg.errors import ScheduleError, TransportError
+from thalweg.runtime.arithmetic import Arithmetic
 from thalweg.schedules import Kind, Move, Order, Progress, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Sending, Transport
 
@@ -32,7 +32,6 @@ READY, THERE = 0, 1  # the empty spans under which hands are shaken
 SIGNAL = np.zeros(1, np.uint8)
 View = Callable[[int, int], Array]
 """From a span of chunks to the writable array that holds it on this rank."""
-LOOK_AROUND = 0.5  # seconds of waiting after which `while_waiting` is called
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +83,6 @@ def flat(schedule: Schedule, vector: Array) -> View:
         )
     offsets = schedule.offsets
     return lambda start, stop: vector[offsets[start] : offsets[stop]]
-
-
-def execute(
-    part: Part,
-    transport: Transport,
-    view: View,
-    *,
-    step: int = 0,
-    round_number: int = 0,
-    timeout: float,
-    arithmetic: Arithmetic = NUMPY,
-    while_waiting: Callable[[], None] = lambda: None,
-) -> dict[int, float]:
-    """Do all moves of this rank, in place; PeerLate if they take longer than `timeout` seconds.
-
-    Returns when each peer's first message came, by the clock of `time.monotonic`.
-    `while_waiting` is called now and then, and may raise."""
-    run = Execution(part, transport, view, step, round_number, monotonic() + timeout, arithmetic)
-    while not run.start_ready():
-        try:
-            soon = min(run.deadline, monotonic() + LOOK_AROUND)
-            run.arrive(*transport.receive_any(run.awaited.keys(), soon))
-        except PeerLate:
-            while_waiting()
-            if monotonic() >= run.deadline:
-                raise
-    run.wait_for_sendings()
-    return run.came
 
 
 class Execution:

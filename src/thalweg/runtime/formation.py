@@ -31,6 +31,7 @@ class Standing:
     keeps: bool = False  # what it holds counts though others are further: replicas differ
     stops: bool = False  # all have agreed to stop at this step
     plan: str = ""
+    version: int = 0  # of its parameters, where only one rank has the newest
     lost: tuple[int, ...] = ()  # its connections to these broke
     awaits: tuple[int, ...] = ()  # these it waited for in vain
     why: str = ""  # what made it come, if it knows
@@ -73,13 +74,19 @@ class Formation:
 
     @property
     def source(self) -> int:
-        """The first of those who are furthest, and of these one that has taken the step alone."""
-        return min(self._furthest, key=lambda rank: (not self.standings[rank].is_alone, rank))
+        """Who has the newest parameters, where only one has; else the first of the furthest."""
+        first = self._first
+        return max(self._holders, key=lambda rank: (self.standings[rank].version, rank == first))
+
+    @property
+    def root(self) -> int | None:
+        """The source, if only it has the newest parameters."""
+        return self.source if self.standings[self.source].version else None
 
     @property
     def begins(self) -> int:
         """The first step that all take together: not that which one has taken alone."""
-        return self.place[0] + self.standings[self.source].is_alone
+        return self.place[0] + self.standings[self._first].is_alone
 
     @property
     def start(self) -> tuple[int, int]:
@@ -105,7 +112,7 @@ class Formation:
     def missed(self, rank: int) -> float:
         """How many of the works that this rank comes to before its next safe point aren't its own
         any more. All, if it takes over the state of one that may be beyond them."""
-        own, furthest = self.standings[rank], self.standings[self.source]
+        own, furthest = self.standings[rank], self.standings[self._first]
         if rank in self.takers:
             return 0 if own.doing is Doing.SAFE_POINT else inf
         if own.step < furthest.step or own.works == furthest.works:
@@ -142,9 +149,10 @@ class Formation:
         return self.standings[self.source].plan
 
     @property
-    def _furthest(self) -> list[int]:
-        place = self.place
-        return [rank for rank, standing in self._holders.items() if standing.place == place]
+    def _first(self) -> int:
+        """The first of those who are furthest, and of these one that has taken the step alone."""
+        furthest = [rank for rank, s in self._holders.items() if s.place == self.place]
+        return min(furthest, key=lambda rank: (not self.standings[rank].is_alone, rank))
 
     @property
     def _holders(self) -> dict[int, Standing]:
@@ -189,6 +197,7 @@ def standing_of(data: Mapping[str, object]) -> Standing:
         keeps=bool(data["keeps"]),
         stops=bool(data["stops"]),
         plan=str(data["plan"]),
+        version=int(str(data["version"])),
         lost=tuple(int(rank) for rank in lost),
         awaits=tuple(int(rank) for rank in awaits),
         why=str(data["why"]),

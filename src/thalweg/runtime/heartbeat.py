@@ -5,11 +5,13 @@ still is silent: dead, paused or cut off. Whose number grows while its step does
 wait for it, hangs. How long is too long follows from how regularly signs and steps came before.
 
 A thread of its own does this, on a connection of its own. While the store doesn't answer, nobody
-is judged: then it is this rank that is cut off. A thread that was held up itself forgives all.
+is judged: then it is this rank that is cut off. A thread that was held up itself forgives all. If
+it fails, its rank ends with the error: a rank that can't see others die would wait for them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -36,6 +38,7 @@ TIMES_A_STEP = 10.0
 FIRST_HANG = 120.0  # while it isn't known how long steps take
 SILENT = "silent"  # for so long, who may be dead, paused or cut off
 HELD_UP = 4.0  # signs that this thread itself may be late
+log = logging.getLogger("thalweg")
 
 
 class Sign(NamedTuple):
@@ -47,8 +50,12 @@ class Sign(NamedTuple):
         return f"{self.number} {self.step} {int(self.last)}"
 
     @classmethod
-    def read(cls, text: bytes | str) -> Sign:
-        number, step, last = (int(part) for part in text.split())
+    def read(cls, text: bytes | str) -> Sign | None:
+        """The sign in this text; None if there is none, whoever wrote it."""
+        try:
+            number, step, last = (int(part) for part in text.split())
+        except ValueError:
+            return None
         return cls(number, step, bool(last))
 
 
@@ -186,6 +193,7 @@ class Heartbeat:
         self.step = 0  # of the training thread
         self.answered = monotonic()  # by the store: what is judged is what was seen until then
         self.lost = False  # the store
+        self.failure: RunError | None = None  # of this thread: nobody's death is noticed any more
         self.asks_for_the_end = False  # while this rank comes in
         self.has_ended = False  # the run
         self._rank = rank
@@ -223,13 +231,22 @@ class Heartbeat:
                 store.ask(lambda s: s.set(key_of(self._rank), last))
 
     def _work(self, store: Store, ended: Event) -> None:
-        own = store.clone() if hasattr(store, "clone") else store
         try:
+            try:
+                own = store.clone() if hasattr(store, "clone") else store
+            except RuntimeError:  # it takes no more connections
+                self.lost = self.lost or not ended.is_set()
+                return
             while not ended.is_set():
                 began = monotonic()
-                self._round(own)
+                try:
+                    heard = self._round(own)
+                except RuntimeError:  # torch's DistError is one
+                    self.lost = self.lost or not ended.is_set()
+                    return
                 if ended.is_set():
                     return
+                self._look(*heard)
                 now = monotonic()
                 if now - began > HELD_UP * self.beat:
                     self.records.forgive(now)
@@ -237,20 +254,25 @@ class Heartbeat:
                 ended.wait(self.beat)
                 if monotonic() - self.answered > HELD_UP * self.beat:
                     self.records.forgive(monotonic())
-        except RuntimeError:  # torch's DistError is one
-            if not ended.is_set():
-                self.lost = True
+        except Exception as error:
+            log.exception("the failure detector of rank %d has failed", self._rank)
+            self.failure = RunError(
+                f"the failure detector of rank {self._rank} has failed: {type(error).__name__}: "
+                f"{error}",
+                "start this rank again; what it logged tells where the error is",
+            )
 
-    def _round(self, store: Store) -> None:
+    def _round(self, store: Store) -> tuple[int, int]:
+        """The last muster that was called, and the last that was asked for."""
         self._number += 1
         store.set(key_of(self._rank), Sign(self._number, self.step).text())
         others = [rank for rank in self._members() if rank != self._rank]
         for rank, text in zip(others, _signs(store, others), strict=True):
-            if text is not None:
-                self.records.note(rank, Sign.read(text), monotonic())
+            if text is not None and (sign := Sign.read(text)) is not None:
+                self.records.note(rank, sign, monotonic())
         if self.asks_for_the_end:
             self.has_ended = store.check([ENDED])
-        self._look(store.add(CALLED, 0), store.add(WISHED, 0))
+        return store.add(CALLED, 0), store.add(WISHED, 0)
 
 
 CALLED = "muster"  # in the store: the number of the last one

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from ipaddress import ip_address
@@ -77,11 +77,17 @@ def find_seat(environment: Mapping[str, str]) -> Seat:
 
 
 def find_cluster(
-    given: Cluster | str | Path | None, size: int, environment: Mapping[str, str]
+    given: Cluster | str | Path | None,
+    size: int,
+    environment: Mapping[str, str],
+    hosts: Callable[[], Sequence[str]] | None = None,
 ) -> Cluster:
     """What is known of the network: as given, or the file that the environment names, or else one
-    rack of hosts that are all alike."""
-    given = given or environment.get(CLUSTER_VARIABLE) or _nothing_known(size)
+    rack of hosts that are all alike: those that `hosts` names, rank by rank, or one a worker."""
+    given = given or environment.get(CLUSTER_VARIABLE)
+    if not given:
+        flat = Cluster.flat(size) if hosts is None else Cluster.of_hosts(hosts())
+        given = replace(flat, assumed=(*flat.assumed, ONE_RACK))
     known = given if isinstance(given, Cluster) else read_cluster(Path(given))
     if known.workers != size:
         raise UsageError(
@@ -89,11 +95,6 @@ def find_cluster(
             "start as many as it has, or describe those that were started",
         )
     return known
-
-
-def _nothing_known(size: int) -> Cluster:
-    flat = Cluster.flat(size)
-    return replace(flat, assumed=(*flat.assumed, ONE_RACK))
 
 
 def open_store(seat: Seat, timeout: float) -> Store:

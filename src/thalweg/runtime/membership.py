@@ -41,6 +41,7 @@ HANGS = "alive, but doesn't get on"
 THROUGH = "through"  # with its training: nobody has lost it
 UNREACHED, LONGEST_UNREACHED = 5.0, 30.0  # the same for one with which they got nowhere
 FRUITLESS = 3  # formations in a row that got nowhere, until one is left out
+VOID = b"void"  # in the place of a formation that was never agreed on
 ON_EVERY_RANK = "call run.consensus, run.average and run.save on every rank"
 
 Calls = Callable[[int], bool]
@@ -64,6 +65,7 @@ class Membership:
         self._lost: set[int] = set()
         self._awaits: set[int] = set()
         self._why = ""
+        self._is_outdated = False  # others went on without this rank, which has no state since
         self._back_off = 0.0  # seconds that it stayed away before it came in
         self._came_in = -LONGEST_UNREACHED  # when that was
         self._lock = Lock()
@@ -90,7 +92,8 @@ class Membership:
     @property
     def is_called(self) -> bool:
         """Whether there is a muster to go to."""
-        return self._called > self.formation.number or self._heartbeat.lost
+        failed = self._heartbeat.failure is not None  # whoever comes is told
+        return self._called > self.formation.number or self._heartbeat.lost or failed
 
     @property
     def is_stranded(self) -> bool:
@@ -108,10 +111,18 @@ class Membership:
             self._heartbeat.asks_for_the_end = False
 
     def refuse_if_called(self) -> None:
+        self._refuse_if_blind()
         if self._heartbeat.has_ended:
             self._line.ask(self._refuse_if_ended)
         if self.is_called:
             raise Interrupted(f"the members of formation {self.formation.number} meet anew")
+
+    def refuse_if_outdated(self) -> None:
+        """Interrupted if the store has a later formation: others went on without this rank, which
+        may not have noticed it, since its process was stopped."""
+        newest = self._line.ask(_newest)
+        if newest is not None and newest.number > self.formation.number:
+            raise Interrupted(f"formation {newest.number} has followed {self.formation.number}")
 
     def refuse_if_wanted(self) -> None:
         """The same at a safe point, where those are let in who ask for it."""
@@ -167,14 +178,9 @@ class Membership:
         """Agree with the others on the next formation, and be in it. RunError if that can't be."""
         deadline = monotonic() + self._timeout
         standing = self._with_reasons(standing)
-        newest = self._line.ask(_newest)
-        is_later = newest is not None and newest.number > self.formation.number
-        if newest is not None and is_later and self.rank not in newest.members:
-            self.formation = newest  # it was left out, and hasn't heard of it yet
-            standing = _joining(standing)
-        number = self._call(standing)
-        while True:
-            formation = self._formed(number, standing, deadline)
+        while monotonic() <= deadline:
+            standing = self._after_the_newest(standing)
+            formation = self._formed(self._call(standing), standing, deadline)
             if formation is not None:
                 if formation.problem:
                     raise RunError(formation.problem, ON_EVERY_RANK)
@@ -187,15 +193,27 @@ class Membership:
                     for rank in (*formation.left, *formation.joined):
                         self._heartbeat.records.forget(rank, monotonic())
                     self.absent = {}
+                    self._is_outdated = False
                     return formation
+                self._is_outdated = True
                 standing = _joining(standing)
                 if formation.left.get(self.rank) == NOT_REACHED:
                     self._stay_away()
                     deadline = monotonic() + self._timeout
                 sleep(BACK_OFF)
-            if monotonic() > deadline:
-                raise self._nobody_came()
-            number = self._call(standing)
+        raise self._nobody_came()
+
+    def _after_the_newest(self, standing: Standing) -> Standing:
+        """The standing of this rank after the newest formation in the store. A rank joins that was
+        left out of it, or is to be given a state there, or that holds another formation with the
+        same number, from another store. It joins until it is in a formation that it has come to."""
+        newest, own = self._line.ask(_newest) or self.formation, self.formation
+        is_same = (newest.number, newest.members) == (own.number, own.members)
+        if newest.number >= own.number and not is_same:
+            self.formation = newest
+            holds = self.rank in newest.members and self.rank not in newest.joined
+            self._is_outdated |= newest.number == own.number or not holds
+        return _joining(standing) if self._is_outdated else standing
 
     def _with_reasons(self, standing: Standing) -> Standing:
         """What made this rank come, to be told once."""
@@ -257,10 +275,11 @@ class Membership:
         self._line.ask(lambda store: _append(store, _ready(number), entry))
         complete: float | None = None
         while monotonic() <= deadline:
+            self._refuse_if_blind()
             self._line.ask(self._refuse_if_ended)
             called, text, ready = self._line.ask(lambda store: _state(store, number))
             if text is not None:
-                return Formation.of_text(text)
+                return None if text == VOID else Formation.of_text(text)
             if called > number:
                 return None
             offer = None if standing.joins else self._offer(number, ready)
@@ -270,16 +289,27 @@ class Membership:
                 complete = complete or monotonic()
                 first = min(rank for rank in ready if not ready[rank].joins) == self.rank
                 if first or monotonic() - complete > HELP:
-                    self._write_down(offer)
+                    if not self._write_down(offer):
+                        return None
                     continue
             sleep(PAUSE)
         return None
 
-    def _write_down(self, offer: Formation) -> None:
-        """Unless another did so first."""
+    def _write_down(self, offer: Formation) -> bool:
+        """Offer this formation to the store, which takes the first with its number. False if there
+        is one between this rank's own and the offered one: then what this rank knows is old. Until
+        then each number between is made void, so that nobody can use it any more."""
         left = {rank: self._with_last_words(rank, why) for rank, why in offer.left.items()}
         key, text = _key(offer.number), replace(offer, left=left).text()
-        self._line.ask(lambda store: store.compare_set(key, "", text))
+        skipped = [_key(number) for number in range(self.formation.number + 1, offer.number)]
+
+        def write(store: Store) -> bool:
+            if any(store.compare_set(between, "", VOID.decode()) != VOID for between in skipped):
+                return False
+            store.compare_set(key, "", text)
+            return True
+
+        return self._line.ask(write)
 
     def _offer(self, number: int, ready: Mapping[int, Standing]) -> Formation | None:
         """The formation of those who have come; None while others may come, or too few have."""
@@ -339,6 +369,11 @@ class Membership:
         key = key_of(rank, self.formation.number)
         seen = self._line.ask(lambda store: last_seen(store, key))
         return f"{why}, last seen {seen}" if seen else why
+
+    def _refuse_if_blind(self) -> None:
+        """A rank that can't see others die is of no use to them."""
+        if self._heartbeat.failure is not None:
+            raise self._heartbeat.failure
 
     def _refuse_if_ended(self, store: Store) -> None:
         if store.check([ENDED]):
@@ -401,8 +436,8 @@ def _append(store: Any, key: str, text: str) -> None:
 def _newest(store: Store) -> Formation | None:
     """The last formation that was written down."""
     for number in range(store.add(CALLED, 0), 0, -1):
-        if store.check([_key(number)]):
-            return Formation.of_text(store.get(_key(number)))
+        if store.check([_key(number)]) and (text := store.get(_key(number))) != VOID:
+            return Formation.of_text(text)
     return None
 
 

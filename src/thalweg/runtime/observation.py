@@ -4,7 +4,8 @@ The training thread hands in each step when it is over, and goes on. A few times
 thread writes what came to the rank's journal, and puts the last steps into the store, with what the
 rank is doing now. The first of the members reads what all have put there, judges it
 (`records.judging`), tells the others, and logs a line when the answer has changed. Whoever holds up
-the others for long is named before that, with what it is doing.
+the others for long is named before that, with what it is doing. In the same way it compares the
+digests of replicas that are to be equal.
 
 Nothing here can hurt the training: a store that is gone or slow, and a disk that is full, end the
 observing alone.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,15 +23,15 @@ from threading import Event, Thread
 from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
+from thalweg.errors import ranks_text
 from thalweg.facts import Cluster
 from thalweg.records import Encoding, Flow, Judge, Late, Note, Opening, Report, Round, Step, Tally
 from thalweg.records.journal import Journal
 from thalweg.records.late import told
 from thalweg.records.record import Record
-from thalweg.runtime.activity import Activity, key_of
+from thalweg.runtime.activity import Activity, Hangs, key_of
 from thalweg.runtime.arrivals import Arrivals
 from thalweg.runtime.clocks import CommonClock
-from thalweg.runtime.hangs import Hangs
 from thalweg.runtime.neighbours import Neighbours, own_addresses
 from thalweg.runtime.world import World
 from thalweg.transports.tcp import Connections, Sent
@@ -39,8 +40,11 @@ BEAT, RANKS_A_SECOND = 0.5, 50.0  # seconds between two looks; of many ranks mor
 HANDED_IN = 4096  # steps that may wait for this thread
 TOLD, TOLD_FOR = 32, 4  # steps at most, and beats for which each is told
 KEPT = 1000  # changes
+COMPARED_EVERY = 64  # steps, of replicas that are to be equal
+DIGESTS = 64  # told: those of a rank that is late are still compared with the others'
 LATE = "late"  # in the store: the answer
 log = logging.getLogger("thalweg")
+Digests = Mapping[int, int]  # of parameters, by the number of steps taken
 
 
 class _Begun(NamedTuple):
@@ -55,6 +59,13 @@ class _Over(NamedTuple):
 
     step: Step
     sent: Sequence[Sent]
+
+
+class _Held(NamedTuple):
+    """The digest of this rank's parameters after so many steps."""
+
+    steps: int
+    digest: int
 
 
 class Observation:
@@ -81,7 +92,10 @@ class Observation:
         self._arrivals = arrivals
         self._version = version  # of this package
         self._journal = journal
-        self._handed_in: deque[_Begun | _Over] = deque([_Begun(world, sync)], maxlen=HANDED_IN)
+        self.difference = ""  # as the first sees it, between replicas that are to be equal
+        self._digests: deque[_Held] = deque(maxlen=DIGESTS)
+        self._handed_in: deque[_Begun | _Over | _Held] = deque(maxlen=HANDED_IN)
+        self._handed_in.append(_Begun(world, sync))
         self._records: deque[Record] = deque(maxlen=HANDED_IN)
         self._told: deque[tuple[int, Report]] = deque(maxlen=TOLD)
         self._beats = 0
@@ -110,6 +124,9 @@ class Observation:
 
     def hand_in(self, step: Step, sent: Sequence[Sent]) -> None:
         self._handed_in.append(_Over(step, sent))
+
+    def hand_in_digest(self, steps: int, digest: int) -> None:
+        self._handed_in.append(_Held(steps, digest))
 
     def note(self, topic: str, step: int, text: str) -> None:
         self._records.append(Note(at=monotonic(), step=step, topic=topic, text=text))
@@ -156,6 +173,7 @@ class Observation:
         self._world = world
         self._judge.form(world.members)
         self._told.clear()
+        self._digests.clear()
         host, rack = self._cluster.host(self.rank), self._cluster.rack(self.rank)
         self._records.append(
             Opening(
@@ -183,6 +201,9 @@ class Observation:
             one = self._handed_in.popleft()
             if isinstance(one, _Over):
                 taken.append(one)
+                continue
+            if isinstance(one, _Held):
+                self._digests.append(one)
                 continue
             self._add(taken)
             taken = []
@@ -257,6 +278,7 @@ class Observation:
             "asked": self.clock.asked,
             "tally": self.tallies[self.rank].entries(),
             "steps": [report.entries() for _, report in self._told],
+            "digests": list(self._digests),
         }
         store.set(key_of(self.rank), json.dumps(told_now))
 
@@ -272,6 +294,8 @@ class Observation:
         before, late = self.late, self._judge.judge()
         if self._learn(self._judge.newest, late):
             log.warning("%s", told(late, before))
+        told_by = {rank: dict(entries["digests"]) for rank, entries in heard.items()}
+        self.difference = difference(told_by, len(self._world.members))
         if late or before:
             answer = {"step": self._judge.newest, "late": [each.entries() for each in late]}
             store.set(LATE, json.dumps(answer))
@@ -305,3 +329,20 @@ class Observation:
             records.append(self._records.popleft())
         if self._journal is not None and records:
             self._journal.add(records)
+
+
+def difference(told: Mapping[int, Digests], members: int) -> str:
+    """Who holds something else than most, after as many steps; empty if nobody does. A step is
+    judged when all members have told of it, or of a later one."""
+    reached = min((max(digests, default=0) for digests in told.values()), default=0)
+    if len(told) < members:
+        return ""
+    for step in sorted({s for digests in told.values() for s in digests if s <= reached}):
+        held = {rank: digests[step] for rank, digests in told.items() if step in digests}
+        [(usual, times), *others] = Counter(held.values()).most_common()
+        if others:
+            apart = [rank for rank in sorted(held) if held[rank] != usual]
+            most = 2 * times > len(held)
+            who, than = (apart, " from the others'") if most else (sorted(held), "")
+            return f"the parameters of {ranks_text(who)} differ{than} after step {step}"
+    return ""

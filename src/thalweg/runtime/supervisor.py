@@ -8,6 +8,7 @@ error, Ctrl-C or SIGKILL, no worker stays behind.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -61,6 +62,8 @@ def run_workers(
 
     def limited(rank: int, report: Report) -> Any:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
+        log = logging.getLogger("thalweg")
+        log.setLevel(log.level or logging.WARNING)  # who forks has its own way of telling
         return work(rank, report)
 
     crew = Crew(
@@ -130,9 +133,9 @@ def _supervise(crew: Crew, work: Work, grace: float, timeout: float | None, debu
     if crew.signals:
         raise KeyboardInterrupt
     if crew.has_failed() or crew.is_lost():
-        raise verdict(
-            crew.size, crew.failures, crew.killed, crew.place.called, crew.spare
-        ) from None
+        why = verdict(crew.size, crew.failures, crew.killed, crew.place.called, crew.spare)
+        crew.tell_all_but(why.problem)
+        raise why from None
     if overdue:
         raise WorkerFailed(
             f"ranks {overdue} weren't done after {timeout:g} s",

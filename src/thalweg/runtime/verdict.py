@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ def verdict(
         failure = said.pop()
         if failure is not None and failure.exit_code == UsageError.exit_code:
             return UsageError(failure.problem, failure.remedy)
+        if failure is not None and size > 1:
+            return WorkerFailed(f"every rank: {failure.problem}", failure.remedy)
     causes = [end for end in failures if not end.is_consequence()]
     causes.sort(key=lambda end: end.rank in spare)
     first = (causes or failures)[0]
@@ -97,3 +100,40 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class LastWords:
+    """Why a program failed, read off its standard error line by line, since it can't tell the
+    supervisor otherwise: the one line that Thalweg ends a worker with, or the last line of a
+    traceback. `failure` is the last one that it told, and `line` the line of Thalweg's that told
+    it."""
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self.line = ""
+        self._in_traceback = False
+
+    def hear(self, line: str) -> bool:
+        """Whether this is the line that Thalweg ends a worker with."""
+        line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's, once there is a process group
+        if line.startswith("thalweg: "):
+            problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
+            problem = re.sub(r"^rank \d+: ", "", problem)  # who it was is told anyway
+            kind = PeerFailed.__name__ if re.match(r"rank \d+ gave up: ", problem) else ""
+            self.failure = Failure(kind=kind, problem=problem, remedy=remedy, exit_code=1)
+            self.line = line
+            return True
+        if line.startswith("Traceback (most recent call last)"):
+            self._in_traceback = True
+        elif self._in_traceback and line and not line.startswith(" "):
+            self._in_traceback = False
+            self.failure = _uncaught(line)
+        return False
+
+
+def _uncaught(line: str) -> Failure:
+    name, colon, text = line.partition(":")
+    kind = name.rpartition(".")[2]
+    return Failure(
+        kind=kind, problem=f"{kind}{colon}{text}", remedy="its traceback is above", exit_code=1
+    )

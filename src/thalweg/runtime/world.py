@@ -52,6 +52,7 @@ class World:
     address: str
     timeout: float  # seconds
     name: str  # of this run, in the store
+    rooms: str = ""  # the part of its store that this one has to itself
     seat: Seat | None  # None: the store is torch's process group's
     protection: Protection = field(default_factory=Protection)  # of our own connections
     restarted: bool = False  # another process had this seat before
@@ -132,12 +133,14 @@ class World:
 
     def post(self, queue: int) -> Post:
         """For letters, which may be lost; so many may wait for one peer."""
-        return Post(self.rank, self.store, self.address, queue, self.protection)
+        return Post(
+            self.rank, self.store, self.address, queue, self.protection, self.name + self.rooms
+        )
 
     def room(self, name: str) -> World:
         """The same, with a part of the store to itself."""
-        store = PrefixStore(name, self.store)
-        return replace(self, store=store, line=Line(store, self.rank))
+        store, rooms = PrefixStore(name, self.store), f"{self.rooms}/{name}"
+        return replace(self, store=store, line=Line(store, self.rank), rooms=rooms)
 
     def alarm(self) -> Alarm:
         return Alarm(self.store, self.rank, self.members)

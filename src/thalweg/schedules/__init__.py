@@ -1,7 +1,6 @@
 """Who sends what to whom: moves, schedules, and the check that they keep their promise."""
 
-from thalweg.schedules.check import check
-from thalweg.schedules.check_code import check_code
+from thalweg.schedules.check import check, check_code
 from thalweg.schedules.coded import coded_tree
 from thalweg.schedules.collectives import (
     all_gather,

@@ -17,16 +17,20 @@ steps. Where that isn't so (all racks of two, several slow hosts in a small rack
 is left to whole racks, windows are made shorter, and at last nothing is kept apart.
 
 Figures are those of DS-Sync (Wang et al., 2022).
+
+Pairs rotate by the circle method: everybody meets everybody in as few turns as can be. One stands
+still, the others move one seat on at each turn, and those who sit opposite meet. With an odd number
+the seat of the one who stands still is empty: who sits opposite has a bye.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import lcm
+from typing import TypeVar
 
-from thalweg.schedules import round_robin
 from thalweg.schedules.contention import LONGEST, Contention
 from thalweg.schedules.group import Group
 from thalweg.schedules.meeting import Meeting, connected
@@ -34,6 +38,7 @@ from thalweg.schedules.meeting import Meeting, connected
 LOOKED_AT = 2048  # steps, where a period is longer
 
 Members = tuple[int, ...]
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=64)
@@ -82,11 +87,9 @@ class Table:
         racks = self.group.racks
         fast = [len(rack) - sum(map(self._is_slow, rack)) for rack in racks]
         shuffled = lcm(*map(len, racks), *(number for number in fast if number))
-        between = round_robin.turns(len(self._near)) if self.contention.pairs else 1
+        between = circle_turns(len(self._near)) if self.contention.pairs else 1
         steps = (2 if self.whole_racks else 1) * lcm(shuffled, between)
-        windows = [
-            window * lcm(shuffled, round_robin.turns(len(racks))) for window in self._windows
-        ]
+        windows = [window * lcm(shuffled, circle_turns(len(racks))) for window in self._windows]
         rests = 2 * max(self._windows, default=1) if any(map(self._rests, racks)) else 1
         return lcm(steps, rests, *windows)
 
@@ -155,7 +158,7 @@ class Table:
 
     def _envoys(self, turn: int, away: set[int]) -> Iterator[Members]:
         racks = self.group.racks
-        for one, other in round_robin.pairs(range(len(racks)), turn):
+        for one, other in circle_pairs(range(len(racks)), turn):
             if max(self._pace(racks[one]), self._pace(racks[other])) == 1:
                 continue
             sent = [self._delegate(racks[rack], turn, away) for rack in (one, other)]
@@ -221,7 +224,7 @@ class Table:
         """Their representatives."""
         found = [self._delegate(rack, turn, away) for rack in self._near]
         if self.contention.pairs:
-            for one, other in round_robin.pairs(found, turn):
+            for one, other in circle_pairs(found, turn):
                 if one is not None and other is not None:
                     yield (one, other)
             return
@@ -242,3 +245,21 @@ class Table:
 def _from(rack: Members, turn: int) -> Members:
     first = turn % len(rack)
     return (*rack[first:], *rack[:first])
+
+
+def circle_pairs(members: Sequence[T], turn: int) -> list[tuple[T, T]]:
+    """Who meets whom at this turn."""
+    moving: list[T | None] = list(members) if len(members) % 2 else list(members[:-1])
+    standing = None if len(members) % 2 else members[-1] if members else None
+    if not moving:
+        return []
+    shift = turn % len(moving)
+    seats = [*moving[shift:], *moving[:shift]]
+    opposite = [(seats[i], seats[-i]) for i in range(1, (len(seats) + 1) // 2)]
+    met = [(seats[0], standing), *opposite]
+    return [(one, other) for one, other in met if one is not None and other is not None]
+
+
+def circle_turns(number: int) -> int:
+    """After so many, everybody has met everybody, and it begins anew."""
+    return max(1, number if number % 2 else number - 1)

@@ -7,60 +7,71 @@ gradients, and so does nothing; when it has "stepped", the new parameters are pu
     worker    backward ── gradients ──> root: takes a step
               parameters in place <── parameters as they are then
 
-The root is a worker too: the server has a thread of its own there.
+The root is a worker too: the server has a thread of its own there. When the members of the run meet
+anew, whoever has the newest parameters is the root from then on: the one before, if it is left. A
+gradient whose answer has not come by then is sent again, and applied if it was not before.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from copy import deepcopy
+from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Condition, Thread
-from time import monotonic
-from typing import Any, Protocol
+from threading import Thread
+from time import monotonic, sleep
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from thalweg.compress import arrange
 from thalweg.errors import PeerLost, RunError
 from thalweg.facts import Size
 from thalweg.runtime import Alarm, World
 from thalweg.training.carriers import Fill
-from thalweg.training.compression import CompressedBucket, Compression
+from thalweg.training.compression import CompressedBucket
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.held import Slots
-from thalweg.training.layout import FlatBucket
-from thalweg.training.parameter_server import ParameterServer
-from thalweg.training.parcel import Parcels
+from thalweg.training.layout import FlatBucket, Layout
+from thalweg.training.parameter_server import NOT_HERE, ParameterServer
 from thalweg.transports import Array
 from thalweg.transports.post import Letter, Post, Sort
 
-GRACE = 2.0  # seconds for a peer whose connection is down to come back
-LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
-OVERDUE = 5.0  # seconds without an answer after which a request is repeated
+LOOK_AROUND = 0.1  # seconds of waiting after which the alarm is listened to
+PATIENCE = 2.0  # seconds without an answer after which it is asked for, at least
+TIMES_TRANSFER = 4.0  # ... and so many times what the longest answer took from its first byte on
+SILENT = 1.0  # seconds since the last letter of one that gives no sign of life either
+PAUSE = 0.01  # seconds between two looks at who is through
 log = logging.getLogger("thalweg")
 
 
-class Box(Protocol):
-    """Where a worker's letters go: each push of all buckets, and each meeting, has one answer."""
+@dataclass(slots=True)
+class Ledger:
+    """Which gradients are in this rank's parameters: of each worker all up to a number. `own` is
+    the number of its own last one, which may be on its way."""
 
-    def push(self, bucket: int, gradients: Array) -> None: ...
+    applied: dict[int, int] = field(default_factory=dict)
+    own: int = 0
 
-    def meet(self) -> None: ...
+    @property
+    def version(self) -> int:
+        """The higher, the newer are the parameters."""
+        return sum(self.applied.values())
 
-    def answer(self) -> list[Array]:
-        """Wait for the parameters, bucket by bucket."""
-        ...
 
-    def part(self, seconds: float) -> bool:
-        """Leave; the root waits for the others to do so, and says whether they did."""
-        ...
+class Letters(Protocol):
+    """The way to the server and back; letters may be lost."""
+
+    def send(self, letter: Letter) -> bool: ...
+
+    def receive(self, seconds: float | None) -> list[Letter]: ...
 
 
 class AsynchronousAverager(GradientAverager):
-    """`root` is the rank that has the server."""
+    """`root` is the rank that has the server; this one has taken so many `steps`, and so have the
+    others, unless they have met `anew`."""
 
     def __init__(
         self,
@@ -72,32 +83,45 @@ class AsynchronousAverager(GradientAverager):
         root: int,
         staleness: int,
         bucket: Size,
-        compression: Compression | None = None,
+        steps: int,
+        anew: bool,
+        ledger: Ledger,
         broken_off: Callable[[], None] = lambda: None,
     ) -> None:
-        arranged = arrange if compression is None else compression.arrange
-        layout = layout_of(parameters, bucket, arranged)
-        post = world.post(4 * len(layout.buckets))
-        try:
-            others = [rank for rank in world.members if rank != root]
-            post.meet(others if world.rank == root else [root], monotonic() + world.timeout)
-        except BaseException:
-            post.close()
-            raise
+        layout = layout_of(parameters, bucket)
         self._optimizer = optimizer
         held = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
         self._served = {name for name, p in parameters.items() if id(p) in held}
-        self._near: NearBox | None = None
+        self._ledger = ledger
+        self._answered = self._closed = False
+        self._world, self._alarm, self._root = world, alarm, root
+        self._post = world.post(4 * (1 + len(layout.buckets)))
+        self._server: ServerThread | None = None
         if world.rank == root:
-            buffers = layout_of(parameters, bucket, arranged)
-            server = ParameterServer(parameters, optimizer, buffers, world.members, staleness)
-            if compression is not None:
-                server.unpack = Parcels(buffers, compression, root).unpack
-            self._near = NearBox(post, server, alarm, world)
-        self._box: Box = self._near or FarBox(post, root, alarm, world, len(layout.buckets))
-        parcels = None if compression is None else Parcels(layout, compression, world.rank)
-        super().__init__(parameters, layout, _Carrier(self._box, parcels), broken_off)
-        self._answered = False
+            buffers = layout_of(parameters, bucket)
+            clocks = dict.fromkeys(world.members, NOT_HERE if anew else steps)
+            server = ParameterServer(
+                parameters, optimizer, buffers, clocks, staleness, ledger.applied
+            )
+            self._server = ServerThread(server, self._post, alarm, world)
+        self._requests = Requests(
+            self._server or self._post, root, world.rank, layout, ledger, self._look, world.timeout
+        )
+        super().__init__(parameters, layout, self._requests, broken_off)
+        try:
+            self._find_the_root()
+            if anew:
+                self._requests.ask(Sort.ASK, steps)
+                self._put_in_place()
+        except BaseException:
+            self.break_off()
+            raise
+
+    @property
+    def behind(self) -> int:
+        """Steps that this worker is to leave out: the others did without it meanwhile."""
+        behind, self._requests.behind = self._requests.behind, 0
+        return behind
 
     def after_step(self) -> None:
         """The script's optimizer had nothing to do; here is what the server made of it."""
@@ -108,18 +132,48 @@ class AsynchronousAverager(GradientAverager):
     def settle(self) -> None:
         """Meet all others: everybody has the same parameters then, and the root the optimizer's
         state."""
-        self._box.meet()
-        for bucket, array in zip(self._layout.buckets, self._box.answer(), strict=True):
-            bucket.take(array)
+        self._requests.ask(Sort.MEET)
         self._put_in_place()
-        if self._near is not None:
-            own = self._optimizer.state_dict()
-            self._optimizer.load_state_dict({**own, "state": self._near.optimizer_state})
+        if self._server is not None:
+            self._load(self._server.server.slots)
+
+    def repeat(self) -> None:
+        self._ledger.own -= 1  # it is the same gradient
+        super().repeat()
 
     def part(self, seconds: float) -> bool:
-        return self._box.part(seconds)
+        """Leave; the root waits for the others to do so, and says whether they did."""
+        if self._closed:
+            return True
+        self._requests.leave()
+        left = self._server is None or self._server.is_left(monotonic() + seconds)
+        self._close()
+        return left
+
+    @torch.no_grad()
+    def break_off(self) -> None:
+        """The root has the newest parameters of all, with the optimizer's state."""
+        super().break_off()
+        self._close()
+        if self._server is not None:
+            server = self._server.server
+            for name, parameter in server.parameters.items():
+                self._parameters[name].copy_(parameter)
+            self._ledger.applied = dict(server.applied)
+            self._load(server.optimizer.state_dict()["state"])
+
+    def _load(self, slots: dict[str, object]) -> None:
+        own = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**own, "state": slots})
+
+    def _close(self) -> None:
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+        self._post.close()
 
     def _commit(self) -> None:
+        self.is_good = not self.bad
         self._answered = True
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -131,13 +185,56 @@ class AsynchronousAverager(GradientAverager):
                 if name in self._served:
                     self._parameters[name].copy_(view)
 
+    def _find_the_root(self) -> None:
+        deadline = monotonic() + self._world.timeout
+        while self._server is None:
+            with suppress(PeerLost):
+                self._post.meet([self._root], min(deadline, monotonic() + LOOK_AROUND))
+                return
+            if monotonic() >= deadline:
+                self._post.meet([self._root], deadline)
+            self._look()
 
-class _Carrier:
-    def __init__(self, box: Box, parcels: Parcels | None) -> None:
-        self._box = box
-        self._parcels = parcels
-        self._sent: list[FlatBucket] = []
-        self._step = 0  # of this worker
+    def _look(self) -> None:
+        """Now and then while this rank waits: raises what is reason to stop."""
+        if self._server is not None and self._server.broken is not None:
+            raise self._server.broken
+        membership = self._world.membership
+        if membership is not None:
+            if self._post.is_down(self._root):
+                membership.broke(self._root)
+            membership.refuse_if_called()
+        heard = self._alarm.heard()
+        if heard is not None:
+            raise heard
+
+
+class Requests:
+    """The carrier of gradients to the server. Each request has a number, and one answer. One that
+    is overdue is asked for, ever less often; the request itself goes again only if it was lost."""
+
+    def __init__(
+        self,
+        letters: Letters,
+        root: int,
+        rank: int,
+        layout: Layout,
+        ledger: Ledger,
+        look: Callable[[], None],
+        timeout: float,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.behind = 0
+        self._letters = letters
+        self._root = root
+        self._rank = rank
+        self._layout = layout
+        self._ledger = ledger
+        self._look = look
+        self._timeout = timeout
+        self._patience = patience
+        self._number = 0
+        self._said: list[Letter] = []
 
     @property
     def compressed(self) -> Collection[CompressedBucket]:
@@ -148,220 +245,146 @@ class _Carrier:
         return {}
 
     def begin(self) -> None:
-        self._sent.clear()
+        self._number += 1
+        self._ledger.own += 1
+        self._said = []
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         fill(1.0)
-        self._sent.append(bucket)
-        if self._parcels is None:
-            self._box.push(bucket.index, bucket.vector.copy())
-        else:
-            self._box.push(bucket.index, self._parcels.pack(bucket, self._step))
+        gradient = bucket.vector.copy()
+        self._say(Sort.ANSWER, bucket.index, self._ledger.own, gradient)
 
     def finish(self) -> None:
-        self._step += 1
-        answer = self._box.answer()
-        for bucket in self._sent:
-            bucket.take(answer[bucket.index])
+        """Wait for the parameters, and put them into the buckets."""
+        came: dict[int, Array] = {}
+        serial, first, patience = -1, 0.0, self._patience
+        last = asked = monotonic()
+        while len(came) <= len(self._layout.buckets):
+            letters = self._letters.receive(LOOK_AROUND)
+            for letter in letters:
+                if letter.step != self._number:
+                    continue
+                if letter.sort is Sort.HURRY:
+                    for said in self._said:
+                        self._letters.send(said)
+                elif letter.covered >= serial and letter.array is not None:
+                    last = asked = monotonic()
+                    if letter.covered > serial:  # of several answers the last, and all of that
+                        serial, first, came = letter.covered, last, {}
+                    came[letter.piece] = letter.array
+            if not letters:
+                self._look()
+            if monotonic() >= asked + patience:
+                self._letters.send(Letter(self._root, Sort.FOLLOW, self._number))
+                asked, patience = monotonic(), 2 * patience
+            if monotonic() >= last + self._timeout:
+                raise RunError(
+                    f"rank {self._rank} waited {self._timeout:g} s for the parameters",
+                    "look at what the others do, or allow more time with timeout=",
+                )
+        self._patience = max(self._patience, TIMES_TRANSFER * (last - first))
+        self._take([came[piece] for piece in sorted(came)])
+
+    def ask(self, sort: Sort, steps: int = 0) -> None:
+        """The same without gradients."""
+        self._number += 1
+        self._said = []
+        self._say(sort, 0, steps)
+        self.finish()
+
+    def leave(self) -> None:
+        self._letters.send(Letter(self._root, Sort.LEAVE, 0))
+
+    def take_back(self) -> None:
+        """Nothing is kept from step to step."""
 
     def let_go(self) -> None:
-        self._sent.clear()
+        self._said = []
 
     def drop(self) -> None:
-        """What travels is a copy; what the server has of it waits for the rest."""
+        """What travels is a copy; what the server has of it waits for the rest, in vain."""
 
-
-class FarBox:
-    """Of a worker on another rank than the server: letters to that."""
-
-    def __init__(self, post: Post, root: int, alarm: Alarm, world: World, buckets: int) -> None:
-        self._post = post
-        self._root = root
-        self._alarm = alarm
-        self._world = world
-        self._buckets = buckets
-        self._number = 0  # of the request
-        self._said: list[Letter] = []
-
-    def push(self, bucket: int, gradients: Array) -> None:
-        self._say(Letter(self._root, Sort.ANSWER, self._number, bucket, array=gradients))
-
-    def meet(self) -> None:
-        self._say(Letter(self._root, Sort.ASK, self._number))
-
-    def answer(self) -> list[Array]:
-        came: dict[int, Array] = {}
-        deadline, overdue = monotonic() + self._world.timeout, monotonic() + OVERDUE
-        while len(came) < self._buckets:
-            for letter in self._post.receive(LOOK_AROUND):
-                current = letter.sort is Sort.RESULT and letter.step == self._number
-                if current and letter.array is not None:
-                    came[letter.piece] = letter.array
-            self._listen(deadline)
-            if monotonic() > overdue:
-                overdue = monotonic() + OVERDUE
-                for letter in self._said:
-                    self._post.send(letter)
-        self._number += 1
-        self._said.clear()
-        return [came[bucket] for bucket in range(self._buckets)]
-
-    def _say(self, letter: Letter) -> None:
-        """Letters may be lost: what isn't answered is said again."""
+    def _say(self, sort: Sort, piece: int, covered: int, array: Array | None = None) -> None:
+        letter = Letter(self._root, sort, self._number, piece, covered, array)
         self._said.append(letter)
-        self._post.send(letter)
+        self._letters.send(letter)
 
-    def part(self, seconds: float) -> bool:
-        self._post.send(Letter(self._root, Sort.LEAVE, 0))
-        self._post.close()
-        return True
-
-    def _listen(self, deadline: float) -> None:
-        membership = self._world.membership
-        if membership is not None:
-            membership.refuse_if_called()
-        elif self._post.is_down(self._root) and self._post.seconds_down(self._root) > GRACE:
-            raise PeerLost(
-                f"the root, on rank {self._root}, is gone, with the parameters",
-                "start the run again: it goes on from its last checkpoint",
-            )
-        heard = self._alarm.heard()
-        if heard is not None:
-            raise heard
-        if monotonic() >= deadline:
-            raise RunError(
-                f"rank {self._world.rank} waited {self._world.timeout:g} s for the parameters",
-                "look at what the others do, or allow more time with timeout=",
-            )
+    def _take(self, arrays: list[Array]) -> None:
+        behind, *applied = arrays[0].view(np.int64).tolist()
+        self.behind += behind
+        self._ledger.applied = dict(zip(applied[::2], applied[1::2], strict=True))
+        self._ledger.own = max(self._ledger.own, self._ledger.applied.get(self._rank, 0))
+        for bucket, array in zip(self._layout.buckets, arrays[1:], strict=True):
+            bucket.take(array)
 
 
-class NearBox:
-    """Of the root's own worker; and the server's thread, which answers all."""
+class ServerThread:
+    """The server at work. To the root's own worker it is the way to the server."""
 
-    def __init__(self, post: Post, server: ParameterServer, alarm: Alarm, world: World) -> None:
-        self.optimizer_state: dict[str, Any] = {}
-        self._meets = False
+    def __init__(self, server: ParameterServer, post: Post, alarm: Alarm, world: World) -> None:
+        self.server = server
+        self.broken: BaseException | None = None
         self._post = post
-        self._server = server
         self._alarm = alarm
-        self._world = world
-        self._requests: SimpleQueue[Callable[[], list[int]]] = SimpleQueue()
-        self._changed = Condition()
-        self._answer: list[Array] | None = None
-        self._served: dict[int, int] = {}  # how many requests of each worker were answered
-        self._broken: BaseException | None = None
+        self._rank = world.rank
+        self._membership = world.membership
+        self._in: SimpleQueue[Letter] = SimpleQueue()
+        self._out: SimpleQueue[Letter] = SimpleQueue()
+        self._heard: dict[int, float] = {}  # when each worker's last letter came
         self._closed = False
         self._thread = Thread(target=self._work, name="thalweg-server", daemon=True)
         self._thread.start()
 
-    def push(self, bucket: int, gradients: Array) -> None:
-        self._do(lambda: self._server.push(self._world.rank, bucket, gradients))
+    def send(self, letter: Letter) -> bool:
+        self._in.put(letter)
+        self._post.wake()
+        return True
 
-    def meet(self) -> None:
-        def meet() -> list[int]:
-            self._meets = True
-            return self._server.meet(self._world.rank)
+    def receive(self, seconds: float | None) -> list[Letter]:
+        with suppress(Empty):
+            return [self._out.get(timeout=seconds)]
+        return []
 
-        self._do(meet)
+    def is_left(self, deadline: float) -> bool:
+        """Wait until all workers have left; whether they have."""
+        while self.server.clocks and self.broken is None and monotonic() < deadline:
+            sleep(PAUSE)
+        return not self.server.clocks or self.broken is not None
 
-    def answer(self) -> list[Array]:
-        deadline = monotonic() + self._world.timeout
-        while monotonic() < deadline:
-            with self._changed:
-                self._changed.wait_for(self._has_news, LOOK_AROUND)
-                if self._broken is not None:
-                    raise self._broken
-                if self._answer is not None:
-                    answer, self._answer = self._answer, None
-                    return answer
-            if self._world.membership is not None:
-                self._world.membership.refuse_if_called()
-            heard = self._alarm.heard()
-            if heard is not None:
-                raise heard
-        raise RunError(
-            f"the server waited {self._world.timeout:g} s for other workers",
-            "look at what they do, or allow more time with timeout=",
-        )
-
-    def part(self, seconds: float) -> bool:
-        deadline = monotonic() + seconds
-        self._do(lambda: self._server.lose(self._world.rank))
-        with self._changed:
-            left = self._changed.wait_for(
-                lambda: not self._server.clocks or self._broken is not None,
-                max(0.0, deadline - monotonic()),
-            )
+    def close(self) -> None:
         self._closed = True
         self._post.wake()
-        self._thread.join(GRACE)
-        self._post.close()
-        return left
-
-    def _has_news(self) -> bool:
-        return self._answer is not None or self._broken is not None
-
-    def _do(self, request: Callable[[], list[int]]) -> None:
-        self._requests.put(request)
-        self._post.wake()
-
-    # In the server's thread
+        self._thread.join()
 
     def _work(self) -> None:
         try:
             while not self._closed:
                 letters = self._post.receive(LOOK_AROUND)
-                with self._changed:
-                    self._serve(letters)
-                    self._changed.notify_all()
+                with suppress(Empty):
+                    while True:
+                        letters.append(self._in.get_nowait())
+                for letter in letters:
+                    self._heard[letter.peer] = monotonic()
+                    self._deliver(self.server.arrive(letter))
+                for rank in list(self.server.clocks):
+                    if self._is_gone(rank):
+                        log.warning("rank %d is gone, and its share of the data", rank)
+                        self._deliver(self.server.lose(rank))
         except BaseException as error:
             self._alarm.sound(f"the server of asp ended: {type(error).__name__}: {error}")
-            with self._changed:
-                self._broken = error
-                self._changed.notify_all()
-
-    def _serve(self, letters: list[Letter]) -> None:
-        try:
-            while True:
-                self._tell(self._requests.get_nowait()())
-        except Empty:
-            pass
-        for letter in letters:
-            if letter.sort is Sort.LEAVE:
-                self._tell(self._server.lose(letter.peer))
-            elif letter.step < self._served.get(letter.peer, 0):  # repeated: the answer was lost
-                self._tell([letter.peer], letter.step)
-            elif letter.sort is Sort.ANSWER and letter.array is not None:
-                self._tell(self._server.push(letter.peer, letter.piece, letter.array))
-            elif letter.sort is Sort.ASK:
-                self._tell(self._server.meet(letter.peer))
-        for rank in list(self._server.clocks):
-            if self._is_gone(rank):
-                log.warning("rank %d is gone, and its share of the data", rank)
-                self._tell(self._server.lose(rank))
+            self.broken = error
 
     def _is_gone(self, rank: int) -> bool:
-        down = self._post.is_down(rank)
-        if self._world.membership is None:
-            return down and self._post.seconds_down(rank) > GRACE
-        if down:
-            self._world.membership.broke(rank)
-        return rank in self._world.membership.absent
+        if self._membership is None:
+            return False
+        if self._post.is_down(rank):
+            self._membership.broke(rank)
+        silent = monotonic() - self._heard.get(rank, 0.0) > SILENT
+        return silent and rank in self._membership.absent
 
-    def _tell(self, whom: list[int], number: int | None = None) -> None:
-        """The parameters as they are now, to these; in answer to their next request, or one that
-        was answered before."""
-        if not whom:
-            return
-        parameters = self._server.answer()
-        for rank in whom:
-            if rank == self._world.rank:
-                self._answer = parameters
-                if self._meets:
-                    self.optimizer_state = deepcopy(self._server.optimizer.state_dict()["state"])
-                    self._meets = False
-                continue
-            answered = self._served.get(rank, 0) if number is None else number
-            self._served[rank] = max(self._served.get(rank, 0), answered + 1)
-            for bucket, array in enumerate(parameters):
-                self._post.send(Letter(rank, Sort.RESULT, answered, bucket, array=array))
+    def _deliver(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            if letter.peer == self._rank:
+                self._out.put(letter)
+            else:
+                self._post.send(letter)

@@ -15,12 +15,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from thalweg.catalog import parse_plan
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.coding import allocation_of, is_relayed
 from thalweg.doctor.quick import publish, quick
 from thalweg.errors import PlanError, UsageError
-from thalweg.facts import Cluster, Duration, format_cluster
+from thalweg.facts import Cluster, Duration, counted, format_cluster
 from thalweg.plan import Plan
+from thalweg.probing.worker import introduction
+from thalweg.rounds import without_groups
 from thalweg.runtime import Engine, World
 from thalweg.runtime.launch import RECORDS_VARIABLE, find_cluster
 from thalweg.runtime.membership import Membership
@@ -29,10 +31,10 @@ from thalweg.training.asked import is_auto, plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
 from thalweg.training.batches import Batches
 from thalweg.training.course import Course
-from thalweg.training.ending import Ending, errors_in_one_line
+from thalweg.training.ending import Ending, errors_in_one_line, show_log_lines
 from thalweg.training.feed import Feed
 from thalweg.training.run import Run
-from thalweg.training.sameness import agree, compare, description
+from thalweg.training.sameness import agree, compare, description, host_names, hosts_of_all
 from thalweg.training.stateful import Stateful
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
@@ -54,6 +56,7 @@ def attach(
     loader: Mapping[str, Any] | None = None,
     timeout: str | float = "10min",
     records: str | Path | None = None,
+    nonfinite: str = "raise",
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
     """Synchronise this model's training with all other workers' under the plan `sync`; under
@@ -71,22 +74,35 @@ def attach(
     timeout      how long to wait for the others before giving up; a number is in seconds
     records      a folder to record every step in, a file for each rank, for `thalweg report`; by
                  default the one that THALWEG_RECORDS names, or else nothing is recorded
+    nonfinite    what happens in a step whose gradients have inf or nan in them: "raise" an error
+                 that names parameter, rank and step, or "skip" it, as a GradScaler expects: on all
+                 ranks, or on this one alone if the plan averages parameters
     wrap         puts something round the transport: a recorder, or faults for tests
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
     optimizer or data differ between them.
     """
     errors_in_one_line()
+    show_log_lines()
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
     world = World.join(seconds)
     alarm = world.alarm()
     ending = Ending(world, alarm)
     with ending.telling_errors():
         plan = sync if isinstance(sync, Plan) else parse_plan(sync)
-        group = Group.everybody(find_cluster(cluster, world.size, os.environ))
+        places: dict[str, str] = {}  # the store's keys for them, if nobody describes the cluster
+
+        def hosts() -> list[str]:
+            own = [str(introduction()[key]) for key in ("name", "machine", "stack")]
+            places.update(hosts_of_all(world, alarm, own, seconds))
+            return host_names(places.values())
+
+        group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
         refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
         _refuse_auto_for_ddp(plan, model)
+        optimizer = _of_torch(optimizer)
         _refuse_a_stranger(model, optimizer)
+        _refuse_unknown_choice(nonfinite, plan, model, optimizer)
         feed = _feed(plan, group, world, data, batch, seed, loader or {})
         settings = {
             "batch": batch,
@@ -94,6 +110,7 @@ def attach(
             "seed": seed,
             "state objects": len(state),
             "resume": "given" if resume else "absent",
+            "nonfinite": nonfinite,
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
             "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
@@ -115,10 +132,16 @@ def attach(
             reference = agree(world, alarm, own, seconds)
         for finding in quick(world):
             log.warning(finding.line)
+        if world.rank == 0 and world.protection.curve and not _is_protected(plan):
+            log.warning(
+                "%s sends over torch's own connections: unlike this run's others they are neither "
+                "authenticated nor encrypted",
+                plan,
+            )
         engine = Engine(wrap(world.transport(transport)), alarm, seconds, world.membership)
         survival = None
         if world.membership is not None:
-            survival = Survival(world, world.membership, engine, reference)
+            survival = Survival(world, world.membership, engine, {**reference, **places})
             if returns:
                 world = survival.find()
                 alarm = world.alarm()
@@ -136,13 +159,40 @@ def attach(
                 course=Course(feed),
                 state=state,
                 records=_records(records),
+                skips=nonfinite == "skip",
             )
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()
             raise
+    if world.rank == 0:
+        log.info("%s", _start_line(plan, group, world))
+        if remark := without_groups(plan_at_first(plan), group):
+            log.warning("%s", remark)
     atexit.register(run.close)  # others may still be reading what this rank sent last
     return run
+
+
+def _start_line(plan: Plan, group: Group, world: World) -> str:
+    """What was started, where, over what, and what becomes of it if a worker dies."""
+    if group.size == 1:
+        return f"plan {plan}: one worker, nothing to synchronise"
+    hosts = {group.cluster.host(rank).name for rank in group.ranks}
+    if not _is_protected(plan):
+        carried = "torch's own connections, neither authenticated nor encrypted"
+    elif world.protection.curve:
+        joins = "authenticated and" if world.protection.secret else "not authenticated, but"
+        carried = f"ZeroMQ, {joins} encrypted"
+    else:
+        carried = "ZeroMQ, not encrypted"
+    dead = "the run ends"
+    if world.membership is not None:
+        promised = default_catalog().guarantee(plan).dead
+        dead = "as the chosen plan has it" if is_auto(plan) else promised
+    return (
+        f"plan {plan}: {counted(group.size, 'worker')} on {counted(len(hosts), 'host')}, over "
+        f"{carried}; if a worker dies: {dead}"
+    )
 
 
 def _records(given: str | Path | None) -> Path | None:
@@ -165,17 +215,50 @@ def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:
         )
 
 
-def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
+def _is_protected(plan: Plan) -> bool:
+    return default_catalog().guarantee(plan_at_first(plan)).protected
+
+
+def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer, or the one that it wraps if it can't say when it steps, as trainers' can't."""
+    found, hooks = optimizer, "_optimizer_step_pre_hooks"
+    while not hasattr(found, hooks) and hasattr(found, "optimizer"):
+        found = found.optimizer
+    if not isinstance(found, torch.optim.Optimizer) or not hasattr(found, hooks):
         raise UsageError(
-            f"{type(optimizer).__name__} is not a torch optimizer", "give attach() one"
+            f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
+            "give attach() the torch optimizer that steps",
         )
+    return found
+
+
+def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     ours = {id(parameter) for parameter in model.parameters()}
     if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
         raise UsageError(
             "the optimizer has parameters that are not the model's, which nobody would average",
             "make it from model.parameters(), after the model is complete, or put the others into "
             "the model",
+        )
+
+
+def _refuse_unknown_choice(
+    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    if nonfinite not in ("raise", "skip"):
+        raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    if nonfinite == "skip" and is_ddp and plan.precision is not None:
+        raise PlanError(
+            f"under a DDP object {plan} can't tell the other ranks to skip a step",
+            "attach the model without DDP round it",
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    others = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if nonfinite == "skip" and others:
+        raise UsageError(
+            f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
+            "give attach() one optimizer for all that is trained, or leave nonfinite out",
         )
 
 

@@ -241,8 +241,12 @@ class Autopilot:
         if chosen is not None and ("ranking" in entry or self._heading.sync != before.sync):
             tried = None if "ranking" in entry else self._heading.tried.get(chosen.sync)
             self.choices.append(replace(chosen, measured=tried))
+            verdict = f"from step {chosen.step}: {chosen.sync} ({chosen.reason})"
+            if self.advice is not None and "ranking" in entry:  # what is done, and nothing else
+                verdict += self.advice.hint("; with auto(allow={})")
+                self.advice = replace(self.advice, verdict=verdict)
             if speaks:
-                log.info("from step %d: %s (%s)", chosen.step, chosen.sync, chosen.reason)
+                log.info("%s", verdict)
 
     # Advice
 
@@ -263,22 +267,21 @@ class Autopilot:
 
     def _ranking(self, findings: Findings, step: int) -> list[Prospect]:
         group, has_data = self._setting.group, self._setting.course.feed is not None
+        foresight = Foresight(findings, group, self._asked, step, self._helm.refuse)
         self.advice = advise(
             findings.cluster,
             findings.workload,
             findings.machine,
             allow=allowed(self._asked),
+            optimizer=findings.workload.trained_with,
             declared=group.cluster,
             has_data=has_data,
+            refuse=foresight.refuse,
         )
-        before = parse_plan(self._heading.came_from or self._heading.sync)
-        foresight = Foresight(findings, group, self._asked, step)
-        ranking, left_out = foresight.ranking(self.advice, before, self._helm.refuse)
-        self.advice = replace(self.advice, left_out={**self.advice.left_out, **left_out})
-        log.info("advice at step %d: %s", step, self.advice.verdict)
         if not has_data:
             log.info("plans with a code are left out: they need data= and batch= in attach()")
-        return ranking
+        before = parse_plan(self._heading.came_from or self._heading.sync)
+        return foresight.ranking(self.advice, before)
 
 
 def _folded(heading: Heading, entry: Mapping[str, Any]) -> Heading:

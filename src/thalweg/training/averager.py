@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Protocol
 
 import torch
@@ -16,17 +17,18 @@ from torch.nn.parallel import DistributedDataParallel
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.coding import is_relayed, root_of, spare_ranks, waits_for_nobody
 from thalweg.compress import arrange
-from thalweg.errors import PlanError, RunError
+from thalweg.errors import PlanError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan, What
 from thalweg.rounds import compile_rounds
 from thalweg.runtime import Agreement, Alarm, Engine, World
 from thalweg.schedules import Group
-from thalweg.training.asynchronous import AsynchronousAverager
+from thalweg.training.asynchronous import AsynchronousAverager, Ledger
 from thalweg.training.carriers import EngineCarrier
 from thalweg.training.coded import CodedAverager
 from thalweg.training.compression import Compression
 from thalweg.training.course import Course
+from thalweg.training.finite import BadGradients
 from thalweg.training.gradients import SteppedAverager, layout_of
 from thalweg.training.handover import State
 from thalweg.training.held import Slots
@@ -74,7 +76,8 @@ class Averager(Protocol):
 class Setting:
     """Where plans run: this rank among the members of a formation. `snapshot` is what it holds
     before a step; `broken_off` is called when a step was, and its members meet anew. Parameters
-    are averaged from the step `begins` on."""
+    are averaged from the step `begins` on. `root` has the newest parameters of a run under `asp`,
+    whose members have met anew."""
 
     world: World
     alarm: Alarm
@@ -83,9 +86,12 @@ class Setting:
     clock: Clock
     course: Course
     agreement: Agreement
+    bad_gradients: BadGradients
     snapshot: Callable[[], State]
     broken_off: Callable[[], None]
     begins: int = 0
+    root: int | None = None
+    ledger: Ledger = field(default_factory=Ledger)
 
     def averager(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> Averager:
         """From the clock's step on."""
@@ -95,10 +101,12 @@ class Setting:
         native = is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
-            return DdpAdapter(model, plan, self.group, self.engine, self.clock, native=native)
+            tell = self.bad_gradients.tell
+            return DdpAdapter(model, plan, self.group, self.engine, self.clock, tell, native=native)
         if native and self.group.size > 1:  # alone there is nothing to average
             self.world.join_process_group()
-            return NativeAverager(model, plan, self.world.membership, self.broken_off)
+            tell = self.bad_gradients.tell
+            return NativeAverager(model, plan, self.world.membership, self.broken_off, tell)
         if plan.averages_parameters:
             return self._by_parameters(model, optimizer, plan)
         if is_relayed(plan):
@@ -107,19 +115,23 @@ class Setting:
             return AsynchronousAverager(
                 parameters,
                 optimizer,
-                self.world.room(f"server/{self.clock.step}"),
+                self.world.room(f"server/{max(self.clock.step, self.begins)}"),
                 self.alarm,
                 root=self.keeper(plan),
                 staleness=plan.cadence.staleness,
                 bucket=plan.settings.bucket,
-                compression=Compression.of(plan),
+                steps=self.clock.step,
+                anew=self.root is not None,
+                ledger=self.ledger,
                 broken_off=self.broken_off,
             )
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
+        largest = inf if compression is None else compression.compressor.largest
         carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
-        return SteppedAverager(parameters, layout, carrier, self.broken_off)
+        tell = self.bad_gradients.tell
+        return SteppedAverager(parameters, layout, carrier, self.broken_off, tell, largest)
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
@@ -170,20 +182,22 @@ class Setting:
             course=self.course,
             snapshot=self.snapshot,
             broken_off=self.broken_off,
+            tell=self.bad_gradients.tell,
         )
 
     def tree_under_way(self) -> tuple[Plan, int] | None:
-        """The coded plan that the others run, and since which step; None if it has no code."""
-        found = self.world.wait_for(UNDER_WAY, self.engine.timeout, self.alarm)
+        """The coded plan that the others run, and since which step; None if it has no code, or
+        they don't run one yet: they may be waiting for what this rank was before it died."""
+        found = self.world.wait_for(UNDER_WAY, 0.0, self.alarm)
         if found is None:
-            raise RunError("this rank was started again, and nobody trains", "start all")
+            return None
         text, since = json.loads(found)
         plan = parse_plan(text)
         return (plan, since) if is_relayed(plan) else None
 
     def keeper(self, plan: Plan) -> int:
         """The rank that writes and reads checkpoints."""
-        root = root_of(plan, self.group)
+        root = self.root if self.root is not None else root_of(plan, self.group)
         return self.group.ranks[0] if root is None else root
 
 
@@ -203,9 +217,7 @@ def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
 
 
 def is_native(plan: Plan) -> bool:
-    """Whether the backend's own collective runs it. What is compressed is run by us, in the rounds
-    that this has."""
-    return default_catalog().topologies[plan.topology.name].backend and plan.precision is None
+    return default_catalog().is_native(plan)
 
 
 def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:

@@ -64,6 +64,16 @@ class Batches:
         whole, rest = divmod(self.samples, self.batch)
         return whole + self._suffices(rest)
 
+    @property
+    def why_weighed(self) -> str:
+        """Why the mean over a batch isn't the mean of the ranks' own means; empty if it is."""
+        if self.allocation is not None:
+            return "the plan shares samples out with weights of their own"
+        last = self.samples - (len(self) - 1) * self.batch
+        uneven = [str(n) for n in dict.fromkeys((self.batch, last)) if n % self.size]
+        samples = " or ".join(uneven)  # the second in the last batch of an epoch
+        return f"{samples} samples aren't shared evenly by {self.size} workers" if uneven else ""
+
     def shares(self, epoch: int, rank: int, first: int = 0) -> Iterator[Share]:
         """This rank's shares of the epoch's batches, from the `first` on."""
         order = torch.randperm(self.samples, generator=self.generator(epoch))

@@ -23,9 +23,9 @@ from thalweg.transports import Array
 
 
 class Fill(Protocol):
-    def __call__(self, factor: float, presence: float = 1.0) -> None:
+    def __call__(self, factor: float, presence: float = 1.0) -> bool:
         """Write the gradients, times `factor`, into the bucket; and `presence` for every parameter
-        that has one."""
+        that has one. Whether all of them are finite: those that are not are zero there."""
 
 
 class Carrier(Protocol):
@@ -40,6 +40,9 @@ class Carrier(Protocol):
 
     def drop(self) -> None:
         """The step failed: wait until the buckets are free again."""
+
+    def take_back(self) -> None:
+        """The step is skipped: hold what was held before it."""
 
     def let_go(self) -> None:
         """It isn't used any more, and holds no memory."""
@@ -139,6 +142,11 @@ class EngineCarrier:
         or will. What had left is lost, with what had been kept of it."""
         self._held.clear()
         self._wait()
+
+    def take_back(self) -> None:
+        for kind, arrays in windows(self._compressed.values()).items():
+            for name, array in arrays.items():
+                array[:] = self._before[kind][name]
 
     def let_go(self) -> None:
         self._held, self._sent, self._compressed, self._before = [], [], {}, {}

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ _VISIBLE = re.compile(r"step-(\d{8,})(\.new)?")
 _HIDDEN = re.compile(r"\.step-\d{8,}(?:\.new)?@(?P<host>.+)@(?P<pid>\d+)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+Identity = tuple[int, int]
 _OLDER = "resume from an older checkpoint, or start again without one"
 
 
@@ -66,11 +67,20 @@ class Checkpoint:
     """What each rank alone has: random state, residuals."""
 
 
-def write(directory: Path, checkpoint: Checkpoint, *, version: str, keep: int = 2) -> Path:
+def write(
+    directory: Path,
+    checkpoint: Checkpoint,
+    *,
+    version: str,
+    keep: int = 2,
+    fence: Callable[[], None] = lambda: None,
+) -> Path:
     """Add a checkpoint, written by this version of Thalweg, and keep the newest `keep`.
 
     Whatever goes wrong is a CheckpointError, and what was there before is still there. One process
-    at a time may write to a directory."""
+    at a time should write to a directory. A writer that was stopped meanwhile may go on when
+    another has written there: `fence` raises if it isn't the writer any more, and what it hasn't
+    found at its beginning it neither replaces nor removes."""
     if keep < 1:
         raise CheckpointError(f"keep={keep} keeps no checkpoint", "keep 1 or more")
     packed = {part: pack(getattr(checkpoint, part), part) for part in _PARTS}
@@ -81,14 +91,22 @@ def write(directory: Path, checkpoint: Checkpoint, *, version: str, keep: int = 
             _sync(directory.parent)
         _tidy(directory)
         _make_room(directory, keep)
+        found = {_identity(path) for path in checkpoints_in(directory)}
         hidden = _hidden(path)
         hidden.mkdir()
         try:
             _fill(hidden, checkpoint, packed, version)
+            fence()
+            if path.exists() and _identity(path) not in found:
+                raise CheckpointError(
+                    f"can't write checkpoint {path}: another process has written it meanwhile",
+                    "let one job at a time write to a directory",
+                )
             _publish(hidden, path)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
-        _prune(directory, path, keep)
+        fence()
+        _prune(directory, path, keep, found)
     return path
 
 
@@ -173,15 +191,23 @@ def _tidy(directory: Path) -> None:
             _rename(entry, path)
 
 
-def _prune(directory: Path, written: Path, keep: int) -> None:
-    """Remove older ones, but nothing that isn't a complete checkpoint of ours."""
+def _prune(directory: Path, written: Path, keep: int, found: set[Identity]) -> None:
+    """Remove older ones of those found, but nothing that isn't a complete checkpoint of ours."""
     with suppress(CheckpointError, OSError):  # it is tried again after the next one
         there = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
         went_back = there[0] != written  # those beyond may be damaged, and don't count then
         is_good = _is_sound if went_back else _is_complete
-        others = [path for path in there if path != written and is_good(path)]
+        others = [path for path in there if _identity(path) in found and is_good(path)]
         for path in others[keep - 1 :]:
             _remove(path)
+
+
+def _identity(path: Path) -> Identity:
+    """What tells a folder from another of that name; nothing for one that was just removed."""
+    with suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return 0, 0
 
 
 def _is_left_behind(entry: Path, host: str, pid: int) -> bool:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from math import inf
 from time import monotonic, sleep
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,14 +31,15 @@ from thalweg.runtime.joining import join_tree
 from thalweg.runtime.node import Form, Node, Piece
 from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.training.carriers import Fill
+from thalweg.training.channels import Channels
 from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.course import Course
+from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.handover import State
 from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import FlatBucket, Layout
-from thalweg.training.parcel import Channels
 
 PAUSE = 0.01  # seconds between two looks at who is through
 LONG = 20.0  # seconds of absence after which a tree is planted without that rank
@@ -58,6 +61,7 @@ class CodedAverager(GradientAverager):
         course: Course,
         snapshot: Callable[[], State],
         broken_off: Callable[[], None],
+        tell: Callable[[Sequence[str]], None],
     ) -> None:
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
@@ -68,11 +72,17 @@ class CodedAverager(GradientAverager):
         self.tree = Tree(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
         self._course = course
         self._relayed = RelayCarrier(self.tree, relay, layout, channels, clock, course)
-        super().__init__(parameters, layout, self._relayed, broken_off)
+        largest = inf if compression is None else compression.compressor.largest
+        super().__init__(parameters, layout, self._relayed, broken_off, tell, largest)
 
     def break_off(self) -> None:
         super().break_off()
         self.tree.close()
+
+    def _is_good(self) -> bool:
+        """What came of the step is the same on all ranks, whoever's answers it was decoded from."""
+        flats = {str(bucket.index): bucket.flat for bucket in self._layout.buckets}
+        return all(map(is_finite, flats.values())) or not not_finite(flats)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         self._course.computed = True
@@ -209,8 +219,10 @@ class RelayCarrier:
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         if self._course.counts:
-            fill(1.0, self._presence)
+            is_finite = fill(1.0, self._presence)
             for channel, vector in self._channels.contribution(bucket, self._clock.step):
+                if not is_finite:  # nan throughout: each piece may be decoded from other answers
+                    vector.view(np.uint8).fill(0xFF)
                 self._relay.contribute(self._clock.step, channel, vector)
             self._begun = self._clock.step
 
@@ -229,6 +241,9 @@ class RelayCarrier:
         for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
             self._channels.all[piece.round].vector[piece.start : piece.stop] = array
         self._channels.finish(step)
+
+    def take_back(self) -> None:
+        """Nothing is kept from step to step."""
 
     def let_go(self) -> None:
         self._layout = replace(self._layout, buckets=())

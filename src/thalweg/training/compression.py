@@ -3,32 +3,50 @@
 What a rank contributes is divided by the number of contributions first, so sums are means. Under
 gradient plans what a biased codec leaves out is kept for the next step (`compress.feedback`). Where
 parameters are averaged it is put back at once: mean Q + x - Q(x) keeps the mean over the ranks.
+
+Payloads are added up by the plan's own schedules, gathered whole, or go in two shots: everybody
+sends each member its shard of the payload, the member reduces the shards that it got to one, and
+the reduced shards are gathered. Each rank sends 2 (N-1)/N of a payload then, however many ranks
+there are; gathering whole payloads takes N-1 of them. Tensors that go as they are, and scales that
+belong to payloads, travel beside the first round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 
 from thalweg.catalog import default_catalog
 from thalweg.coding import is_relayed
-from thalweg.compress import Arrangement, Codec, Compressor, Feedback, arrange
+from thalweg.compress import (
+    Arrangement,
+    Codec,
+    Compressor,
+    Elementwise,
+    Feedback,
+    Gathered,
+    Summed,
+    arrange,
+)
 from thalweg.compress.compressor import own_arguments
 from thalweg.declarations import Value
 from thalweg.errors import NotFinite, PlanError
 from thalweg.facts import Tensor
 from thalweg.plan import Plan
 from thalweg.rounds import BACK, INSIDE
-from thalweg.runtime import Chain, Task
-from thalweg.runtime.kernels import TORCH_KERNELS
-from thalweg.training.exchange import Buffers, Trip, exchange
+from thalweg.runtime import Chain, Task, View, arithmetic_of
+from thalweg.runtime.arithmetic import TORCH_KERNELS
+from thalweg.schedules.chunks import split
 from thalweg.training.held import RESIDUAL, VOTE, Slots
 from thalweg.training.itinerary import Stop
 from thalweg.training.layout import FlatBucket
 from thalweg.transports import Array
+
+EXACT = "exact"  # the payload of tensors that go as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +108,7 @@ class CompressedBucket:
         keeps = self.codec is not None and compression.keeps
         self._feedback = Feedback(self.codec) if keeps and self.codec is not None else None
         self._left_out = np.empty(length, np.float32) if compression.restores else None
-        self._buffers = Buffers()
+        self._buffers = _Buffers()
         self.has_more = False  # than it left out itself
 
     @property
@@ -129,7 +147,7 @@ class CompressedBucket:
         assert self.codec is not None
         out = self.load()
         try:
-            trip = Trip(
+            trip = _Trip(
                 bucket=self._bucket,
                 rank=self._rank,
                 stops=stops,
@@ -139,7 +157,7 @@ class CompressedBucket:
                 out=out,
                 carries=self.carries,
             )
-            yield from exchange(self.codec, trip, self._buffers)
+            yield from _exchange(self.codec, trip, self._buffers)
         except NotFinite as error:
             raise NotFinite(error.names, f" on rank {self._rank} at step {step}") from None
         if self._left_out is not None:
@@ -187,3 +205,155 @@ def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None
             f"{name} has a momentum of {own}, and the optimizer has its own",
             f"give the optimizer momentum=0, or use {name}(momentum=0)",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trip:
+    """One bucket at one step. `values` are encoded, `out` is to hold the result; they are one
+    vector if nobody asks what is left out."""
+
+    bucket: FlatBucket
+    rank: int
+    stops: Sequence[Stop]
+    step: int
+    first_round: int
+    values: Array
+    out: Array
+    carries: torch.dtype
+
+    @property
+    def keep(self) -> bool:
+        return self.values is not self.out
+
+    @property
+    def ways(self) -> list[Stop]:
+        """The rounds of payloads, without what goes beside them."""
+        return [stop for stop in self.stops if not stop.round.payload.exact]
+
+    def beside(self, scales: Array | None) -> list[Task]:
+        rest = self.bucket.vector[self.bucket.arrangement.length :]
+        vectors = {EXACT: (rest, self.bucket.flat.dtype), "scales": (scales, torch.float32)}
+        tasks = []
+        for stop in self.stops:
+            if stop.round.payload.exact:
+                vector, dtype = vectors[stop.round.payload.name]
+                assert vector is not None
+                tasks.append(self.task(stop, vector, dtype))
+        return tasks
+
+    def task(self, stop: Stop, vector: Array, dtype: torch.dtype, view: View | None = None) -> Task:
+        return Task(
+            part=stop.part,
+            vector=vector,
+            step=self.step,
+            round_number=self.first_round + stop.round.number,
+            bucket=self.bucket.index,
+            arithmetic=arithmetic_of(dtype),
+            view=view,
+        )
+
+
+class _Buffers:
+    """For payloads, made when they are first needed: groups may differ from step to step."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Array] = {}
+
+    def of(self, purpose: str, nbytes: int) -> Array:
+        key = purpose, nbytes
+        if key not in self._kept:
+            self._kept[key] = np.empty(nbytes, np.uint8)
+        return self._kept[key]
+
+
+def _exchange(codec: Codec, trip: _Trip, buffers: _Buffers) -> Chain:
+    if isinstance(codec, Summed):
+        yield from _added_up(codec, trip)
+    elif isinstance(codec, Elementwise) and len(trip.ways) > 1:
+        yield from _in_two_shots(codec, trip, buffers)
+    else:
+        assert isinstance(codec, Gathered)
+        yield from _gathered(codec, trip, buffers)
+
+
+def _added_up(codec: Summed, trip: _Trip) -> Chain:
+    payloads = codec.rounds(trip.values, trip.out, trip.step, keep=trip.keep)
+    beside = trip.beside(None)
+    for stop, payload in zip(trip.ways, payloads, strict=False):
+        yield [trip.task(stop, payload, trip.carries), *beside]
+        beside = []
+    for _ in payloads:  # what follows the last round
+        raise AssertionError("the codec has more rounds than it declares")
+
+
+def _gathered(codec: Gathered, trip: _Trip, buffers: _Buffers) -> Chain:
+    [stop] = trip.ways
+    order = stop.round.group.order
+    everything = buffers.of("everybody's", codec.nbytes * len(order))
+    rows = everything.reshape(len(order), -1)
+    codec.encode(trip.values, rows[order.index(trip.rank)], trip.step, trip.rank, keep=trip.keep)
+    whole = trip.task(stop, _items(everything, stop), torch.uint8)
+    yield [whole, *trip.beside(codec.scales)]
+    if trip.keep:
+        codec.settle(trip.values, len(order))
+    codec.add_up(list(rows), trip.out)
+
+
+def _in_two_shots(codec: Elementwise, trip: _Trip, buffers: _Buffers) -> Chain:
+    first, second = trip.ways
+    order = first.round.group.order
+    position = order.index(trip.rank)
+    own = buffers.of("own", codec.nbytes)
+    codec.encode(trip.values, own, trip.step, trip.rank, keep=trip.keep)
+    shots = _Shots(own, first, position, buffers)
+    yield [
+        trip.task(first, shots.inbox, torch.uint8, shots.view),
+        *trip.beside(codec.scales),
+    ]
+    if trip.keep:
+        codec.settle(trip.values, len(order))
+    result = buffers.of("result", codec.nbytes)
+    start, stop = shots.bounds[position]
+    codec.reduce(
+        shots.arrived(),
+        result[start:stop],
+        start // first.round.payload.itemsize,
+        trip.step,
+        trip.rank,
+    )
+    yield [trip.task(second, _items(result, second), torch.uint8)]
+    codec.decode(result, trip.out)
+
+
+class _Shots:
+    """Where the shards of the first shot are: chunk i N + j is the j-th of the i-th member."""
+
+    def __init__(self, own: Array, stop: Stop, position: int, buffers: _Buffers) -> None:
+        self._members = stop.round.group.size
+        self._position = position
+        self._own = own
+        payload = stop.round.payload
+        sizes = [units * payload.itemsize for units in split(payload.elements, self._members)]
+        self.bounds = list(pairwise(accumulate(sizes, initial=0)))
+        start, end = self.bounds[position]
+        self.inbox = buffers.of("inbox", self._members * (end - start))
+        self._rows = self.inbox.reshape(self._members, -1)
+
+    def view(self, start: int, stop: int) -> Array:
+        sender, receiver = divmod(start, self._members)
+        if sender == self._position:
+            return self._own[slice(*self.bounds[receiver])]
+        row: Array = self._rows[sender]
+        return row
+
+    def arrived(self) -> list[Array]:
+        """Everybody's shard for this rank, its own included."""
+        own = self._own[slice(*self.bounds[self._position])]
+        return [own if i == self._position else row for i, row in enumerate(self._rows)]
+
+
+def _items(buffer: Array, stop: Stop) -> Array:
+    """The same bytes, counted in the payload's units."""
+    itemsize = stop.round.payload.itemsize
+    items: Array = buffer if itemsize == 1 else buffer.view(np.dtype((np.void, itemsize)))
+    return items

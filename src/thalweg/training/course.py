@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from thalweg.errors import RunError, UsageError
 from thalweg.training.batches import Share
-from thalweg.training.feed import Feed, IsOver
+from thalweg.training.feed import Feed, IsOver, weighted_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class Course:
         self.stopping = False
         self._reached = Position()  # what the samples taken so far lead to
         self._steps_in_epoch = 0
+        self._asked = True  # run.mean had the losses of this batch,
+        self.weighed = True  # ... and a backward came through it
         self.computed = True  # there was a backward on this batch
         self._skipped = False  # a batch before it had none
         self._used = False  # a step was taken with this batch
@@ -39,6 +43,33 @@ class Course:
     def counts(self) -> bool:
         """Whether what is computed now belongs to the step, or is only gone through."""
         return self.share is None or self.share.counts
+
+    def mean(self, losses: torch.Tensor) -> torch.Tensor:
+        """Weighed by this rank's share of the batch, where there is something to learn from it."""
+        if self.share is None or not torch.is_grad_enabled():
+            return losses.mean()
+        self._asked = True
+        mean = weighted_mean(losses, self.share)
+        if mean.requires_grad:
+            mean.register_hook(self._note_weighed)  # type: ignore[no-untyped-call]
+        return mean
+
+    def _note_weighed(self, _: torch.Tensor) -> None:
+        self.weighed = True
+
+    def refuse_unweighed(self, *, through: bool = False) -> None:
+        """A loss that isn't run.mean's, whose gradient would be another than the batch's: before
+        anything is sent if run.mean wasn't called, and once backward is `through` if what it
+        returned was only logged."""
+        seen = self.weighed if through else self._asked
+        if self.feed is None or self.share is None or seen:
+            return
+        if why := self.feed.batches.why_weighed:
+            raise RunError(
+                "backward was called on a loss that run.mean hasn't weighed, and the gradient "
+                f"would be wrong: {why}",
+                "give run.mean one loss a sample, and call backward on what it returns",
+            )
 
     def watch(self) -> None:
         """From this batch on, whether each is computed and used once."""
@@ -105,7 +136,7 @@ class Course:
                 source, loaded = self.feed, self.feed.load(epoch, self._reached.batch, over())
             self.share, batch = next(loaded)
             self._reached = expected = Position(epoch=epoch, batch=self._reached.batch + 1)
-            self._used = False
+            self._used = self._asked = self.weighed = False
             self._skipped, self.computed = self._skipped or not self.computed, False
             yield batch
         else:
@@ -127,8 +158,12 @@ class Course:
         self.watch()
 
     def skip(self, batches: int) -> None:
-        """So many batches were used by others."""
-        self.jump(replace(self.position, batch=self.position.batch + batches), self._again)
+        """So many batches were used by others, or are left out."""
+        assert self.feed is not None
+        epoch, batch = self.position.epoch, self.position.batch + batches
+        while batch > len(self.feed.batches):
+            epoch, batch = epoch + 1, batch - len(self.feed.batches)
+        self.jump(Position(epoch=epoch, batch=batch), self._again)
 
     def leave_epoch(self) -> None:
         """The script is through with one."""

@@ -7,13 +7,14 @@ because its loader had fewer batches, is reported too, or they would wait until 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 from thalweg.errors import DEBUG_VARIABLE, PeerLost, ThalwegError
 from thalweg.runtime import Alarm, World
@@ -89,6 +90,25 @@ class _OneLine:
             print(f"thalweg: {who}{meant}", file=sys.stderr)
         else:
             self._before(kind, error, traceback)
+
+
+class _LogLines(logging.StreamHandler[TextIO]):
+    """Thalweg's log lines on standard error, for scripts that don't set up logging: when they do,
+    their own handlers serve. Tables stay out: `run.summary()` has them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers and "\n" not in record.getMessage():
+            super().emit(record)
+
+
+def show_log_lines() -> None:
+    """From now on, unless the script or its launcher has set up logging."""
+    log = logging.getLogger("thalweg")
+    if log.level == logging.NOTSET and not log.handlers and not logging.root.handlers:
+        handler = _LogLines()
+        handler.setFormatter(logging.Formatter("[thalweg] %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 def errors_in_one_line() -> None:

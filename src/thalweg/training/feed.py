@@ -69,13 +69,14 @@ class Feed:
         return self.batches.generator(step, share.samples[0]).initial_seed()
 
 
-def weighted_mean(losses: torch.Tensor, share: Share | None) -> torch.Tensor:
-    if share is None:
-        return losses.mean()
+def weighted_mean(losses: torch.Tensor, share: Share) -> torch.Tensor:
+    """The plain mean, whose gradient has the share's weights."""
     if losses.shape != share.weights.shape:
+        inner = "average over tokens or pixels first, and " if losses.dim() > 1 else ""
         raise UsageError(
             f"run.mean got {list(losses.shape)} losses for {len(share.weights)} samples",
-            'give it one loss a sample (reduction="none")',
+            f'{inner}give it one loss a sample (reduction="none")',
         )
     exact = losses.to(torch.promote_types(losses.dtype, torch.float32))
-    return torch.dot(exact, share.weights.to(exact))
+    weighted = torch.dot(exact, share.weights.to(exact))
+    return exact.detach().mean() + (weighted - weighted.detach())

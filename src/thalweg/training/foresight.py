@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from thalweg.catalog import default_catalog
 from thalweg.coding import waits_for_nobody
-from thalweg.errors import LayoutError, PlanError
+from thalweg.errors import PlanError
 from thalweg.facts import Cluster
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Advised, Estimate, predict
-from thalweg.predict.advising import EXTRA_STEPS
+from thalweg.predict.extra_steps import ExtraSteps
 from thalweg.rounds import cycle, warm_up
 from thalweg.schedules import Group
 from thalweg.training.asked import with_settings
@@ -30,36 +30,38 @@ RANKED = 12  # plans that all ranks are told of
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """From `step` on, under what was found."""
+    """From `step` on, under what was found. `refuse_here` raises if a plan can't be run."""
 
     findings: Findings
     group: Group
     asked: Plan
     step: int
+    refuse_here: Callable[[Plan], None]
 
-    def ranking(
-        self, advice: Advice, before: Plan, refuse: Callable[[Plan], None]
-    ) -> tuple[list[Prospect], dict[str, str]]:
-        """Best first, the plan that ran before among them; and why others were left out."""
+    def refuse(self, candidate: Plan) -> None:
+        """Raise PlanError if the plan can't be taken up with the settings that were asked for."""
+        plan = with_settings(candidate, self.asked)
+        _refuse_own_pace(plan)
+        self.refuse_here(plan)
+        if is_native(plan) and not self.findings.native:
+            raise PlanError(f"the backend of {plan} can't be tried here", "name it")
+
+    def ranking(self, advice: Advice, before: Plan) -> list[Prospect]:
+        """Best first, the plan that ran before among them; without those whose extra steps under
+        this optimizer can't be relied on."""
         found: dict[str, Prospect] = {}
-        left_out: dict[str, str] = {}
         for one in advice.ranking:
-            try:
-                plan = with_settings(one.plan, self.asked)
-                _refuse_own_pace(plan)
-                if is_native(plan) and not self.findings.native:
-                    raise PlanError(f"the backend of {plan} can't be tried here", "name it")
-                refuse(plan)
-                found[str(plan)] = self._prospect(plan, one)
-            except (PlanError, LayoutError) as error:
-                left_out[str(one.plan)] = error.problem
+            plan = with_settings(one.plan, self.asked)
+            if one.steps is not None and one.reliable:
+                found[str(plan)] = self._prospect(plan, one.steps, one)
         if str(before) not in found:
-            found[str(before)] = self._prospect(before, None)
+            extra = ExtraSteps(optimizer=advice.optimizer)
+            more = extra.of(before, default_catalog().guarantee(before).promise)
+            found[str(before)] = self._prospect(before, 1 + (more or 0.0), None)
         ranking = sorted(found.values(), key=lambda one: one.cost)
-        told = ranking[:RANKED] + [one for one in ranking[RANKED:] if one.sync == str(before)]
-        return told, left_out
+        return ranking[:RANKED] + [one for one in ranking[RANKED:] if one.sync == str(before)]
 
-    def _prospect(self, plan: Plan, one: Advised | None) -> Prospect:
+    def _prospect(self, plan: Plan, steps: float, one: Advised | None) -> Prospect:
         same = one is not None and str(plan) == str(one.plan)
         estimate = one.estimate if one is not None and same else self._estimate(plan)
         late = waited_for(self.findings.cluster) > WAITED_FOR * estimate.seconds
@@ -70,7 +72,7 @@ class Foresight:
             seconds=estimate.seconds,
             low=estimate.low,
             high=estimate.high,
-            steps=one.steps if one else steps_of(plan),
+            steps=steps,
             settling=settling_of(plan, self.step),
             timed=-(-timed // turn) * turn,
             cycle=turn,
@@ -83,11 +85,6 @@ class Foresight:
         return predict(
             plan, found.cluster, found.workload, found.machine, declared=self.group.cluster
         )
-
-
-def steps_of(plan: Plan) -> float:
-    """That it is assumed to need for what an exact plan does in one; as in advice."""
-    return 1 + EXTRA_STEPS[default_catalog().guarantee(plan).promise]
 
 
 def waited_for(cluster: Cluster) -> float:

@@ -7,7 +7,8 @@ written into the gradients together. How a bucket travels is its carrier's busin
 
 Parameters that took no part keep no gradient, as without Thalweg, unless they took part on another
 rank, or a compressor had kept some of an earlier one: a flag for each travels at the end of the
-last bucket.
+last bucket. One flag more says that a gradient is not finite; what travels in its place is zero, so
+that neither sums nor residuals have inf or nan in them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf, nan
 
 import torch
 from torch import nn
@@ -23,10 +25,10 @@ from torch import nn
 from thalweg.compress import arrange
 from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
-from thalweg.training.autograd import AtTheEnd
 from thalweg.training.carriers import Carrier, EngineCarrier
+from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.held import Slots, hand_over, windows
-from thalweg.training.hook import after_gradient
+from thalweg.training.hook import AtTheEnd, after_gradient
 from thalweg.training.layout import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.overlap import Timing
 from thalweg.transports import Array
@@ -36,7 +38,10 @@ FLAGS = "thalweg: who took part"  # not a name that a parameter can have
 
 class GradientAverager:
     """`layout` is the one that `layout_of` made of these parameters; `broken_off` is called at the
-    end of a backward whose averages won't come, as the members of the run meet anew."""
+    end of a backward whose averages won't come, as the members of the run meet anew. `tell` is
+    called with the names of parameters whose gradient here is not finite, or has an element beyond
+    `largest`, before it is sent. After a backward `is_good` says whether the averages can be used
+    (if not, all of them are nan), and `bad` whose gradients here could not."""
 
     def __init__(
         self,
@@ -44,7 +49,13 @@ class GradientAverager:
         layout: Layout,
         carrier: Carrier,
         broken_off: Callable[[], None],
+        tell: Callable[[Sequence[str]], None] = lambda names: None,
+        largest: float = inf,
     ) -> None:
+        self.is_good = True
+        self.bad: list[str] = []
+        self._tell = tell
+        self._largest = largest
         self._broken_off = broken_off
         self._parameters = parameters
         self._layout = layout
@@ -95,7 +106,7 @@ class GradientAverager:
 
     def repeat(self) -> None:
         """Average the gradients that are there, as at the end of a backward."""
-        self._carrier.begin()
+        self._begin()
         self._end(self._layout.buckets)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
@@ -103,7 +114,7 @@ class GradientAverager:
             return
         if self._backward is None or not self._backward.end.is_to_come():
             self._drop()
-            self._carrier.begin()
+            self._begin()
             self._backward = _Backward(self._layout, AtTheEnd(self._finish))
         index = self._home[name]
         if not self._backward.missing[index]:
@@ -116,6 +127,10 @@ class GradientAverager:
         while (bucket := self._backward.next_complete()) is not None:
             self._send(bucket)
 
+    def _begin(self) -> None:
+        self.bad = []
+        self._carrier.begin()
+
     def _drop(self) -> None:
         """Forget a backward that failed, once the buckets that had left are free again."""
         failed, self._backward = self._backward, None
@@ -126,17 +141,27 @@ class GradientAverager:
         self._carrier.send(bucket, partial(self._fill, bucket))
 
     @torch.no_grad()
-    def _fill(self, bucket: FlatBucket, factor: float, presence: float = 1.0) -> None:
+    def _fill(self, bucket: FlatBucket, factor: float, presence: float = 1.0) -> bool:
         for name, view in bucket.views.items():
             if name == FLAGS:
                 took_part = [p.grad is not None for p in self._parameters.values()]
-                view.copy_(presence * torch.tensor(took_part))
+                view.copy_(presence * torch.tensor([*took_part, False]))
             elif (gradient := self._parameters[name].grad) is None:
                 view.zero_()
             elif gradient.is_sparse:
                 raise RunError(f"the gradient of {name} is sparse", "make it dense (sparse=False)")
             else:
                 scaled_into(view, gradient, factor)
+        bad: list[str] = []
+        if not is_finite(bucket.flat, self._largest * factor):
+            bad = not_finite(bucket.views, self._largest * factor)
+        if bad:
+            self.bad += bad
+            self._tell(bad)
+            torch._foreach_zero_([bucket.views[name] for name in bad])
+        if FLAGS in bucket.views and self.bad:
+            bucket.views[FLAGS][-1] = presence
+        return not bad
 
     def _finish(self) -> None:
         """At the end of backward: send what is left, wait, put the averages in place."""
@@ -160,21 +185,33 @@ class GradientAverager:
             return False
         return True
 
+    def _is_good(self) -> bool:
+        """Whether no rank has found a gradient that is not finite."""
+        return not self._layout.buckets[self._home[FLAGS]].views[FLAGS][-1]
+
     @torch.no_grad()
     def _commit(self) -> None:
         flags = self._layout.buckets[self._home[FLAGS]].views[FLAGS]
-        took_part = dict(zip(self._parameters, (flags != 0).tolist(), strict=True))
+        took_part = dict(zip(self._parameters, (flags != 0)[:-1].tolist(), strict=True))
+        self.is_good = self._is_good()
+        if not self.is_good:
+            self._carrier.take_back()
         for bucket in self._layout.buckets:
+            if not self.is_good:
+                bucket.flat.zero_()  # also between the views, where codecs count on zeros
             for name, view in bucket.views.items():
                 if name == FLAGS:
                     continue
                 parameter = self._parameters[name]
                 if not took_part[name] and not view.any():  # in the result, whatever it did here
                     parameter.grad = None
-                elif parameter.grad is None:
+                    continue
+                if parameter.grad is None:
                     parameter.grad = view.to(parameter.device, copy=True)
-                else:
+                elif self.is_good:
                     parameter.grad.copy_(view)
+                if not self.is_good:
+                    parameter.grad.fill_(nan)  # which a GradScaler looks for, on every rank
 
 
 class SteppedAverager(GradientAverager):
@@ -186,8 +223,10 @@ class SteppedAverager(GradientAverager):
         layout: Layout,
         carrier: EngineCarrier,
         broken_off: Callable[[], None],
+        tell: Callable[[Sequence[str]], None],
+        largest: float,
     ) -> None:
-        super().__init__(parameters, layout, carrier, broken_off)
+        super().__init__(parameters, layout, carrier, broken_off, tell, largest)
         self._overlap = carrier.overlap
 
     @property
@@ -219,6 +258,6 @@ def layout_of(
 ) -> Layout:
     """The parameters' buckets, with the flags first in the model and so last in backward."""
     first = next(iter(parameters.values()))
-    flags = torch.empty(len(parameters), dtype=first.dtype)
+    flags = torch.empty(len(parameters) + 1, dtype=first.dtype)
     tensors: dict[str, torch.Tensor] = {FLAGS: flags, **parameters}
     return Layout.of(tensors, limit, arranged)

@@ -50,9 +50,16 @@ class Layout:
 
     @classmethod
     def of(
-        cls, tensors: Mapping[str, torch.Tensor], limit: Size, arranged: Arrange = arrange
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        limit: Size,
+        arranged: Arrange = arrange,
+        *,
+        in_float32: bool = False,
     ) -> Layout:
+        """`in_float32`: types of two bytes travel so."""
         workload = Workload(name="model", tensors=tuple(_facts(tensors)))
+        workload = workload.in_float32() if in_float32 else workload
         buckets = tuple(flat(b, tensors, arranged(b.tensors)) for b in workload.buckets(limit))
         return cls(workload=workload, buckets=buckets)
 
@@ -70,8 +77,9 @@ def _facts(tensors: Mapping[str, torch.Tensor]) -> Iterable[Tensor]:
 def flat(
     bucket: Bucket, tensors: Mapping[str, torch.Tensor], arrangement: Arrangement
 ) -> FlatBucket:
-    like = tensors[bucket.tensors[0].name]
-    buffer = torch.zeros(arrangement.elements, dtype=like.dtype, pin_memory=like.is_cuda)
+    dtype: torch.dtype = getattr(torch, bucket.tensors[0].dtype)
+    on_gpu = tensors[bucket.tensors[0].name].is_cuda
+    buffer = torch.zeros(arrangement.elements, dtype=dtype, pin_memory=on_gpu)
     views = {s.name: buffer[s.place].view(s.shape) for s in arrangement.compressed}
     rest = buffer[arrangement.length :]
     views |= {s.name: rest[s.place].view(s.shape) for s in arrangement.exact}
@@ -81,7 +89,7 @@ def flat(
         flat=buffer,
         views=views,
         vector=as_array(buffer),
-        arithmetic=arithmetic_of(like.dtype),
+        arithmetic=arithmetic_of(dtype),
     )
 
 
@@ -93,8 +101,8 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def scaled_into(view: torch.Tensor, tensor: torch.Tensor, factor: float) -> None:
-    """view = factor x tensor; on the way from a GPU in two steps."""
-    if tensor.device == view.device:
+    """view = factor x tensor; from a GPU, or another type, in two steps."""
+    if tensor.device == view.device and tensor.dtype is view.dtype:
         torch.mul(tensor, factor, out=view)
     else:
         view.copy_(tensor)

@@ -20,14 +20,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.compress import arrange
-from thalweg.errors import RunError
+from thalweg.errors import NotFinite, RunError
 from thalweg.facts import Size, Tensor
 from thalweg.plan import Plan, Settings
 from thalweg.runtime import Chain, Engine, Task
 from thalweg.runtime.membership import Membership
 from thalweg.schedules import Group
-from thalweg.training.autograd import AtTheEnd
 from thalweg.training.compression import CompressedBucket, Compression
+from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.held import (
     RESIDUAL,
     KeepsNothing,
@@ -36,7 +36,7 @@ from thalweg.training.held import (
     parts_that_add_up,
     windows,
 )
-from thalweg.training.hook import Hook
+from thalweg.training.hook import AtTheEnd, Hook
 from thalweg.training.itinerary import Clock, Itinerary
 from thalweg.training.layout import DTYPES, Layout, scaled_into
 from thalweg.training.pending import PendingReductions
@@ -58,6 +58,21 @@ class GradBucket(Protocol):
     def parameters(self) -> list[torch.Tensor]: ...
 
 
+Tell = Callable[[Sequence[str]], None]
+"""Called with the parameters whose gradient here is not finite."""
+
+
+def _bad_in(bucket: GradBucket, names: Mapping[int, str], tell: Tell) -> list[str]:
+    """Whose gradients are not finite; the others are told of it before anything is sent."""
+    if is_finite(bucket.buffer()):
+        return []
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    bad = not_finite({names[id(parameter)]: gradient for parameter, gradient in pairs})
+    if bad:
+        tell(bad)
+    return bad
+
+
 class NativeAverager(KeepsNothing):
     """DDP in place, round a plain model, which keeps its class and its calls. Where members may
     change, a step that is broken off ends in `broken_off`, as with other plans; who is left goes on
@@ -67,9 +82,12 @@ class NativeAverager(KeepsNothing):
         self,
         model: nn.Module,
         plan: Plan,
-        membership: Membership | None = None,
-        broken_off: Callable[[], None] = lambda: None,
+        membership: Membership | None,
+        broken_off: Callable[[], None],
+        tell: Tell,
     ) -> None:
+        self._tell = tell
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self._membership = membership
         self._broken_off = broken_off
         self._reductions: PendingReductions | None = None
@@ -89,7 +107,13 @@ class NativeAverager(KeepsNothing):
             model.register_forward_hook(Hook(self._after)),
         ]
 
-    def _before(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+    def join_forward(self) -> None:
+        """It was made in one that is under way, whose hooks torch has listed already."""
+        self._before(self._ddp, (), {})
+
+    def _before(self, model: nn.Module, args: Any, kwargs: Any = None) -> Any:
+        if self._ddp is None:  # another plan was taken up at the beginning of this forward, for
+            return None  # which torch had listed this hook already
         self._went_forward = True
         DistributedDataParallel._active_ddp_module = self._ddp
         return self._ddp._pre_forward(*args, **kwargs)
@@ -102,6 +126,7 @@ class NativeAverager(KeepsNothing):
         assert self._reductions is not None
         if self._end is None or not self._end.is_to_come():
             self._end = AtTheEnd(self._finish_after_ddp)
+        _bad_in(bucket, self._names, self._tell)
         return self._reductions.start(bucket.buffer(), dist.get_world_size())
 
     def _finish_after_ddp(self) -> None:
@@ -129,14 +154,17 @@ class NativeAverager(KeepsNothing):
             yield
 
     def after_step(self) -> None:
-        """DDP has averaged in backward, if the model itself was called."""
+        self.refuse_unaveraged()
+        self._went_forward = False
+
+    def refuse_unaveraged(self) -> None:
+        """DDP has averaged in backward, if the model itself was called in this step."""
         if not self._went_forward:
             raise RunError(
                 "the model wasn't called in this step, and torch's DDP averages only what comes "
                 "out of model(...)",
                 "call the model itself, or use the plan ring",
             )
-        self._went_forward = False
 
     def settle(self) -> None:
         """Nothing is on its way between two steps."""
@@ -150,6 +178,8 @@ class NativeAverager(KeepsNothing):
             hook.remove()
         if self._reductions is not None:
             self._reductions.close()
+        if DistributedDataParallel._active_ddp_module is self._ddp:  # inside a forward
+            DistributedDataParallel._active_ddp_module = None
         self._ddp = None
 
 
@@ -163,9 +193,11 @@ class DdpAdapter:
         group: Group,
         engine: Engine,
         clock: Clock,
+        tell: Tell,
         *,
         native: bool,
     ) -> None:
+        self._tell = tell
         self._model = model
         self._plan = plan
         self._group = group
@@ -235,10 +267,15 @@ class DdpAdapter:
         way = self._way(bucket)
         leg = way.itinerary.at(self._clock.step)
         first = self._clock.claim(leg.numbers)
+        bad = _bad_in(bucket, self._names, self._tell)
         for view, gradient in zip(way.views, bucket.gradients(), strict=True):
             scaled_into(view, gradient, 1 / self._group.size)
         if way.compressed is None:
             work: Task | Chain = leg.stops[0].task(way.bucket, self._clock.step, first)
+        elif bad:  # which a compressor would keep, and need not send
+            work = _refused(
+                NotFinite(bad, f" on rank {self._engine.rank} at step {self._clock.step}")
+            )
         else:
             work = way.compressed.chain(leg.stops, self._clock.step, first)
         sent = self._engine.submit(work)
@@ -279,6 +316,12 @@ class DdpAdapter:
             if way.compressed is not None:
                 for kind, arrays in parts_that_add_up(way.compressed.slots).items():
                     self._held.setdefault(kind, {}).update(arrays)
+
+
+def _refused(error: NotFinite) -> Chain:
+    """Ends the run on all ranks, as whatever fails under way does."""
+    raise error
+    yield
 
 
 class _Way:

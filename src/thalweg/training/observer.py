@@ -21,13 +21,12 @@ import torch
 import thalweg
 from thalweg.records import Step
 from thalweg.records.journal import Journal
-from thalweg.records.summary import summary_text
+from thalweg.records.tally import summary_text
 from thalweg.runtime import Arrivals
 from thalweg.runtime.activity import WAITING
 from thalweg.runtime.observation import Observation
-from thalweg.training.autograd import AtTheEnd
 from thalweg.training.averager import trainable
-from thalweg.training.hook import after_gradient
+from thalweg.training.hook import AtTheEnd, after_gradient
 from thalweg.training.incident import Incident
 from thalweg.training.session import Session
 
@@ -37,11 +36,17 @@ FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", 
 
 class Observer:
     """One run's. To be made before a plan runs: its hooks are to be called first. `arrivals` are
-    those of the plan that runs; `records` is the folder to write steps into, if any."""
+    those of the plan that runs; `records` is the folder to write steps into, if any. `averaged` is
+    called at the very end of every backward."""
 
     def __init__(
-        self, session: Session, arrivals: Callable[[], Arrivals], records: Path | None
+        self,
+        session: Session,
+        arrivals: Callable[[], Arrivals],
+        records: Path | None,
+        averaged: Callable[[], None],
     ) -> None:
+        self._call_when_averaged = averaged
         self.blocked = 0.0  # seconds that observing took of the training thread's
         self._session = session
         self._plan, self._members = session.plan, session.world.members
@@ -77,6 +82,8 @@ class Observer:
     def tell(self) -> None:
         """The summary, on the log, when all have ended: by the first of those who were left."""
         self.observation.listen_once_more()
+        if self.observation.difference and not self._session.ending.failed:
+            log.error("%s", self.observation.difference)
         if self.observation.is_first and len(self._members) > 1:
             log.info("%s", self.summary())
 
@@ -100,6 +107,7 @@ class Observer:
     def _gradient(self, _: torch.Tensor) -> None:
         if self._end is not None and self._end.is_to_come():
             return
+        self._session.course.refuse_unweighed()  # before anything of it is sent
         self._end = AtTheEnd(self._is_through)
         if not self._first:
             self._first = monotonic()
@@ -107,6 +115,7 @@ class Observer:
 
     def _is_through(self) -> None:
         """Autograd is; what waits for others runs between this and what is queued here."""
+        self._session.course.refuse_unweighed(through=True)
         self._last = monotonic()
         self.observation.activity.comes_to(WAITING, self._step)
         AtTheEnd(self._are_averaged)
@@ -114,6 +123,7 @@ class Observer:
     def _are_averaged(self) -> None:
         self._averaged = monotonic()
         self.observation.activity.comes_to(OPTIMIZER, self._step)
+        AtTheEnd(self._call_when_averaged)  # when torch's own path is through, too
 
     def stepped(self) -> None:
         """The optimizer has; parameters may be averaged next."""

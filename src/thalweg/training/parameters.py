@@ -1,9 +1,10 @@
 """Parameter plans: every rank takes its own step, then parameters are averaged in its group.
 
 What is averaged is more than parameters: batch norm's statistics always, the optimizer's state if
-the plan says so. A result that is applied late (`delay=1`, or a meeting that lasts several steps)
-travels while the next steps are computed: x += mean(x') - x', where x' is what was sent, so that
-the steps taken meanwhile are kept. Either way the mean over all ranks stays what it was.
+the plan says so; all of it in float32 at least, whatever its type is. A result that is applied late
+(`delay=1`, or a meeting that lasts several steps) travels while the next steps are computed:
+x += mean(x') - x', where x' is what was sent, so that the steps taken meanwhile are kept. Either
+way the mean over all ranks stays what it was.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from time import monotonic
 
 import torch
 
+from thalweg.compress import arrange
 from thalweg.errors import Interrupted, StoreLost
 from thalweg.plan import Plan
 from thalweg.runtime import Chain, Engine, Task
@@ -153,10 +155,9 @@ class ParameterAverager(KeepsNothing):
         self._tensors = self._ask_for_tensors()
         compression = Compression.of(self._plan)
         limit = self._plan.settings.bucket
-        if compression is None:
-            self._layout = Layout.of(self._tensors, limit)
-        else:
-            self._layout = Layout.of(self._tensors, limit, compression.arrange)
+        arranged = arrange if compression is None else compression.arrange
+        self._layout = Layout.of(self._tensors, limit, arranged, in_float32=True)
+        if compression is not None:
             self._compressed = {
                 bucket.index: CompressedBucket(bucket, compression, self._engine.rank)
                 for bucket in self._layout.buckets

@@ -14,7 +14,6 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 from thalweg.catalog import parse_plan
@@ -23,6 +22,7 @@ from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreL
 from thalweg.plan import Plan
 from thalweg.runtime.formation import Doing, Formation, Standing
 from thalweg.schedules import Group
+from thalweg.training.asked import with_settings
 from thalweg.training.averager import is_native
 from thalweg.training.gradients import GradientAverager
 from thalweg.training.handover import State
@@ -57,7 +57,10 @@ class Regrouping:
     # What may be broken off
 
     def work(self, work: Callable[[], Any]) -> None:
-        """What all members do together between a step and the next safe point."""
+        """What all members do together between a step and the next safe point; nothing if the step
+        was broken off, since those who were still before it don't come to this."""
+        if self._session.aside is not None:
+            return
         if self._missed > 0:
             self._missed -= 1
             self._works += 1
@@ -111,16 +114,19 @@ class Regrouping:
 
     def break_off(self) -> None:
         """A step whose averages won't come. It is redone from its beginning, or with the gradients
-        that are there if only the script knows the samples; where replicas differ, everybody keeps
-        what it has."""
+        that are there if only the script knows the samples, or everybody keeps its place; where
+        replicas differ, everybody keeps what it has."""
         if self.survival is None:
             raise  # the store is gone, and nobody can meet
         session, course = self._session, self._session.course
+        # Torch's own all-reduce has written over the gradients: means, parts of sums, or anything.
+        spoilt = is_native(session.plan)
         taken = self._regroup(Doing.STEP)
         if taken is None and session.replicas_differ:
             return
         averager = session.averager
-        if taken is None and course.feed is None and isinstance(averager, GradientAverager):
+        again = (course.feed is None and not spoilt) or session.keeps_own
+        if taken is None and again and isinstance(averager, GradientAverager):
             averager.repeat()
             return
         session.aside = deepcopy([part.state_dict() for part in session.state])
@@ -151,6 +157,7 @@ class Regrouping:
             if session.rank in survival.formation.members:
                 found = session.setting.tree_under_way()
                 if found is not None:
+                    session.refuse_what_does_not_run(found[0])
                     session.plan, session.clock.step = found
                     session.run_plan()
                     assert session.tree is not None
@@ -170,7 +177,7 @@ class Regrouping:
 
     def _together(self, work: Callable[[], Any], doing: Doing) -> None:
         """If it is broken off, it is done again by those who are left; one of them that finds
-        others beyond it goes on from there."""
+        others elsewhere goes on from there: beyond it, or before it if it was left out."""
         while True:
             begun = self._session.step, self._works
             try:
@@ -180,7 +187,7 @@ class Regrouping:
                 if self.survival is None or self._session.averager is None:
                     raise
                 self._regroup(doing)
-                if self.survival.formation.place > begun:
+                if self.survival.formation.place != begun:
                     return
 
     def _at_work(self) -> tuple[int, ...]:
@@ -214,9 +221,10 @@ class Regrouping:
                 works=self._works,
                 doing=doing,
                 joins=self._adrift,
-                keeps=session.replicas_differ,
+                keeps=session.keeps_own,
                 stops=session.course.stopping,
                 plan=str(session.plan),
+                version=session.ledger.version,
             )
             try:
                 taken = self._go_on_in(survival, standing, held) or taken
@@ -235,9 +243,11 @@ class Regrouping:
         formation = survival.formation
         self._adrift = self._adrift or session.rank in formation.joined
         self._refuse_unknown_place(formation)
-        session.plan = parse_plan(formation.plan)
         session.begins = formation.begins
-        session.form(world, world.alarm(), self.break_off)
+        session.form(world, world.alarm(), self.break_off, formation.root)
+        plan = _fitting(parse_plan(formation.plan), session.group)
+        session.refuse_what_does_not_run(plan)
+        session.plan = plan
         session.clock.go_to(session.step)
         self._missed = formation.missed(session.rank)
         self._stops_at = formation.stops_at
@@ -249,7 +259,6 @@ class Regrouping:
             held = {k: {n: t.numpy() for n, t in v.items()} for k, v in taken.held.items()}
         if session.closed:
             return taken
-        session.plan = _fitting(session.plan, session.group)
         session.run_plan()
         session.go_on_with(held)
         for name, value in pending:
@@ -262,7 +271,7 @@ class Regrouping:
         session = self._session
         session.take_over(state)
         self._works = formation.place[1]
-        if session.replicas_differ and session.course.feed is not None:
+        if session.keeps_own and session.course.feed is not None:
             session.course.skip(session.begins - session.step)
             session.clock.go_to(session.begins)
             self._works = formation.start[1]
@@ -315,10 +324,10 @@ def _fitting(plan: Plan, group: Group) -> Plan:
     """For members that have met anew: a code needs more than one worker, and torch's process group
     can't lose any."""
     if is_native(plan):
-        return replace(parse_plan("ring"), settings=plan.settings)
+        return with_settings(parse_plan("ring"), plan)
     if is_relayed(plan):
         try:
             allocation_of(plan, group)
         except LayoutError:
-            return replace(parse_plan("ring"), settings=plan.settings)
+            return with_settings(parse_plan("ring"), plan)
     return plan

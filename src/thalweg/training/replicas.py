@@ -8,7 +8,9 @@ Other codes give members different sets of samples, and then there is no way.
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -33,20 +35,30 @@ def refuse_what_differs(model: nn.Module, allocation: Allocation) -> None:
         )
 
 
-def warn_of_what_differs(model: nn.Module, *, random: bool) -> None:
-    """`random`: the first step's loss wasn't computed inside `run.shared_random()`."""
+def what_differs(model: nn.Module, *, random: bool) -> Iterator[tuple[str, str]]:
+    """Why training under a code isn't the same as without, and what to do. `random`: the last
+    step's loss wasn't computed inside `run.shared_random()`."""
     if norms := _batch_norms(model):
-        warnings.warn(
+        yield (
             f"batch norm ({_some(norms)}) normalises over each worker's own samples, and its "
-            "statistics are each worker's own: layer or group norm give the same everywhere",
-            stacklevel=2,
+            "statistics are each worker's own",
+            "layer or group norm give the same everywhere",
         )
     if (dropouts := _dropouts(model)) and random:
-        warnings.warn(
+        yield (
             f"dropout ({_some(dropouts)}) drops something else on each worker, so the result "
-            "depends on who was late: compute the loss inside `with run.shared_random():`",
-            stacklevel=2,
+            "depends on who was late",
+            "compute the loss inside `with run.shared_random():`",
         )
+
+
+def warn_of_what_differs(model: nn.Module, *, random: bool) -> None:
+    """At the script's own line: the innermost that is neither Thalweg's nor torch's."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals["__name__"].startswith(("thalweg.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    for problem, remedy in what_differs(model, random=random):
+        warnings.warn(f"{problem}: {remedy}", stacklevel=level)
 
 
 def _batch_norms(model: nn.Module) -> list[str]:

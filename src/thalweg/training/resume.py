@@ -11,6 +11,7 @@ On another number of ranks what compressors kept is shared out anew, so that not
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +29,13 @@ from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
 from thalweg.training.course import Position
 from thalweg.training.held import Slots, for_others, parts_that_add_up
-from thalweg.training.newest import newest
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
 from thalweg.training.stateful import Stateful
 
 FINE = "fine"
+MODELS = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
+log = logging.getLogger("thalweg")
 Held = dict[str, dict[str, torch.Tensor]]
 """What a rank's compressor keeps: by kind, then by parameter."""
 HELD = "compression"  # what a rank's compressor keeps, beside its random states
@@ -83,6 +85,7 @@ def save(
             ),
             version=thalweg.__version__,
             keep=keep,
+            **({} if world.membership is None else {"fence": world.membership.refuse_if_outdated}),
         )
 
     if alone:
@@ -315,3 +318,39 @@ def _hex(state: torch.Tensor) -> str:
 
 def _unhex(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def newest(directory: Path) -> tuple[Path, checkpoint.Checkpoint] | None:
+    """The newest checkpoint of which every byte is sound; None if there is none yet. Those that are
+    damaged are passed over, each with a warning. CheckpointError if all are, if the newest needs a
+    newer Thalweg, or if what is there isn't Thalweg's."""
+    passed_over: list[CheckpointError] = []
+    for path in checkpoint.checkpoints_in(directory):
+        try:
+            found = checkpoint.read(path)
+        except checkpoint.NewerFormat:
+            raise
+        except CheckpointError as error:
+            passed_over.append(error)
+        else:
+            for damage in passed_over:
+                log.warning("%s; the run goes on from %s", damage.problem, path)
+            return path, found
+    if passed_over:
+        raise passed_over[0]
+    for file in _models_in(directory):
+        raise CheckpointError(
+            f"{directory} holds {file.relative_to(directory)}, and no checkpoint of a run",
+            "name the folder that was given to run.save, or a new one to start from the beginning",
+        )
+    return None
+
+
+def _models_in(directory: Path) -> Iterator[Path]:
+    """Also one folder further down, as trainers put them; hidden ones are what killed writers left
+    behind."""
+    for pattern in ("*", "*/*"):
+        for file in sorted(directory.glob(pattern)):
+            hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
+            if file.suffix in MODELS and not hidden:
+                yield file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -14,12 +15,13 @@ import torch
 from torch import nn
 
 from thalweg.catalog import parse_plan
-from thalweg.coding import waits_for_nobody
-from thalweg.errors import RunError, ThalwegError
+from thalweg.coding import is_coded, is_relayed, waits_for_nobody
+from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.predict import Advice
 from thalweg.records import Late, Tally
 from thalweg.runtime import Alarm, Arrivals, Change, Engine, World
+from thalweg.runtime.observation import COMPARED_EVERY
 from thalweg.schedules import Group
 from thalweg.training.asked import allowed, is_auto, plan_at_first
 from thalweg.training.asynchronous import AsynchronousAverager
@@ -28,17 +30,20 @@ from thalweg.training.auto import Autopilot, Helm
 from thalweg.training.averager import trainable
 from thalweg.training.coded import CodedAverager
 from thalweg.training.course import Course
+from thalweg.training.digest import digest
 from thalweg.training.ending import Ending
-from thalweg.training.feed import IsOver, weighted_mean
-from thalweg.training.gradients import SteppedAverager
+from thalweg.training.feed import IsOver
+from thalweg.training.finite import Told, not_finite
+from thalweg.training.gradients import GradientAverager, SteppedAverager
 from thalweg.training.held import folded
 from thalweg.training.hook import Hook
 from thalweg.training.incident import Incident
+from thalweg.training.native import NativeAverager
 from thalweg.training.observer import Observer
 from thalweg.training.overlap import Timing
 from thalweg.training.parameters import ParameterAverager
 from thalweg.training.regrouping import Regrouping
-from thalweg.training.replicas import warn_of_what_differs
+from thalweg.training.replicas import warn_of_what_differs, what_differs
 from thalweg.training.session import Session
 from thalweg.training.stateful import Stateful
 from thalweg.training.steering import Chosen
@@ -48,6 +53,12 @@ from thalweg.training.watch import CHANGE, Adjustment, contention_in
 
 log = logging.getLogger("thalweg")
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
+KEPT = 1000  # steps that were skipped
+DIFFERENCE = "difference"  # of replicas that are to be equal: a change that ends the run
+REPLICAS_DIFFER = (
+    "check that host's memory and versions, and go on from a checkpoint; on hosts with different "
+    "processors, which may round differently, set ATEN_CPU_CAPABILITY=default"
+)
 
 
 class Run:
@@ -68,6 +79,7 @@ class Run:
         course: Course,
         state: Sequence[Stateful],
         records: Path | None = None,
+        skips: bool = False,
     ) -> None:
         self._session = Session(
             model=model,
@@ -91,7 +103,14 @@ class Run:
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self._hooks: list[Any] = []
-        self._observer = Observer(self._session, lambda: self.arrivals, records)
+        self._skips = skips  # steps whose gradients are not finite
+        self._skipped: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._is_over = False  # the step that the optimizer is about to take: it was skipped
+        self._bad: list[tuple[torch.Tensor, int]] = []  # gradients, and their versions
+        self._accumulates = False
+        self._steps_now = 0  # calls of the optimizer's step that are under way, one in another
+        self._has_closure = False  # the last one
+        self._observer = Observer(self._session, lambda: self.arrivals, records, self._judge)
         if survival is not None:
             survival.on_incident = self._observer.note_incident
 
@@ -177,6 +196,11 @@ class Run:
         return {why.name.lower(): n for why, n in self._session.world.protection.refused.items()}
 
     @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """The steps that this rank has skipped, because gradients were not finite, and whose."""
+        return tuple(self._skipped)
+
+    @property
     def adjustments(self) -> Sequence[Adjustment]:
         """What was kept apart in the groups of this run, since when, and why."""
         return tuple(self._adjustments)
@@ -228,9 +252,11 @@ class Run:
         return lambda number: tree is not None and tree.has(step + number)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
-        """The loss to call backward on, from one loss a sample: such that what the plan aggregates
-        is the mean over the whole batch of all ranks, whatever this rank's share of it is."""
-        return weighted_mean(losses, self._course.share)
+        """The loss to call backward on, from one loss a sample. Its value is this rank's plain mean
+        under every plan; its gradient is weighed such that what the plan aggregates is the gradient
+        of the mean over the whole batch of all ranks, whatever this rank's share of it is. So add
+        what isn't of a sample (weight decay, auxiliary losses) to the losses, not to the mean."""
+        return self._course.mean(losses)
 
     @contextmanager
     def shared_random(self) -> Iterator[None]:
@@ -252,8 +278,12 @@ class Run:
     def no_sync(self) -> Iterator[None]:
         """For gradient accumulation: backward adds up here, and averages with the next backward
         outside."""
-        with self._session.attached.no_sync():
-            yield
+        was, self._accumulates = self._accumulates, True
+        try:
+            with self._session.attached.no_sync():
+                yield
+        finally:
+            self._accumulates = was
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -269,16 +299,21 @@ class Run:
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite these floating-point tensors with their mean over all ranks; to be called on
         every rank, between two steps."""
+        self._average(tensors, lambda listed: self._session.sharing.average(listed))
+
+    def _average(
+        self, tensors: Iterable[torch.Tensor], average: Callable[[list[torch.Tensor]], None]
+    ) -> None:
         listed = list(tensors)
         own = [tensor.detach().clone() for tensor in listed]
 
-        def average() -> None:
+        def work() -> None:
             with torch.no_grad():
                 for tensor, values in zip(listed, own, strict=True):
                     tensor.copy_(values)
-            self._session.sharing.average(listed)
+            average(listed)
 
-        self._work(average)
+        self._work(work)
 
     def left_out(self) -> dict[str, torch.Tensor]:
         """What this rank's compressor has left out of each parameter's gradient so far, divided by
@@ -289,12 +324,16 @@ class Run:
     def drift(self) -> float:
         """How far the replicas' parameters are from their mean: the root of the mean square of
         that distance over all ranks. To be called on every rank, between two steps; nothing is
-        changed. 0 under plans that keep replicas equal."""
-        if not self._session.replicas_differ:
-            return 0.0
-        parameters = [p.detach() for p in self._session.differing]
-        means = [parameter.clone() for parameter in parameters]
-        self.average(means)
+        changed. 0 if they are equal to the bit, as they should be under exact and lossy plans.
+        RunError under plans that wait for nobody, where the others may be at another step."""
+        if waits_for_nobody(self._session.plan):
+            raise RunError(
+                f"under {self.sync} nobody waits for anybody, so replicas aren't at one step",
+                "switch to ring before; under a code the run ends by itself if they differ",
+            )
+        parameters = [p.detach() for p in self._session.trained.values()]
+        means = [p.to(torch.promote_types(p.dtype, torch.float32), copy=True) for p in parameters]
+        self._average(means, lambda listed: self._session.sharing.average_what_differs(listed))
         pairs = zip(parameters, means, strict=True)
         squares = [(own - mean).double().square().sum().cpu() for own, mean in pairs]
         square = torch.stack(squares).sum()
@@ -314,6 +353,8 @@ class Run:
     def safe_point(self) -> None:
         """Take up what was agreed for this step. `run.batches` does so; with one's own loader the
         model's forward does."""
+        if not self._has_closure or self._course.feed is not None:
+            self._steps_now = 0  # only a closure's forward is inside a step: this one has failed
         if self._passed_safe_point:
             return
         self._passed_safe_point = True
@@ -324,6 +365,7 @@ class Run:
         self._refuse_new_parameters()
         with self._observer.settling("the safe point"):
             self._regrouping.safe_point(self._settle)
+        self._shares_random = False
 
     def _settle(self) -> None:
         session = self._session
@@ -343,12 +385,16 @@ class Run:
                 plan = parse_plan(str(change.value))
             elif change.name == CHANGE:
                 groups = change
+            elif change.name == DIFFERENCE:
+                raise Mismatch(str(change.value), REPLICAS_DIFFER)
             elif change.name == ADVICE:
                 drifted_to = float(str(change.value))
         if groups is not None and self._adjust(groups):
             drifted_to = None  # that may help already
         if plan is not None and plan != session.plan:
             self._regrouping.take_up(plan)
+            if self.rank == 0:
+                log.info("from step %d: %s, as run.switch asked", self.step, plan)
         if self._autopilot is not None:
             self._steer(self._autopilot, drifted_to, chosen=plan is not None)
 
@@ -448,7 +494,7 @@ class Run:
         self._observer.begin(self.step)
         self._regrouping.watch()
         self._hooks = [
-            session.optimizer.register_step_pre_hook(Hook(lambda *_: self._steps())),
+            session.optimizer.register_step_pre_hook(Hook(lambda _, *given: self._steps(*given))),
             session.optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
             session.model.register_forward_pre_hook(Hook(lambda *_: self._forward())),
         ]
@@ -482,7 +528,7 @@ class Run:
         return Helm(
             plan=lambda: session.plan,
             take_up=session.take_up,
-            refuse=session.refuse_what_does_not_run,
+            refuse=self._refuse_for_auto,
             surveyor=Surveyor(
                 session.model,
                 session.optimizer,
@@ -492,23 +538,104 @@ class Run:
             ),
         )
 
+    def _refuse_for_auto(self, plan: Plan) -> None:
+        """What can't be run, and codes where the script's last step shows that training would be
+        another, or end with an error."""
+        self._session.refuse_what_does_not_run(plan)
+        if is_relayed(plan) and not self._course.weighed:
+            raise PlanError(f"{plan} needs losses that run.mean has weighed", "use run.mean")
+        if is_coded(plan):
+            for differs in what_differs(self._session.model, random=not self._shares_random):
+                raise PlanError(*differs)
+
     # At the script's own steps
 
-    def _steps(self) -> None:
+    def _steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Optimizers leave parameters without a gradient alone, and what they keep of these: so a
         step that doesn't count changes nothing."""
-        if not self.counts:
-            groups = self._session.optimizer.param_groups
-            self._without_gradient = [(p, p.grad) for group in groups for p in group["params"]]
-            for parameter, _ in self._without_gradient:
-                parameter.grad = None
+        averager = self._session.averager
+        self._steps_now += 1
+        if self._steps_now > 1:
+            return  # torch calls hooks again where a subclass's step calls that of its base
+        self._has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+        if not self.counts or self._is_over:
+            self._hide_gradients()
+        elif isinstance(averager, NativeAverager) and not self._has_closure:
+            averager.refuse_unaveraged()
+
+    def _hide_gradients(self) -> None:
+        groups = self._session.optimizer.param_groups
+        self._without_gradient = [(p, p.grad) for group in groups for p in group["params"]]
+        for parameter, _ in self._without_gradient:
+            parameter.grad = None
+
+    def _judge(self) -> None:
+        """At the end of backward: a step whose gradients are not finite is refused, or counted as
+        over. A GradScaler won't call the optimizer then; if the script does, nothing is left to
+        do."""
+        session, self._is_over = self._session, False
+        if self._steps_now and not self.counts:  # broken off in a closure, after the step began
+            self._hide_gradients()
+        if self._accumulates or session.closed or not self.counts:
+            return
+        if not getattr(session.model, "require_backward_grad_sync", True):
+            return  # in the no_sync of a DDP object
+        averager, own = session.attached, session.replicas_differ
+        if isinstance(averager, GradientAverager):
+            if averager.is_good:
+                if averager.bad:  # under a code, which has decoded the step from others' answers
+                    text = f"not used: gradients of {', '.join(averager.bad)} are not finite"
+                    self._observer.observation.note("nonfinite", self.step, text)
+                    log.warning("rank %d, step %d: %s", self.rank, self.step, text)
+                return
+            averager.is_good, names = True, averager.bad
+        elif not (names := not_finite(session.gradients)):
+            return
+        found = session.setting.bad_gradients
+        knows = own or isinstance(averager, GradientAverager)  # whose gradients these are
+        told: Told = {self.rank: names} if names and knows else {}
+        if not own and not (told and self._skips and self.rank != self.members[0]):
+            told = found.told() or told
+        error = found.error(told, names)
+        if not self._skips:
+            with session.ending.telling_errors():
+                raise error
+        if own:
+            self._refuse_sums_of_skipped_gradients([session.gradients[name] for name in names])
+        self._skipped.append((self.step, error.problem))
+        self._observer.observation.note("nonfinite", self.step, f"skipped: {error.problem}")
+        if own or self.rank == self.members[0]:
+            log.warning("skipped: %s", error.problem)
+        if self._steps_now:  # in a closure
+            self._hide_gradients()
+        self._end_step()
+        self._is_over = True
+
+    def _refuse_sums_of_skipped_gradients(self, bad: Sequence[torch.Tensor]) -> None:
+        """Each would count as a step, while the others have counted one. A gradient that was zeroed
+        in between is another, or was written to twice."""
+        for gradient, version in self._bad:
+            if gradient._version <= version + 1 and any(gradient is other for other in bad):
+                raise RunError(
+                    "a backward followed one whose gradients were not finite, in the same step",
+                    "accumulate inside run.no_sync(), and zero the gradients after each step",
+                )
+        self._bad = [(gradient, gradient._version) for gradient in bad]
 
     def _stepped(self) -> None:
-        session, observer = self._session, self._observer
-        observer.stepped()
+        self._steps_now -= 1
+        if self._steps_now:
+            return
         for parameter, gradient in self._without_gradient:
             parameter.grad = gradient
         self._without_gradient = []
+        over, self._is_over = self._is_over, False
+        if not over:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        session, observer = self._session, self._observer
+        observer.stepped()
         if self.counts:
             session.attached.after_step()
         self._passed_safe_point = False
@@ -524,13 +651,26 @@ class Run:
         session.clock.tick()
         self._regrouping.stepped()
         self._course.stepped()
+        self._compare_replicas()
+
+    def _compare_replicas(self) -> None:
+        """Hand in a digest now and then; if they differ, all ranks end at the same safe point."""
+        session, observation = self._session, self._observer.observation
+        if self.size > 1 and session.replicas_are_equal and not self.step % COMPARED_EVERY:
+            observation.hand_in_digest(self.step, digest(session.trained.values()))
+        if observation.difference:
+            session.agreement.propose(DIFFERENCE, observation.difference)
+            observation.difference = ""
 
     def _forward(self) -> None:
         """With one's own loader this is the safe point, if it is a step that begins."""
         session = self._session
         steps = session.model.training and torch.is_grad_enabled() and not session.in_consensus
         if steps and self._course.feed is None:
+            before = session.averager
             self.safe_point()
+            if session.averager is not before and isinstance(session.averager, NativeAverager):
+                session.averager.join_forward()
 
     def _refuse_new_parameters(self) -> None:
         """Looked at now and then: nobody would average them, and replicas would differ."""

@@ -7,7 +7,7 @@ learns who differs, and in what.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,26 @@ def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> Mappi
             "start all of them with the same script and arguments",
         )
     return {REFERENCE: json.dumps(own)}
+
+
+def hosts_of_all(world: World, alarm: Alarm, own: Sequence[str], timeout: float) -> dict[str, str]:
+    """The store's keys that say which host each rank is on, rank by rank. `own` is this rank's: its
+    name, and what else tells it from others of that name. A rank that was started again is
+    reckoned to the host that it had."""
+    text = json.dumps(own)
+    world.line.ask(lambda store: store.compare_set(f"host/{world.rank}", "", text))
+    keys = [f"host/{rank}" for rank in range(world.size)]
+    return {k: _from(world, alarm, rank, k, timeout).decode() for rank, k in enumerate(keys)}
+
+
+def host_names(published: Iterable[str]) -> list[str]:
+    """One name for each host, rank by rank; those that share a name are numbered."""
+    identities = [tuple(json.loads(text)) for text in published]
+    names: dict[tuple[str, ...], str] = {}
+    for identity in identities:
+        taken = sum(other[0] == identity[0] for other in names if other != identity)
+        names.setdefault(identity, f"{identity[0]}-{taken + 1}" if taken else identity[0])
+    return [names[identity] for identity in identities]
 
 
 def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:

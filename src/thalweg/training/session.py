@@ -7,6 +7,7 @@ goes on with what another held.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,18 +17,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.coding import allocation_of, is_relayed, spare_ranks, waits_for_nobody
+from thalweg.catalog import default_catalog
+from thalweg.coding import allocation_of, is_relayed, waits_for_nobody
 from thalweg.errors import PlanError, RunError
 from thalweg.plan import Plan
 from thalweg.runtime import Agreement, Alarm, Engine, World
 from thalweg.schedules import Group
-from thalweg.training.asynchronous import AsynchronousAverager
+from thalweg.training.asynchronous import AsynchronousAverager, Ledger
 from thalweg.training.averager import Averager, Setting, refuse_what_cannot_run, trainable
 from thalweg.training.coded import CodedAverager, Tree
 from thalweg.training.compression import refuse_second_momentum
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import Feed
+from thalweg.training.finite import BadGradients
 from thalweg.training.handover import State
 from thalweg.training.held import Slots, parts_that_add_up
 from thalweg.training.itinerary import Clock
@@ -38,6 +41,8 @@ from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
 from thalweg.training.stateful import Stateful
 
+log = logging.getLogger("thalweg")
+USUAL = "zeromq"  # transport, if a plan names none
 MEETINGS = 1000  # at the store before a step, at most
 
 
@@ -67,6 +72,7 @@ class Session:
         self.model = model
         self.optimizer = optimizer
         self.plan = plan
+        self._protected = default_catalog().guarantee(plan).protected  # as it was asked for
         self.everybody = group
         self.engine = engine
         self.ending = ending
@@ -74,9 +80,11 @@ class Session:
         self.state = tuple(state)
         self.clock = Clock()
         self.averager: Averager | None = None
-        self.averaged = {id(parameter) for parameter in trainable(model).values()}
+        self.trained = trainable(inner(model))  # when the run began
+        self.averaged = {id(parameter) for parameter in self.trained.values()}
         self.begins = 0
         self.agreed = 0  # changes that had taken effect before this step
+        self.ledger = Ledger()
         self.aside: list[Any] | None = None  # state= objects, as they were before a broken step
         self.in_consensus = False
         self.warns = False  # once, of what differs between replicas under a code
@@ -111,21 +119,45 @@ class Session:
     def replicas_differ(self) -> bool:
         return self.plan.averages_parameters
 
+    @property
+    def replicas_are_equal(self) -> bool:
+        """Whether all ranks hold the same after as many steps: not while a server has it."""
+        return not self.replicas_differ and self.plan.cadence.staleness is None
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Those that are there."""
+        return {name: p.grad for name, p in self.trained.items() if p.grad is not None}
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether every rank keeps what it holds, and its own place, when members change."""
+        return self.replicas_differ or self.plan.cadence.staleness is not None
+
     def keeper(self) -> int:
         """The rank that writes and reads checkpoints."""
         return self.setting.keeper(self.plan)
 
     # Members and plans
 
-    def form(self, world: World, alarm: Alarm, broken_off: Callable[[], None]) -> None:
-        """Of these members alone, from now on; `broken_off` is called when a step of theirs is."""
+    def form(
+        self, world: World, alarm: Alarm, broken_off: Callable[[], None], root: int | None = None
+    ) -> None:
+        """Of these members alone, from now on; `broken_off` is called when a step of theirs is.
+        `root` is the one that has the newest parameters, where only one has."""
         self.world, self.alarm = world, alarm
         self.ending.alarm = alarm
         self.group = self.everybody.subgroup(world.members)
         self._meetings = 0
         self._next_feed = None
         self.sharing = Sharing(self.group, self.engine, self.clock)
-        self.agreement = Agreement(world.store, rank=world.rank, size=world.size)
+        self.agreement = Agreement(
+            world.store,
+            rank=world.rank,
+            size=world.size,
+            # who is behind under such a plan goes on from another's state
+            awaits=lambda: () if is_relayed(self.plan) else world.members,
+        )
         self.setting = Setting(
             world=world,
             alarm=alarm,
@@ -134,9 +166,12 @@ class Session:
             clock=self.clock,
             course=self.course,
             agreement=self.agreement,
+            bad_gradients=BadGradients(world, self.clock),
             snapshot=self.snapshot,
             broken_off=broken_off,
             begins=self.begins,
+            root=root,
+            ledger=self.ledger,
         )
 
     @contextmanager
@@ -154,12 +189,21 @@ class Session:
             self.world, self.sharing = world, sharing
 
     def refuse_what_does_not_run(self, plan: Plan) -> None:
-        """From the next safe point on."""
+        """From the next safe point on. It is asked where a plan is proposed, and by every rank
+        where one is taken up: anybody who reaches the store can write one there."""
         refuse_what_cannot_run(plan, self.group, has_data=self.course.feed is not None)
         self._refuse_what_does_not_suit(plan)
+        lowers = self._protected and not default_catalog().guarantee(plan).protected
+        if lowers and self.world.protection.curve:
+            raise PlanError(
+                f"{plan} would send over torch's own connections, which are neither authenticated "
+                "nor encrypted, in a run whose connections are",
+                "name it in attach() if you trust the network; if you haven't named it at all, "
+                "somebody else writes to the run's store",
+            )
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
-        if plan.settings.transport != self.plan.settings.transport:
+        if (plan.settings.transport or USUAL) != (self.plan.settings.transport or USUAL):
             raise PlanError(
                 f"{plan} has another transport than {self.plan}",
                 "keep it, or start with the other",
@@ -179,7 +223,7 @@ class Session:
         self._refuse_what_does_not_suit(self.plan)
         self.course.watch()
         self.averager = self.setting.averager(self.model, self.optimizer, self.plan)
-        self.ending.is_spare = self.rank in spare_ranks(self.plan, self.group)
+        self.ending.is_spare = waits_for_nobody(self.plan) and self.rank != self.keeper()
         allocation = self.tree.allocation if self.tree else None
         if self.course.feed is not None:
             self._next_feed = self.course.feed.among(self.world.members, allocation)
@@ -195,6 +239,7 @@ class Session:
 
     def take_up(self, plan: Plan) -> None:
         """Leaving a plan under which replicas differ makes them equal once more."""
+        self.refuse_what_does_not_run(plan)
         self.attached.settle()
         held = parts_that_add_up(self.attached.held)
         self.attached.detach()
@@ -205,6 +250,8 @@ class Session:
         if isinstance(self.averager, AsynchronousAverager):
             self.averager.part(self.engine.timeout)
             self.sharing.take_from(self.keeper(), self._slots())
+            self.ledger = Ledger()
+            self.setting = replace(self.setting, root=None, ledger=self.ledger)
         if self.tree is not None:
             # Those who come later have this change still before them.
             self.tree.part(self.engine.timeout, replace(self.snapshot(), agreed=self.agreed))
@@ -225,8 +272,7 @@ class Session:
     @property
     def differing(self) -> list[nn.Parameter]:
         """The parameters in which replicas differ: those that are or were trained."""
-        parameters = self.model.parameters() if self.replicas_differ else ()
-        return [parameter for parameter in parameters if id(parameter) in self.averaged]
+        return list(self.trained.values()) if self.replicas_differ else []
 
     @contextmanager
     def equalised(self) -> Iterator[None]:
@@ -375,9 +421,15 @@ class Session:
 
     def catch_up(self) -> None:
         """Under a code: go on from another's state if the others are too far ahead to have their
-        results."""
+        results. Under `asp`: leave out the steps that the others took while this rank was away."""
         if self.tree is not None and self.tree.left_behind(self.step):
             self.take_over(self.tree.take(after=self.step))
+        behind = self.averager.behind if isinstance(self.averager, AsynchronousAverager) else 0
+        if behind:
+            log.warning("rank %d was away: its share of %d steps is dropped", self.rank, behind)
+            if self.course.feed is not None:
+                self.course.skip(behind)
+            self.clock.go_to(self.step + behind)
 
 
 def inner(model: nn.Module) -> nn.Module:

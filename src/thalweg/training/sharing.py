@@ -4,7 +4,6 @@ of the others holds, and gives it back."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
 import torch
 
@@ -13,6 +12,7 @@ from thalweg.facts import Size
 from thalweg.runtime import Engine, Part, Task, arithmetic_of
 from thalweg.schedules import Group, Schedule, broadcast, check
 from thalweg.schedules.topologies.ring import ring
+from thalweg.training.digest import digest
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import as_array
 
@@ -59,11 +59,13 @@ class Sharing:
 
     @torch.no_grad()
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite these floating-point tensors with their mean over all ranks."""
+        """Overwrite these floating-point tensors with their mean over all ranks; those of two bytes
+        are added up in float32, so that equal ones stay equal."""
         listed = list(tensors)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in listed):
-            for together in _batches(t for t in listed if t.dtype == dtype):
-                buffer = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in together])
+        for wide in (False, True):
+            dtype = torch.float64 if wide else torch.float32
+            for together in _batches(t for t in listed if (t.dtype is torch.float64) is wide):
+                buffer = torch.cat([t.detach().cpu().reshape(-1).to(dtype) for t in together])
                 schedule = ring(self._group, len(buffer), buffer.itemsize, 0)
                 buffer.mul_(1 / self._group.size)
                 self._run(schedule, buffer)
@@ -104,7 +106,7 @@ class Sharing:
         listed = list(tensors)
         if not listed:
             return
-        digests = torch.tensor([_digest(tensor) for tensor in listed], dtype=torch.int64)
+        digests = torch.tensor([digest([tensor]) for tensor in listed], dtype=torch.int64)
         total = digests.clone()
         self._run(ring(self._group, len(total), total.itemsize, 0), total)
         equal = (total == digests * self._group.size).tolist()  # modulo 2^64
@@ -126,11 +128,6 @@ class Sharing:
                 f"not all ranks came to share what they have: {error.problem}",
                 self._remedy,
             ) from None
-
-
-def _digest(tensor: torch.Tensor) -> int:
-    values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return int.from_bytes(blake2b(values.data, digest_size=8).digest(), signed=True)
 
 
 def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:

@@ -58,7 +58,8 @@ class Surveyor:
         self._profile: Profile | None = None
         self._profiled: Profiled | None = None
         self._surveys = 0
-        self._native = True  # once Gloo hasn't connected, it isn't waited for again
+        protected = setting.world.protection.curve and self._transport != "c10d"
+        self._native = not protected  # once Gloo hasn't connected, it isn't waited for again
 
     def watch(self) -> None:
         """From this step to the next survey, what is computed."""
@@ -94,7 +95,8 @@ class Surveyor:
         )
         self._costs = {**self._costs, **found.machine.codecs}
         self._native = any(trial.kind == "native" for trial in found.trials)
-        workload = self._profiled.workload
+        optimizer = type(self._optimizer).__name__.lower()
+        workload = replace(self._profiled.workload, trained_with=optimizer)
         assumed = found.machine.assumed
         if workload.costs == Costs():
             assumed = (*assumed, COMPUTES_NOTHING)

@@ -13,21 +13,14 @@ for the exact average, and replicas differ by one step's noise between racks: it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from thalweg.errors import Interrupted, StoreLost
-from thalweg.plan import Plan
-from thalweg.runtime import Engine
-from thalweg.schedules import Group
-from thalweg.training.held import KeepsNothing
-from thalweg.training.itinerary import Clock, Itinerary, Stop
+from thalweg.training.itinerary import Itinerary, Stop
 from thalweg.training.layout import Layout, as_array, scaled_into
-from thalweg.training.parameters import Tensors
+from thalweg.training.parameters import ParameterAverager
 from thalweg.training.slots import never_negative
 
 
@@ -42,45 +35,9 @@ class _Crossing:
     held: torch.Tensor  # all racks', when it is over
 
 
-class TwoLevelAverager(KeepsNothing):
-    def __init__(
-        self,
-        tensors: Callable[[], Tensors],
-        plan: Plan,
-        group: Group,
-        engine: Engine,
-        clock: Clock,
-        *,
-        begins: int = 0,
-        broken_off: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._begins = begins
-        self._broken_off = broken_off
-        self._ask_for_tensors = tensors
-        self._plan = plan
-        self._group = group
-        self._engine = engine
-        self._clock = clock
-        rack = next(rack for rack in group.racks if engine.rank in rack)
-        self._weight = len(rack) / group.size
-        self._meets = False  # racks, and what comes of it isn't applied; the same on all ranks
-        self._crossing: list[_Crossing] = []
-        self._tensors: Tensors = {}
-        self._layout: Layout | None = None
-        self._itinerary: Itinerary | None = None
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients never travel under this plan."""
-        yield
-
-    def after_step(self) -> None:
-        if self._clock.step < self._begins:
-            return
-        try:
-            self._meet()
-        except (Interrupted, StoreLost):
-            self._broken_off()
+class TwoLevelAverager(ParameterAverager):
+    _meets = False  # racks, and what comes of it isn't applied; the same on all ranks
+    _crossing: tuple[_Crossing, ...] = ()
 
     @torch.no_grad()
     def _meet(self) -> None:
@@ -99,21 +56,15 @@ class TwoLevelAverager(KeepsNothing):
             inside, _ = self._stops(self._clock.step)
             self._average(inside, self._clock.claim(2 * len(self._ready[0].buckets)))
 
-    def detach(self) -> None:
-        self.settle()
-
     def break_off(self) -> None:
         """What is between the racks is lost: every rack keeps its own mean."""
-        self._crossing.clear()
+        self._crossing = ()
         self._meets = False
 
     @property
     def _ready(self) -> tuple[Layout, Itinerary]:
         if self._layout is None or self._itinerary is None:
-            self._tensors = self._ask_for_tensors()
-            self._layout = Layout.of(self._tensors, self._plan.settings.bucket)
-            workload = self._layout.workload
-            self._itinerary = Itinerary(self._plan, self._group, workload, self._engine.rank)
+            return self._prepare()
         return self._layout, self._itinerary
 
     def _stops(self, step: int) -> tuple[list[Stop], list[Stop]]:
@@ -123,7 +74,7 @@ class TwoLevelAverager(KeepsNothing):
 
     def _average(self, stops: list[Stop], first: int) -> None:
         layout, _ = self._ready
-        crossed, self._crossing = self._crossing, []
+        crossed, self._crossing = self._crossing, ()
         futures = []
         for stop in stops:
             bucket = layout.buckets[stop.round.bucket]
@@ -145,7 +96,9 @@ class TwoLevelAverager(KeepsNothing):
     def _cross(self, stop: Stop, first: int) -> None:
         bucket = self._ready[0].buckets[stop.round.bucket]
         sent = bucket.flat[slice(*stop.round.span)].clone()
-        held = sent * self._weight
+        rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
+        held = sent * (len(rack) / self._group.size)
         task = stop.task(bucket, self._clock.step, first, as_array(held))
         future = self._engine.submit(task)
-        self._crossing.append(_Crossing(future, bucket.index, stop.round.span, sent, held))
+        crossing = _Crossing(future, bucket.index, stop.round.span, sent, held)
+        self._crossing = (*self._crossing, crossing)

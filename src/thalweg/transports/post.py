@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import IntEnum
@@ -32,9 +33,9 @@ from thalweg.transports.protection import Protection
 from thalweg.transports.refusal import Refusal
 from thalweg.transports.transport import Array
 
-# magic, version, sort, zero, sender, step, piece, covered, bytes of the payload
-HEADER = struct.Struct("<4sBBHIQIIQ")
-MAGIC, VERSION = b"thlp", 2
+# magic, version, sort, zero, sender, addressee, room, step, piece, covered, bytes of the payload
+HEADER = struct.Struct("<4sBBHIIIQIIQ")
+MAGIC, VERSION = b"thlp", 3
 PURPOSE = "post"
 COPIED = 1 << 14  # bytes up to which a copy is cheaper
 PAUSE = 0.02  # seconds between two looks for a peer's address
@@ -53,6 +54,7 @@ class Sort(IntEnum):
     ASK = 6  # "send me your state"
     STATE = 7  # here it is; or, without one, "I need one myself"
     LEAVE = 8  # "my parent is back"
+    MEET = 9  # "send me your state when everybody asks for it"
 
 
 class Letter(NamedTuple):
@@ -67,7 +69,8 @@ class Letter(NamedTuple):
 
 
 class Post:
-    """`queue` is how many letters may wait for one peer."""
+    """`queue` is how many letters may wait for one peer. `room` is what its letters are for: those
+    for another, which was at this address before, are refused."""
 
     def __init__(
         self,
@@ -76,8 +79,10 @@ class Post:
         host: str = "127.0.0.1",
         queue: int = 64,
         protection: Protection | None = None,
+        room: str = "",
     ) -> None:
         self.rank = rank
+        self._room = zlib.crc32(room.encode())
         self._door = Door(rank, store, host, purpose=PURPOSE, queue=queue, protection=protection)
         self._inbound = self._door.inbound
         self._connections: dict[int, Connection] = {}
@@ -120,13 +125,14 @@ class Post:
             connection = self._connect(card)
         if connection.down:
             return False
-        _, sort, step, piece, covered, array = letter
+        to, sort, step, piece, covered, array = letter
         payload = None if array is None else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         frames: list[bytes | memoryview] = []
         if payload is not None:
             frames += cut(payload.data, self._door.frame)
         nbytes = 0 if payload is None else payload.nbytes
-        header = HEADER.pack(MAGIC, VERSION, sort, 0, self.rank, step, piece, covered, nbytes)
+        place = self.rank, to, self._room, step, piece, covered
+        header = HEADER.pack(MAGIC, VERSION, sort, 0, *place, nbytes)
         try:
             for left, frame in zip(range(len(frames), -1, -1), (header, *frames), strict=True):
                 flags = zmq.NOBLOCK | zmq.SNDMORE if left else zmq.NOBLOCK
@@ -196,10 +202,10 @@ class Post:
     def _read(self, frames: list[zmq.Frame]) -> Letter | None:
         """None if it is refused."""
         try:
-            magic, version, sort, _, sender, step, piece, covered, nbytes = HEADER.unpack(
+            magic, version, sort, _, sender, to, room, *place, nbytes = HEADER.unpack(
                 frames[0].buffer
             )
-            letter = Letter(sender, Sort(sort), step, piece, covered)
+            letter = Letter(sender, Sort(sort), *place)
         except (struct.error, ValueError):
             magic, version = b"", 0
         if (magic, version) != (MAGIC, VERSION):
@@ -207,6 +213,9 @@ class Post:
             return None
         if not self._door.speaks_for(frames[0], sender):
             self._door.refused.count(Refusal.FORGED)
+            return None
+        if (to, room) != (self.rank, self._room):
+            self._door.refused.count(Refusal.STALE)
             return None
         array = joined(frames[1:], nbytes) if frames[1:] or nbytes else None
         if isinstance(array, Refusal):
