@@ -1,6 +1,7 @@
 # The commands a contributor needs. Each sets up what it needs first.
 # Tests run in three processes on any machine, since they mostly wait for processes and links; those
-# that are slow run alone, since they take both cores or compare times.
+# that are slow run alone, since they take both cores or compare times. If a case fails in `make test`,
+# it runs once more with the machine to itself: what fails again is no matter of load.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +30,7 @@ browser: setup
 	scripts/browser
 
 test: lint browser
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" || { [ $$? -eq 1 ] && $(BIN)/pytest -m "not slow" --last-failed; }
 
 test-all: lint browser
 	$(PYTEST) -m "not slow" --hypothesis-profile thorough

@@ -127,6 +127,7 @@ def test_a_store_that_does_not_answer() -> None:
         assert line.ask(lambda store: store.add("x", 1)) == 1
         client.set_timeout(timedelta(seconds=1))
         os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)  # until then it may still answer
         start = monotonic()
         heard = alarm.heard()
         known = monotonic()

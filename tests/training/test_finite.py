@@ -44,7 +44,9 @@ def data() -> TensorDataset:
     return TensorDataset(torch.randn(STEPS * BATCH, 40, generator=generator))
 
 
-def train(sync: str, bad: tuple[int, ...], *, scales: bool = False, **options: Any) -> Any:
+def train(
+    sync: str, bad: tuple[int, ...], *, at: int = BAD, scales: bool = False, **options: Any
+) -> Any:
     """One epoch in which the last bias has a gradient of nan on the ranks `bad`, at one step."""
     model = net()
     sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -56,7 +58,7 @@ def train(sync: str, bad: tuple[int, ...], *, scales: bool = False, **options: A
             sgd.zero_grad()
             step, before = run.step, values(model)
             loss = run.mean(model(x).square().mean(dim=1))
-            if step == BAD and run.rank in bad:
+            if step == at and run.rank in bad:
                 loss = loss + float("nan") * model[2].bias.sum()
             scaler.scale(loss).backward()
             scaler.unscale_(sgd)
@@ -135,6 +137,20 @@ def test_a_group_goes_on_with_a_rank_that_skips_its_own_step(scales: bool) -> No
         assert [result["skipped"] for result in of_all] == [[], [BAD], []]
         if scales:
             assert [result["scale"] for result in of_all] == [1024.0, 512.0, 1024.0]
+
+
+def test_state_is_averaged_only_if_a_rank_has_some_after_the_first_step() -> None:
+    """Where all ranks skip it, nobody would know what to average from then on."""
+
+    def work(rank: int) -> dict[str, Any]:
+        sync, options = "local_sgd(every=1, optimizer=averaged)", {"at": 0, "nonfinite": "skip"}
+        some = train(sync, (0, 1), **options)
+        return some | raised(lambda: train(sync, (0, 1, 2), **options))
+
+    of_all = on_ranks(SIZE, work)
+    assert same_bits(of_all)
+    for result in of_all:
+        assert "the optimizer has no state to average; give a GradScaler" in result["text"]
 
 
 def test_a_skipped_step_leaves_no_trace() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.runtime import Alarm, World
+from thalweg.training.finite import not_finite
 
 STATISTICS = ("running_mean", "running_var")
 MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
@@ -33,6 +34,12 @@ def averaged_tensors(
                 tensors[f"{prefix}.{name}"] = values
     if optimizer is not None:
         slots = slots_of_all(optimizer, world, alarm, 0, world.timeout)
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        if not slots and not_finite(gradients):
+            raise RunError(
+                "all ranks skipped their first step, so that the optimizer has no state to average",
+                "give a GradScaler a smaller init_scale, or leave out optimizer=averaged",
+            )
         tensors |= {f"optimizer/{place}": slot for place, slot in slots.items()}
     return tensors
 
