@@ -61,10 +61,7 @@ def in_forks(name: str, folder: Path, size: int) -> dict[int, str]:
 
     def work(rank: int, report: Report) -> None:
         os.chdir(folder)
-        names = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-        kept.append(names)
-        if "run" in names:
-            names["run"].close()  # as the end of a script does
+        kept.append(runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__"))
 
     def on_line(rank: int, stream: str, line: str) -> None:
         printed[rank].append(f"{stream}: {line}" if stream == "stderr" else line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -64,6 +65,30 @@ class Pids:
 
 
 # What goes well
+
+
+def test_a_worker_runs_its_own_exit_functions_and_not_those_of_the_supervisor() -> None:
+    heard: list[tuple[int, str]] = []
+
+    def supervisors() -> None:
+        print("the supervisor's")
+
+    def work(rank: int, report: Report) -> None:
+        atexit.register(print, "at the end")
+        print("first")
+        if rank == 1:
+            sys.exit(3)
+
+    atexit.register(supervisors)
+    try:
+        with pytest.raises(WorkerFailed):
+            run_workers(
+                2, work, timeout=TIMEOUT, on_line=lambda rank, _, text: heard.append((rank, text))
+            )
+    finally:
+        atexit.unregister(supervisors)
+    for rank in range(2):
+        assert [text for of, text in heard if of == rank] == ["first", "at the end"]
 
 
 def test_results_come_by_rank_and_messages_in_order() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import runpy
@@ -115,9 +114,7 @@ def forked(script: Path, grace: float = 2.5) -> Ended:
                 sys.excepthook(*_without_frames_above(script))
             report({"said": own.getvalue().splitlines()})
             sys.stderr.write(own.getvalue())
-            atexit._run_exitfuncs()
             sys.exit(1)
-        atexit._run_exitfuncs()
 
     with pytest.raises(WorkerFailed) as failure:
         run_workers(

@@ -12,6 +12,7 @@ Fork while no other thread of this process runs; those of numpy's and torch's li
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -124,6 +125,7 @@ def fork_guard() -> tuple[int, int]:
 def be_worker(post: Post, job: Job) -> NoReturn:
     code = 1
     gc.freeze()  # or the first full collection copies all memory that it shares with its parent
+    atexit._clear()  # what its parent has registered is for the parent's end
     try:
         os.setsid()
         os.write(post.guard, b"%d\n" % os.getpid())
@@ -134,6 +136,7 @@ def be_worker(post: Post, job: Job) -> NoReturn:
         os.environ.update(job.place.environment(post.rank))
         os.environ[RESTARTS_VARIABLE] = str(post.restarts)
         code = _outcome(post.rank, job, _Messages(post.messages))
+        atexit._run_exitfuncs()  # as at the end of a script: a run is closed there
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
