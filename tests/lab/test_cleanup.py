@@ -31,7 +31,9 @@ from tests.lab.remains import (
     wait_until,
 )
 from thalweg.errors import LabError, WorkerFailed
+from thalweg.facts import Cluster
 from thalweg.lab import Lab, registry, sweep
+from thalweg.lab.namespaces import remove
 from thalweg.runtime.forked import Report
 from thalweg.runtime.place import Workers
 from thalweg.runtime.supervisor import run_workers
@@ -246,6 +248,53 @@ def test_nothing_stays_of_one_that_is_interrupted_while_it_is_built(done: int, n
         wait_until(lambda: not marked(name))
         assert named_remains(name) == []
         assert interfaces() == before
+
+
+def test_who_takes_a_lab_down_while_it_is_built_waits_until_it_is(name: str) -> None:
+    with owner(WHILE_IT_IS_BUILT, name, done=2) as process:
+        Lab.find(name).down()
+        process.kill()
+        process.wait(TIMEOUT)
+        wait_until(lambda: not marked(name))
+    left = named_remains(name)
+    remove(name)
+    assert left == []
+
+
+def test_a_lab_that_is_taken_down_before_it_is_built_is_told_and_not_built(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol = registry.enrol
+
+    def enrol_and_lose(*arguments: Any, **options: Any) -> registry.Record:
+        record = enrol(*arguments, **options)
+        registry.strike_off(record.name)
+        enrol(*arguments, **options)  # and another takes its name
+        return record
+
+    monkeypatch.setattr(registry, "enrol", enrol_and_lose)
+    try:
+        with pytest.raises(LabError, match=f"^another process took lab '{name}' down; "):
+            Lab(hosts=1, name=name).up(owned=False)
+        assert registry.find(name).owner is not None
+        assert named_remains(name) == [f"folder {name}"]
+    finally:
+        registry.strike_off(name)
+        remove(name)
+
+
+def test_a_lab_that_goes_while_it_is_read_is_not_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_and_lose(text: str) -> Any:
+        registry.strike_off(name)
+        return load(text)
+
+    load = json.loads
+    registry.enrol(name, Cluster.flat(1), loss=0.0, netem=False, notes=[])
+    monkeypatch.setattr(json, "loads", load_and_lose)
+    with pytest.raises(LabError, match=f"^there is no lab '{name}'; "):
+        registry.find(name)
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,7 @@ def message_of(error: pytest.ExceptionInfo[UsageError]) -> str:
         ({"latency": "soon"}, "'soon' is not a duration; write it like 50ms"),
         ({"loss": 1.0}, "a link can't lose a share of 1.0; give 0 to below 1"),
         ({"loss": -0.1}, "a link can't lose a share of -0.1; give 0 to below 1"),
+        ({"name": ""}, "'' is no name for a lab; "),
         ({"name": "My Lab"}, "'My Lab' is no name for a lab; "),
     ],
 )
@@ -339,7 +340,7 @@ def test_a_name_that_is_taken(lab_of: LabOf) -> None:
         Lab(hosts=2, name=lab.name).up()
     assert message_of(caught) == (
         f"there is a lab {lab.name!r} already; "
-        "take another name, or take that one down with `thalweg lab down`"
+        f"take another name, or take one down with `thalweg lab down --name {lab.name}`"
     )
     assert len(lab.run(lambda rank, report: None, timeout="60s")) == 2
 
@@ -362,6 +363,8 @@ def test_a_lab_that_is_not_up(name: str) -> None:
             use()
         assert message_of(caught).startswith("the lab isn't up; ")
     lab.down()
+    with pytest.raises(LabError, match=r"^there is no lab ''; "):  # and not the only one
+        Lab.find("")
     with pytest.raises(
         LabError, match=f"^there is no lab '{name}'; make one with `thalweg lab up`"
     ):

@@ -97,7 +97,7 @@ class Lab:
     @classmethod
     def find(cls, name: str | None = None) -> Self:
         """One that is up; without a name the only one that this user made from this folder."""
-        name = name or registry.the_only_one()
+        name = registry.the_only_one() if name is None else name
         record = registry.find(name)
         lab = cls.of(record.cluster, name=name, loss=record.loss, without_netem="go on")
         lab._record = record
@@ -112,7 +112,7 @@ class Lab:
         self._without_netem = without_netem
         self.fired: list[Fired] = []  # events of the last run, and when they came
         self._record: Record | None = None
-        Wiring(name or "lab", cluster)  # refuses what can't be wired
+        Wiring("lab" if name is None else name, cluster)  # refuses what can't be wired
         declared(cluster, loss=loss, netem=True)  # and shaped
 
     # Up and down
@@ -135,9 +135,12 @@ class Lab:
                 self._name, self.cluster, loss=self._loss, netem=netem, notes=notes
             )
         try:
-            build(self.wiring, self.links.declared_ports(), progress)
-            if not owned:
-                self._record = registry.disown(self._record)
+            with registry.in_hand(self.name) as there:  # who takes it down waits until it is built
+                if there is None or there.id != self._record.id:
+                    raise LabError(f"another process took lab {self.name!r} down", "make it anew")
+                build(self.wiring, self.links.declared_ports(), progress)
+                if not owned:
+                    self._record = registry.disown(self._record)
         except BaseException:
             self.down()
             raise

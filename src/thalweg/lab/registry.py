@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from thalweg.errors import LabError
-from thalweg.facts import Cluster, format_cluster, read_cluster
+from thalweg.facts import Cluster, format_cluster, parse_cluster
 from thalweg.lab.namespaces import refused
 from thalweg.lab.wiring import Wiring
 
@@ -136,14 +136,14 @@ def enrol(
         raise refused(error) from None
     raise LabError(
         f"there is a lab {name!r} already" if name else f"there are {MOST_LABS} labs already",
-        "take another name, or take that one down with `thalweg lab down`",
+        f"take another name, or take one down with `thalweg lab down --name {name or 'LAB'}`",
     )
 
 
 def disown(record: Record) -> Record:
-    """It stays when this process ends."""
+    """It stays when this process ends. Who does this has the lab in hand."""
     record = replace(record, owner=None)
-    with record._being_up(), in_hand(record.name):
+    with record._being_up():
         _put(ROOT / record.name / "lab.json", _about(record))
     return record
 
@@ -158,6 +158,7 @@ def strike_off(name: str) -> None:
 def find(name: str) -> Record:
     try:
         about = json.loads((ROOT / name / "lab.json").read_text())
+        cluster = parse_cluster((ROOT / name / "cluster.toml").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         there = ", ".join(names()) or "none"
         raise LabError(
@@ -168,7 +169,7 @@ def find(name: str) -> Record:
         name=name,
         id=about.get("id", ""),
         maker=about.get("maker", [-1, "elsewhere"]),
-        cluster=read_cluster(ROOT / name / "cluster.toml"),
+        cluster=cluster,
         loss=about["loss"],
         netem=about["netem"],
         notes=about["notes"],
@@ -185,7 +186,7 @@ def names() -> list[str]:
 def the_only_one() -> str:
     """The name of the only lab that this user made from this folder and that stays, or else of the
     only one that they made at all."""
-    there = [record for name in names() if (record := _found(name)) is not None]
+    there = _all()
     mine = [record for record in there if record.maker == _maker()]
     stay = [record for record in mine if record.owner is None]
     if len(stay or mine) == 1:
@@ -195,6 +196,11 @@ def the_only_one() -> str:
         f"which lab? {'there is ' + known if known else 'none is up'}",
         "give --name, or make one with `thalweg lab up`",
     )
+
+
+def of_this_user() -> list[Record]:
+    """The labs that this user made, from whatever folder."""
+    return [record for record in _all() if record.maker[0] == _maker()[0]]
 
 
 def remove_leftovers() -> None:
@@ -217,6 +223,10 @@ def in_hand(name: str, *, wait: bool = True) -> Iterator[Record | None]:
         except (FileNotFoundError, NotADirectoryError, BlockingIOError):
             is_there = False
         yield _found(name) if is_there else None
+
+
+def _all() -> list[Record]:
+    return [record for name in names() if (record := _found(name)) is not None]
 
 
 def _found(name: str) -> Record | None:
