@@ -14,7 +14,9 @@ import pytest
 
 from tests.cli.command import thalweg
 from tests.lab.remains import named_remains, wait_until
-from thalweg.lab import Lab
+from thalweg.cli.lab import down
+from thalweg.errors import UsageError
+from thalweg.lab import Lab, registry
 
 NAME = f"cli{os.getpid()}"
 OTHER = f"{NAME}-other"
@@ -143,7 +145,11 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
         ("up --nic fast", "'fast' is not a rate"),
         ("up --nic 1bit", "a link of 1bit can't be had in the lab; give 8kbit to 34gbit"),
         ("up nowhere.toml", "can't read nowhere.toml"),
-        ("up 2x1", "there is a lab '{name}' already; take another name"),
+        (
+            "up 2x1",
+            "there is a lab '{name}' already; take another name, or take one down with "
+            "`thalweg lab down --name {name}`",
+        ),
         ("degrade --rack 5 --rate 1mbit", "there is no rack 5; there are 2"),
         ("degrade --host nobody --rate 1mbit", "there is no host 'nobody'; give a rank"),
         ("degrade --rack 0 --rate slow", "'slow' is not a rate"),
@@ -164,6 +170,47 @@ def test_no_lab_of_that_name(tmp_path: Path) -> None:
         done = lab(command, tmp_path, OTHER)
         assert done.returncode == 2
         assert f"there is no lab '{OTHER}'; make one with `thalweg lab up`" in done.stderr
+
+
+def test_all_are_those_of_this_user_that_no_process_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "ROOT", tmp_path)  # none of this machine's own
+    theirs, mine = (Lab(hosts=1, name=f"{NAME}-{whose}") for whose in ("theirs", "mine"))
+    with Lab(hosts=1, name=f"{NAME}-used"):
+        with monkeypatch.context() as another_user:
+            another_user.setenv("SUDO_UID", "31415")
+            theirs.up(owned=False)
+        try:
+            mine.up(owned=False)
+            down(every=True)
+            assert registry.names() == [f"{NAME}-theirs", f"{NAME}-used"]
+        finally:
+            mine.down()
+            theirs.down()
+    told = capsys.readouterr().out.splitlines()
+    stays = f"{NAME}-used stays: process {os.getpid()} uses it; or --name {NAME}-used"
+    assert told == [f"{NAME}-mine is down", stays]
+
+
+def test_all_and_a_name_contradict_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "ROOT", tmp_path)
+    with pytest.raises(UsageError, match=r"^--all and --name both say which labs; give one"):
+        down(name=NAME, every=True)
+
+
+def test_nothing_stays_of_a_lab_whose_building_is_ended() -> None:
+    building = subprocess.Popen(
+        [sys.executable, "-m", "thalweg", "lab", "up", "2x20", "--name", OTHER],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: Path(f"/var/run/netns/thalweg.{OTHER}.host1").exists())
+    building.terminate()
+    assert building.wait(60) == 130
+    assert not named_remains(OTHER)
 
 
 def test_without_a_name_only_ones_own_lab_is_meant(

@@ -107,11 +107,12 @@ def up(
     Without any rate, NICs and uplinks have 200mbit.
     """
     lab = shape.lab(layout, name)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is there goes
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
     _tell(lab, "lab up", json_path)
     terminal = console(json_path)
-    terminal.print("\nRun a script in it:  thalweg lab run -- python train.py")
+    terminal.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
     terminal.print(f"Look into a host:    ip netns exec {lab.wiring.host_of(0)} ip address")
 
 
@@ -242,13 +243,21 @@ def status(name: NameOption = None, json_path: JsonOption = None) -> None:
 @app.command()
 def down(
     name: NameOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Every lab there is.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every lab of yours but those of running processes.")
+    ] = False,
 ) -> None:
     """Take a lab down; what runs in it ends."""
     from thalweg.lab import Lab, registry
 
+    if every and name is not None:
+        raise UsageError("--all and --name both say which labs", "give one of them")
     if every:
-        for found in registry.names():
+        for record in registry.of_this_user():
+            found, owner = record.name, record.owner
+            if owner is not None and not record.abandoned():
+                console().print(f"{found} stays: process {owner.pid} uses it; or --name {found}")
+                continue
             try:
                 Lab.find(found).down()
                 console().print(f"{found} is down")
