@@ -77,13 +77,14 @@ class Project:
             self._git("-C", str(self.folder), "add", ".")
             self._git("-C", str(self.folder), "commit", "--quiet", "--message", name)
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, own_group: bool = False) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "scripts/bench-against", *options],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=own_group,
         )
 
     def run(self, *options: str) -> tuple[int, str, str]:
@@ -175,6 +176,44 @@ def test_nothing_is_left_of_an_interrupted_comparison(
     process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert project.is_clean()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_worktree_is_left_if_its_making_is_interrupted(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """A hook of git runs when the files are there, but before git is done."""
+    project = Project(tmp_path)
+    hook = project.folder / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/in-hook\nsleep 600 > /dev/null 2>&1\n")
+    hook.chmod(0o755)
+    process = project.start("HEAD~", "--only", "lab", own_group=True)
+    until = monotonic() + 60
+    while not (tmp_path / "in-hook").exists():
+        assert monotonic() < until
+        sleep(0.02)
+    os.killpg(process.pid, number)  # as a terminal does: to git, too
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (128 + number, "")
+    assert project.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("",), "a revision has no name; give one like HEAD~5"),
+        (("HEAD~", "--json", "nosuch/rows.json"), "there is no folder nosuch; make it, or "),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    options: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    project = Project(tmp_path)
+    code, stdout, stderr = project.run(*options, "--only", "lab")
+    assert (code, stdout) == (2, "")
+    assert problem in stderr
+    assert not project.log.exists()
 
 
 def test_a_revision_that_is_not_there_is_one_line(tmp_path: Path) -> None:
