@@ -154,6 +154,16 @@ def test_what_another_class_would_gain() -> None:
     assert "the optimizer is sgd; extra steps as measured with sgd on digits" in words
 
 
+def test_classes_that_are_allowed_and_not_counted_are_told() -> None:
+    place = ["advise", "--lab", "1x8", "--nic", "10gbit", "--model", "resnet50", "--top", "1"]
+    told = "Not counted: lossy plans, whose extra steps weren't measured under lion; give "
+    unmeasured = [*place, "--optimizer", "lion", "--allow", "lossy"]
+    words = " ".join(thalweg(*unmeasured).stdout.split())
+    assert told + "--extra-steps lossy=..%." in words
+    for counted in ([*unmeasured, "--extra-steps", "lossy=0.5"], [*place, "--allow", "lossy"]):
+        assert "Not counted" not in thalweg(*counted).stdout
+
+
 def test_a_page(here: Path) -> None:
     place = ["--cluster", "cluster.toml", "--model", "model.toml", "--html", "out/advice.html"]
     done = thalweg("advise", *place, cwd=here)
@@ -209,7 +219,9 @@ PLACE = "--cluster cluster.toml --model model.toml"
         (f"{PLACE} --late 0.5", "give both"),
         (f"{PLACE} --optimizer adm", "there is no optimizer 'adm'"),
         (f"{PLACE} --extra-steps lossy", "write it like lossy=10%"),
-        (f"{PLACE} --extra-steps lossless=10%", "no promise 'lossless'"),
+        (f"{PLACE} --extra-steps lossless=10%", "no promise 'lossless'; give --extra-steps lossy="),
+        (f"{PLACE} --extra-steps lossy=10", "would be 1000%; write lossy=10%"),
+        (f"{PLACE} --extra-steps exact=30%", "exact plans need no extra steps; give --extra-steps"),
         (f"{PLACE} --machine nowhere.toml", "can't read nowhere.toml"),
         (f"{PLACE} --measured-only", "not measured: messages cost nothing"),
         (f"{PLACE} --gpu v100", "leave out --gpu and --batch"),

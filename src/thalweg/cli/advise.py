@@ -17,6 +17,7 @@ from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import about
 from thalweg.predict import Advice, Advised, advise
+from thalweg.predict.advising import WORTH_IT
 from thalweg.predict.extra_steps import optimizer_named
 
 PROMISES = [promise.value for promise in Promise]
@@ -82,7 +83,7 @@ def command(
             progress=bar.show,
         )
     terminal = console(json_path)
-    for line in filter(None, (advice.verdict, advice.hint())):
+    for line in filter(None, (advice.verdict, advice.hint(), _not_counted(advice))):
         terminal.print(line, markup=False)
     terminal.print(_table(situation.heading, advice.ranking[:top]))
     _say_what_is_left(terminal, advice, top, why_not)
@@ -160,22 +161,41 @@ def _say_what_is_left(terminal: Console, advice: Advice, top: int, why_not: bool
         terminal.print(f"  {text}: {reason}", markup=False)
 
 
-def _promise(text: str) -> Promise:
-    if text not in PROMISES:
+def _not_counted(advice: Advice) -> str:
+    """Classes that are allowed and of which nobody measured the extra steps, if nothing else gains
+    enough; or nothing."""
+    known = {one.promise for one in advice.ranking if one.steps is not None}
+    classes = sorted({one.promise.value for one in advice.ranking if one.promise not in known})
+    if not classes or advice.best.gain >= WORTH_IT:
+        return ""
+    return (
+        f"Not counted: {listed(classes)} plans, whose extra steps weren't measured under "
+        f"{advice.optimizer}; give {listed(f'--extra-steps {one}=..%' for one in classes)}."
+    )
+
+
+def _promise(text: str, option: str = "--allow {}", among: list[str] = PROMISES) -> Promise:
+    if text not in among:
+        exact = text == Promise.EXACT.value
         raise UsageError(
-            f"there is no promise {text!r}",
-            f"--allow {listed(PROMISES, 'or')}" + nearest(text, PROMISES),
+            "exact plans need no extra steps" if exact else f"there is no promise {text!r}",
+            f"give {listed([option.format(one) for one in among], 'or')}" + nearest(text, among),
         )
     return Promise(text)
 
 
 def _extra(text: str) -> tuple[Promise, float]:
     """`lossy=10%`, or `lossy=0.1`."""
-    promise, equals, amount = text.partition("=")
+    name, equals, amount = text.partition("=")
     try:
         share = float(amount.rstrip("% ")) / (100 if amount.strip().endswith("%") else 1)
     except ValueError:
         share = math.nan
     if not equals or not 0 <= share < math.inf:
         raise UsageError(f"{text!r} says nothing of steps", "write it like lossy=10%")
-    return _promise(promise.strip()), share
+    promise = _promise(name.strip(), "--extra-steps {}=10%", PROMISES[1:])
+    if share > 1 and not amount.strip().endswith("%"):
+        raise UsageError(
+            f"--extra-steps {text} would be {share:.0%}", f"write {promise.value}={share:g}%"
+        )
+    return promise, share
