@@ -33,7 +33,9 @@ def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -
     )
     assert done.returncode == 1
     assert "progress: fault 0: restart rank" in done.stderr
-    again = "--sync ring --faults 1 --seed 4 --hold 2s --kinds restart"
+    assert " in 1 of 1 run, the first: " in done.stderr
+    assert "ring, seed 4: 1 fault in " in done.stdout
+    again = "--sync ring --faults 1 --seed 4 --bound 0.001s --hold 2s --kinds restart"
     assert f"`thalweg chaos --workers 2 {again}`" in done.stderr
 
 
@@ -48,6 +50,7 @@ def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -
         (("--workers", "4", "--nic", "1gbit"), "rates and --rank-order describe a lab"),
         (("--workers", "1"), "one worker has nobody to go on without it"),
         (("--workers", "4", "--sync", "rign"), "rign"),
+        (("--workers", "3", "--sync", "gc(stragglers=5)"), "use stragglers=2 or less"),
         (("--workers", "4", "--for", "soon"), "soon"),
         (("--workers", "4", "--hold", "on"), "on"),
     ],

@@ -18,8 +18,10 @@ from thalweg.catalog import parse_plan
 from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
 from thalweg.cli.place import Place
+from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import RunError, UsageError
-from thalweg.facts import Cluster, Duration, about
+from thalweg.facts import Cluster, Duration, about, counted
+from thalweg.schedules import Group
 
 if TYPE_CHECKING:
     from thalweg.chaos.fault import Kind
@@ -76,9 +78,11 @@ def command(
     seconds = None if lasting is None else Duration.parse(lasting).seconds
     within = Duration.parse(bound).seconds
     held = None if hold is None else Duration.parse(hold).seconds
-    for plan in sync or ():
-        parse_plan(plan)
+    plans = [parse_plan(plan) for plan in sync or ()]
     place.refuse_if_unclear()
+    group = Group.everybody(_cluster(place))
+    for relayed in filter(is_relayed, plans):
+        allocation_of(relayed, group)  # refuses a code that doesn't fit these workers
 
     from thalweg.chaos.run import Ordeal  # torch takes a second: not at import
     from thalweg.chaos.summary import fault_rows, run_rows
@@ -115,8 +119,8 @@ def command(
     wrong = [outcome for outcome in outcomes if outcome.violations]
     if wrong:
         raise RunError(
-            f"{sum(len(o.violations) for o in wrong)} violations in {len(wrong)} of "
-            f"{len(outcomes)} runs, the first: {wrong[0].violations[0]}",
+            f"{counted(sum(len(o.violations) for o in wrong), 'violation')} in {len(wrong)} of "
+            f"{counted(len(outcomes), 'run')}, the first: {wrong[0].violations[0]}",
             f"see {wrong[0].history}; have it again with "
             f"`thalweg chaos {where} {_again(wrong[0].ordeal)}`",
         )
@@ -148,17 +152,21 @@ def _undergo(ordeal: Ordeal, cluster: Cluster, lab: Lab | None, out: Path) -> Ou
 def _there(place: Place) -> Iterator[tuple[Cluster, Lab | None]]:
     """Local workers, or a lab that is there until the context ends."""
     if place.lab is None:
-        yield Cluster.flat(place.workers or 0), None
+        yield _cluster(place), None
         return
     from thalweg.lab import Lab as TheLab
 
-    there = TheLab.of(place.lab_cluster(), without_netem="go on")
+    there = TheLab.of(_cluster(place), without_netem="go on")
     try:
         with progress_bar("Building the lab") as bar:
             there.up(progress=bar.show)
         yield there.cluster, there
     finally:
         there.down()
+
+
+def _cluster(place: Place) -> Cluster:
+    return Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster()
 
 
 def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
@@ -213,9 +221,9 @@ def _span(figures: tuple[float, float] | None) -> str:
 def _told(outcome: Outcome) -> str:
     ordeal = outcome.ordeal
     lines = [
-        f"{ordeal.sync}, seed {ordeal.seed}: {len(outcome.felt)} faults in "
-        f"{about(outcome.seconds, 's')}, {outcome.steps} steps, {outcome.commits} commits, "
-        f"{len(outcome.violations) or 'no'} violations"
+        f"{ordeal.sync}, seed {ordeal.seed}: {counted(len(outcome.felt), 'fault')} in "
+        f"{about(outcome.seconds, 's')}, {counted(outcome.steps, 'step')}, "
+        f"{counted(outcome.commits, 'commit')}, {counted(len(outcome.violations), 'violation')}"
     ]
     lines += [f"  {violation}" for violation in outcome.violations[:SHOWN]]
     if len(outcome.violations) > SHOWN:
@@ -225,5 +233,6 @@ def _told(outcome: Outcome) -> str:
 
 def _again(ordeal: Ordeal) -> str:
     words = ["--sync", ordeal.sync, "--faults", str(ordeal.faults), "--seed", str(ordeal.seed)]
+    words += ["--bound", f"{ordeal.bound:g}s"]
     words += [] if ordeal.hold is None else ["--hold", f"{ordeal.hold:g}s"]
     return shlex.join([*words, "--kinds", ",".join(ordeal.kinds)])

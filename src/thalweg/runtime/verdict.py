@@ -55,7 +55,8 @@ class End:
         if self.code == -signal.SIGKILL:
             return WorkerFailed(
                 f"{who} was killed by SIGKILL (out of memory?)",
-                "see the kernel's log, and give the workers less to hold or the machine more",
+                "if nobody killed it (`thalweg lab kill`, `lab down`), see the kernel's log, and "
+                "give the workers less to hold or the machine more",
             )
         if self.code < 0:
             return WorkerFailed(
