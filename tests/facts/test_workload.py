@@ -22,6 +22,7 @@ MIXED = Workload(
         Tensor(name="a.weight", shape=(100, 10)),
         Tensor(name="a.bias", shape=(100,), dtype="bfloat16"),
         Tensor(name="b.weight", shape=(50, 10), ready=Duration(0.005)),
+        Tensor(name="b.bias", shape=(50,), dtype="float16"),
         Tensor(name="scale", shape=()),
     ),
 )
@@ -45,6 +46,7 @@ def test_buckets_hold_everything_once_and_one_dtype(limit: int) -> None:
     for bucket in buckets:
         assert len({tensor.dtype for tensor in bucket.tensors}) == 1
         assert sum(t.elements * t.itemsize for t in bucket.tensors[:-1]) < limit
+    assert buckets[-1].tensors[-1] is MIXED.tensors[0]
 
 
 def test_the_last_layer_comes_first() -> None:
@@ -56,7 +58,7 @@ def test_ready_times_are_measured_or_follow_from_the_elements() -> None:
     ready = {bucket.tensors[0].name: bucket.ready_seconds for bucket in MIXED.buckets(Size(1))}
     assert ready["b.weight"] == 0.005
     assert ready["a.weight"] == pytest.approx(0.03)
-    assert ready["a.bias"] == pytest.approx(0.03 * 601 / 1601)
+    assert ready["a.bias"] == pytest.approx(0.03 * 651 / 1651)
 
 
 def test_what_is_written_is_read_again() -> None:

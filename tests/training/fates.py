@@ -161,6 +161,16 @@ def dies(rank: int, *, at: int, when: str = "before") -> Act:
     return _befalls(signal.SIGKILL, rank, at, when)
 
 
+def all_come(*, at: int) -> Act:
+    """Everybody waits before this step until the result of the last has reached all."""
+
+    def act(run: Run, board: Board, moment: str) -> None:
+        if run.step == at and moment == "before":
+            board.wait(lambda: bool((board.steps >= at).all()))
+
+    return act
+
+
 def stops(rank: int, *, at: int, when: str = "before") -> Act:
     return _befalls(signal.SIGSTOP, rank, at, when)
 

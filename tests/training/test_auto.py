@@ -367,6 +367,38 @@ def test_ddp_with_ones_own_loader() -> None:
     assert same_bits(results)
 
 
+class Inside(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Through the first layer alone."""
+        result: torch.Tensor = self[0](x)
+        return result
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_ddp_is_left_out_where_it_can_not_run(is_called: bool) -> None:
+    """With a layer that is not used, or a model that is not called itself."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = Inside(nn.Linear(4, 2), *([nn.Linear(2, 2)] if is_called else []))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        run = attach(model, optimizer, sync="auto", data=DATA, batch=8, timeout=TIMEOUT)
+        for epoch in run.epochs(2):
+            for (x,) in run.batches(epoch):
+                ring_is_slow(run, run.rank)
+                optimizer.zero_grad()
+                outputs = model(x) if is_called else model[0](x)
+                torch.autograd.backward(run.mean(outputs.square().sum(1)))
+                optimizer.step()
+        left_out = {} if run.advice is None else dict(run.advice.left_out)
+        run.close()
+        return {"sync": run.sync, "left_out": left_out}
+
+    with advice([("ddp", 5.0), ("ring", SLOW)]):
+        ranks = on_ranks(2, work)
+    assert one_value(ranks, "sync") == "ring"
+    assert "used whole, at every step" in ranks[0]["left_out"]["ddp"]
+
+
 def test_codes_are_left_out_where_training_would_be_another() -> None:
     cases: dict[str, tuple[list[nn.Module], bool, bool]] = {
         "plain": ([], True, False),

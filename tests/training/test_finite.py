@@ -44,9 +44,7 @@ def data() -> TensorDataset:
     return TensorDataset(torch.randn(STEPS * BATCH, 40, generator=generator))
 
 
-def train(
-    sync: str, bad: tuple[int, ...], *, at: int = BAD, scales: bool = False, **options: Any
-) -> Any:
+def train(sync: str, bad: tuple[int, ...], *, scales: bool = False, **options: Any) -> Any:
     """One epoch in which the last bias has a gradient of nan on the ranks `bad`, at one step."""
     model = net()
     sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -58,7 +56,7 @@ def train(
             sgd.zero_grad()
             step, before = run.step, values(model)
             loss = run.mean(model(x).square().mean(dim=1))
-            if step == at and run.rank in bad:
+            if step == BAD and run.rank in bad:
                 loss = loss + float("nan") * model[2].bias.sum()
             scaler.scale(loss).backward()
             scaler.unscale_(sgd)
@@ -139,18 +137,139 @@ def test_a_group_goes_on_with_a_rank_that_skips_its_own_step(scales: bool) -> No
             assert [result["scale"] for result in of_all] == [1024.0, 512.0, 1024.0]
 
 
-def test_state_is_averaged_only_if_a_rank_has_some_after_the_first_step() -> None:
-    """Where all ranks skip it, nobody would know what to average from then on."""
+class InThreeTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        types = torch.float32, torch.bfloat16, torch.float64, torch.float32
+        self.parts = nn.ParameterList(nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in types)
+
+    def forward(self, factors: torch.Tensor) -> torch.Tensor:
+        return torch.stack([f * p.sum().float() for f, p in zip(factors, self.parts, strict=True)])
+
+
+@pytest.mark.parametrize("spoilt", range(4))
+def test_whatever_types_parameters_have(spoilt: int, in_one_crew: InOneCrew) -> None:
+    """What says that a gradient is not finite travels last, so that none is missed."""
 
     def work(rank: int) -> dict[str, Any]:
-        sync, options = "local_sgd(every=1, optimizer=averaged)", {"at": 0, "nonfinite": "skip"}
-        some = train(sync, (0, 1), **options)
-        return some | raised(lambda: train(sync, (0, 1, 2), **options))
+        factors = torch.ones(4)
+        if rank == 1:
+            factors[spoilt] = float("nan")
+        texts = []
+        for sync in ("ring", "ring+fp16", "ring @ bucket=4B"):
+            model = InThreeTypes()
+            run = attach(model, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
+            loss = model(factors).sum()
+            texts.append(raised(loss.backward)["text"])
+            run.close()
+        return {"texts": texts}
 
-    of_all = on_ranks(SIZE, work)
-    assert same_bits(of_all)
-    for result in of_all:
-        assert "the optimizer has no state to average; give a GradScaler" in result["text"]
+    for result in on_ranks(2, work):
+        for text in result["texts"]:
+            assert f"the gradient of parts.{spoilt} has inf or nan on rank 1 at step 0" in text
+
+
+def test_gradients_that_no_backward_computed() -> None:
+    """They would not be averaged, and nobody would look whether they are finite."""
+
+    def work(rank: int) -> dict[str, Any]:
+        texts = {}
+        for sync, factor in (("ring", 1.0), ("local_sgd(every=2)", float("nan"))):
+            model = nn.Linear(2, 1)
+            sgd = torch.optim.SGD(model.parameters(), 0.1)
+            run = attach(model, sgd, sync=sync)
+            model(torch.ones(1, 2)).sum().backward()
+            sgd.step()
+            sgd.step()  # the same once more is the script's business
+            gradients = torch.autograd.grad(
+                factor * model(torch.ones(1, 2)).sum(), list(model.parameters())
+            )
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            texts[sync] = raised(sgd.step)["text"]
+            run.close()
+        return texts
+
+    for result in on_ranks(2, work):
+        assert "gradients that no backward has computed" in result["ring"]
+        assert "weight, bias have inf or nan on rank" in result["local_sgd(every=2)"]
+
+
+def test_statistics_that_are_spoilt_end_the_run() -> None:
+    """A skipped step leaves them as they are, and averaging would spread them."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        run = attach(model, sgd, sync="local_sgd(every=1)", nonfinite="skip", timeout=TIMEOUT)
+        x = torch.ones(4, 2) * (float("nan") if rank == 1 else 1.0)
+        result = raised(lambda: (model(x).sum().backward(), sgd.step()))
+        run.close()
+        return result
+
+    assert "1.running_mean has inf or nan on rank 1 at step 0" in on_ranks(2, work)[1]["text"]
+
+
+class LooksTwice(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("sync", ["ring", "local_sgd(every=1)"])
+def test_a_closure_that_looks_twice_counts_one_step(sync: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = net()
+        sgd = LooksTwice(model.parameters(), 0.1)
+        run = attach(model, sgd, sync=sync, nonfinite="skip", timeout=TIMEOUT)
+        for step in range(3):
+            looks = 0
+
+            def look(step: int = step) -> torch.Tensor:
+                nonlocal looks
+                sgd.zero_grad()
+                loss: torch.Tensor = model(torch.ones(2, 40)).square().mean()
+                bad = step == 1 and looks == 0 and rank == 1
+                (float("nan") * loss if bad else loss).backward()  # type: ignore[no-untyped-call]
+                looks += 1
+                return loss
+
+            sgd.step(look)
+        run.close()
+        return {"step": run.step, "skipped": len(run.skipped)}
+
+    results = on_ranks(2, work)
+    assert one_value(results, "step") == 3
+    assert results[1]["skipped"] == 1
+
+
+def test_a_second_backward_on_the_batch_of_a_skipped_step_is_refused() -> None:
+    """As of an optimizer that looks twice (SAM), zeroing gradients in between."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = net()
+        sgd = torch.optim.SGD(model.parameters(), 0.05)
+        run = attach(
+            model,
+            sgd,
+            sync="local_sgd(every=1)",
+            data=data(),
+            batch=BATCH,
+            nonfinite="skip",
+            timeout=TIMEOUT,
+        )
+
+        def train() -> None:
+            for [x] in run.batches(0):
+                for factor in (float("nan") if rank == 1 else 1.0, 1.0):
+                    sgd.zero_grad()
+                    (factor * run.mean(model(x).square().mean(dim=1))).backward()
+                sgd.step()
+
+        return raised(train)
+
+    assert "a backward followed one whose gradients" in on_ranks(2, work)[1]["text"]
 
 
 def test_a_skipped_step_leaves_no_trace() -> None:

@@ -86,6 +86,13 @@ def logged(run: Run, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return plain(run, model, x)
 
 
+def second(run: Run, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A backward of another loss, after one of a mean that was weighed."""
+    with run.no_sync():
+        run.mean(each(model, x)).backward()  # type: ignore[no-untyped-call]
+    return plain(run, model, x)
+
+
 def in_two(run: Run, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Two losses of a batch, and an evaluation of other samples in between."""
     first = run.mean(0.25 * each(model, x))
@@ -119,6 +126,7 @@ def crew() -> dict[str, list[dict[str, Any]]]:
         "plain, even": lambda: trained("ring", plain),
         "plain, code": lambda: trained(CODE, plain),
         "logged, code": lambda: trained(CODE, logged),
+        "second, code": lambda: trained(CODE, second),
         "plain, late": lambda: trained("lgc", plain),
         "plain, uneven": lambda: trained("ring", plain, batch=10),
         "plain, uneven, parameters": lambda: trained("local_sgd(every=2)", plain, batch=10),
@@ -152,6 +160,7 @@ def test_unlike_shares_make_the_mean_over_the_batch() -> None:
     [
         ("plain, code", "the plan shares samples out with weights of their own"),
         ("logged, code", "the plan shares samples out with weights of their own"),
+        ("second, code", "the plan shares samples out with weights of their own"),
         ("plain, late", "the plan shares samples out with weights of their own"),
         ("plain, uneven", "10 samples aren't shared evenly by 4 workers"),
         ("plain, uneven, parameters", "10 samples aren't shared evenly by 4 workers"),

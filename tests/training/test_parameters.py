@@ -380,3 +380,68 @@ def test_equal_replicas_of_two_bytes_stay_equal_to_the_bit() -> None:
 
     for result in on_ranks(6, work):
         assert [case for case, same in result.items() if not same] == []
+
+
+class Replacing(torch.optim.SGD):
+    """Gives parameters and momenta new memory at every step, as hand-written optimizers do."""
+
+    replaces = True
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"] if self.replaces else ():
+            parameter.data = parameter.data.clone()
+            state = self.state[parameter]
+            if state.get("momentum_buffer") is not None:
+                state["momentum_buffer"] = state["momentum_buffer"].clone()
+
+
+def test_parameters_whose_memory_is_replaced() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = Replacing(model.parameters(), 0.05)
+        run = attach(model, optimizer, sync="local_sgd(every=2)", timeout=TIMEOUT)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)) - rank).square().mean().backward()
+            optimizer.step()
+        run.close()
+        return {"print": fingerprint(model)}
+
+    assert same_bits(on_ranks(2, work))
+
+
+@pytest.mark.parametrize("late", ["skipped", "unused", "replaced"])
+@pytest.mark.parametrize("sync", ["local_sgd(every=1, {})", "local_sgd(levels=rack, delay=1, {})"])
+def test_state_that_comes_later_is_averaged_too(sync: str, late: str) -> None:
+    """All ranks skip the first step, or don't use a layer in it, or momenta move."""
+
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        sgd = Replacing(model.parameters(), 0.05, momentum=0.9)
+        run = attach(
+            model,
+            sgd,
+            sync=sync.format("optimizer=averaged"),
+            nonfinite="skip",
+            timeout=TIMEOUT,
+            cluster=racks_of_three() if "rack" in sync else None,
+        )
+        for step in range(40):
+            sgd.zero_grad()
+            sgd.replaces = late == "replaced" and step < 2
+            x = torch.ones(2, 4) * (float("nan") if step == 0 and late == "skipped" else 1.0)
+            parts = model[:1] if step == 0 and late == "unused" else model
+            ((parts(x) - rank).square().mean() * (0 if step == 39 else 1)).backward()
+            sgd.step()
+        momenta = [sgd.state[p]["momentum_buffer"] for p in model.parameters()]
+        run.close()
+        return {"momenta": torch.cat([m.flatten() for m in momenta]).tolist()}
+
+    first, *others = [
+        torch.tensor(r["momenta"]) for r in on_ranks(6 if "rack" in sync else 2, work)
+    ]
+    for other in others:
+        assert torch.allclose(first, other, atol=1e-3 if "rack" in sync else 1e-7)

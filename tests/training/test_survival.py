@@ -21,6 +21,7 @@ from tests.training.fates import (
     Board,
     Ended,
     Job,
+    all_come,
     awaits,
     dies,
     stops,
@@ -232,7 +233,12 @@ def test_with_their_own_loader_survivors_repeat_with_their_gradients(sync: str) 
     """Each rank has a gradient of its own: from the step on in which two die, it is the mean of the
     others'. Under ddp, torch has written over the gradients: the next batch is taken for them."""
     ended = train_among_fates(
-        Job(sync=sync, own_loader=True, momentum=0.0, act=[dies(1, at=AT), dies(LOST, at=AT)])
+        Job(
+            sync=sync,
+            own_loader=True,
+            momentum=0.0,
+            act=[all_come(at=AT), dies(1, at=AT), dies(LOST, at=AT)],
+        )
     )
     assert ended.dead == [1, LOST]
     before, after = (1 + 2 + 4 + 8) / 4, (1 + 8) / 2

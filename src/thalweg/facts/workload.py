@@ -121,16 +121,18 @@ class Workload:
         return replace(self, tensors=tuple(wide))
 
     def buckets(self, limit: Size) -> tuple[Bucket, ...]:
-        """What travels together, last layer first; a bucket closes once it holds `limit`."""
+        """What travels together, last layer first; a bucket closes once it holds `limit`. The first
+        tensor is in the last bucket."""
         if limit.nbytes < 1:
             raise WorkloadError(f"a bucket of {limit} holds nothing", "give a size like 25MB")
         ready = self._ready_seconds()
         buckets: list[Bucket] = []
         waiting: dict[str, list[Tensor]] = {}
         for tensor in reversed(self.tensors):
-            filling = waiting.setdefault(tensor.dtype, [])
+            waiting[tensor.dtype] = filling = waiting.pop(tensor.dtype, [])  # now the last
             filling.append(tensor)
-            if sum(t.nbytes for t in filling) >= limit.nbytes:
+            is_full = sum(t.nbytes for t in filling) >= limit.nbytes
+            if is_full and tensor is not self.tensors[0]:
                 buckets.append(_bucket(len(buckets), waiting.pop(tensor.dtype), ready))
         for filling in waiting.values():
             buckets.append(_bucket(len(buckets), filling, ready))

@@ -32,7 +32,8 @@ class Course:
         self._reached = Position()  # what the samples taken so far lead to
         self._steps_in_epoch = 0
         self._asked = True  # run.mean had the losses of this batch,
-        self.weighed = True  # ... and a backward came through it
+        self.weighed = True  # ... and a backward came through it,
+        self._weighs = False  # ... and so does the one that is under way
         self.computed = True  # there was a backward on this batch
         self._skipped = False  # a batch before it had none
         self._used = False  # a step was taken with this batch
@@ -55,13 +56,14 @@ class Course:
         return mean
 
     def _note_weighed(self, _: torch.Tensor) -> None:
-        self.weighed = True
+        self.weighed = self._weighs = True
 
     def refuse_unweighed(self, *, through: bool = False) -> None:
         """A loss that isn't run.mean's, whose gradient would be another than the batch's: before
         anything is sent if run.mean wasn't called, and once backward is `through` if what it
         returned was only logged."""
-        seen = self.weighed if through else self._asked
+        seen = self._weighs if through else self._asked
+        self._weighs = self._weighs and not through
         if self.feed is None or self.share is None or seen:
             return
         if why := self.feed.batches.why_weighed:

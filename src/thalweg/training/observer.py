@@ -47,6 +47,7 @@ class Observer:
         averaged: Callable[[], None],
     ) -> None:
         self._call_when_averaged = averaged
+        self.computed = False  # a backward came to its end since the optimizer's last step
         self.blocked = 0.0  # seconds that observing took of the training thread's
         self._session = session
         self._plan, self._members = session.plan, session.world.members
@@ -116,6 +117,7 @@ class Observer:
     def _is_through(self) -> None:
         """Autograd is; what waits for others runs between this and what is queued here."""
         self._session.course.refuse_unweighed(through=True)
+        self.computed = True
         self._last = monotonic()
         self.observation.activity.comes_to(WAITING, self._step)
         AtTheEnd(self._are_averaged)

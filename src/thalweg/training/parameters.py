@@ -43,13 +43,13 @@ class _Exchange:
 
 
 class ParameterAverager(KeepsNothing):
-    """`tensors` is asked after the first step: an optimizer has no state before. `watch` adjusts
-    the groups, in plans that have several. Before the step `begins` nobody is met; `broken_off` is
-    called when members are to meet anew: then everybody keeps what it has."""
+    """`tensors` is asked, with the step, after the first: an optimizer has no state before. `watch`
+    adjusts the groups, in plans that have several. Before the step `begins` nobody is met;
+    `broken_off` is called when members are to meet anew: then everybody keeps what it has."""
 
     def __init__(
         self,
-        tensors: Callable[[], Tensors],
+        tensors: Callable[[int], Tensors],
         plan: Plan,
         group: Group,
         engine: Engine,
@@ -70,7 +70,7 @@ class ParameterAverager(KeepsNothing):
         self._under_way: list[_Exchange] = []
         self._sent: dict[str, torch.Tensor] = {}
         self._over = monotonic()  # when the last step's exchange was
-        self._tensors: Tensors = {}
+        self.tensors: Tensors = {}  # that are averaged
         self._layout: Layout | None = None
         self._itinerary: Itinerary | None = None
         self._compressed: dict[int, CompressedBucket] = {}
@@ -137,6 +137,11 @@ class ParameterAverager(KeepsNothing):
         self._sent.clear()
         self._layout = None
 
+    def look_again(self) -> None:
+        """From this step on, average all that there is by then."""
+        self.settle()
+        self._layout = None
+
     @property
     def adjusts(self) -> bool:
         """Whether its groups follow what the links give."""
@@ -152,11 +157,11 @@ class ParameterAverager(KeepsNothing):
             self._watch.adopt(contention, self._clock.step)
 
     def _prepare(self) -> tuple[Layout, Itinerary]:
-        self._tensors = self._ask_for_tensors()
+        self.tensors = self._ask_for_tensors(self._clock.step)
         compression = Compression.of(self._plan)
         limit = self._plan.settings.bucket
         arranged = arrange if compression is None else compression.arrange
-        self._layout = Layout.of(self._tensors, limit, arranged, in_float32=True)
+        self._layout = Layout.of(self.tensors, limit, arranged, in_float32=True)
         if compression is not None:
             self._compressed = {
                 bucket.index: CompressedBucket(bucket, compression, self._engine.rank)
@@ -178,11 +183,11 @@ class ParameterAverager(KeepsNothing):
 
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
         for name, view in bucket.views.items():
-            scaled_into(view, self._tensors[name], factor)
+            scaled_into(view, self.tensors[name], factor)
             if keep:
                 if name not in self._sent:
-                    self._sent[name] = torch.empty_like(self._tensors[name])
-                self._sent[name].copy_(self._tensors[name])
+                    self._sent[name] = torch.empty_like(self.tensors[name])
+                self._sent[name].copy_(self.tensors[name])
 
     def _finish(self, step: int | None) -> None:
         """What is due at this step; all if None."""
@@ -195,7 +200,7 @@ class ParameterAverager(KeepsNothing):
 
     def _apply(self, bucket: FlatBucket, *, late: bool) -> None:
         for name, view in bucket.views.items():
-            tensor = self._tensors[name]
+            tensor = self.tensors[name]
             if late:
                 tensor.add_(view.to(tensor.device) - self._sent[name])
             else:

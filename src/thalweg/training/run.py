@@ -17,7 +17,7 @@ from torch import nn
 from thalweg.catalog import parse_plan
 from thalweg.coding import is_coded, is_relayed, waits_for_nobody
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
-from thalweg.plan import Plan
+from thalweg.plan import Plan, What
 from thalweg.predict import Advice
 from thalweg.records import Late, Tally
 from thalweg.runtime import Alarm, Arrivals, Change, Engine, World
@@ -27,7 +27,7 @@ from thalweg.training.asked import allowed, is_auto, plan_at_first
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.auto import CHANGE as ADVICE
 from thalweg.training.auto import Autopilot, Helm
-from thalweg.training.averager import trainable
+from thalweg.training.averager import is_native, trainable
 from thalweg.training.coded import CodedAverager
 from thalweg.training.course import Course
 from thalweg.training.digest import digest
@@ -45,6 +45,7 @@ from thalweg.training.parameters import ParameterAverager
 from thalweg.training.regrouping import Regrouping
 from thalweg.training.replicas import warn_of_what_differs, what_differs
 from thalweg.training.session import Session
+from thalweg.training.slots import has_other_slots, statistics_of
 from thalweg.training.stateful import Stateful
 from thalweg.training.steering import Chosen
 from thalweg.training.surveying import Surveyor
@@ -54,7 +55,12 @@ from thalweg.training.watch import CHANGE, Adjustment, contention_in
 log = logging.getLogger("thalweg")
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
 KEPT = 1000  # steps that were skipped
+SLOTS = "slots"  # of the optimizer, that are not averaged: a change that has all ranks look again
 DIFFERENCE = "difference"  # of replicas that are to be equal: a change that ends the run
+SECOND_BACKWARD = (
+    "a backward followed one whose gradients were not finite, in the same step",
+    "accumulate inside run.no_sync(), and zero the gradients after each step",
+)
 REPLICAS_DIFFER = (
     "check that host's memory and versions, and go on from a checkpoint; on hosts with different "
     "processors, which may round differently, set ATEN_CPU_CAPABILITY=default"
@@ -106,6 +112,9 @@ class Run:
         self._skips = skips  # steps whose gradients are not finite
         self._skipped: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._is_over = False  # the step that the optimizer is about to take: it was skipped
+        self._stepped_with: tuple[torch.Tensor, int] | None = None  # a gradient, and its version
+        self._was_called = False  # the model, in this step
+        self._suits_ddp = True  # the last step: the model was called, and used every parameter
         self._bad: list[tuple[torch.Tensor, int]] = []  # gradients, and their versions
         self._accumulates = False
         self._steps_now = 0  # calls of the optimizer's step that are under way, one in another
@@ -385,6 +394,8 @@ class Run:
                 plan = parse_plan(str(change.value))
             elif change.name == CHANGE:
                 groups = change
+            elif change.name == SLOTS and isinstance(session.averager, ParameterAverager):
+                session.averager.look_again()  # unless the plan is another by now
             elif change.name == DIFFERENCE:
                 raise Mismatch(str(change.value), REPLICAS_DIFFER)
             elif change.name == ADVICE:
@@ -544,6 +555,9 @@ class Run:
         self._session.refuse_what_does_not_run(plan)
         if is_relayed(plan) and not self._course.weighed:
             raise PlanError(f"{plan} needs losses that run.mean has weighed", "use run.mean")
+        if is_native(plan) and not self._suits_ddp:
+            problem = f"{plan} needs a model that is called, and used whole, at every step"
+            raise PlanError(problem, "use every parameter, or another plan")
         if is_coded(plan):
             for differs in what_differs(self._session.model, random=not self._shares_random):
                 raise PlanError(*differs)
@@ -558,10 +572,31 @@ class Run:
         if self._steps_now > 1:
             return  # torch calls hooks again where a subclass's step calls that of its base
         self._has_closure = any(map(callable, (*args[1:], *kwargs.values())))
-        if not self.counts or self._is_over:
+        if self.counts and not self._is_over and not self._has_closure:
+            self._refuse_gradients_of_no_backward()
+        if not self.counts or (self._is_over and not self._without_gradient):
             self._hide_gradients()
         elif isinstance(averager, NativeAverager) and not self._has_closure:
             averager.refuse_unaveraged()
+
+    def _refuse_gradients_of_no_backward(self) -> None:
+        """Those of `torch.autograd.grad`, say, which nothing was told of. The gradients of the last
+        step may be used again."""
+        computed, self._observer.computed = self._observer.computed, False
+        first = next((p.grad for p in self._session.trained.values() if p.grad is not None), None)
+        if first is None:
+            return
+        before, self._stepped_with = self._stepped_with, (first, first._version)
+        if computed or (before is not None and before[0] is first and before[1] == first._version):
+            return
+        if self._session.replicas_differ:
+            self._judge()
+        else:
+            raise RunError(
+                "the optimizer steps with gradients that no backward has computed, and that no "
+                "other rank knows of",
+                "call backward on the loss, instead of writing to .grad",
+            )
 
     def _hide_gradients(self) -> None:
         groups = self._session.optimizer.param_groups
@@ -573,7 +608,7 @@ class Run:
         """At the end of backward: a step whose gradients are not finite is refused, or counted as
         over. A GradScaler won't call the optimizer then; if the script does, nothing is left to
         do."""
-        session, self._is_over = self._session, False
+        session, was_over, self._is_over = self._session, self._is_over, False
         if self._steps_now and not self.counts:  # broken off in a closure, after the step began
             self._hide_gradients()
         if self._accumulates or session.closed or not self.counts:
@@ -581,6 +616,12 @@ class Run:
         if not getattr(session.model, "require_backward_grad_sync", True):
             return  # in the no_sync of a DDP object
         averager, own = session.attached, session.replicas_differ
+        if was_over and self._steps_now:  # the next look of a closure whose step was skipped
+            self._hide_gradients()
+            self._is_over = True
+            return
+        if was_over and own and self._course.feed is not None and not self._passed_safe_point:
+            raise RunError(*SECOND_BACKWARD)
         if isinstance(averager, GradientAverager):
             if averager.is_good:
                 if averager.bad:  # under a code, which has decoded the step from others' answers
@@ -600,6 +641,12 @@ class Run:
         if not self._skips:
             with session.ending.telling_errors():
                 raise error
+        if spoilt := not_finite(statistics_of(session.model)):
+            raise RunError(
+                f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}, which a "
+                "skipped step leaves there",
+                "look at the data of that rank: what the model itself computed was not finite",
+            )
         if own:
             self._refuse_sums_of_skipped_gradients([session.gradients[name] for name in names])
         self._skipped.append((self.step, error.problem))
@@ -616,10 +663,7 @@ class Run:
         in between is another, or was written to twice."""
         for gradient, version in self._bad:
             if gradient._version <= version + 1 and any(gradient is other for other in bad):
-                raise RunError(
-                    "a backward followed one whose gradients were not finite, in the same step",
-                    "accumulate inside run.no_sync(), and zero the gradients after each step",
-                )
+                raise RunError(*SECOND_BACKWARD)
         self._bad = [(gradient, gradient._version) for gradient in bad]
 
     def _stepped(self) -> None:
@@ -644,6 +688,8 @@ class Run:
             return
         observer.ended(self.step)
         if self._autopilot is not None and self._steers:
+            used = all(p.grad is not None for p in session.trained.values())
+            self._suits_ddp, self._was_called = used and self._was_called, False
             self._autopilot.stepped(self.step)
         if session.warns:
             warn_of_what_differs(session.model, random=not self._shares_random)
@@ -652,6 +698,17 @@ class Run:
         self._regrouping.stepped()
         self._course.stepped()
         self._compare_replicas()
+        self._look_for_slots()
+
+    def _look_for_slots(self) -> None:
+        """Where the optimizer's state is averaged: some may be there only since a parameter was
+        used, or a step wasn't skipped."""
+        session, averager = self._session, self._session.averager
+        if self.step % NOW_AND_THEN or session.plan.what is not What.EVERYTHING:
+            return
+        assert isinstance(averager, ParameterAverager)
+        if has_other_slots(session.optimizer, averager.tensors):
+            session.agreement.propose(SLOTS, True)
 
     def _compare_replicas(self) -> None:
         """Hand in a digest now and then; if they differ, all ranks end at the same safe point."""
@@ -666,6 +723,7 @@ class Run:
         """With one's own loader this is the safe point, if it is a step that begins."""
         session = self._session
         steps = session.model.training and torch.is_grad_enabled() and not session.in_consensus
+        self._was_called = self._was_called or steps
         if steps and self._course.feed is None:
             before = session.averager
             self.safe_point()

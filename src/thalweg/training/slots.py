@@ -7,41 +7,51 @@ used has no momentum there. What a rank lacks is zero, as if it had been there f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.runtime import Alarm, World
-from thalweg.training.finite import not_finite
 
+OPTIMIZER = "optimizer/"  # before a slot's place
 STATISTICS = ("running_mean", "running_var")
 MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
 Kinds = dict[str, tuple[list[int], str]]  # shape and type by place
 
 
 def averaged_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, alarm: Alarm
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, alarm: Alarm, step: int
 ) -> dict[str, torch.Tensor]:
-    """What a parameter plan averages, by name: the trained parameters, batch norm's statistics, and
-    this optimizer's slots."""
-    tensors = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    """What a parameter plan averages from this step on, by name: the trained parameters, batch
+    norm's statistics, and this optimizer's slots."""
+    tensors: dict[str, torch.Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
+    tensors |= statistics_of(model)
+    if optimizer is not None:
+        slots = slots_of_all(optimizer, world, alarm, step, world.timeout)
+        tensors |= {f"{OPTIMIZER}{place}": slot for place, slot in slots.items()}
+    return tensors
+
+
+def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The running statistics of its batch norms, by name."""
+    found: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
         for name in STATISTICS:
             values = getattr(module, name, None)
-            is_new = all(values is not other for other in tensors.values())  # modules may share it
+            is_new = all(values is not other for other in found.values())  # modules may share it
             if is_new and isinstance(values, torch.Tensor) and values.is_floating_point():
-                tensors[f"{prefix}.{name}"] = values
-    if optimizer is not None:
-        slots = slots_of_all(optimizer, world, alarm, 0, world.timeout)
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        if not slots and not_finite(gradients):
-            raise RunError(
-                "all ranks skipped their first step, so that the optimizer has no state to average",
-                "give a GradScaler a smaller init_scale, or leave out optimizer=averaged",
-            )
-        tensors |= {f"optimizer/{place}": slot for place, slot in slots.items()}
-    return tensors
+                found[f"{prefix}.{name}"] = values
+    return found
+
+
+def has_other_slots(optimizer: torch.optim.Optimizer, averaged: Mapping[str, torch.Tensor]) -> bool:
+    """Whether it keeps something since, or in another tensor, that is not averaged."""
+    own = _slots(optimizer).items()
+    return any(averaged.get(f"{OPTIMIZER}{place}") is not slot for place, slot in own)
 
 
 def never_negative(name: str) -> bool:

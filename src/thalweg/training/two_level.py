@@ -79,7 +79,7 @@ class TwoLevelAverager(ParameterAverager):
         for stop in stops:
             bucket = layout.buckets[stop.round.bucket]
             for name, view in bucket.views.items():
-                scaled_into(view, self._tensors[name], 1 / stop.divisor)
+                scaled_into(view, self.tensors[name], 1 / stop.divisor)
             for crossing in crossed:
                 if crossing.bucket == bucket.index:
                     self._engine.wait([crossing.future])
@@ -89,9 +89,9 @@ class TwoLevelAverager(ParameterAverager):
         self._engine.wait(futures)
         for bucket in layout.buckets:
             for name, view in bucket.views.items():
-                self._tensors[name].copy_(view)
+                self.tensors[name].copy_(view)
                 if never_negative(name):
-                    self._tensors[name].clamp_(min=0)
+                    self.tensors[name].clamp_(min=0)
 
     def _cross(self, stop: Stop, first: int) -> None:
         bucket = self._ready[0].buckets[stop.round.bucket]
