@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import runpy
@@ -114,6 +115,7 @@ def forked(script: Path, grace: float = 2.5) -> Ended:
                 sys.excepthook(*_without_frames_above(script))
             report({"said": own.getvalue().splitlines()})
             sys.stderr.write(own.getvalue())
+            atexit._run_exitfuncs()
             sys.exit(1)
 
     with pytest.raises(WorkerFailed) as failure:

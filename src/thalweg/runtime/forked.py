@@ -136,7 +136,8 @@ def be_worker(post: Post, job: Job) -> NoReturn:
         os.environ.update(job.place.environment(post.rank))
         os.environ[RESTARTS_VARIABLE] = str(post.restarts)
         code = _outcome(post.rank, job, _Messages(post.messages))
-        atexit._run_exitfuncs()  # as at the end of a script: a run is closed there
+        if code == 0:
+            atexit._run_exitfuncs()  # as at the end of a script: a run is closed there
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -102,15 +102,15 @@ class Regrouping:
     def part(self, seconds: float) -> bool:
         """Wait until all members end too, who may still need this rank's state."""
         session = self._session
-        while True:
-            try:
-                return session.world.part(seconds, session.alarm)
-            except Interrupted:
-                if session.ending.failed or session.engine.failed:
-                    return True
-                self._regroup(Doing.WORK)
-            except RunIsOver:  # the others have seen that all have come, and are gone
-                return True
+        with suppress(RunIsOver):  # the others have seen that all have come, and are gone
+            while True:
+                try:
+                    return session.world.part(seconds, session.alarm)
+                except Interrupted:
+                    if session.ending.failed or session.engine.failed:
+                        return True
+                    self._regroup(Doing.WORK)
+        return True
 
     def break_off(self) -> None:
         """A step whose averages won't come. It is redone from its beginning, or with the gradients

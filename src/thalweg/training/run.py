@@ -592,11 +592,18 @@ class Run:
         if self._session.replicas_differ:
             self._judge()
         else:
-            raise RunError(
-                "the optimizer steps with gradients that no backward has computed, and that no "
-                "other rank knows of",
-                "call backward on the loss, instead of writing to .grad",
+            self._end_in(
+                RunError(
+                    "the optimizer steps with gradients that no backward has computed, and that no "
+                    "other rank knows of",
+                    "call backward on the loss, instead of writing to .grad",
+                )
             )
+
+    def _end_in(self, error: RunError) -> None:
+        """Raise it, and tell the others, who wait for this rank."""
+        with self._session.ending.telling_errors():
+            raise error
 
     def _hide_gradients(self) -> None:
         groups = self._session.optimizer.param_groups
@@ -621,7 +628,7 @@ class Run:
             self._is_over = True
             return
         if was_over and own and self._course.feed is not None and not self._passed_safe_point:
-            raise RunError(*SECOND_BACKWARD)
+            self._end_in(RunError(*SECOND_BACKWARD))
         if isinstance(averager, GradientAverager):
             if averager.is_good:
                 if averager.bad:  # under a code, which has decoded the step from others' answers
@@ -639,13 +646,14 @@ class Run:
             told = found.told() or told
         error = found.error(told, names)
         if not self._skips:
-            with session.ending.telling_errors():
-                raise error
+            self._end_in(error)
         if spoilt := not_finite(statistics_of(session.model)):
-            raise RunError(
-                f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}, which a "
-                "skipped step leaves there",
-                "look at the data of that rank: what the model itself computed was not finite",
+            problem = f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}"
+            self._end_in(
+                RunError(
+                    f"{problem}, which a skipped step leaves there",
+                    "look at the data of that rank: what the model itself computed was not finite",
+                )
             )
         if own:
             self._refuse_sums_of_skipped_gradients([session.gradients[name] for name in names])
@@ -663,7 +671,7 @@ class Run:
         in between is another, or was written to twice."""
         for gradient, version in self._bad:
             if gradient._version <= version + 1 and any(gradient is other for other in bad):
-                raise RunError(*SECOND_BACKWARD)
+                self._end_in(RunError(*SECOND_BACKWARD))
         self._bad = [(gradient, gradient._version) for gradient in bad]
 
     def _stepped(self) -> None:
