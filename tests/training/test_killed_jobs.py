@@ -71,7 +71,7 @@ def ended(command: Sequence[str]) -> str:
 @pytest.mark.parametrize("sync", ["ring", "codedreduce(fanout=3, stragglers=1)"])
 def test_an_exact_plan_ends_where_it_would_have(sync: str, tmp_path: Path) -> None:
     """Bit for bit, on four workers, then three, then five."""
-    epochs = 12
+    epochs = 40  # more than a job gets through until it is killed
     calm, folder = tmp_path / "calm", tmp_path / "folder"
     calm.mkdir()
     wanted = one_value(on_ranks(2, lambda _: train("ring", calm, epochs=epochs)), "values")
@@ -124,7 +124,7 @@ def test_training_goes_on(sync: str, sizes: tuple[int, int], tmp_path: Path) -> 
     rows: list[dict[str, Any]] = told["rows"]
     assert [row["step"] for row in rows] == list(range(reached + 1, steps + 1))
     a_epoch = -(-position["samples"] // position["batch size"])
-    assert divmod(reached, a_epoch) == (position["epoch"], position["batch"])
+    assert reached == position["epoch"] * a_epoch + position["batch"]
     last = sum(row["loss"] for row in rows[-5:]) / 5
     assert last < rows[0]["loss"]
     assert last < 2.0, "chance is 2.3"

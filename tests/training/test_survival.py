@@ -141,9 +141,11 @@ def test_who_left_and_who_came_is_told() -> None:
     assert joined["in_order"]
     assert [i["joined"] for i in ended.results[LOST]["incidents"]] == [[LOST]]
     assert one_value(ended.results, "members") == list(range(SIZE))
-    first, second = ended.results[0]["said"]
-    assert first.endswith(f"formation 2 goes on at step {AT} with ranks 0, 1, 3")
-    assert second.endswith("with ranks 0, 1, 2, 3")
+    said = [line for result in ended.results for line in result["said"]]  # by who gave its state
+    [first] = [line for line in said if line.endswith("with ranks 0, 1, 3")]
+    [second] = [line for line in said if line.endswith("with ranks 0, 1, 2, 3")]
+    assert f"formation {left['formation']} goes on at step {left['step']} " in first
+    assert f"formation {joined['formation']} goes on at step {joined['step']} " in second
 
 
 @pytest.mark.slow
