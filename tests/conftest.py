@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -21,7 +22,7 @@ from thalweg.lab import Lab
 pytest_plugins = ["pytester", "tests.cpu_limit"]
 
 examples.register()
-
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 ROOT = Path(__file__).parents[1]
 

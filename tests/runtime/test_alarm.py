@@ -74,17 +74,20 @@ def test_it_is_heard_while_another_thread_waits_for_the_store() -> None:
     alarm, other = Alarm(client, 0), Alarm(master, 1)
     waiting = threading.Thread(target=client.get, args=("never until the end",))
     waiting.start()
-    while not is_blocked(client):
+    probes: list[threading.Thread] = []
+    while not is_blocked(client, probes):
         pass
     other.sound("enough")
     assert "enough" in str(alarm.heard())
     assert waiting.is_alive()
     master.set("never until the end", "")
-    waiting.join(30)
+    for thread in (waiting, *probes):  # before the store is gone
+        thread.join(30)
 
 
-def is_blocked(store: Any) -> bool:
+def is_blocked(store: Any, probes: list[threading.Thread]) -> bool:
     probe = threading.Thread(target=store.check, args=(["x"],))
+    probes.append(probe)
     probe.start()
     probe.join(0.1)
     return probe.is_alive()
