@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -112,7 +113,7 @@ class Run:
         self._skips = skips  # steps whose gradients are not finite
         self._skipped: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._is_over = False  # the step that the optimizer is about to take: it was skipped
-        self._stepped_with: tuple[torch.Tensor, int] | None = None  # a gradient, and its version
+        self._stepped_with: tuple[ref[torch.Tensor], int] | None = None  # a gradient, its version
         self._was_called = False  # the model, in this step
         self._suits_ddp = True  # the last step: the model was called, and used every parameter
         self._bad: list[tuple[torch.Tensor, int]] = []  # gradients, and their versions
@@ -586,8 +587,9 @@ class Run:
         first = next((p.grad for p in self._session.trained.values() if p.grad is not None), None)
         if first is None:
             return
-        before, self._stepped_with = self._stepped_with, (first, first._version)
-        if computed or (before is not None and before[0] is first and before[1] == first._version):
+        before, self._stepped_with = self._stepped_with, (ref(first), first._version)
+        again = before is not None and before[0]() is first and before[1] == first._version
+        if computed or again:
             return
         if self._session.replicas_differ:
             self._judge()
