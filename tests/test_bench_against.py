@@ -37,7 +37,7 @@ if {name!r} == "new" and bench == {hangs_in_new!r}:
     time.sleep(600)
 rows = [
     {{"sync": "gloo", "transport": "gloo", "median": 9.0}},
-    {{"sync": "ring @ transport=zeromq", "transport": "zeromq", "median": {seconds}}},
+    {{"sync": "ring @ transport=zeromq", "transport": "tcp", "median": {seconds}}},
 ]
 if bench == "stragglers":
     rows = [{{"scheme": "umw", "p50": 9.0}}, {{"scheme": "cr", "p50": {seconds}}}]

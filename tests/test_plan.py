@@ -18,6 +18,7 @@ EXAMPLES = [
     "codedreduce(fanout=4, stragglers=1)+fp16",
     "dssync+int8",
     "local_sgd(every=8)",
+    "ring+fp16 @ bucket=4MB, transport=tcp",
     "ring+fp16 @ bucket=4MB, transport=zeromq",
     "ring+fp16 @ bucket=4096KB",
     "auto(allow=exact)",
@@ -30,9 +31,17 @@ def test_parsing_then_printing_gives_the_same_text(text: str) -> None:
     assert str(parse_plan(text)) == text
 
 
+@pytest.mark.parametrize("text", ["ring @ transport=c10d", "ddp @ bucket=1MB, transport=c10d"])
+def test_a_transport_that_was_retired(text: str) -> None:
+    line = "the transport c10d was retired, because it was slower than tcp; leave transport out"
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text)
+    assert str(caught.value) == line
+
+
 def test_white_space_is_not_kept() -> None:
-    assert str(parse_plan(" tree( fanout =4 )+fp16@bucket=4MB,transport=c10d ")) == (
-        "tree(fanout=4)+fp16 @ bucket=4MB, transport=c10d"
+    assert str(parse_plan(" tree( fanout =4 )+fp16@bucket=4MB,transport=tcp ")) == (
+        "tree(fanout=4)+fp16 @ bucket=4MB, transport=tcp"
     )
     assert str(parse_plan("ring()")) == "ring"
 
@@ -144,6 +153,7 @@ def test_a_near_miss_is_guessed() -> None:
         ("asp+powersgd", "takes it as it is", "leave +powersgd out"),
         ("asp+fp16", "takes it as it is", "leave +fp16 out"),
         ("lgc(k=3)+acpsgd", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16"),
+        ("ddp @ transport=tcp", "own collective can't run over tcp", "leave transport out"),
         ("ddp @ transport=zeromq", "the backend's own collective", "leave transport out"),
         ("auto+fp16", "auto chooses the compressor itself", "write auto(allow=lossy)"),
     ],

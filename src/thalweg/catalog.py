@@ -23,7 +23,7 @@ from thalweg.compress import Compressor
 from thalweg.declarations import Parameter, Promise, listed, nearest, settle
 from thalweg.errors import PlanError, UnsoundPlan
 from thalweg.facts import Size
-from thalweg.plan import Cadence, Call, Choice, Plan, PlanText, Settings
+from thalweg.plan import TRANSPORT, Cadence, Call, Choice, Plan, PlanText, Settings
 from thalweg.presets import AVERAGED, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
 
@@ -33,7 +33,10 @@ SETTINGS = {
         kind=Size, default=Settings().bucket, help="gradients that travel together"
     ),
     "transport": Parameter(
-        kind=str, default=None, choices=("c10d", "zeromq"), help="what carries the bytes"
+        kind=str,
+        default=None,
+        choices=(TRANSPORT, "zeromq"),
+        help="what carries the bytes: tcp, also under its former name zeromq",
     ),
     "overlap": Parameter(
         kind=bool, default=None, help="compress while backward runs; left out, it is tried"
@@ -82,6 +85,7 @@ class Catalog:
             )
         preset = _found(written.preset, self.presets, "plan")
         values = settle(preset.name, written.preset.arguments, preset.parameters)
+        refuse_retired(dict(written.settings).get("transport"))
         settings: dict[str, Any] = settle("@", written.settings, SETTINGS)
         plan = Plan(
             text=written,
@@ -95,8 +99,7 @@ class Catalog:
         return plan
 
     def guarantee(self, plan: Plan) -> Guarantee:
-        protected = plan.settings.transport != "c10d" and not self.is_native(plan)
-        return replace(self._promised(plan), protected=protected)
+        return replace(self._promised(plan), protected=not self.is_native(plan))
 
     def is_native(self, plan: Plan) -> bool:
         """Whether the backend's own collective runs it. What is compressed is run by us, in the
@@ -166,8 +169,9 @@ class Catalog:
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """Why the choices don't go together, each with what to do."""
         topology = self.topologies.get(plan.topology.name)
-        if self.is_native(plan) and plan.settings.transport == "zeromq":
-            yield "the backend's own collective can't run over zeromq", "leave transport out"
+        named = plan.settings.transport
+        if self.is_native(plan) and named is not None:
+            yield f"the backend's own collective can't run over {named}", "leave transport out"
         code = self.codes.get(plan.redundancy.name) if plan.redundancy is not None else None
         beyond = plan.redundancy.arguments.get("beyond") if plan.redundancy is not None else None
         if code is not None and beyond == "partial" and not code.partial:
@@ -258,6 +262,14 @@ def parse_plan(text: str, catalog: Catalog | None = None) -> Plan:
     """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if it can't be read,
     names what isn't there, or combines what doesn't combine."""
     return (catalog or default_catalog()).plan(text)
+
+
+def refuse_retired(transport: str | None) -> None:
+    """What people may have in plans and commands that they wrote when it was there."""
+    if transport == "c10d":
+        raise PlanError(
+            "the transport c10d was retired, because it was slower than tcp", "leave transport out"
+        )
 
 
 def _declared(package: ModuleType, constant: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
     preset(argument=value, ...) + compressor(argument=value, ...) @ setting=value, ...
 
-`ring`, `hierarchical+powersgd(rank=4)`, `ring+fp16 @ bucket=4MB, transport=zeromq`. The text is
-kept as it was written but for white space and capitals in names, so parsing and printing gives the
-same text. What the names mean is the catalog's business: `Catalog.plan` turns a text into a `Plan`.
+`ring`, `hierarchical+powersgd(rank=4)`, `ring+fp16 @ bucket=4MB, overlap=true`. The text is kept
+as it was written but for white space and capitals in names, so parsing and printing gives the same
+text. What the names mean is the catalog's business: `Catalog.plan` turns a text into a `Plan`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from thalweg.errors import PlanError
 from thalweg.facts import Size
 
 EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
+TRANSPORT = "tcp"  # the one that there is, wherever something names it
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[+@(),=]))\s*")
 
 
@@ -112,7 +113,7 @@ class Settings:
     """How a plan is run; not what it computes."""
 
     bucket: Size = Size.parse("25MB")
-    transport: str | None = None  # None: what suits the plan
+    transport: str | None = None  # as it was written; there is one
     overlap: bool | None = None  # compress while backward runs; None: whichever is faster
 
 

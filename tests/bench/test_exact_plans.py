@@ -1,5 +1,5 @@
-"""Every exact plan, over both transports, trains as DDP does: same bits on all ranks, and within a
-relative 1e-5 of DDP's parameters, in all the ways of training that `verify` knows."""
+"""Every exact plan trains as DDP does: same bits on all ranks, and within a relative 1e-5 of DDP's
+parameters, in all the ways of training that `verify` knows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ WORKERS = 4
 def exact_plans() -> list[str]:
     """All presets that promise exactness and run here, found in the catalog, not listed here."""
     catalog = default_catalog()
-    found = []
-    for name in catalog.presets:
-        plan = catalog.plan(name)
-        if catalog.guarantee(plan).promise is not Promise.EXACT or not runs(name):
-            continue
-        native = catalog.topologies[plan.topology.name].backend
-        forms = [name] if native else [f"{name} @ transport={t}" for t in ("zeromq", "c10d")]
-        found += [form for form in forms if runs(form)]
-    return found
+    return [
+        name
+        for name in catalog.presets
+        if catalog.guarantee(catalog.plan(name)).promise is Promise.EXACT and runs(name)
+    ]
 
 
 def runs(sync: str) -> bool:
@@ -42,20 +38,10 @@ def runs(sync: str) -> bool:
 
 
 def test_none_is_left_out() -> None:
-    names = {text.partition(" ")[0] for text in exact_plans()}
-    assert names == {
+    assert set(exact_plans()) == {
         "ddp", "native", "umw", "star", "ps", "ring", "tree", "double_tree", "halving_doubling",
         "hierarchical", "gc", "codedreduce",
     }  # fmt: skip
-
-
-def test_only_codes_need_a_transport_of_their_own() -> None:
-    plans = set(exact_plans())
-    over = {text.partition(" ")[0] for text in plans if text.endswith("zeromq")}
-    assert {name for name in over if f"{name} @ transport=c10d" not in plans} == {
-        "gc",
-        "codedreduce",
-    }
 
 
 def test_a_few_steps_of_every_plan() -> None:

@@ -74,7 +74,7 @@ def test_plans_take_turns_and_every_figure_is_there(tmp_path: Path) -> None:
         assert row["events"][0]["steps"] == []  # none happen without a lab
     assert (ddp["drift"], ddp["replicas_equal"], ddp["transport"]) == (0.0, True, "gloo")
     assert dssync["drift"] > 0
-    assert (dssync["replicas_equal"], dssync["transport"]) == (False, "zeromq")
+    assert (dssync["replicas_equal"], dssync["transport"]) == (False, "tcp")
     assert ET.parse(tmp_path / "drawn" / "small.svg").getroot().tag.endswith("svg")
 
 

@@ -15,7 +15,7 @@ from tests.cli.command import thalweg
 from thalweg.facts import read_cluster
 
 
-@pytest.mark.parametrize("transport", ["zeromq", "c10d"])
+@pytest.mark.parametrize("transport", ["tcp", "zeromq"])
 def test_local_workers_share_a_host(transport: str, tmp_path: Path) -> None:
     done = thalweg(
         *split(f"probe --workers 3 --transport {transport} --out found/mine.toml --json rows.json"),
@@ -27,6 +27,7 @@ def test_local_workers_share_a_host(transport: str, tmp_path: Path) -> None:
     [row] = document["rows"]
     assert (row["kind"], row["ranks"], row["nic_mbps"]) == ("host", [0, 1, 2], None)
     assert row["rtt_us"] > 0
+    assert document["settings"]["transport"] == "tcp"
     assert document["settings"]["confidence"]["racks"] == "sure"
     cluster = read_cluster(tmp_path / "found" / "mine.toml")
     assert cluster.workers == 3
@@ -74,7 +75,11 @@ def test_in_a_script_all_ranks_get_the_same(tmp_path: Path) -> None:
         ("", "nothing says where the workers are"),
         ("--workers 2 --lab 1x2", "--workers and --lab both say where"),
         ("--workers 2 --nic 1gbit", "rates and --rank-order describe a lab"),
-        ("--workers 2 --transport tcp", "there is no transport 'tcp'"),
+        ("--workers 2 --transport udp", "there is no transport 'udp'"),
+        (
+            "--workers 2 --transport c10d",
+            "the transport c10d was retired, because it was slower than tcp; leave transport out",
+        ),
         ("--workers 2 --timeout soon", "'soon' is not a duration"),
         ("--workers 2 --cluster absent.toml", "can't read absent.toml"),
         ("--workers 3 --cluster two.toml", "the cluster has 2 workers, and 3 were started"),

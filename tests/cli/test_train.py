@@ -122,7 +122,7 @@ def test_interrupted_it_saves_and_goes_on(tmp_path: Path) -> None:
         (
             "digits --workers 2 --sync gc@transport=c10d",
             2,
-            "gc @ transport=c10d can't wait",
+            "the transport c10d was retired, because it was slower than tcp; leave transport out",
         ),
         ("digits --workers 3 --batch 2", 2, "a batch of 2 has no sample for each of 3 workers"),
         ("digits --workers 3 --sync gc(stragglers=3)", 2, "3 workers can't do without 3"),

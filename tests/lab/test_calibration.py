@@ -46,7 +46,7 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
     def work(rank: int, report: Report) -> dict[str, Any]:
         world = World.join(TIMEOUT)
         alarm = world.alarm()
-        engine = Engine(world.transport("zeromq"), alarm, TIMEOUT)
+        engine = Engine(world.transport(), alarm, TIMEOUT)
         numbers = count(BETWEEN_STEPS)
         start = monotonic()
         found = calibrate(world, alarm, engine, real, claim=lambda: next(numbers))

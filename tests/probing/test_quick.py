@@ -43,7 +43,7 @@ def test_rates_and_who_is_slow() -> None:
 def test_it_measures_a_fraction_of_a_probe() -> None:
     quick, whole = network(), network()
     surveyed(quick, Cluster.regular([4] * 4))
-    survey(whole, None, "zeromq", 0.0)
+    survey(whole, None, 0.0)
     assert quick.tests * 0.2 <= 6.0  # seconds
     assert quick.tests + quick.pings < (whole.tests + whole.pings) / 2
 
@@ -70,7 +70,7 @@ def test_where_nothing_is_declared_the_hosts_that_are_there_are_one_rack() -> No
     real = Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))
     quick, whole = SimulatedSurvey(real), SimulatedSurvey(real)
     found = surveyed(quick, find_cluster(None, 8, {}))
-    survey(whole, None, "zeromq", 0.0)
+    survey(whole, None, 0.0)
     [rack] = found.racks
     assert [host.ranks for host in rack.hosts] == [host.ranks for host in hosts]
     for host, real_host in zip(rack.hosts, hosts, strict=True):

@@ -18,7 +18,7 @@ MBIT = 1e6
 
 
 def probed(cluster: Cluster, declared: Cluster | None = None, hop: float = 0.0) -> Probed:
-    return survey(SimulatedSurvey(cluster, hop=hop), declared, "zeromq", 0.0)
+    return survey(SimulatedSurvey(cluster, hop=hop), declared, 0.0)
 
 
 def test_a_cluster_comes_out_as_it_is() -> None:

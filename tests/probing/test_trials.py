@@ -27,7 +27,7 @@ FREE = "a backend that costs nothing"
 def tried(rank: int) -> dict[str, Any]:
     world = World.join(20.0)
     alarm = world.alarm()
-    engine = Engine(world.transport("zeromq"), alarm, 20.0)
+    engine = Engine(world.transport(), alarm, 20.0)
     numbers = count(BETWEEN_STEPS)
     together = Together(engine, PAIR, lambda: next(numbers))
     found = run_trials(world.room("trials"), together, PAIR, native=True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.schedules.test_topologies import build
 from tests.threads import run_threads
-from tests.transports.ranks import LABEL, REAL, in_a_process, soon
+from tests.transports.ranks import LABEL, in_a_process, soon
 from thalweg.errors import (
     Interrupted,
     PeerFailed,
@@ -38,8 +38,8 @@ from thalweg.transports import (
     FaultyTransport,
     Label,
     Sending,
+    TcpTransport,
     Transport,
-    ZeroMqTransport,
 )
 
 GROUP = Group.everybody(Cluster.flat(3))
@@ -319,15 +319,14 @@ SIZE, VICTIM = 4, 2
 LARGE = build("ring", Group.everybody(Cluster.flat(SIZE)), 5_000_000)
 
 
-@pytest.mark.parametrize("kind", REAL)
-def test_a_rank_that_is_killed_is_noticed_at_once_and_named(kind: str) -> None:
+def test_a_rank_that_is_killed_is_noticed_at_once_and_named() -> None:
     """In the middle of a ring of large messages, with an hour to go to the deadline."""
     told: dict[int, dict[str, Any]] = {}
     killing = Fault(rank=VICTIM, step=3, move=4, effect=Effect.DIE)
 
     def work(rank: int, report: Report) -> None:
         world = World.join(TIMEOUT)
-        transport = FaultyTransport(world.transport(kind), [killing])
+        transport = FaultyTransport(world.transport(), [killing])
         engine = Engine(transport, Alarm(world.store, rank), timeout=3600)
         try:
             for step in range(5):
@@ -351,7 +350,7 @@ def test_one_that_waits_for_nothing_hears_of_a_broken_connection() -> None:
 
     def work() -> None:
         store = dist.HashStore()
-        here, there = (ZeroMqTransport(rank, store, forgives=False) for rank in range(2))
+        here, there = (TcpTransport(rank, store, forgives=False) for rank in range(2))
         membership = Membership(store, 0, 2, TIMEOUT)
         engine = Engine(here, Alarm(store, 0), TIMEOUT, membership)
         here.send(1, LABEL, ones(), soon())

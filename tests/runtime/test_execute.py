@@ -12,7 +12,7 @@ import torch
 from tests.running import execute, mean_sets
 from tests.schedules.test_topologies import TOPOLOGIES, VARIANTS, build
 from tests.threads import run_threads
-from tests.transports.ranks import REAL, run_ranks
+from tests.transports.ranks import run_ranks
 from thalweg.errors import PeerLate
 from thalweg.facts import Cluster
 from thalweg.runtime import Part, arithmetic_of, flat
@@ -119,9 +119,8 @@ def run_round(part: Part, transport: Transport, tensor: torch.Tensor, step: int)
     return tensor
 
 
-@pytest.mark.parametrize("kind", REAL)
 @pytest.mark.parametrize("racks", [[1, 2], [2, 2]])
-def test_every_topology_in_real_processes(kind: str, racks: list[int]) -> None:
+def test_every_topology_in_real_processes(racks: list[int]) -> None:
     """Whole numbers add up exactly, floats to the same bits on all ranks that hold their sum."""
     group = Group.everybody(Cluster.regular(racks))
 
@@ -147,7 +146,7 @@ def test_every_topology_in_real_processes(kind: str, racks: list[int]) -> None:
         return digests
 
     agreed: dict[str, str] = {}
-    for digests in run_ranks(kind, group.size, work):
+    for digests in run_ranks("tcp", group.size, work):
         for case, bits in digests.items():
             assert agreed.setdefault(case, bits) == bits, case
 
@@ -219,8 +218,7 @@ def test_who_has_finished_knows_that_its_messages_are_there() -> None:
         assert told[0] < finished
 
 
-@pytest.mark.parametrize("kind", REAL)
-def test_hands_are_shaken_over_real_transports(kind: str) -> None:
+def test_hands_are_shaken_over_tcp() -> None:
     schedule = build("ring", GROUP, 1000)
 
     def work(transport: Transport) -> list[float]:
@@ -232,5 +230,5 @@ def test_hands_are_shaken_over_real_transports(kind: str) -> None:
             results += [float(vector.min()), float(vector.max())]
         return results
 
-    for results in run_ranks(kind, GROUP.size, work):
+    for results in run_ranks("tcp", GROUP.size, work):
         assert results == [6.0, 6.0, 10.0, 10.0, 14.0, 14.0]

@@ -450,7 +450,7 @@ def test_protection_is_never_lowered() -> None:
         raise NotFitted("nothing is measured here", "")
 
     def work(rank: int) -> dict[str, Any]:
-        os.environ["THALWEG_CURVE"] = "on"
+        os.environ["THALWEG_ENCRYPTION"] = "on"
         with patch.object(Surveyor, "survey", MEASURES):
             trained(rank, steps=FIRST + 1)
         chosen = trained(rank, steps=12)

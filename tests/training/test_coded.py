@@ -230,7 +230,6 @@ def test_into_a_code_and_out_again_with_one_who_is_late(
     [
         ("gc(stragglers=4)", "4 workers can't do without 4; use stragglers=3 or less, or 5 wor"),
         ("codedreduce(fanout=2, stragglers=2)", "a parent of 2 can't do without 2 of them; use"),
-        ("gc @ transport=c10d", "gc @ transport=c10d can't wait for whoever comes first over"),
         ("gc(code=cyclic, stragglers=2, beyond=partial)", "gc(code=cyclic, stragglers=2, beyond="),
         ("gc+int8", "gc+int8 is unsound: a code adds weighted messages"),
     ],

@@ -132,11 +132,10 @@ def descending(sync: str, **options: Any) -> Iterator[tuple[Run, nn.Module, torc
     run.close()
 
 
-@pytest.mark.parametrize("transport", first(["zeromq"], ["zeromq", "c10d"]))
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_all_ranks_get_the_same(name: str, transport: str, in_one_crew: InOneCrew) -> None:
-    def work(rank: int, name: str, transport: str) -> dict[str, Any]:
-        model = trained(rank, f"ring+{name} @ transport={transport}, bucket=20KB")
+def test_all_ranks_get_the_same(name: str, in_one_crew: InOneCrew) -> None:
+    def work(rank: int, name: str) -> dict[str, Any]:
+        model = trained(rank, f"ring+{name} @ bucket=20KB")
         return {"print": fingerprint(model), "moved": apart(model, net())}
 
     results = in_one_crew(SIZE, work)
@@ -363,10 +362,10 @@ def test_stopped_and_resumed_is_uninterrupted(name: str, in_one_crew: InOneCrew)
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize(("bucket", "count"), [("1MB", 1), ("25KB", 3), ("9KB", 8)])
 @pytest.mark.parametrize("name", ["powersgd", "int8", "sign", "sign(feedback=true)"])
-def test_two_hundred_steps_over_gloo(tmp_path: Path, name: str, bucket: str, count: int) -> None:
+def test_two_hundred_steps(tmp_path: Path, name: str, bucket: str, count: int) -> None:
     layout = layout_of(dict(deep().named_parameters()), Size.parse(bucket))
     assert len(layout.buckets) == count
-    sync = f"ring+{name} @ transport=c10d, bucket={bucket}"
+    sync = f"ring+{name} @ bucket={bucket}"
     results = on_ranks(4, lambda rank: resumed(rank, sync, tmp_path, 200, deep), seconds=300)
     assert same_bits(results)
     assert one_value(results, "print") == one_value(results, "whole")

@@ -182,7 +182,7 @@ def test_killed_and_the_others_go_on(sync: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed(tmp_path: Path) -> None:
     """Where connections are torch's, which don't come back."""
-    run = ended(tmp_path, KILLED, sync="ring @ transport=c10d", timeout="2s", launch=patiently)
+    run = ended(tmp_path, KILLED, timeout="2s", wrap=IN_DDP, launch=patiently)
     assert_survivors_blame(run)
     assert f"rank {CULPRIT} was killed by SIGKILL" in run.last
 
@@ -190,7 +190,7 @@ def test_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stopped(tmp_path: Path) -> None:
     """It neither answers nor ends; neighbours of its neighbours know who it is nevertheless."""
-    run = ended(tmp_path, STOPPED, sync="ring @ transport=c10d", timeout="2s")
+    run = ended(tmp_path, STOPPED, timeout="2s", wrap=IN_DDP)
     assert_survivors_blame(run)
     others = set(range(SIZE)) - {CULPRIT}
     assert all(f"rank {CULPRIT} doesn't answer" in run.of(rank)[0] for rank in others)
@@ -203,7 +203,7 @@ def test_raises_under_torchrun(tmp_path: Path) -> None:
     assert run.of(CULPRIT)[-1] == "ValueError: boom"
 
 
-@pytest.mark.parametrize("sync", ["ring", "dssync", "ring @ transport=c10d"])
+@pytest.mark.parametrize("sync", ["ring", "dssync"])
 def test_raises(sync: str, tmp_path: Path) -> None:
     run = ended(tmp_path, RAISES, sync=sync)
     assert_survivors_blame(run)

@@ -18,7 +18,7 @@ from thalweg.training import Run, attach
 
 SIZE = 3
 STEPS = 4
-PLANS = ["ring", "tree", "star", "ring @ bucket=10KB", "halving_doubling @ transport=c10d"]
+PLANS = ["ring", "tree", "star", "ring @ bucket=10KB", "halving_doubling"]
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor]
 """Of a model, a rank's samples, at a step."""

@@ -35,7 +35,11 @@ def attached(sync: str = "ring") -> list[str]:
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [
-        ("THALWEG_CURVE", "on", "ranks? 1: attach.*: THALWEG_CURVE is 'on', on rank 0 'off'"),
+        (
+            "THALWEG_ENCRYPTION",
+            "on",
+            "ranks? 1: attach.*: THALWEG_ENCRYPTION is 'on', on rank 0 'off'",
+        ),
         ("THALWEG_SECRET", "another than others have", "rank 1: attach.*: THALWEG_SECRET is '"),
     ],
 )
@@ -47,14 +51,14 @@ def test_a_difference_is_named(variable: str, value: str, named: str) -> None:
 
     results = on_ranks(3, work)
     assert one_value(results, "kind") == "Mismatch"
-    assert value not in results[0]["text"] or variable == "THALWEG_CURVE"
+    assert value not in results[0]["text"] or variable == "THALWEG_ENCRYPTION"
     assert re.search(named, results[0]["text"]), results[0]["text"]
 
 
 @pytest.mark.parametrize("secret", [True, False])
 def test_rank_0_says_so_if_anybody_may_join(secret: bool) -> None:
     def work(rank: int) -> dict[str, Any]:
-        os.environ["THALWEG_CURVE"] = "on"
+        os.environ["THALWEG_ENCRYPTION"] = "on"
         if not secret:
             del os.environ["THALWEG_SECRET"]
         return {"heard": attached()}
@@ -68,18 +72,18 @@ def test_rank_0_says_so_if_anybody_may_join(secret: bool) -> None:
         assert "whoever reaches its store can join it; set THALWEG_SECRET" in said
 
 
-@pytest.mark.parametrize("sync", ["ddp", "ring @ transport=c10d", "ring", "auto"])
+@pytest.mark.parametrize("sync", ["ddp", "ring", "auto"])
 def test_rank_0_says_so_if_a_plan_is_not_protected(sync: str, in_one_crew: InOneCrew) -> None:
     def work(rank: int, sync: str) -> dict[str, Any]:
-        os.environ["THALWEG_CURVE"] = "off"
+        os.environ["THALWEG_ENCRYPTION"] = "off"
         heard = list(attached(sync))
-        os.environ["THALWEG_CURVE"] = "on"
+        os.environ["THALWEG_ENCRYPTION"] = "on"
         return {"off": heard, "on": list(attached(sync))}
 
     first, second = in_one_crew(2, work)
     assert not first["off"] + second["off"] + second["on"]
     said = f"{sync} sends over torch's own connections: unlike this run's others they are neither"
-    expected = [said] if sync in ("ddp", "ring @ transport=c10d") else []
+    expected = [said] if sync == "ddp" else []
     assert [line[: len(said)] for line in first["on"]] == expected
 
 
@@ -103,7 +107,6 @@ def two(sync: str) -> Iterator[tuple[Run, Any]]:
     ("plan", "why"),
     [
         ("ddp", "ddp would send over torch's own connections"),
-        ("ring @ transport=c10d", "ring @ transport=c10d would send over torch's own connections"),
         ("star(root=7)", "root 7 is not in the group"),
         ("rinq", "there is no plan 'rinq'"),
         ("gc", "gc gives late workers less of the data"),
@@ -115,7 +118,7 @@ def test_what_stands_in_the_store_is_refused_by_every_rank(
     """A plan that no rank has proposed by `run.switch`, which refuses it too."""
 
     def work(rank: int, plan: str) -> dict[str, Any]:
-        os.environ["THALWEG_CURVE"] = "on"
+        os.environ["THALWEG_ENCRYPTION"] = "on"
         with two("ring") as (run, train):
             proposed = raised(lambda: run.switch(plan))
             if rank == 1:
@@ -128,23 +131,36 @@ def test_what_stands_in_the_store_is_refused_by_every_rank(
         assert result["step"] % 8 == 0
 
 
-def test_so_is_what_a_formation_says() -> None:
+def in_formation_with(plan: str, steps: int) -> list[dict[str, Any]]:
+    """What becomes of two ranks with ring that meet anew in a formation that names this plan."""
+
     def work(rank: int) -> dict[str, Any]:
+        os.environ["THALWEG_ENCRYPTION"] = "on"
         with two("ring") as (run, train):
             train(2)
             assert run._survival is not None
-            with patch.object(Formation, "plan", "ring @ transport=c10d"):
+            with patch.object(Formation, "plan", plan):
                 if rank == 1:
                     run._survival.membership.call()
-                return raised(lambda: train(1000))
+                return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
 
-    for result in on_ranks(2, work):
-        assert result["text"].startswith("ring @ transport=c10d has another transport than ring")
+    return on_ranks(2, work)
+
+
+def test_so_is_what_a_formation_says() -> None:
+    for result in in_formation_with("star(root=7)", 20_000):
+        assert result["text"].startswith("root 7 is not in the group")
+
+
+def test_a_formation_that_says_ddp_goes_on_under_encryption() -> None:
+    for result in in_formation_with("ddp", 20):
+        assert result["text"] == ""
+        assert (result["now"], result["formation"]) == ("ring", 2)
 
 
 def test_who_named_ddp_may_come_back_to_it() -> None:
     def work(rank: int) -> dict[str, Any]:
-        os.environ["THALWEG_CURVE"] = "on"
+        os.environ["THALWEG_ENCRYPTION"] = "on"
         plans = []
         with two("ddp") as (run, train):
             for other in ("ring", "ddp"):

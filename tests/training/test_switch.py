@@ -198,7 +198,7 @@ def test_stop(who: int, in_one_crew: InOneCrew) -> None:
         ("gossip+int8", "gossip+int8 is unsound: gossip adds what neighbours send, and int8"),
         ("auto", "auto has no rounds before it has chosen"),
         ("star(root=7)", "root 7 is not in the group"),
-        ("ring @ transport=c10d", "ring @ transport=c10d has another transport than ring"),
+        ("ring @ transport=c10d", "the transport c10d was retired, because it was slower than tcp"),
     ],
 )
 def test_what_cannot_be_proposed(sync: str, said: str, in_one_crew: InOneCrew) -> None:

@@ -41,7 +41,7 @@ def run(folder: Path, *arguments: str) -> CompletedProcess[str]:
 def test_a_run_tells_what_it_is_and_every_change_of_plan(tmp_path: Path) -> None:
     done = run(tmp_path, "gc(stragglers=1)", "tree")
     start, *others = [line for line in done.stderr.splitlines() if "[thalweg]" in line]
-    assert "plan gc(stragglers=1): 2 workers on 1 host, over ZeroMQ, not encrypted" in start
+    assert "plan gc(stragglers=1): 2 workers on 1 host, over TCP, not encrypted" in start
     assert "if a worker dies: nobody waits for it" in start
     assert [line.endswith("tree, as run.switch asked") for line in others] == [True]
     assert f" {socket.gethostname()} " in done.stdout

@@ -13,8 +13,7 @@ from thalweg.runtime import Alarm, World
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.transports import Label, Transport
 
-KINDS = ("memory", "zeromq", "c10d")
-REAL = KINDS[1:]
+KINDS = ("memory", "tcp")
 LABEL = Label(0, 0, 0, 1)
 PATIENCE = 20.0
 
@@ -32,7 +31,7 @@ def run_ranks(kind: str, size: int, work: Callable[[Transport], Any]) -> list[An
 
     def in_process(rank: int, report: Report) -> dict[str, Any]:
         world = World.join(PATIENCE)
-        transport = world.transport(kind)
+        transport = world.transport()
         result = work(transport)
         world.part(PATIENCE, Alarm(world.store, rank))
         transport.close()

@@ -7,23 +7,32 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
-import zmq
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-Frames = Sequence[bytes]
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-LONG = 700  # bytes: longer than what handshakes are made of
+from thalweg.transports import tcp
+from thalweg.transports.card import Card, Sealer
+from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
+from thalweg.transports.handshake import (
+    HELLO_NBYTES,
+    MAGIC,
+    PREFIX,
+    REPLY_NBYTES,
+    VERSION,
+    Hello,
+    Identity,
+    answered,
+    scope_of,
+    sender_of,
+)
+
 KEPT = 64  # connections that a stranger holds at once
-
-
-def greeting(mechanism: bytes) -> bytes:
-    """With which a ZMTP 3.1 client begins."""
-    return GREETING + mechanism.ljust(20, b"\0") + bytes(32)
-
+PATIENCE = 10.0  # seconds for an answer
+NOWHERE = "tcp://127.0.0.1:9"
 
 GARBAGE = (
     b"",
@@ -31,14 +40,14 @@ GARBAGE = (
     b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 4,
     b"\xff" * 5000,
     bytes(5000),
-    greeting(b"NULL"),
-    greeting(b"PLAIN") + b"\x04\x10\x05HELLO\x01u\x01p",
-    greeting(b"CURVE"),
-    greeting(b"CURVE") + b"\x04\x05\x05HELLO",
-    greeting(b"CURVE") + b"\x04\xc8\x05HELLO" + os.urandom(194),
-    greeting(b"CURVE") + b"\x06" + (1 << 40).to_bytes(8, "big") + bytes(2000),  # so long a frame
-    greeting(b"CURVE") + b"\x02" + (1 << 62).to_bytes(8, "big") + bytes(2000),
-    greeting(b"NULL") + b"\x00\x05hello",
+    MAGIC,
+    PREFIX.pack(MAGIC, VERSION, 0),
+    PREFIX.pack(MAGIC, VERSION, 1) + b"x",
+    PREFIX.pack(MAGIC, VERSION, 65535) + bytes(70_000),
+    PREFIX.pack(MAGIC, VERSION, HELLO_NBYTES) + os.urandom(HELLO_NBYTES // 2),
+    PREFIX.pack(MAGIC, VERSION, HELLO_NBYTES) + os.urandom(HELLO_NBYTES),
+    PREFIX.pack(MAGIC, VERSION + 1, 200) + os.urandom(200),
+    PREFIX.pack(b"wlht", VERSION, 200) + os.urandom(200),
 )
 
 
@@ -67,42 +76,129 @@ def throw(endpoint: str, number: int, pieces: Sequence[bytes] = GARBAGE, seed: i
             connection.close()
 
 
-@contextmanager
-def pushing(
-    endpoint: str,
+def strange_identity(
+    rank: int,
     *,
-    server: bytes | None = None,
-    keys: tuple[bytes, bytes] | None = None,
-) -> Iterator[zmq.Socket[bytes]]:
-    """A ZeroMQ socket of a stranger's: plain, or under CURVE with keys, its own if not given."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.LINGER, 0)
-    push.setsockopt(zmq.RECONNECT_IVL, 20)
-    if server is not None:
-        public, private = keys or zmq.curve_keypair()
-        push.setsockopt(zmq.CURVE_SERVERKEY, server)
-        push.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        push.setsockopt(zmq.CURVE_SECRETKEY, private)
-    push.connect(endpoint)
+    secret: bytes | None = None,
+    encrypted: bool = True,
+    purpose: str = tcp.PURPOSE,
+    room: str = "",
+    card: Card | None = None,
+) -> Identity:
+    """With keys of its own; the card shows them, unless it is given."""
+    private = X25519PrivateKey.generate() if encrypted else None
+    public = private.public_key().public_bytes_raw() if private else b""
+    return Identity(
+        card=card or Card(rank=rank, endpoint=NOWHERE, key=public),
+        private=private,
+        sealer=Sealer(purpose=purpose, run="", secret=secret, encrypted=encrypted),
+        scope=scope_of(purpose, "", room),
+    )
+
+
+def exactly(source: socket.socket, nbytes: int) -> bytes:
+    """So many bytes; OSError if they don't come."""
+    came = bytearray()
+    while len(came) < nbytes:
+        piece = source.recv(nbytes - len(came))
+        if not piece:
+            raise ConnectionResetError
+        came += piece
+    return bytes(came)
+
+
+def records_of(cipher: RecordCipher | None, header: bytes, payload: bytes) -> list[bytes]:
+    """A message as it goes over a connection; the header is in the first record."""
+    if cipher is None:
+        return [header + payload]
+    records = []
+    for at in range(0, max(1, len(payload)), RECORD_NBYTES):
+        plain, said = payload[at : at + RECORD_NBYTES], b"" if at else header
+        out = bytearray(len(plain) + TAG_NBYTES)
+        cipher.seal(memoryview(plain), said, memoryview(out))
+        records.append(said + bytes(out))
+    return records
+
+
+class Caller:
+    """One who connects to a door, and has been let in if it was answered."""
+
+    def __init__(self, identity: Identity, peer: Card) -> None:
+        self.socket = socket.create_connection(port_of(peer.endpoint), timeout=PATIENCE)
+        hello = Hello(identity, peer)
+        self.cipher: RecordCipher | None = None
+        self.let_in = False
+        with suppress(OSError):
+            self.socket.sendall(hello.text)
+            self.cipher = hello.finish(exactly(self.socket, REPLY_NBYTES))
+            self.let_in = True
+
+    def say(self, header: bytes, payload: bytes) -> None:
+        with suppress(OSError):
+            self.socket.sendall(b"".join(records_of(self.cipher, header, payload)))
+
+    def is_dropped(self) -> bool:
+        """Waits until the other side hangs up; a door says nothing after its answer."""
+        try:
+            return not self.socket.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
+
+@contextmanager
+def calling(identity: Identity, peer: Card) -> Iterator[Caller]:
+    caller = Caller(identity, peer)
     try:
-        yield push
+        yield caller
     finally:
-        push.close(linger=0)
-        context.term()
+        caller.socket.close()
+
+
+class Receiver:
+    """One that listens as this rank, plain, and answers one connection at a time."""
+
+    def __init__(self, rank: int, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener.settimeout(PATIENCE)
+        self.port = self._listener.getsockname()[1]
+        self.card = Card(rank=rank, endpoint=f"tcp://127.0.0.1:{self.port}", key=b"")
+        self._identity = strange_identity(rank, encrypted=False, card=self.card)
+        self._accepted: socket.socket | None = None
+
+    def message(self) -> tuple[bytes, bytes]:
+        """The next one: header and payload."""
+        if self._accepted is None:
+            self._accepted, _ = self._listener.accept()
+            self._accepted.settimeout(PATIENCE)
+            hello = hello_of(self._accepted)
+            sender = sender_of(self._identity, hello)
+            assert sender is not None
+            self._accepted.sendall(answered(self._identity, hello, sender)[0])
+        header = exactly(self._accepted, tcp.HEADER.size)
+        return header, exactly(self._accepted, tcp.HEADER.unpack(header)[-1])
+
+    def close(self) -> None:
+        self._listener.close()
+        if self._accepted is not None:
+            self._accepted.close()
+
+
+def hello_of(source: socket.socket) -> bytes:
+    prefix = exactly(source, PREFIX.size)
+    return prefix + exactly(source, PREFIX.unpack(prefix)[2])
 
 
 class Eavesdropper:
     """Between a client and a server, on a port of its own: passes everything on, and keeps what the
-    client said, one recording a connection. With `meddles` it changes a byte of each longer piece
-    that the client says."""
+    client said, one recording a connection."""
 
     def __init__(self, endpoint: str) -> None:
         self._target = port_of(endpoint)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.recordings: list[bytearray] = []
-        self.meddles = False
         self._open: list[socket.socket] = [self._listener]
         self._start(self._accept)
 
@@ -118,6 +214,11 @@ class Eavesdropper:
         for connection in self._open:
             connection.close()
 
+    def pieces(self, client: socket.socket) -> Iterable[bytes]:
+        """What the server is given of what the client says."""
+        while data := client.recv(1 << 16):
+            yield data
+
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
@@ -126,45 +227,71 @@ class Eavesdropper:
                 server.settimeout(None)
                 self._open += [client, server]
                 self.recordings.append(bytearray())
-                keep = self.recordings[-1].extend
-                self._start(lambda c=client, s=server, k=keep: self._pass_on(c, s, k))
-                self._start(lambda c=client, s=server: self._pass_on(s, c, lambda data: None))
+                recording = self.recordings[-1]
+                self._start(lambda c=client, s=server, r=recording: self._there(c, s, r))
+                self._start(lambda c=client, s=server: self._back(c, s))
 
-    def _pass_on(
-        self, source: socket.socket, target: socket.socket, keep: Callable[[bytes], None]
-    ) -> None:
+    def _there(self, client: socket.socket, server: socket.socket, recording: bytearray) -> None:
         with suppress(OSError):
-            while data := source.recv(1 << 16):
-                keep(data)
-                if self.meddles and len(data) > LONG:
-                    data = data[:LONG] + bytes([data[LONG] ^ 1]) + data[LONG + 1 :]
-                target.sendall(data)
+            for data in self.pieces(client):
+                recording += data
+                server.sendall(data)
         with suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
+            server.shutdown(socket.SHUT_WR)
+
+    def _back(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 16):
+                client.sendall(data)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
 
     def _start(self, work: Callable[[], None]) -> None:
         threading.Thread(target=work, daemon=True).start()
 
 
-def attack(endpoint: str, server: bytes, number: int, recordings: Sequence[bytes]) -> int:
+Meddle = Callable[[int, bytes], Iterable[bytes]]
+"""What becomes of a record, by its number in its message; OSError ends the connection there."""
+
+
+def leave_alone(number: int, record: bytes) -> Iterable[bytes]:
+    return (record,)
+
+
+class Meddler(Eavesdropper):
+    """One that knows where records begin and end, though not what is in them."""
+
+    meddle: Meddle = staticmethod(leave_alone)
+
+    def pieces(self, client: socket.socket) -> Iterable[bytes]:
+        yield hello_of(client)
+        while True:
+            header = exactly(client, tcp.HEADER.size)
+            left = tcp.HEADER.unpack(header)[-1]
+            number, said = 0, header
+            while not number or left:
+                nbytes = min(left, RECORD_NBYTES)
+                yield from self.meddle(number, said + exactly(client, nbytes + TAG_NBYTES))
+                left -= nbytes
+                number, said = number + 1, b""
+
+
+def attack(endpoint: str, key: bytes, rank: int, number: int, recordings: Sequence[bytes]) -> int:
     """About so many connections and messages of all kinds; how many there were."""
     some = number // 4
     throw(endpoint, some)
     throw(endpoint, some, recordings, seed=1)
-    tried = 2 * some
-    while tried < number:
-        keys = [None, server, os.urandom(32)][tried // 10 % 3]  # plain, its own, a wrong server's
-        with pushing(endpoint, server=keys) as stranger:
-            for _ in range(10):  # messages that wait for a handshake which never succeeds
-                with suppress(zmq.Again):
-                    stranger.send_multipart([os.urandom(60), os.urandom(500)], zmq.NOBLOCK)
-            sleep(0.003)
-        tried += 10
-    return tried
+    for tried in range(2 * some, number):
+        kind = tried % 3  # plain, with keys of its own, and for a wrong server's key
+        peer = Card(rank=rank, endpoint=endpoint, key=key if kind < 2 else os.urandom(32))
+        with suppress(OSError), calling(strange_identity(0, encrypted=kind > 0), peer) as stranger:
+            stranger.say(os.urandom(tcp.HEADER.size), os.urandom(500))
+    return number
 
 
-def main(endpoint: str, key: str, number: str, recording: str) -> None:
-    print(attack(endpoint, bytes.fromhex(key), int(number), [Path(recording).read_bytes()]))
+def main(endpoint: str, key: str, rank: str, number: str, recording: str) -> None:
+    recordings = [Path(recording).read_bytes()]
+    print(attack(endpoint, bytes.fromhex(key), int(rank), int(number), recordings))
 
 
 if __name__ == "__main__":

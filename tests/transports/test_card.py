@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from thalweg.transports.card import Card, Sealer
 
-SEALER = Sealer(purpose="zeromq", run="run/1", secret=b"known to all workers", curve=True)
+SEALER = Sealer(purpose="tcp", run="run/1", secret=b"known to all workers", encrypted=True)
 CARD = Card(rank=3, endpoint="tcp://10.0.0.1:4711", key=bytes(range(32)))
 
 
@@ -37,7 +37,7 @@ def test_only_who_knows_the_secret_writes_cards() -> None:
         replace(SEALER, secret=b"known to others only"),
         replace(SEALER, run="run/2"),
         replace(SEALER, purpose="post"),
-        replace(SEALER, curve=False),
+        replace(SEALER, encrypted=False),
     ):
         assert other.read(text) is None
     assert SEALER.read(replace(SEALER, secret=None).write(CARD).encode()) is None
@@ -80,7 +80,7 @@ def test_nor_is_json_of_the_wrong_kind(
     rank: object, endpoint: object, key: object, seal: object
 ) -> None:
     parts = {"rank": rank, "endpoint": endpoint, "key": key, "seal": seal}
-    for sealer in (SEALER, replace(SEALER, secret=None), replace(SEALER, curve=False)):
+    for sealer in (SEALER, replace(SEALER, secret=None), replace(SEALER, encrypted=False)):
         assert sealer.read(json.dumps(parts).encode()) is None
 
 

@@ -1,58 +1,66 @@
-"""Whether anybody is at the other end of a connection, also after that has moved."""
+"""What a connection knows of the other end, also after that has moved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import socket
 from time import monotonic, sleep
 
-import pytest
-import zmq
+import numpy as np
+import torch.distributed as dist
 
-from tests.transports.ranks import soon
+from tests.transports.ranks import LABEL, in_a_process, soon
+from tests.transports.strangers import Receiver
+from thalweg.transports import TcpTransport
 from thalweg.transports.card import Card
-from thalweg.transports.connection import Connection
-
-Context = zmq.Context[zmq.Socket[bytes]]
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    made: Context = zmq.Context()
-    yield made
-    made.destroy(linger=0)
+from thalweg.transports.connection import Outbound, Outgoing
+from thalweg.transports.protection import Protection
+from thalweg.transports.tcp import PURPOSE
 
 
-def listener(context: Context) -> tuple[zmq.Socket[bytes], Card]:
-    socket = context.socket(zmq.PULL)
-    endpoint = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
-    return socket, Card(rank=1, endpoint=endpoint, key=b"")
+def test_news_of_where_the_peer_was_before_do_not_count() -> None:
+    """The old address is tried again and again; that nobody is there is no news of the new one."""
+
+    def work() -> None:
+        store = dist.HashStore()
+        here, first = TcpTransport(0, store), Receiver(1)
+        store.set("tcp/1", Protection().sealer(PURPOSE).write(first.card))
+        here.send(1, LABEL, np.array([1]), soon())
+        first.message()
+        first.close()
+        outbound, deadline = here._wire.outbound[1], soon()
+        while not outbound.down:
+            assert monotonic() < deadline
+            sleep(0.01)
+        second = Receiver(1)
+        here.send(1, LABEL, np.array([2]), soon())  # for where it was
+        assert here._wire.door.move(outbound, second.card)
+        here.send(1, LABEL, np.array([3]), soon())
+        assert second.message()[1] == np.array([3]).tobytes()
+        until = monotonic() + 1.0
+        while monotonic() < until:
+            assert not outbound.down
+            sleep(0.01)
+        second.close()
+        here.close()
+
+    in_a_process(work)
 
 
-def heard(connection: Connection, so: Callable[[], bool]) -> None:
-    deadline = soon()
-    while not so():
-        assert monotonic() < deadline
-        connection.hear()
-        sleep(0.01)
-
-
-def test_news_of_where_the_peer_was_before_do_not_count(context: Context) -> None:
-    """The old address is tried for a while; that nobody is there is no news of the new one."""
-    first, here = listener(context)
-    second, elsewhere = listener(context)
-    connection = Connection(context, here)
-    connection.socket.send(b"")
-    first.recv()
-    first.close(linger=0)
-    heard(connection, lambda: connection.down)
-    sleep(0.2)
-    connection.socket.send(b"lost", zmq.NOBLOCK)
-    assert connection.move_to(elsewhere)
-    assert not connection.down
-    until = monotonic() + 1.0
-    while monotonic() < until:
-        connection.hear()
-        assert not connection.down
-        sleep(0.01)
-    connection.close(linger=0)
-    second.close(linger=0)
+def test_a_message_is_done_once_its_last_byte_was_taken() -> None:
+    """Not before: its memory may be changed then."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        outbound = Outbound(Card(rank=1, endpoint="tcp://127.0.0.1:9", key=b""))
+        outbound.up(ours, None)
+        sent = [Outgoing(b"h" * 8, memoryview(bytes([n]) * 300_000)) for n in range(3)]
+        outbound.queue.extend(sent)
+        came = bytearray()
+        while not outbound.flush():
+            assert not sent[-1].done
+            came += theirs.recv(50_000)
+        assert all(message.done for message in sent)
+        while len(came) < 3 * 300_008:
+            came += theirs.recv(1 << 20)
+        assert came == b"".join(b"h" * 8 + bytes([n]) * 300_000 for n in range(3))

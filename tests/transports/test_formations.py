@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from tests.transports.ranks import LABEL, in_a_process, run_ranks, soon
+from tests.transports.ranks import LABEL, in_a_process, soon
 from thalweg.errors import PeerLate, PeerLost, TransportClosed, TransportError
 from thalweg.transports import (
     Address,
@@ -19,8 +19,8 @@ from thalweg.transports import (
     MemoryNetwork,
     RecordedTransport,
     Refusal,
+    TcpTransport,
     Transport,
-    ZeroMqTransport,
 )
 from thalweg.transports.inbox import EARLY, EARLY_BYTES, Inbox
 
@@ -37,7 +37,7 @@ def in_memory(size: int) -> Iterator[list[Transport]]:
 @contextmanager
 def over_zeromq(size: int) -> Iterator[list[Transport]]:
     store = dist.HashStore()
-    opened = [ZeroMqTransport(rank, store, grace=0.5) for rank in range(size)]
+    opened = [TcpTransport(rank, store, grace=0.5) for rank in range(size)]
     try:
         yield list(opened)
     finally:
@@ -217,7 +217,7 @@ def test_what_leaves_while_a_formation_ends_is_given_back() -> None:
 def test_a_member_that_is_back_elsewhere_is_found_in_the_next_formation() -> None:
     def work() -> None:
         store = dist.HashStore()
-        here, there = (ZeroMqTransport(rank, store, grace=0.5) for rank in (0, 1))
+        here, there = (TcpTransport(rank, store, grace=0.5) for rank in (0, 1))
         send(here, there, 1)
         assert receive(here, there) == 1
         there.close()
@@ -225,7 +225,7 @@ def test_a_member_that_is_back_elsewhere_is_found_in_the_next_formation() -> Non
             here.receive(1, LABEL, soon())
         assert caught.value.peer == 1
         here.enter(1, [0])
-        there = ZeroMqTransport(1, store, grace=0.5)
+        there = TcpTransport(1, store, grace=0.5)
         for transport in (here, there):
             transport.enter(2, [0, 1])
         for source, target in ((here, there), (there, here)):
@@ -240,7 +240,7 @@ def test_a_member_that_is_back_elsewhere_is_found_in_the_next_formation() -> Non
 def test_ranks_meet_at_another_store_when_theirs_is_gone() -> None:
     def work() -> None:
         first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        ranks = [ZeroMqTransport(rank, dist.TCPStore("127.0.0.1", first.port)) for rank in range(2)]
+        ranks = [TcpTransport(rank, dist.TCPStore("127.0.0.1", first.port)) for rank in range(2)]
         del first
         second = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for transport in ranks:
@@ -253,15 +253,6 @@ def test_ranks_meet_at_another_store_when_theirs_is_gone() -> None:
         there.close()
 
     in_a_process(work)
-
-
-def test_c10d_has_no_formations() -> None:
-    def work(transport: Transport) -> None:
-        text = "rank . can't enter formation 2: c10d's connections don't come back; use transport="
-        with pytest.raises(TransportError, match=text):
-            transport.enter(2, [0, 1])
-
-    run_ranks("c10d", 2, work)
 
 
 def test_wrappers_pass_it_on() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from thalweg.errors import LaunchError
 from thalweg.transports import Refusal
-from thalweg.transports.protection import Protection, is_loopback, wants_curve
+from thalweg.transports.protection import Protection, is_loopback, wants_encryption
 from thalweg.transports.refusal import Tally
 
 
@@ -28,13 +28,21 @@ from thalweg.transports.refusal import Tally
     ],
 )
 def test_across_hosts_unless_told_otherwise(said: str | None, address: str, wanted: bool) -> None:
-    environment = {} if said is None else {"THALWEG_CURVE": said}
-    assert wants_curve(environment, address) is wanted
+    environment = {} if said is None else {"THALWEG_ENCRYPTION": said}
+    assert wants_encryption(environment, address) is wanted
 
 
-def test_a_mode_that_there_is_not() -> None:
-    with pytest.raises(LaunchError, match=r"THALWEG_CURVE is 'yes'; set it to on or off"):
-        wants_curve({"THALWEG_CURVE": "yes"}, "127.0.0.1")
+def test_the_former_name_counts_where_the_new_one_is_not_set() -> None:
+    assert wants_encryption({"THALWEG_CURVE": "on"}, "127.0.0.1")
+    assert not wants_encryption({"THALWEG_CURVE": "off"}, "10.1.2.3")
+    assert not wants_encryption({"THALWEG_CURVE": "on", "THALWEG_ENCRYPTION": "off"}, "10.1.2.3")
+    assert wants_encryption({"THALWEG_CURVE": "on", "THALWEG_ENCRYPTION": ""}, "127.0.0.1")
+
+
+@pytest.mark.parametrize("name", ["THALWEG_ENCRYPTION", "THALWEG_CURVE"])
+def test_a_mode_that_there_is_not(name: str) -> None:
+    with pytest.raises(LaunchError, match=rf"{name} is 'yes'; set it to on or off"):
+        wants_encryption({name: "yes"}, "127.0.0.1")
 
 
 def test_loopback() -> None:

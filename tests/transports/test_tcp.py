@@ -1,130 +1,315 @@
-"""On real connections of this process."""
+"""What there is between processes: strangers, full queues, peers that go and come back."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 
+import numpy as np
 import pytest
+import torch.distributed as dist
 
-from thalweg.transports.tcp import DESCRIPTORS, OPTION, Connections, Sent, plain
+from tests.transports.ranks import LABEL, hear, in_a_process, soon, tell
+from tests.transports.strangers import Receiver, calling, port_of, strange_identity
+from thalweg.errors import PeerLate, PeerLost, TransportError
+from thalweg.transports import Address, Label, Refusal, TcpTransport
+from thalweg.transports.card import Card
+from thalweg.transports.handshake import MAGIC, PREFIX, VERSION, Hello
+from thalweg.transports.protection import Protection
+from thalweg.transports.tcp import HEADER, PURPOSE
 
-pytestmark = pytest.mark.skipif(OPTION is None, reason="only Linux tells")
-MEGABYTE = 1 << 20
-
-
-@contextmanager
-def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as one,
-        server.accept()[0] as other,
-    ):
-        yield one, other
+LARGE = np.arange(500_000)
+GRACE = 0.5
 
 
-def send(one: socket.socket, other: socket.socket, nbytes: int, pause: float = 0.0) -> None:
-    """The receiver takes nothing in for a while."""
+class Opener:
+    """Of transports, plain or encrypted ones."""
 
-    def receive() -> None:
-        sleep(pause)
-        left = nbytes
-        while left:
-            left -= len(other.recv(min(left, 1 << 16)))
+    def __init__(self, *, encrypted: bool) -> None:
+        self._encrypted = encrypted
 
-    thread = Thread(target=receive)
-    thread.start()
-    one.sendall(bytes(nbytes))
-    thread.join()
-    sleep(0.05)  # for the last acknowledgement
+    def at(self, store: dist.Store, rank: int) -> TcpTransport:
+        secret = b"known to all of them" if self._encrypted else None
+        protection = Protection(encrypted=self._encrypted, secret=secret)
+        return TcpTransport(rank, store, grace=GRACE, protection=protection)
+
+    @contextmanager
+    def __call__(self, *ranks: int) -> Iterator[tuple[dist.HashStore, dict[int, TcpTransport]]]:
+        """Several in one process; those that a test puts in their place are closed as well."""
+        store = dist.HashStore()
+        opened = {rank: self.at(store, rank) for rank in ranks}
+        try:
+            yield store, opened
+        finally:
+            for transport in opened.values():
+                transport.close()
 
 
-def of(sent: list[Sent], sock: socket.socket) -> Sent:
-    [found] = [s for s in sent if s.port == sock.getpeername()[1]]
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def transports(request: pytest.FixtureRequest) -> Opener:
+    return Opener(encrypted=request.param)
+
+
+plain = Opener(encrypted=False)
+
+
+def card(store: dist.HashStore, rank: int) -> Card:
+    found = Protection().sealer(PURPOSE).read(store.get(f"tcp/{rank}"))
+    assert found is not None
     return found
 
 
-def test_bytes_and_time_are_told() -> None:
-    with connection() as (one, other):
-        seen = Connections(frozenset())
-        seen.look_at_all()
-        send(one, other, 8 * MEGABYTE)
-        found = of(seen.look_at_all(), one)
-        assert found.address == "127.0.0.1"
-        assert found.nbytes == 8 * MEGABYTE
-        assert 0 <= found.busy < 5  # in units of the kernel's clock, some milliseconds
-        assert 0 < found.round_trip < 1
+def header(nbytes: int) -> bytes:
+    return HEADER.pack(0, *LABEL, nbytes)
 
 
-def test_only_what_is_new() -> None:
-    with connection() as (one, other):
-        seen = Connections(frozenset())
-        seen.look_at_all()
-        for _ in range(2):
-            send(one, other, MEGABYTE)
-            assert of(seen.look_at_all(), one).nbytes == MEGABYTE
-        assert [s for s in seen.look_at_all() if s.port == one.getpeername()[1]] == []
+def until(so: Callable[[], bool]) -> None:
+    deadline = soon()
+    while not so():
+        assert monotonic() < deadline
+        sleep(0.01)
 
 
-def test_those_that_much_goes_over_are_looked_at_in_between() -> None:
-    with connection() as (one, other), connection() as (little, there):
-        seen = Connections(frozenset())
-        seen.look_at_all()
-        send(one, other, MEGABYTE)
-        send(little, there, 100)
-        seen.look_at_all()
-        assert seen.sent() == []  # from here on
-        for _ in range(2):
-            send(one, other, 2 * MEGABYTE)
-            send(little, there, 100)
-            assert [sent.nbytes for sent in seen.sent()] == [2 * MEGABYTE]
-        seen.look_at_all()
-        seen.look_at_all()  # nothing went over it meanwhile
-        send(one, other, MEGABYTE)
-        assert [sent.nbytes for sent in seen.sent()] == [MEGABYTE]
+def exchange(one: TcpTransport, other: TcpTransport) -> None:
+    """Something large and something small, both ways."""
+    for source, target in ((one, other), (other, one)):
+        for array in (LARGE, np.array([7])):
+            sending = source.send(target.rank, LABEL, array, soon())
+            came = target.receive(source.rank, LABEL, soon())
+            np.testing.assert_array_equal(came.view(array.dtype), array)
+            sending.wait(soon())
 
 
-def test_a_receiver_that_is_late_is_not_taken_for_a_slow_link() -> None:
-    with connection() as (one, other):
-        seen = Connections(frozenset())
-        seen.look_at_all()
-        began = monotonic()
-        send(one, other, 32 * MEGABYTE, pause=1.0)
-        taken = monotonic() - began
-        assert taken > 1.0
-        assert of(seen.look_at_all(), one).busy < taken - 0.7
+def test_strangers_are_ignored() -> None:
+    """Each is refused for what it is, before it has said anything that could be handed out."""
+
+    def work() -> None:
+        with plain(0, 1) as (store, ranks):
+            exchange(ranks[0], ranks[1])
+            here = card(store, 0)
+            hello = Hello(strange_identity(1, encrypted=False), here).text
+            elsewhere = Hello(strange_identity(1, encrypted=False), card(store, 1)).text
+            for garbage in (
+                b"",
+                hello[: PREFIX.size - 1],
+                hello[:-1],
+                b"GET / HTTP/1.1\r\n\r\n",
+                b"\xff" * 100_000,
+                bytes(1000),
+                PREFIX.pack(MAGIC, VERSION, 65535),
+                PREFIX.pack(MAGIC, VERSION + 1, 100),
+                elsewhere,
+            ):
+                raw = socket.create_connection(port_of(here.endpoint), timeout=5)
+                with raw, suppress(OSError):  # it may hang up before it has read all
+                    raw.sendall(garbage)
+            expected = {
+                Refusal.UNFINISHED: 3,
+                Refusal.STRANGER: 4,
+                Refusal.MALFORMED: 1,
+                Refusal.FORGED: 1,
+            }
+            until(lambda: sum(ranks[0].refused.values()) >= 9)
+            assert ranks[0].refused == expected
+            with pytest.raises(PeerLate):
+                ranks[0].receive(1, LABEL, monotonic() + 0.05)
+            exchange(ranks[0], ranks[1])
+
+    in_a_process(work)
 
 
-def test_this_host_is_no_other() -> None:
-    with connection() as (one, other):
-        seen = Connections(frozenset({"127.0.0.1"}))
-        seen.look_at_all()
-        send(one, other, MEGABYTE)
-        assert seen.look_at_all() == []
+def test_who_says_who_it_is_is_believed_where_nothing_is_encrypted() -> None:
+    def work() -> None:
+        with plain(0, 1) as (store, ranks):
+            with calling(strange_identity(9, encrypted=False), card(store, 0)) as ninth:
+                ninth.say(header(5), b"hello")
+                assert ranks[0].receive(9, LABEL, soon()).tobytes() == b"hello"
+            assert not ranks[0].refused
+
+    in_a_process(work)
 
 
-def test_descriptors_stay_open_and_may_close_at_any_time() -> None:
-    with connection() as (one, other):
-        seen = Connections(frozenset())
-        seen.look_at_all()
-        send(one, other, MEGABYTE)
-        seen.look_at_all()
-        before = len(list(DESCRIPTORS.iterdir()))
-        for _ in range(100):
-            seen.look_at_all()
-            seen.sent()
-        assert len(list(DESCRIPTORS.iterdir())) == before
-        other.close()
-        one.close()
-        assert seen.sent() == seen.look_at_all() == []
+def test_a_message_longer_than_memory_ends_its_connection_alone(transports: Opener) -> None:
+    def work() -> None:
+        with transports(0, 1) as (_, ranks):
+            exchange(ranks[0], ranks[1])
+            door = ranks[1]._wire.door
+            with calling(door._identity, ranks[0]._wire.door.card) as mad:
+                mad.say(header(1 << 60), b"x")
+                with pytest.raises(PeerLate):
+                    ranks[0].receive(1, LABEL, monotonic() + 0.2)
+                assert mad.is_dropped()
+            assert ranks[0].refused == {Refusal.TOO_LARGE: 1}
+            exchange(ranks[0], ranks[1])
+            assert not ranks[1]._wire.outbound[0].broke
+
+    in_a_process(work)
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::1"), ("10.0.0.1", "10.0.0.1")],
-)
-def test_plain(address: str, expected: str) -> None:
-    assert plain(address) == expected
+def test_a_peer_that_is_back_elsewhere_is_found(transports: Opener) -> None:
+    def work() -> None:
+        with transports(0, 1) as (store, ranks):
+            exchange(ranks[0], ranks[1])
+            for _ in range(3):
+                ranks[1].close()
+                ranks[1] = transports.at(store, 1)
+                tell(ranks[1], 0)
+                hear(ranks[0], 1)
+                exchange(ranks[0], ranks[1])
+
+    in_a_process(work)
+
+
+def test_a_connection_that_breaks_comes_back() -> None:
+    """To the same address: what was queued meanwhile arrives too."""
+
+    def work() -> None:
+        with plain(0) as (store, ranks):
+            first = Receiver(1)
+            store.set("tcp/1", Protection().sealer(PURPOSE).write(first.card))
+            ranks[0].send(1, LABEL, np.array([1]), soon())
+            assert first.message() == (header(8), np.array([1]).tobytes())
+            first.close()
+            outbound = ranks[0]._wire.outbound[1]
+            until(lambda: outbound.down)
+            for value in (2, 3):
+                ranks[0].send(1, LABEL, np.array([value]), soon())
+            second = Receiver(1, first.port)
+            for value in (2, 3):
+                assert second.message()[1] == np.array([value]).tobytes()
+            until(lambda: not outbound.down)
+            assert outbound.broke
+            second.close()
+
+    in_a_process(work)
+
+
+def test_who_waits_for_one_that_is_gone_is_told(transports: Opener) -> None:
+    """Whether it ever sent to it or not."""
+
+    def work() -> None:
+        with transports(0, 1, 2) as (_, ranks):
+            exchange(ranks[0], ranks[2])
+            tell(ranks[2], 1)  # rank 1 only hears of it
+            hear(ranks[1], 2)
+            ranks[2].close()
+            for rank in (0, 1):
+                text = rf"rank {rank} lost its connection to rank 2 .* ago; look at what happened"
+                with pytest.raises(PeerLost, match=text) as caught:
+                    ranks[rank].receive(2, LABEL, soon())
+                assert caught.value.peer == 2
+            exchange(ranks[0], ranks[1])  # the others go on
+
+    in_a_process(work)
+
+
+def send_on_and_on(rank: TcpTransport, peer: int) -> None:
+    """What is on its way when a connection breaks is lost, so the first may seem to have left."""
+    while True:
+        rank.send(peer, LABEL, LARGE, soon()).wait(soon())
+
+
+def test_who_sends_to_one_that_is_gone_is_told(transports: Opener) -> None:
+    def work() -> None:
+        with transports(0, 1) as (store, ranks):
+            exchange(ranks[0], ranks[1])
+            ranks[1].close()
+            with pytest.raises(PeerLost, match="to rank 1"):
+                send_on_and_on(ranks[0], 1)
+            with pytest.raises(PeerLost, match="to rank 1"):
+                ranks[0].send(1, LABEL, LARGE, soon())
+            ranks[1] = transports.at(store, 1)
+            exchange(ranks[0], ranks[1])
+
+    in_a_process(work)
+
+
+def test_one_that_is_gone_harms_nobody_who_does_not_need_it(transports: Opener) -> None:
+    """Ranks close one after the other at the end of a run."""
+
+    def work() -> None:
+        with transports(0, 1, 2) as (_, ranks):
+            exchange(ranks[0], ranks[1])
+            exchange(ranks[0], ranks[2])
+            ranks[2].close()
+            with pytest.raises(PeerLate, match="for rank 1"):
+                ranks[0].receive(1, LABEL, monotonic() + GRACE + 0.5)
+            exchange(ranks[0], ranks[1])
+
+    in_a_process(work)
+
+
+def test_what_a_dead_peer_sent_before_is_taken_first(transports: Opener) -> None:
+    def work() -> None:
+        with transports(0, 1) as (_, ranks):
+            for value in range(3):
+                ranks[1].send(0, LABEL, np.array([value]), soon())
+            tell(ranks[1], 0)
+            hear(ranks[0], 1)
+            ranks[1].close()
+            for value in range(3):
+                assert ranks[0].receive(1, LABEL, soon()).view("i8")[0] == value
+
+    in_a_process(work)
+
+
+@pytest.mark.parametrize("nbytes", [1000, 100_000])
+def test_queues_are_bounded(nbytes: int, transports: Opener) -> None:
+    """Who never takes anything in makes the sender wait, and late in the end."""
+
+    def work() -> dict[str, int]:
+        with transports(0, 1) as (_, ranks):
+            sent = 0
+
+            def send_for_ever() -> None:
+                nonlocal sent
+                while True:
+                    ranks[0].send(1, LABEL, np.zeros(nbytes, np.uint8), monotonic() + 0.5)
+                    sent += 1
+
+            with pytest.raises(PeerLate, match="for rank 1"):
+                send_for_ever()
+            for _ in range(sent):  # and none of it is lost
+                ranks[1].receive(0, LABEL, soon())
+            exchange(ranks[0], ranks[1])
+            return {"sent": sent}
+
+    assert 256 <= in_a_process(work)["sent"] <= 2 * 256 + 20_000_000 // nbytes
+
+
+def test_a_rank_that_never_opens_is_late(transports: Opener) -> None:
+    def work() -> None:
+        with transports(0) as (_, ranks):
+            for call in (
+                lambda: ranks[0].send(1, Label(4, 0, 0, 1), LARGE, monotonic() + 0.2),
+                lambda: ranks[0].receive(1, Label(4, 0, 0, 1), monotonic() + 0.4),
+            ):
+                with pytest.raises(PeerLate, match="rank 0 waited at step 4, round 0, for rank 1"):
+                    call()
+
+    in_a_process(work)
+
+
+def test_a_store_that_is_gone_does_not_hide_a_peer_that_is(transports: Opener) -> None:
+    def work() -> None:
+        master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        clients = [dist.TCPStore("127.0.0.1", master.port) for _ in range(2)]
+        ranks = [transports.at(client, rank) for rank, client in enumerate(clients)]
+        exchange(*ranks)
+        del master
+        ranks[1].close()
+        with pytest.raises(PeerLost, match="to rank 1"):
+            ranks[0].receive_any([Address(1, LABEL)], soon())
+        ranks[0].close()
+
+    in_a_process(work)
+
+
+def test_an_address_that_is_not_here() -> None:
+    def work() -> None:
+        with pytest.raises(TransportError, match=r"rank 3 can't listen on 192\.0\.2\.1: .*; name"):
+            TcpTransport(3, dist.HashStore(), "192.0.2.1")
+
+    in_a_process(work)

@@ -11,7 +11,7 @@ import pytest
 from tests.running import execute
 from tests.schedules.test_topologies import VARIANTS, build
 from tests.threads import run_threads
-from tests.transports.ranks import run_ranks
+from tests.transports.ranks import KINDS, run_ranks
 from thalweg.errors import PeerLate, TransportError
 from thalweg.facts import Cluster
 from thalweg.runtime import Part, flat
@@ -48,7 +48,7 @@ def receiver_of(fault: Fault) -> int:
     return sends[fault.move].peer
 
 
-@pytest.mark.parametrize("kind", ["memory", "zeromq", "c10d"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_delay_changes_the_time_and_not_the_result(kind: str) -> None:
     fault = FAULTS[Effect.DELAY]
 
@@ -68,7 +68,7 @@ def test_a_delay_changes_the_time_and_not_the_result(kind: str) -> None:
     assert [results[rank] for rank in (0, 2, 3)] == [[[]] * 4] * 3  # another's fault isn't theirs
 
 
-@pytest.mark.parametrize("kind", ["memory", "zeromq", "c10d"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_message_is_missed_by_the_deadline(kind: str) -> None:
     fault = FAULTS[Effect.LOSE]
 
@@ -88,7 +88,7 @@ def test_a_lost_message_is_missed_by_the_deadline(kind: str) -> None:
     assert blamed[receiver_of(fault)] == [fault.rank]
 
 
-@pytest.mark.parametrize("kind", ["memory", "zeromq", "c10d"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_message_cut_short_is_refused(kind: str) -> None:
     fault = FAULTS[Effect.CUT_SHORT]
     receiver = receiver_of(fault)

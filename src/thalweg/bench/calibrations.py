@@ -105,7 +105,7 @@ def calibrate_job(
     start = monotonic()
     world = World.join(PATIENCE)
     alarm = world.alarm()
-    engine = Engine(world.transport("zeromq"), alarm, PATIENCE)
+    engine = Engine(world.transport(), alarm, PATIENCE)
     try:
         found = calibrate(
             world,

@@ -32,7 +32,7 @@ from thalweg.bench.torch_hooks import OneBucket, hook_of, peer_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
-from thalweg.plan import Choice, Plan
+from thalweg.plan import TRANSPORT, Choice, Plan
 from thalweg.predict import synchronisation_seconds
 from thalweg.rounds import travelling, warm_up
 from thalweg.runtime import Engine, World
@@ -44,8 +44,7 @@ from thalweg.training.itinerary import Itinerary, Stop
 from thalweg.training.layout import DTYPES, Layout
 from thalweg.transports import Transport
 
-TRANSPORTS = ("zeromq", "c10d")
-WITH_CURVE, WITHOUT = "zeromq, curve", "zeromq, plain"  # the first of them, both ways
+ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
 GLOO = "gloo"
 WARM_UP = 2  # repetitions that don't count
 TIMEOUT = 300.0  # seconds for one synchronisation
@@ -56,7 +55,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: a plan on a transport, or what torch has for its compressor."""
+    """One row: a plan on our transport, or what torch has for its compressor."""
 
     sync: str
     transport: str
@@ -64,29 +63,20 @@ class Entry:
 
 
 def entries(syncs: Sequence[str], *, both_ways: bool = False) -> list[Entry]:
-    """A row for each plan and each transport that it may use, and torch's own; for ZeroMQ one with
-    encryption and one without, if both ways are asked for."""
+    """A row for each plan, and torch's own; for each plan of ours one with encryption and one
+    without, if both ways are asked for."""
+    ways = (ENCRYPTED, PLAIN) if both_ways else (TRANSPORT,)
     rows = [Entry(GLOO, GLOO)]
     for text in syncs:
         plan = parse_plan(text)
         if is_native(plan):
             rows.append(Entry(text, GLOO))
-        elif plan.settings.transport:
-            rows.append(Entry(text, plan.settings.transport))
         else:
-            rows += [Entry(text, transport) for transport in TRANSPORTS]
-        if both_ways:
-            rows = [way for row in rows for way in _both_ways(row)]
+            rows += [Entry(text, way) for way in ways]
         peer = plan.precision and peer_of(plan.precision)
         if peer and all(row.sync != peer for row in rows):
             rows.append(Entry(peer, GLOO, plan.precision))
     return rows
-
-
-def _both_ways(row: Entry) -> list[Entry]:
-    if row.transport != "zeromq":
-        return [row]
-    return [replace(row, transport=way) for way in (WITH_CURVE, WITHOUT)]
 
 
 def bench_collectives(
@@ -171,7 +161,7 @@ def _measure(
     alarm = world.alarm()
     engines = {
         name: Engine(_transport(world, name), alarm, TIMEOUT)
-        for name in (*TRANSPORTS, WITH_CURVE, WITHOUT)
+        for name in (TRANSPORT, ENCRYPTED, PLAIN)
         if any(entry.transport == name for entry in entries)
     }
     group = Group.everybody(find_cluster(None, world.size, os.environ))
@@ -195,10 +185,10 @@ def _measure(
 
 
 def _transport(world: World, name: str) -> Transport:
-    if name in TRANSPORTS:
-        return world.transport(name)
-    way = replace(world.protection, curve=name == WITH_CURVE)
-    return replace(world.room(name), protection=way).transport("zeromq")
+    if name == TRANSPORT:
+        return world.transport()
+    way = replace(world.protection, encrypted=name == ENCRYPTED)
+    return replace(world.room(name), protection=way).transport()
 
 
 def _subject(
@@ -216,7 +206,7 @@ def _subject(
 
 
 class _Subject:
-    """A plan on a transport."""
+    """A plan on our transport."""
 
     def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
         self.plan = plan

@@ -23,6 +23,7 @@ from thalweg.coding import spare_ranks
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.lab import Event
+from thalweg.plan import TRANSPORT
 from thalweg.runtime.crew import OnMessage
 from thalweg.runtime.supervisor import Report, Work, run_workers
 from thalweg.schedules import Group
@@ -131,7 +132,7 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | No
     promise = catalog.guarantee(plan).promise
     if not error and promise is Promise.EXACT and not row["replicas_equal"]:
         row["error"] = "replicas differ under an exact plan; please report this"
-    transport = "gloo" if is_native(plan_at_first(plan)) else plan.settings.transport or "zeromq"
+    transport = "gloo" if is_native(plan_at_first(plan)) else TRANSPORT
     return {**row, "promise": promise.value, "transport": transport}
 
 

@@ -45,22 +45,23 @@ def collectives(
         typer.Option(metavar="NAME", help="A model, a job or a workload file instead of --bytes."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 15,
-    curve: Annotated[
+    encryption: Annotated[
         bool,
-        typer.Option("--curve", help="Time ZeroMQ with encryption and without, taking turns."),
+        typer.Option(
+            "--encryption", "--curve", help="Time TCP with encryption and without, taking turns."
+        ),
     ] = False,
     json_path: JsonOption = None,
 ) -> None:
     """Time one synchronisation under each plan, beside torch's own all_reduce (the row gloo).
 
-    The plans take turns, so that all see the same noise. A plan that names no transport is timed
-    on both.
+    The plans take turns, so that all see the same noise.
     """
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
     with place.site() as site, progress_bar("Synchronising") as bar:
-        rows = bench_collectives(site, workload, sync, repeats, bar.show, both_ways=curve)
+        rows = bench_collectives(site, workload, sync, repeats, bar.show, both_ways=encryption)
     terminal = console(json_path)
     terminal.print(_table(site, workload, rows))
     settings = {

@@ -186,7 +186,7 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
         if word not in possible:
             raise UsageError(
                 f"{word} needs a kernel with nftables, and connections with keys",
-                "leave it out, or leave THALWEG_CURVE alone",
+                "leave it out, or leave THALWEG_ENCRYPTION alone",
             )
     if not wanted:
         raise UsageError("--kinds names none", f"give of {', '.join(possible)}")
@@ -197,9 +197,9 @@ def _can_garble() -> bool:
     """Whether bytes can be changed on their way. Without keys nobody would notice."""
     from thalweg.lab.garbling import can_garble
     from thalweg.lab.wiring import SPINE_ADDRESS
-    from thalweg.transports.protection import wants_curve
+    from thalweg.transports.protection import wants_encryption
 
-    return wants_curve(os.environ, SPINE_ADDRESS) and can_garble()
+    return wants_encryption(os.environ, SPINE_ADDRESS) and can_garble()
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

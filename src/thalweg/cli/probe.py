@@ -13,6 +13,7 @@ from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.cli.place import ClusterOption, Place
 from thalweg.facts import Duration, read_cluster
+from thalweg.plan import TRANSPORT
 from thalweg.runtime.launch import find_seat
 
 LIMIT = 3600.0  # seconds for all of it
@@ -22,9 +23,7 @@ LIMIT = 3600.0  # seconds for all of it
 def command(
     place: Place,
     cluster: ClusterOption = None,
-    transport: Annotated[
-        str, typer.Option(metavar="zeromq|c10d", help="The one that training will use.")
-    ] = "zeromq",
+    transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the cluster file.")
     ] = Path("cluster.toml"),
@@ -44,19 +43,20 @@ def command(
     """
     from thalweg.bench.jobs import launched  # torch takes a second: not at import
     from thalweg.bench.site import by_all
-    from thalweg.probing import Probed, measure
+    from thalweg.probing import Probed, measure, refuse_other_transports
     from thalweg.report.cluster import draw_cluster, outcome_text, tables
 
     def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
-        found = measure(declared, transport=transport, timeout=timeout, progress=tell)
+        found = measure(declared, timeout=timeout, progress=tell)
         return found.packed() if rank == 0 else {}
 
     Duration.parse(timeout)
+    refuse_other_transports(transport)
     declared = None if cluster is None else read_cluster(cluster)
     if launched():
         place.leave_to_the_launcher()
         with progress_bar("Probing") as bar:
-            found = measure(declared, transport=transport, timeout=timeout, progress=bar.show)
+            found = measure(declared, timeout=timeout, progress=bar.show)
         notes = list[str]()
         if find_seat(os.environ).rank != 0:
             return  # rank 0 tells
@@ -73,7 +73,7 @@ def command(
     terminal.print(outcome_text(found, out, picture), soft_wrap=True)
     settings = {
         "workers": found.cluster.workers,
-        "transport": transport,
+        "transport": found.transport,
         **place.settings,
         "declared": None if cluster is None else str(cluster),
         "file": str(out),

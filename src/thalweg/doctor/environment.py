@@ -11,11 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import cryptography
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-import zmq
 
 from thalweg.doctor.finding import Finding
 from thalweg.facts import about
@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
         "thalweg": import_module("thalweg").__version__,  # the package's face stands above us
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "pyzmq": zmq.pyzmq_version(),
+        "cryptography": cryptography.__version__,
         "numpy": np.__version__,
     }
 
@@ -46,7 +46,6 @@ def environment(seat: Seat, variables: Mapping[str, str]) -> dict[str, Any]:
     return {
         **versions(),
         "torch has": ", ".join(_backends()) or "no backend",
-        "libzmq": f"{zmq.zmq_version()}{'' if zmq.has('curve') else ' without CURVE'}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "distribution": _distribution(),
         "cores": cores(),
@@ -69,7 +68,9 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
 def summary(found: Mapping[str, Any]) -> Finding:
     """In one line."""
     parts = [f"{name} {found[name]}" for name in ("thalweg", "python", "torch")]
-    parts.append(f"({found['torch has']}), numpy {found['numpy']}, pyzmq {found['pyzmq']}")
+    parts.append(
+        f"({found['torch has']}), numpy {found['numpy']}, cryptography {found['cryptography']}"
+    )
     where = f"{found['system']}, {found['cores']} cores, {found['memory']}"
     detail = f"{' '.join(parts)}; {where}; TCP {found['congestion control']}; {found['launcher']}"
     return Finding(check="environment", verdict="ok", detail=detail)

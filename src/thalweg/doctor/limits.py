@@ -1,7 +1,7 @@
 """What the system allows a process, against what so many workers need.
 
 Open files, for N workers: 64 for anything, and 4 for each of the N - 1 others: two connections of
-ZeroMQ's, one each way, and two of Gloo's. Who hosts the store takes 6 connections from each of the
+ours, one each way, and two of Gloo's. Who hosts the store takes 6 connections from each of the
 N workers on top. (Counted in /proc/self/fd: 29 to 44 with up to 8 workers, 2 more for each.)
 
 Buffers: TCP keeps as much under way as its window lets it, at most half of what tcp_rmem allows;

@@ -28,7 +28,11 @@ from thalweg.probing.worker import introduction
 from thalweg.runtime.launch import CLUSTER_VARIABLE, Seat, find_cluster
 from thalweg.runtime.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.runtime.world import INTERFACE_VARIABLES, own_address
-from thalweg.transports.protection import CURVE_VARIABLE, wants_curve
+from thalweg.transports.protection import (
+    ENCRYPTION_VARIABLE,
+    FORMER_VARIABLE,
+    wants_encryption,
+)
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 LEAST_DISK = 1e9  # bytes: checkpoints are larger
@@ -120,10 +124,10 @@ def accepted(environment: Mapping[str, str]) -> tuple[dict[str, str], list[Findi
         found.append(_failed("secret", error))
         left = {k: v for k, v in left.items() if k not in (SECRET_VARIABLE, SECRET_FILE_VARIABLE)}
     try:
-        wants_curve(left, "127.0.0.1")
+        wants_encryption(left, "127.0.0.1")
     except ThalwegError as error:
         found.append(_failed("secret", error))
-        del left[CURVE_VARIABLE]
+        left = {k: v for k, v in left.items() if k not in (ENCRYPTION_VARIABLE, FORMER_VARIABLE)}
     return left, found
 
 

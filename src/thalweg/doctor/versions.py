@@ -8,7 +8,7 @@ from thalweg.doctor.facts import Facts, together
 from thalweg.doctor.finding import Finding
 
 MUST_BE_EQUAL = ("thalweg",)  # what ranks send each other changes with it
-CHECKED = (*MUST_BE_EQUAL, "torch", "python", "pyzmq", "numpy")
+CHECKED = (*MUST_BE_EQUAL, "torch", "python", "cryptography", "numpy")
 
 
 def differences(ranks: Sequence[Facts]) -> list[Finding]:

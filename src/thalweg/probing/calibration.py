@@ -62,7 +62,6 @@ def calibrate(
     native: bool = False,
     bucket: Size = USUAL_BUCKET,
     name: str = "calibration",
-    transport: str = "zeromq",
     step: int = 0,
     claim: Claim | None = None,
     progress: Progress = silent,
@@ -79,13 +78,7 @@ def calibrate(
     Raises NotFitted on all ranks if what was measured makes no sense together.
     """
     room = world.room(name)
-    surveyed = quick_survey(
-        room,
-        alarm,
-        declared,
-        transport=transport,
-        counted=lambda done: progress("links", done, 0),
-    )
+    surveyed = quick_survey(room, alarm, declared, counted=lambda done: progress("links", done, 0))
     numbers = count(BETWEEN_STEPS)
     together = Together(engine, surveyed, claim or (lambda: next(numbers)), step)
     trials = run_trials(

@@ -37,14 +37,13 @@ def quick_survey(
     alarm: Alarm,
     declared: Cluster | None,
     *,
-    transport: str = "zeromq",
     counted: Counted = lambda done: None,
 ) -> Cluster:
     """The declared racks with the rates that their links have now; the same on all ranks, which
     call this together, each in a room of the same name (`World.room`) that nothing else uses: so
     it serves in the middle of a run too, where nothing is sent meanwhile. Without declared racks it
     is a whole probe."""
-    line = room.transport(transport)
+    line = room.transport()
     try:
         exchange = Exchange(line, alarm, room.timeout)
         if room.rank != LEADER:
@@ -67,7 +66,7 @@ def surveyed(network: Surveyed, declared: Cluster | None) -> Cluster:
         declared = in_one_rack(network.stations)
     racks = None if declared is None else racks_of(network.stations, declared)
     if network.size == 1 or declared is None or racks is None:
-        return survey(network, declared, "", monotonic()).cluster
+        return survey(network, declared, monotonic()).cluster
     nics = measure_nics(network, racks, PARTNERS)
     uplinks = measure_uplinks(network, racks, nics, FILLED)
     names = names_of(network.stations, declared)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Self
 
 from thalweg.facts import Cluster, Duplex, Rate, about, format_cluster, parse_cluster
+from thalweg.plan import TRANSPORT
 
 SLOWER = 0.6  # of the median: an outlier
 DIGITS = 3
@@ -40,9 +41,9 @@ class Probed:
     outliers: tuple[str, ...]
     contradictions: tuple[str, ...]
     notes: tuple[str, ...]
-    transport: str
     measurements: int
     seconds: float
+    transport: str = TRANSPORT
 
     def packed(self) -> dict[str, Any]:
         """As JSON can have it."""

@@ -39,10 +39,10 @@ class Surveyed(Network, Protocol):
     def round_trip_of_ranks(self, one: int, other: int) -> float: ...
 
 
-def survey(network: Surveyed, declared: Cluster | None, transport: str, start: float) -> Probed:
+def survey(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     """On rank 0. Declared racks are kept, and what contradicts them is told."""
     if network.size == 1:
-        return _alone(network, declared, transport, start)
+        return _alone(network, declared, start)
     ranks = [station.ranks[0] for station in network.stations]
     names = names_of(network.stations, declared)
     inferred = infer_racks(network, Random(SEED))
@@ -68,13 +68,12 @@ def survey(network: Surveyed, declared: Cluster | None, transport: str, start: f
         outliers=tuple(outliers_of(cluster)),
         contradictions=tuple(contradictions),
         notes=tuple(_notes(racks, uplinks)),
-        transport=transport,
         measurements=network.measurements,
         seconds=monotonic() - start,
     )
 
 
-def _alone(network: Surveyed, declared: Cluster | None, transport: str, start: float) -> Probed:
+def _alone(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     """One host: no link to measure, only how long its ranks take to reach each other."""
     [station] = network.stations
     ranks = station.ranks
@@ -99,7 +98,6 @@ def _alone(network: Surveyed, declared: Cluster | None, transport: str, start: f
         outliers=(),
         contradictions=tuple(_host_contradictions(declared, [station]) if declared else ()),
         notes=(note,),
-        transport=transport,
         measurements=network.measurements,
         seconds=monotonic() - start,
     )

@@ -44,7 +44,7 @@ from thalweg.runtime.arrivals import Arrival, Arrivals, Encoded
 from thalweg.runtime.execute import Execution, Part, View, flat
 from thalweg.runtime.formation import Formation
 from thalweg.runtime.membership import Membership
-from thalweg.transports import Array, Transport
+from thalweg.transports import Address, Array, Landing, Transport
 from thalweg.transports.line import Store
 
 AT_ONCE = 2  # chains under way
@@ -234,7 +234,10 @@ class Engine:
         return any(np.may_share_memory(task.vector, other.task.vector) for other in others)
 
     def _advance(self, chain: _Underway) -> None:
-        """Begin its next rounds; it is over if there are none."""
+        """Begin its next rounds; it is over if there are none. Interrupted if the members are to
+        meet: a rank that never waits long would not hear of it."""
+        if self._membership is not None:
+            self._membership.refuse_if_called()
         began = monotonic()
         tasks = next(chain.chain, None)
         if chain.alone is None:
@@ -299,17 +302,28 @@ class Engine:
         first = self._running[0].execution
         awaited = ChainMap(*(running.execution.awaited for running in self._running))
         try:
-            address, array = self._transport.receive_any(awaited, monotonic() + self._look_around)
+            address, array = self._transport.receive_any(
+                awaited, monotonic() + self._look_around, self._landing
+            )
         except PeerLate:
             self._look_about()
             if monotonic() < first.deadline:
                 return
             # Of the first alone: later rounds may be waiting for it to end.
-            address, array = self._transport.receive_any(first.awaited.keys(), monotonic())
+            address, array = self._transport.receive_any(
+                first.awaited.keys(), monotonic(), self._landing
+            )
         for running in self._running:
             if address in running.execution.awaited:
                 running.execution.arrive(address, array)
                 return
+
+    def _landing(self, address: Address, nbytes: int) -> Landing | None:
+        """Where the round that awaits this message wants it."""
+        for running in self._running:
+            if address in running.execution.awaited:
+                return running.execution.landing(address, nbytes)
+        return None
 
     def _note(self, over: _Running) -> None:
         """Its moves are done."""

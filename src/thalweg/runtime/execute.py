@@ -26,7 +26,7 @@ import numpy as np
 from thalweg.errors import ScheduleError, TransportError
 from thalweg.runtime.arithmetic import Arithmetic
 from thalweg.schedules import Kind, Move, Order, Progress, Schedule, order
-from thalweg.transports import SENT, Address, Array, Label, Sending, Transport
+from thalweg.transports import SENT, Address, Array, Label, Landing, Sending, Transport
 
 READY, THERE = 0, 1  # the empty spans under which hands are shaken
 SIGNAL = np.zeros(1, np.uint8)
@@ -44,14 +44,22 @@ class Part:
     order: Order
     handshake: bool = False
     leading: Mapping[int, int] = field(default_factory=dict)  # see `Leading`
+    repeated: frozenset[tuple[int, int, int]] = frozenset()  # peer and span that come several times
 
     @classmethod
     def of(cls, schedule: Schedule, rank: int, *, handshake: bool = False) -> Part:
         moves = order(schedule.moves(rank))
-        if not handshake:
-            return cls(schedule, rank, moves)
-        peers = {move.peer for move in moves.moves if move.kind is not Kind.SEND}
-        return cls(schedule, rank, moves, True, {p: _leading(schedule, p, rank) for p in peers})
+        incoming = [move for move in moves.moves if move.kind is not Kind.SEND]
+        counts = Counter((move.peer, move.start, move.stop) for move in incoming)
+        leading = {p: _leading(schedule, p, rank) for p in {m.peer for m in incoming}}
+        return cls(
+            schedule,
+            rank,
+            moves,
+            handshake,
+            leading if handshake else {},
+            frozenset(key for key, count in counts.items() if count > 1),
+        )
 
 
 @dataclass(slots=True)
@@ -113,6 +121,8 @@ class Execution:
         self.sendings: list[Sending] = []
         self.came: dict[int, float] = {}
         self.leading: dict[int, Leading] = {}
+        self._landings: dict[Address, Landing] = {}  # of messages that are under way
+        self._repeated = part.repeated
         self._expected = dict(part.leading)
         self._held: dict[int, deque[int]] = {}  # sends to a peer that isn't ready
         self._left: Counter[int] = Counter()  # messages that are to come from each peer
@@ -202,6 +212,20 @@ class Execution:
         index = queue.popleft()
         if not queue:
             del self.awaited[address]
+        landing = self._landings.pop(address, None)
+        if landing is None:
+            self._take(index, address, array)
+        elif landing.array is not array:
+            raise TransportError(
+                f"rank {self.rank} got a message from rank {address.peer} at step {self.step}, "
+                f"round {self.round_number}, of which a part had come before",
+                "look at what happened to the connection between them",
+            )
+        self._note(address.peer, array.nbytes)
+        self._done(index)
+
+    def _take(self, index: int, address: Address, array: Array) -> None:
+        """Do what a move does with a message that lies elsewhere."""
         move = self.order.moves[index]
         target = self._target(index, move)
         incoming = self._fitting(address, array, target)
@@ -209,8 +233,35 @@ class Execution:
             self.arithmetic.add(target, incoming)
         else:
             target[:] = incoming
-        self._note(address.peer, array.nbytes)
-        self._done(index)
+
+    def landing(self, address: Address, nbytes: int) -> Landing | None:
+        """Where an awaited message may be put, or added, while it arrives; None if it has to lie
+        elsewhere until it is there."""
+        peer, label = address
+        queue = self.awaited.get(address)
+        if queue is None or label.start == label.stop or address in self._landings:
+            return None
+        index = queue[0]
+        if (peer, label.start, label.stop) in self._repeated:
+            return None
+        if not all(sending.done for sending in self.leaving.get(index, ())):
+            return None
+        target = self.view(label.start, label.stop)
+        if target.nbytes != nbytes or not nbytes or not target.flags.c_contiguous:
+            return None
+        raw = target.reshape(-1).view(np.uint8)
+        if self.order.moves[index].kind is not Kind.ADD:
+            landing = Landing(raw)
+        else:
+            dtype, arithmetic = target.dtype, self.arithmetic
+
+            def add(at: int, piece: memoryview) -> None:
+                part = raw[at : at + len(piece)].view(dtype)
+                arithmetic.add(part, np.frombuffer(piece, dtype))
+
+            landing = Landing(raw, add)
+        self._landings[address] = landing
+        return landing
 
     def _target(self, index: int, move: Move) -> Array:
         """Where this move writes, once what was sent from there has left."""

@@ -17,7 +17,7 @@ import psutil
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.runtime.world import World
-from thalweg.transports.tcp import Sent, plain
+from thalweg.transports.tcp_info import Sent, plain
 
 
 class Neighbours:

@@ -34,7 +34,7 @@ from thalweg.runtime.arrivals import Arrivals
 from thalweg.runtime.clocks import CommonClock
 from thalweg.runtime.neighbours import Neighbours, own_addresses
 from thalweg.runtime.world import World
-from thalweg.transports.tcp import Connections, Sent
+from thalweg.transports.tcp_info import Connections, Sent
 
 BEAT, RANKS_A_SECOND = 0.5, 50.0  # seconds between two looks; of many ranks more
 HANDED_IN = 4096  # steps that may wait for this thread

@@ -28,10 +28,10 @@ from thalweg.runtime.heartbeat import CALLED
 from thalweg.runtime.launch import Seat, find_seat, open_store
 from thalweg.runtime.membership import Membership
 from thalweg.runtime.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
-from thalweg.transports import C10dTransport, MemoryNetwork, Transport, ZeroMqTransport
+from thalweg.transports import MemoryNetwork, TcpTransport, Transport
 from thalweg.transports.line import Line
 from thalweg.transports.post import Post
-from thalweg.transports.protection import Protection, wants_curve
+from thalweg.transports.protection import Protection, wants_encryption
 from thalweg.transports.refusal import Tally
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
@@ -92,7 +92,7 @@ class World:
             name=name,
             seat=seat,
             protection=Protection(
-                curve=wants_curve(variables, address),
+                encrypted=wants_encryption(variables, address),
                 secret=find_secret(variables),
                 run=name,
                 refused=Tally(rank),
@@ -116,16 +116,12 @@ class World:
         """With these members, and a part of the store to themselves."""
         return replace(self.room(f"formed/{formation.number}"), members=formation.members)
 
-    def transport(self, name: str) -> Transport:
+    def transport(self) -> Transport:
         if self.size == 1:
             return MemoryNetwork([self.rank]).transport(self.rank)
-        if name == "c10d":
-            self.join_process_group()
-            patience = timedelta(seconds=self.timeout)
-            return C10dTransport(dist.new_group(timeout=patience, backend=_backend_for_cpu()))
         self._warn_if_anybody_may_join()
         opened = partial(
-            ZeroMqTransport, self.rank, self.store, self.address, protection=self.protection
+            TcpTransport, self.rank, self.store, self.address, protection=self.protection
         )
         if self.membership is None:
             return opened()
@@ -187,7 +183,7 @@ class World:
         return True
 
     def _warn_if_anybody_may_join(self) -> None:
-        if self.rank == 0 and self.protection.curve and self.protection.secret is None:
+        if self.rank == 0 and self.protection.encrypted and self.protection.secret is None:
             log.warning(
                 "this job has no secret: whoever reaches its store can join it; set %s, or %s, to "
                 "the same on all workers",
@@ -254,8 +250,3 @@ def _host_of(store: Store) -> str | None:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return getattr(store, "host", None)
-
-
-def _backend_for_cpu() -> str | None:
-    """The group's own backend where it moves CPU memory; None: torch's default for the group."""
-    return "gloo" if dist.get_backend() == "nccl" else None

@@ -114,12 +114,11 @@ def attach(
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
             "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
-            "THALWEG_CURVE": world.protection.mode,
+            "THALWEG_ENCRYPTION": world.protection.mode,
             "THALWEG_SECRET": world.protection.fingerprint,
         }
         own = description(str(plan), model, optimizer, settings)
-        transport = plan.settings.transport or "zeromq"
-        if _may_change(world, model, transport):
+        if _may_change(world, model):
             members = Membership(world.store, world.rank, world.size, seconds)
             members.calls_for = lambda rank: False  # until all have begun
             world = replace(world, membership=members)
@@ -132,13 +131,13 @@ def attach(
             reference = agree(world, alarm, own, seconds)
         for finding in quick(world):
             log.warning(finding.line)
-        if world.rank == 0 and world.protection.curve and not _is_protected(plan):
+        if world.rank == 0 and world.protection.encrypted and not _is_protected(plan):
             log.warning(
                 "%s sends over torch's own connections: unlike this run's others they are neither "
                 "authenticated nor encrypted",
                 plan,
             )
-        engine = Engine(wrap(world.transport(transport)), alarm, seconds, world.membership)
+        engine = Engine(wrap(world.transport()), alarm, seconds, world.membership)
         survival = None
         if world.membership is not None:
             survival = Survival(world, world.membership, engine, {**reference, **places})
@@ -180,11 +179,11 @@ def _start_line(plan: Plan, group: Group, world: World) -> str:
     hosts = {group.cluster.host(rank).name for rank in group.ranks}
     if not _is_protected(plan):
         carried = "torch's own connections, neither authenticated nor encrypted"
-    elif world.protection.curve:
+    elif world.protection.encrypted:
         joins = "authenticated and" if world.protection.secret else "not authenticated, but"
-        carried = f"ZeroMQ, {joins} encrypted"
+        carried = f"TCP, {joins} encrypted"
     else:
-        carried = "ZeroMQ, not encrypted"
+        carried = "TCP, not encrypted"
     dead = "the run ends"
     if world.membership is not None:
         promised = default_catalog().guarantee(plan).dead
@@ -200,11 +199,10 @@ def _records(given: str | Path | None) -> Path | None:
     return Path(named) if named else None
 
 
-def _may_change(world: World, model: nn.Module, transport: str) -> bool:
+def _may_change(world: World, model: nn.Module) -> bool:
     """Whether members may leave and come: not where torch's own connections are needed, which
     don't come back."""
-    of_torch = transport == "c10d" or isinstance(model, nn.parallel.DistributedDataParallel)
-    return world.size > 1 and not of_torch
+    return world.size > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
 
 
 def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:

@@ -231,8 +231,3 @@ def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
             f"{plan} gives late workers less of the data to go through, which your loader can't",
             "give data= and batch= to attach()",
         )
-    if waits_for_nobody(plan) and plan.settings.transport not in (None, "zeromq"):
-        raise PlanError(
-            f"{plan} can't wait for whoever comes first over {plan.settings.transport}",
-            "use transport=zeromq",
-        )

@@ -542,11 +542,7 @@ class Run:
             take_up=session.take_up,
             refuse=self._refuse_for_auto,
             surveyor=Surveyor(
-                session.model,
-                session.optimizer,
-                session.setting,
-                allowed(self._asked),
-                self._asked.settings.transport,
+                session.model, session.optimizer, session.setting, allowed(self._asked)
             ),
         )
 

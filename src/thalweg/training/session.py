@@ -42,7 +42,6 @@ from thalweg.training.slots import slots_of_all
 from thalweg.training.stateful import Stateful
 
 log = logging.getLogger("thalweg")
-USUAL = "zeromq"  # transport, if a plan names none
 MEETINGS = 1000  # at the store before a step, at most
 
 
@@ -194,7 +193,7 @@ class Session:
         refuse_what_cannot_run(plan, self.group, has_data=self.course.feed is not None)
         self._refuse_what_does_not_suit(plan)
         lowers = self._protected and not default_catalog().guarantee(plan).protected
-        if lowers and self.world.protection.curve:
+        if lowers and self.world.protection.encrypted:
             raise PlanError(
                 f"{plan} would send over torch's own connections, which are neither authenticated "
                 "nor encrypted, in a run whose connections are",
@@ -203,11 +202,6 @@ class Session:
             )
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
-        if (plan.settings.transport or USUAL) != (self.plan.settings.transport or USUAL):
-            raise PlanError(
-                f"{plan} has another transport than {self.plan}",
-                "keep it, or start with the other",
-            )
 
     def _refuse_what_does_not_suit(self, plan: Plan) -> None:
         """The data, the model or the optimizer."""

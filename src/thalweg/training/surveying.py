@@ -47,19 +47,17 @@ class Surveyor:
         optimizer: torch.optim.Optimizer,
         setting: Setting,
         allow: Promise,
-        transport: str | None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._setting = setting
-        self._transport = transport or "zeromq"
         self._codecs = compressors(setting.group, allow)
         self._costs: Mapping[str, CodecCost] = {}
         self._profile: Profile | None = None
         self._profiled: Profiled | None = None
         self._surveys = 0
-        protected = setting.world.protection.curve and self._transport != "c10d"
-        self._native = not protected  # once Gloo hasn't connected, it isn't waited for again
+        # Once Gloo hasn't connected, it isn't waited for again.
+        self._native = not setting.world.protection.encrypted
 
     def watch(self) -> None:
         """From this step to the next survey, what is computed."""
@@ -89,7 +87,6 @@ class Surveyor:
             codecs=() if self._costs else self._codecs,
             native=self._native,
             name=f"calibration/{number}",
-            transport=self._transport,
             step=setting.clock.step,
             claim=setting.clock.claim_between,
         )

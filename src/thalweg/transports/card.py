@@ -16,7 +16,8 @@ import json
 import re
 from dataclasses import dataclass, field
 
-KEY_NBYTES = 32
+from thalweg.transports.cipher import KEY_NBYTES
+
 LONGEST = 1024  # bytes of a card's text
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}", re.ASCII)
 
@@ -35,7 +36,7 @@ class Sealer:
     purpose: str
     run: str
     secret: bytes | None = field(repr=False)
-    curve: bool
+    encrypted: bool
 
     def write(self, card: Card) -> str:
         return json.dumps(
@@ -75,7 +76,7 @@ class Sealer:
             and card.rank >= 0
             and isinstance(card.endpoint, str)
             and _ENDPOINT.fullmatch(card.endpoint) is not None
-            and len(card.key) == (KEY_NBYTES if self.curve else 0)
+            and len(card.key) == (KEY_NBYTES if self.encrypted else 0)
         )
 
     def _seal(self, card: Card) -> str:

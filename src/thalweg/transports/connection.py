@@ -1,180 +1,394 @@
-"""ZeroMQ's ends: where a rank listens, and its connections to others, if anybody is there.
+"""The two ends of a TCP connection, which carries messages from one rank to another.
 
-ZeroMQ reconnects by itself and says nothing of it, but its monitor does. A connection that broke or
-was refused, or whose packets aren't acknowledged for a while, is down until a handshake succeeds.
-A slow link isn't: bytes that arrive are acknowledged, however few they are. After some refusals
-ZeroMQ gives up, and says nothing of that either: it doesn't try again. Then it is told to.
+A message is a header of fixed length, whose last eight bytes are the length of the payload, and the
+payload. On an encrypted connection the payload is cut into records (`cipher`); the header travels
+in the clear and is authenticated with the first record.
+
+Sending: the thread that sends writes to the socket itself. What the socket doesn't take at once
+waits in a bounded queue, and the network thread (`network`) writes it as soon as there is room.
+Receiving: small messages are taken from a buffer, many at a time. The payload of a large one is
+read, or decrypted, straight into the array that is handed out.
 """
 
 from __future__ import annotations
 
+import socket
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from threading import Lock
 from time import monotonic
-from uuid import uuid4
+from typing import NamedTuple
 
-import zmq
-from zmq.utils import z85
-from zmq.utils.monitor import parse_monitor_message
+import numpy as np
 
-from thalweg.errors import TransportError
 from thalweg.transports.card import Card
-from thalweg.transports.framing import OVERHEAD
-from thalweg.transports.gate import DOMAIN, HANDSHAKE
+from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
+from thalweg.transports.refusal import Refusal
+from thalweg.transports.transport import Add, Array, Landing
 
-QUEUE = 256  # messages to or from one peer
-LINGER = 2000  # milliseconds for what was sent last to leave
-NO_ANSWER = 3000  # milliseconds for the other end's kernel to say that something came
-IDLE = 5  # seconds after which it is asked whether it is there
-AGAIN = 0.2  # seconds after which a connection that ZeroMQ gave up is tried again
-TRIES = zmq.EVENT_CONNECT_RETRIED
-DOWN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | TRIES  # see gate.NEWS
-UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Keys:
-    """A pair for CURVE."""
-
-    public: bytes
-    private: bytes
-
-    @classmethod
-    def fresh(cls) -> Keys:
-        public, private = zmq.curve_keypair()
-        return cls(public=z85.decode(public), private=z85.decode(private))
-
-    def put_on(self, socket: zmq.Socket[bytes]) -> None:
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, self.private)
+NO_ANSWER = 3000  # milliseconds for the other end's kernel to acknowledge what was sent
+IDLE = 5  # seconds of silence after which the kernel asks whether the other end is there
+STAGED = 4 * (RECORD_NBYTES + TAG_NBYTES)  # bytes of ciphertext that are made before they are sent
+BUFFER = 1 << 16  # bytes that are read at once, where payloads need not be decrypted
+DIRECT = 1 << 14  # missing bytes of a payload from which on they are read into place
+AT_A_TIME = 1 << 20  # bytes that one system call is given: more of them stall TCP on fast links
+PARTS = 64  # pieces of memory that one system call sends
+BATCH = 1 << 18  # bytes that are read from one connection before others have their turn
+LENGTH = 8  # bytes of a header that tell the payload's length
+WHOLE = 16  # bytes of which every element type has a whole number of elements
+EMPTY = np.empty(0, np.uint8)
+NOTHING = memoryview(bytearray())
 
 
-def _bracketed(host: str) -> str:
-    """As an endpoint has it."""
-    return f"[{host}]" if ":" in host else host
+class Refused(Exception):
+    """What came over a connection is not what the other end sent, or cannot be taken in."""
+
+    def __init__(self, why: Refusal) -> None:
+        super().__init__(why.value)
+        self.why = why
 
 
-def listen(
-    context: zmq.Context[zmq.Socket[bytes]],
-    rank: int,
-    host: str,
-    queue: int,
-    frame: int,
-    keys: Keys | None,
-    before: Callable[[zmq.Socket[bytes]], None],
-) -> tuple[zmq.Socket[bytes], str]:
-    """A socket for whatever comes, and its endpoint; `context` is gone if it can't be had. No
-    frame may be longer than `frame` bytes. `before` is called with the socket before it listens."""
-    socket = context.socket(zmq.PULL)
-    socket.setsockopt(zmq.RCVHWM, queue)
-    socket.setsockopt(zmq.IPV6, int(":" in host))
-    socket.setsockopt(zmq.MAXMSGSIZE, frame + OVERHEAD)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE))
-    if keys is not None:
-        keys.put_on(socket)
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    before(socket)
-    try:
-        port = socket.bind_to_random_port(f"tcp://{_bracketed(host)}")
-    except zmq.ZMQError as error:
-        context.destroy(linger=0)
-        raise TransportError(
-            f"rank {rank} can't listen on {host}: {error}", "name another address"
-        ) from None
-    return socket, f"tcp://{_bracketed(host)}:{port}"
+def prepare(connection: socket.socket) -> None:
+    """Set what both ends need: no delays, and news of a peer that is gone."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", IDLE),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", NO_ANSWER),
+    ):
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Connection:
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        card: Card,
-        queue: int = QUEUE,
-        keys: Keys | None = None,
-    ) -> None:
-        self.socket = context.socket(zmq.PUSH)
-        self.socket.setsockopt(zmq.SNDHWM, queue)
-        self.socket.setsockopt(zmq.LINGER, LINGER)
-        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, NO_ANSWER)
-        self.socket.setsockopt(zmq.TCP_MAXRT, NO_ANSWER)
-        self.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        self.socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, IDLE)
-        self.socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
-        self.socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-        self.socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE))
-        if keys is not None:
-            keys.put_on(self.socket)
-        self.monitor = context.socket(zmq.PAIR)
-        self.monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would block ZeroMQ's thread
-        news = f"inproc://to-{uuid4()}"  # the name of one that closes isn't free at once
-        self.socket.monitor(news, DOWN | UP)
-        self.monitor.connect(news)
-        self._card = card
-        self._left: set[str] = set()  # where the peer isn't any more
+class Outgoing:
+    """A message that was handed over. Its payload may be changed once it is `done`."""
+
+    __slots__ = ("at", "done", "header", "payload")
+
+    def __init__(self, header: bytes, payload: memoryview) -> None:
+        self.header = header
+        self.payload = payload
+        self.at = 0  # bytes of the payload that were encrypted
+        self.done = False
+
+
+class Outbound:
+    """This rank's connection to a peer. Used by the thread that sends and by the network thread."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.lock = Lock()
+        self.socket: socket.socket | None = None  # None while it is down
+        self.queue: deque[Outgoing] = deque()
+        self.closed = False  # for good
         self.broke = False  # once it had stood: what was on its way is lost, though it may be back
+        self.awaited = False  # a thread waits until there is room, or a message is done
         self._was_up = False
         self._down_since: float | None = None
-        self._given_up: float | None = None  # since when ZeroMQ hasn't tried again
-        self._open()
+        self._cipher: RecordCipher | None = None
+        self._parts: list[memoryview] = []  # what the socket takes next
+        self._ends: deque[tuple[int, Outgoing]] = deque()  # bytes to write until a message is out
+        self._staged = bytearray()
 
     @property
     def down(self) -> bool:
-        """By the news that were heard."""
         return self._down_since is not None
 
     def seconds_down(self) -> float:
-        """For how long; 0 while it is up, or was never tried."""
-        self.hear()
-        if self._given_up is not None and monotonic() - self._given_up > AGAIN:
-            self._close_endpoint()
-            self._open()
-        return 0.0 if self._down_since is None else monotonic() - self._down_since
+        """For how long; 0 while it is up, or nobody has tried yet."""
+        since = self._down_since
+        return 0.0 if since is None else monotonic() - since
 
-    def hear(self) -> None:
-        """Take in the news of the monitor."""
-        while self._has_news():
-            news = parse_monitor_message(self.monitor.recv_multipart())
-            if news["endpoint"].decode() in self._left:  # late news of where the peer was before
-                continue
-            if news["event"] == UP:
-                self._down_since = self._given_up = None
-                self._was_up = True
-                continue
-            self.broke = self.broke or self._was_up
-            self._given_up = None if news["event"] == TRIES else monotonic()
-            if self._down_since is None:
-                self._down_since = monotonic()
-
-    def move_to(self, card: Card) -> bool:
-        """Connect there instead, if that is elsewhere. What waits for the old one is dropped."""
-        if card == self._card:
-            return False
-        self._close_endpoint()
-        self._left.add(self._card.endpoint)
-        self._left.discard(card.endpoint)
-        self._card = card
+    def up(self, connection: socket.socket, cipher: RecordCipher | None) -> None:
+        """The handshake is over; the lock is held."""
+        self.socket, self._cipher = connection, cipher
         self._down_since = None
-        self._open()
+        self._was_up = True
+        if cipher is not None and not self._staged:
+            self._staged = bytearray(STAGED)
+
+    def lose(self) -> socket.socket | None:
+        """It broke, or could not be opened; the lock is held. A message that was partly written is
+        lost, those behind it are not. The socket that the caller is to close."""
+        lost, self.socket = self.socket, None
+        self.broke = self.broke or self._was_up
+        if self._down_since is None:
+            self._down_since = monotonic()
+        self._forget_what_is_under_way()
+        return lost
+
+    def leave(self, card: Card) -> socket.socket | None:
+        """The peer is elsewhere; the lock is held. What waits for the old one is dropped."""
+        lost, self.socket = self.socket, None
+        self.card = card
+        self._down_since = None
+        self._forget_what_is_under_way()
+        while self.queue:
+            self.queue.popleft().done = True
+        return lost
+
+    def flush(self) -> bool:
+        """Write what the socket takes; whether nothing is left. The lock is held. OSError if the
+        connection is broken."""
+        if self.socket is None:
+            return not self.queue
+        while self._parts or self._stage():
+            try:
+                written = self._write(self.socket)
+            except BlockingIOError:
+                return False
+            self._advance(written)
         return True
 
-    def close(self, linger: int | None = None) -> None:
-        """What was sent last may leave, for a moment, or so many milliseconds."""
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger)
+    def _write(self, connection: socket.socket) -> int:
+        nbytes = count = 0
+        for part in self._parts:
+            nbytes += len(part)
+            count += 1
+            if nbytes >= AT_A_TIME:
+                break
+        return connection.sendmsg(self._parts[:count])
 
-    def _open(self) -> None:
-        self._given_up = None
-        self.socket.setsockopt(zmq.IPV6, int("[" in self._card.endpoint))
-        if self._card.key:
-            self.socket.setsockopt(zmq.CURVE_SERVERKEY, self._card.key)
-        self.socket.connect(self._card.endpoint)
+    @property
+    def is_empty(self) -> bool:
+        """Whether all messages were written."""
+        return not self.queue and not self._parts
 
-    def _close_endpoint(self) -> None:
-        with suppress(zmq.ZMQError):  # ZeroMQ has given it up
-            self.socket.disconnect(self._card.endpoint)
+    def _stage(self) -> bool:
+        """Lay out what is written next; whether there is anything."""
+        if not self.queue:
+            return False
+        if self._cipher is not None:
+            self._seal(self._cipher)
+            return True
+        written = 0
+        while self.queue and len(self._parts) < PARTS:
+            message = self.queue.popleft()
+            self._parts.append(memoryview(message.header))
+            payload = message.payload
+            for at in range(0, len(payload), AT_A_TIME):
+                self._parts.append(payload[at : at + AT_A_TIME])
+            written += len(message.header) + len(message.payload)
+            self._ends.append((written, message))
+        return True
 
-    def _has_news(self) -> bool:
-        return bool(int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    def _seal(self, cipher: RecordCipher) -> None:
+        out, at = memoryview(self._staged), 0
+        while self.queue:
+            message = self.queue[0]
+            header = message.header if not message.at else b""
+            plain = message.payload[message.at : message.at + RECORD_NBYTES]
+            end = at + len(header) + len(plain) + TAG_NBYTES
+            if end > len(out):
+                break
+            out[at : at + len(header)] = header
+            cipher.seal(plain, header, out[at + len(header) : end])
+            at = end
+            message.at += len(plain)
+            if message.at == len(message.payload):
+                message.done = True
+                self.queue.popleft()
+        self._parts = [out[:at]]
+
+    def _advance(self, written: int) -> None:
+        parts = self._parts
+        at = written
+        taken = 0
+        for part in parts:
+            if at < len(part):
+                break
+            at -= len(part)
+            taken += 1
+        del parts[:taken]
+        if parts and at:
+            parts[0] = parts[0][at:]
+        ends = self._ends
+        if not ends:
+            return
+        if not parts:
+            for _, message in ends:
+                message.done = True
+            ends.clear()
+            return
+        for index, (left, message) in enumerate(ends):
+            ends[index] = (left - written, message)
+        while ends and ends[0][0] <= 0:
+            ends.popleft()[1].done = True
+
+    def _forget_what_is_under_way(self) -> None:
+        self._parts = []
+        while self._ends:
+            self._ends.popleft()[1].done = True
+        if self.queue and self.queue[0].at:
+            self.queue.popleft().done = True
+
+
+class Received(NamedTuple):
+    """A message that came from this rank."""
+
+    rank: int
+    header: bytes
+    array: Array
+
+
+Place = Callable[[int, bytes, int], Landing | None]
+"""Where the payload of a message goes, by sender, header and length; None: into new memory."""
+
+
+class Inbound:
+    """A peer's connection to this rank."""
+
+    def __init__(
+        self, connection: socket.socket, rank: int, cipher: RecordCipher | None, header_nbytes: int
+    ) -> None:
+        self.socket = connection
+        self.rank = rank
+        self._cipher = cipher
+        self._header_nbytes = header_nbytes
+        # A connection that says nothing, or nothing true, costs only the pages that it fills.
+        self._view = np.empty(BUFFER if cipher is None else STAGED, np.uint8).data
+        self._begin = self._end = 0  # of what is in the buffer and was not looked at
+        self._header: bytes | None = None  # of the message that is coming
+        self._nbytes = 0  # of its payload
+        self._at = 0  # bytes of the payload that are there
+        self._array = EMPTY  # the payload, or where it goes
+        self._into = NOTHING  # the same, as memory
+        self._add: Add | None = None  # what is done with pieces, where they are not just kept
+        self._scratch = NOTHING  # for such pieces
+        self._kept = 0  # bytes in it that are not a whole number of elements yet
+
+    def read(self, messages: list[Received], place: Place) -> bool:
+        """Append the messages that are complete; whether the connection goes on. Refused if what
+        comes next cannot be believed, or never came as a whole."""
+        left = BATCH
+        while left > 0:
+            missing = self._nbytes - self._at
+            direct = self._cipher is None and missing >= DIRECT and self._begin == self._end
+            if not direct:
+                room = self._room()
+            elif self._add is None:
+                room = self._into[self._at :]
+            else:
+                room = self._scratch[self._kept : self._kept + missing]
+            try:
+                number = self.socket.recv_into(room, min(len(room), BATCH))
+            except BlockingIOError:
+                break
+            except OSError:
+                number = 0
+            if not number:
+                if self._header is not None:
+                    raise Refused(Refusal.TRUNCATED)
+                return False
+            left -= number
+            if direct:
+                self._advance(number)
+                if self._at == self._nbytes:
+                    messages.append(self._finished())
+            else:
+                self._end += number
+                self._parse(messages, place)
+            if number < len(room):
+                break  # there was no more
+        return True
+
+    def keep_apart(self) -> None:
+        """Read the rest of the message that is coming into memory of its own: where it was to go is
+        needed for something else. The message is not to be used."""
+        if self._header is not None:
+            self._set_target(np.empty(self._nbytes, np.uint8), None)
+
+    def _room(self) -> memoryview:
+        """The part of the buffer that is free; what is left over moves to its beginning."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._begin:
+            size = self._end - self._begin
+            self._view[:size] = self._view[self._begin : self._end]
+            self._begin, self._end = 0, size
+        return self._view[self._end :]
+
+    def _parse(self, messages: list[Received], place: Place) -> None:
+        while True:
+            if self._header is None:
+                if self._end - self._begin < self._header_nbytes:
+                    return
+                self._start(place)
+            if self._cipher is not None:
+                if not self._decrypt(self._cipher):
+                    return
+            elif not self._copy():
+                return
+            if self._at == self._nbytes:
+                messages.append(self._finished())
+
+    def _start(self, place: Place) -> None:
+        header = bytes(self._view[self._begin : self._begin + self._header_nbytes])
+        self._begin += self._header_nbytes
+        nbytes = int.from_bytes(header[-LENGTH:], "little")
+        landing = place(self.rank, header, nbytes)
+        self._header, self._nbytes, self._at = header, nbytes, 0
+        if landing is not None:
+            self._set_target(landing.array, landing.add)
+            return
+        try:
+            self._set_target(np.empty(nbytes, np.uint8), None)
+        except (MemoryError, ValueError):
+            raise Refused(Refusal.TOO_LARGE) from None
+
+    def _set_target(self, array: Array, add: Add | None) -> None:
+        self._array, self._add, self._kept = array, add, 0
+        self._into = array.data if self._nbytes else NOTHING
+        if add is not None and not self._scratch:
+            self._scratch = np.empty(RECORD_NBYTES, np.uint8).data
+
+    def _copy(self) -> bool:
+        """What the buffer has of the payload, in plain text; whether that is the rest of it."""
+        number = min(self._end - self._begin, self._nbytes - self._at)
+        if self._add is not None:
+            number = min(number, len(self._scratch) - self._kept)
+            into = self._scratch[self._kept : self._kept + number]
+        else:
+            into = self._into[self._at : self._at + number]
+        into[:] = self._view[self._begin : self._begin + number]
+        self._begin += number
+        self._advance(number)
+        return self._at == self._nbytes or self._begin < self._end
+
+    def _decrypt(self, cipher: RecordCipher) -> bool:
+        """The next record; whether all of it is there."""
+        number = min(RECORD_NBYTES, self._nbytes - self._at)
+        end = self._begin + number + TAG_NBYTES
+        if end > self._end:
+            return False
+        header = self._header if not self._at else b""
+        assert header is not None
+        target = self._into if self._add is None else self._scratch
+        start = self._at if self._add is None else 0
+        into = target[start : start + number]
+        if not cipher.open(self._view[self._begin : end], header, into):
+            raise Refused(Refusal.TAMPERED)
+        self._begin = end
+        self._advance(number)
+        return True
+
+    def _advance(self, number: int) -> None:
+        """So many bytes more are in their place, or in the scratch."""
+        self._at += number
+        if self._add is None:
+            return
+        there = self._kept + number
+        whole = there if self._at == self._nbytes else there - there % WHOLE
+        self._add(self._at - there, self._scratch[:whole])
+        self._kept = there - whole
+        if self._kept:
+            self._scratch[: self._kept] = self._scratch[whole:there]
+
+    def _finished(self) -> Received:
+        assert self._header is not None
+        message = Received(self.rank, self._header, self._array)
+        self._header, self._array, self._into, self._add = None, EMPTY, NOTHING, None
+        return message

@@ -14,7 +14,7 @@ from enum import Enum
 from time import sleep
 
 from thalweg.transports.line import Store
-from thalweg.transports.transport import SENT, Address, Array, Label, Sending, Transport
+from thalweg.transports.transport import SENT, Address, Array, Label, Landings, Sending, Transport
 
 
 class Effect(Enum):
@@ -64,8 +64,10 @@ class FaultyTransport:
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
         return self._inner.receive(peer, label, deadline)
 
-    def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
-        return self._inner.receive_any(wanted, deadline)
+    def receive_any(
+        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
+    ) -> tuple[Address, Array]:
+        return self._inner.receive_any(wanted, deadline, landings)
 
     def enter(self, formation: int, members: Collection[int]) -> None:
         self._inner.enter(formation, members)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from thalweg.transports.inbox import Inbox
 from thalweg.transports.line import Store
-from thalweg.transports.transport import SENT, Address, Array, Label, Sending
+from thalweg.transports.transport import SENT, Address, Array, Label, Landings, Sending
 
 
 class MemoryNetwork:
@@ -39,7 +39,9 @@ class MemoryTransport:
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
         return self.receive_any((Address(peer, label),), deadline)[1]
 
-    def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
+    def receive_any(
+        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
+    ) -> tuple[Address, Array]:
         return self._inbox.take(wanted, deadline)
 
     def enter(self, formation: int, members: Collection[int]) -> None:

@@ -5,41 +5,34 @@ that its queue is full, is dropped, so `send` never waits and what is late can't
 needs more than that asks again. A peer that comes back at another address says so in its first
 letter to each of its neighbours.
 
-One poller waits for letters, for news of connections and for `wake`, and never looks in between.
+One thread waits for letters, for news of connections and for `wake`, and never looks in between.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from enum import IntEnum
 from threading import Lock
 from time import monotonic, sleep
 from typing import NamedTuple
 
 import numpy as np
-import zmq
 from torch._C._distributed_c10d import Store
 
 from thalweg.errors import PeerLost
 from thalweg.transports.card import Card
-from thalweg.transports.connection import Connection
-from thalweg.transports.door import Door
-from thalweg.transports.framing import cut, joined
+from thalweg.transports.connection import Received
 from thalweg.transports.protection import Protection
 from thalweg.transports.refusal import Refusal
 from thalweg.transports.transport import Array
+from thalweg.transports.wire import Wire
 
-# magic, version, sort, zero, sender, addressee, room, step, piece, covered, bytes of the payload
-HEADER = struct.Struct("<4sBBHIIIQIIQ")
-MAGIC, VERSION = b"thlp", 3
+# sort, whether there is an array, step, piece, covered, bytes of the payload
+HEADER = struct.Struct("<BBQIIQ")
 PURPOSE = "post"
-COPIED = 1 << 14  # bytes up to which a copy is cheaper
 PAUSE = 0.02  # seconds between two looks for a peer's address
-AT_ONCE = 64  # letters that are taken in before anything else is done
+NOTHING = np.empty(0, np.uint8)
 
 
 class Sort(IntEnum):
@@ -82,16 +75,17 @@ class Post:
         room: str = "",
     ) -> None:
         self.rank = rank
-        self._room = zlib.crc32(room.encode())
-        self._door = Door(rank, store, host, purpose=PURPOSE, queue=queue, protection=protection)
-        self._inbound = self._door.inbound
-        self._connections: dict[int, Connection] = {}
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._waker, False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbound, zmq.POLLIN)
-        self._poller.register(self._woken, zmq.POLLIN)
+        self._queue = queue
+        self._wire = Wire(
+            rank,
+            store,
+            host,
+            purpose=PURPOSE,
+            header_nbytes=HEADER.size,
+            protection=protection,
+            room=room,
+        )
+        self._door = self._wire.door
         self._closing = Lock()
         self._closed = False
 
@@ -113,72 +107,49 @@ class Post:
                         f"rank {peer} hasn't come", "is it running, with the same plan?", peer=peer
                     )
                 sleep(PAUSE)
-            self._connect(card)
+            self._wire.connect(card)
 
     def send(self, letter: Letter) -> bool:
         """False if it was dropped."""
-        connection = self._connections.get(letter.peer)
-        if connection is None:
+        outbound = self._wire.outbound.get(letter.peer)
+        if outbound is None:
             card = self._door.find(letter.peer)
             if card is None:
                 return False
-            connection = self._connect(card)
-        if connection.down:
+            outbound = self._wire.connect(card)
+        if outbound.down or len(outbound.queue) >= self._queue:
             return False
-        to, sort, step, piece, covered, array = letter
-        payload = None if array is None else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        frames: list[bytes | memoryview] = []
-        if payload is not None:
-            frames += cut(payload.data, self._door.frame)
-        nbytes = 0 if payload is None else payload.nbytes
-        place = self.rank, to, self._room, step, piece, covered
-        header = HEADER.pack(MAGIC, VERSION, sort, 0, *place, nbytes)
-        try:
-            for left, frame in zip(range(len(frames), -1, -1), (header, *frames), strict=True):
-                flags = zmq.NOBLOCK | zmq.SNDMORE if left else zmq.NOBLOCK
-                connection.socket.send(frame, flags, copy=len(frame) <= COPIED)
-        except zmq.Again:
-            return False
+        _, sort, step, piece, covered, array = letter
+        payload = NOTHING if array is None else np.ascontiguousarray(array).reshape(-1).view("u1")
+        has_array = array is not None
+        header = HEADER.pack(sort, has_array, step, piece, covered, payload.nbytes)
+        self._wire.send(outbound, header, payload.data)
         return True
 
     def receive(self, seconds: float | None) -> list[Letter]:
         """What has come; waits until something has, or `wake` was called, or a connection came up
         or went down, or the time is over."""
-        timeout = None if seconds is None else max(0, int(seconds * 1000))
-        ready = dict(self._poller.poll(timeout))
-        if self._woken in ready:
-            with suppress(BlockingIOError):
-                os.read(self._woken, 4096)
-        for connection in self._connections.values():
-            if connection.monitor in ready:
-                connection.hear()
-        letters: list[Letter] = []
-        if self._inbound in ready:
-            with suppress(zmq.Again):
-                while len(letters) < AT_ONCE:
-                    letter = self._read(self._inbound.recv_multipart(zmq.NOBLOCK, copy=False))
-                    if letter is not None:
-                        letters.append(letter)
-        return letters
+        came = self._wire.receive(None if seconds is None else max(0.0, seconds))
+        letters = (self._read(message) for message in came or ())
+        return [letter for letter in letters if letter is not None]
 
     def wake(self) -> None:
         """From any thread."""
         with self._closing:
             if not self._closed:
-                with suppress(BlockingIOError):
-                    os.write(self._waker, b"!")
+                self._wire.wake()
 
     def is_down(self, peer: int) -> bool:
-        connection = self._connections.get(peer)
-        return connection is not None and connection.down
+        outbound = self._wire.outbound.get(peer)
+        return outbound is not None and outbound.down
 
     def seconds_down(self, peer: int) -> float:
-        connection = self._connections.get(peer)
-        return 0.0 if connection is None else connection.seconds_down()
+        outbound = self._wire.outbound.get(peer)
+        return 0.0 if outbound is None else outbound.seconds_down()
 
     def hello(self, peer: int) -> Letter:
         """Tells where this rank is now."""
-        card = np.frombuffer(self._door.text.encode(), np.uint8)
+        card = np.frombuffer(self._door.text, np.uint8)
         return Letter(peer, Sort.HELLO, 0, array=card)
 
     def close(self) -> None:
@@ -187,49 +158,27 @@ class Post:
             if self._closed:
                 return
             self._closed = True
-            for connection in self._connections.values():
-                connection.close(linger=0 if connection.seconds_down() else None)
-            self._door.close()
-            os.close(self._woken)
-            os.close(self._waker)
+            self._wire.close(list(self._wire.outbound.values()))
 
-    def _connect(self, card: Card) -> Connection:
-        connection = self._door.connect(card)
-        self._connections[card.rank] = connection
-        self._poller.register(connection.monitor, zmq.POLLIN)
-        return connection
-
-    def _read(self, frames: list[zmq.Frame]) -> Letter | None:
+    def _read(self, message: Received) -> Letter | None:
         """None if it is refused."""
+        sender, header, array = message
+        sort, has_array, step, piece, covered, _ = HEADER.unpack(header)
         try:
-            magic, version, sort, _, sender, to, room, *place, nbytes = HEADER.unpack(
-                frames[0].buffer
-            )
-            letter = Letter(sender, Sort(sort), *place)
-        except (struct.error, ValueError):
-            magic, version = b"", 0
-        if (magic, version) != (MAGIC, VERSION):
+            letter = Letter(sender, Sort(sort), step, piece, covered, array if has_array else None)
+        except ValueError:
             self._door.refused.count(Refusal.MALFORMED)
             return None
-        if not self._door.speaks_for(frames[0], sender):
-            self._door.refused.count(Refusal.FORGED)
-            return None
-        if (to, room) != (self.rank, self._room):
-            self._door.refused.count(Refusal.STALE)
-            return None
-        array = joined(frames[1:], nbytes) if frames[1:] or nbytes else None
-        if isinstance(array, Refusal):
-            self._door.refused.count(array)
-            return None
-        if letter.sort is Sort.HELLO and array is not None:
+        if letter.sort is Sort.HELLO:
             card = self._door.trusted(array.tobytes(), sender)
             if card is None:
                 return None
             self._move(card)
-        return letter._replace(array=array)
+        return letter
 
     def _move(self, card: Card) -> None:
-        if card.rank in self._connections:
-            self._connections[card.rank].move_to(card)
+        outbound = self._wire.outbound.get(card.rank)
+        if outbound is None:
+            self._wire.connect(card)
         else:
-            self._connect(card)
+            self._door.move(outbound, card)

@@ -1,8 +1,7 @@
 """How a worker's sockets are protected, and what they have refused.
 
-CURVE (curvezmq.org: Curve25519 keys on both sides, encrypted and authenticated frames) costs a pass
-over every byte. It is on where others than this host can listen in, and off on the loopback
-interface; THALWEG_CURVE forces one of them.
+Connections are encrypted (`cipher`) where others than this host can listen in, and plain on the
+loopback interface; THALWEG_ENCRYPTION forces one of them.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-import zmq
-
 from thalweg.errors import LaunchError
 from thalweg.transports.card import Sealer
 from thalweg.transports.refusal import Tally
 
-CURVE_VARIABLE = "THALWEG_CURVE"
+ENCRYPTION_VARIABLE = "THALWEG_ENCRYPTION"
+FORMER_VARIABLE = "THALWEG_CURVE"  # its name when ZeroMQ encrypted; still understood
 ON, OFF = "on", "off"
 
 
@@ -26,17 +24,17 @@ ON, OFF = "on", "off"
 class Protection:
     """`run` is the run's name in the store: a card of one isn't a card of another."""
 
-    curve: bool = False
+    encrypted: bool = False
     secret: bytes | None = field(default=None, repr=False)
     run: str = ""
     refused: Tally = field(default_factory=lambda: Tally(0))
 
     def sealer(self, purpose: str) -> Sealer:
-        return Sealer(purpose=purpose, run=self.run, secret=self.secret, curve=self.curve)
+        return Sealer(purpose=purpose, run=self.run, secret=self.secret, encrypted=self.encrypted)
 
     @property
     def mode(self) -> str:
-        return ON if self.curve else OFF
+        return ON if self.encrypted else OFF
 
     @property
     def fingerprint(self) -> str:
@@ -46,18 +44,13 @@ class Protection:
         return hmac.digest(self.secret, f"same/{self.run}".encode(), "sha256").hex()[:8]
 
 
-def wants_curve(environment: Mapping[str, str], address: str) -> bool:
-    """For a worker that listens at this address."""
-    said = environment.get(CURVE_VARIABLE, "").lower()
+def wants_encryption(environment: Mapping[str, str], address: str) -> bool:
+    """Whether a worker that listens at this address encrypts its connections."""
+    name = ENCRYPTION_VARIABLE if environment.get(ENCRYPTION_VARIABLE) else FORMER_VARIABLE
+    said = environment.get(name, "").lower()
     if said not in ("", ON, OFF):
-        raise LaunchError(f"{CURVE_VARIABLE} is {said!r}", f"set it to {ON} or {OFF}, or unset it")
-    wanted = said == ON or (not said and not is_loopback(address))
-    if wanted and not zmq.has("curve"):
-        raise LaunchError(
-            "this ZeroMQ was built without CURVE, so nothing would be encrypted",
-            f"install pyzmq from its wheels, or set {CURVE_VARIABLE}={OFF} on all workers",
-        )
-    return wanted
+        raise LaunchError(f"{name} is {said!r}", f"set it to {ON} or {OFF}, or unset it")
+    return said == ON or (not said and not is_loopback(address))
 
 
 def is_loopback(address: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from thalweg.transports.line import Store
-from thalweg.transports.transport import Address, Array, Label, Sending, Transport
+from thalweg.transports.transport import Address, Array, Label, Landings, Sending, Transport
 
 KEPT = 100_000  # messages
 
@@ -42,8 +42,10 @@ class RecordedTransport:
         self._note(False, peer, label, array)
         return array
 
-    def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
-        address, array = self._inner.receive_any(wanted, deadline)
+    def receive_any(
+        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
+    ) -> tuple[Address, Array]:
+        address, array = self._inner.receive_any(wanted, deadline, landings)
         self._note(False, *address, array)
         return address, array
 

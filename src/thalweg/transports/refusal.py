@@ -23,17 +23,24 @@ class Refusal(Enum):
     TOO_EARLY = "messages of a formation that it hasn't entered, more than it keeps for later"
     UNFINISHED = "connections that ended before they said who they are"
     STRANGER = "connections of strangers"
-    FORGED = "messages and addresses in another rank's name"
+    FORGED = "connections and addresses in another rank's name, or without the job's secret"
     MALFORMED = "messages not of our making, or of another version"
-    TRUNCATED = "messages shorter than they say"
-    TOO_LARGE = "messages longer than they say"
+    TAMPERED = "messages that were changed, repeated or reordered on their way"
+    TRUNCATED = "messages whose connection ended before all of them had come"
+    TOO_LARGE = "messages longer than there is memory for"
 
     @property
     def is_suspicious(self) -> bool:
         return self not in _USUAL
 
 
-_USUAL = (Refusal.STALE, Refusal.OUTSIDER, Refusal.TOO_EARLY, Refusal.UNFINISHED)
+_USUAL = (
+    Refusal.STALE,
+    Refusal.OUTSIDER,
+    Refusal.TOO_EARLY,
+    Refusal.UNFINISHED,
+    Refusal.TRUNCATED,
+)
 
 
 class Tally(Mapping[Refusal, int]):
@@ -45,7 +52,8 @@ class Tally(Mapping[Refusal, int]):
         self._lock = Lock()
         self._quiet_until = 0.0
 
-    def count(self, why: Refusal, number: int = 1) -> None:
+    def count(self, why: Refusal, number: int = 1, *, peer: int | None = None) -> None:
+        """`peer` is whose connection it came by, where that is known."""
         if not number:
             return
         with self._lock:
@@ -55,10 +63,11 @@ class Tally(Mapping[Refusal, int]):
                 self._quiet_until = monotonic() + QUIET
         if says:
             log.warning(
-                "rank %d refused %s (%d so far); training goes on, and more of it within %g s is "
+                "rank %d refused %s%s (%d so far); training goes on, and more of it within %g s is "
                 "counted in run.refused only",
                 self._rank,
                 why.value,
+                "" if peer is None else f", from rank {peer}",
                 self[why],
                 QUIET,
             )

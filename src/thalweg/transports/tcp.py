@@ -1,132 +1,259 @@
-"""What the kernel knows of this process's TCP connections, whoever opened them.
+"""The transport between processes: TCP, encrypted between hosts.
 
-Linux tells for every connection how many bytes were acknowledged, and for how long it was busy:
-something was under way or waited to be, of which it keeps apart the time in which the receiver had
-no room (`tcp_info`, since Linux 4.9; its clock ticks every few milliseconds). So the rate of a link
-is known without sending anything, also under torch's own collectives, and a receiver that is late
-isn't taken for a slow link.
+Large messages are sent from where they are, without a copy: their array is left alone until the
+sending is waited for. Queues are bounded: where one is full, `send` waits. Whatever waits takes in
+what arrives meanwhile, so that two ranks with full queues don't wait for each other.
 
-Elsewhere nothing is told, and nothing is known.
+Connections belong to a formation: entering the next one breaks them off, so what waits in them is
+gone at once, and makes them anew where they are needed.
+
+A connection that breaks comes back by itself, also to a peer that is back at another address; what
+was on its way is lost. A peer that is gone for longer than a short grace is lost: who waits for it
+or sends to it is told. Who waits for a peer that it never sent to connects to it, to see that.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import struct
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from time import monotonic
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from threading import Lock
+from time import monotonic, sleep
 
-DESCRIPTORS = Path("/proc/self/fd")
-OPTION = getattr(socket, "TCP_INFO", None)
-NBYTES = 232  # of struct tcp_info that are asked for
-NEEDED = 192  # with which it has all that is read here
-RTT = struct.Struct("=68xI")
-ACKED = struct.Struct("=120xQ")
-BUSY = struct.Struct("=168xQQ")  # and what of it the receiver had no room
-MICROSECONDS = 1e-6
-WORTH_A_LOOK, FOR_A_WHILE = 1 << 16, 300.0  # bytes between two looks at all, and seconds
-_Key = tuple[int, str, int]
-"""A descriptor, and the address and port that it leads to."""
-_Counts = tuple[int, int, float]
-"""Bytes that were acknowledged, microseconds busy, and the seconds of a round trip."""
+import torch
 
+from thalweg.errors import PeerLost
+from thalweg.transports.connection import Outbound, Outgoing
+from thalweg.transports.inbox import Inbox, late
+from thalweg.transports.line import Store
+from thalweg.transports.protection import Protection
+from thalweg.transports.refusal import Refusal
+from thalweg.transports.transport import (
+    SENT,
+    Address,
+    Array,
+    Label,
+    Landing,
+    Landings,
+    Sending,
+    in_bytes,
+)
+from thalweg.transports.wire import Wire
 
-class Sent(NamedTuple):
-    """Over a connection, since it was last looked at. `busy` is without the time in which the peer
-    had no room."""
-
-    address: str  # the peer's
-    port: int
-    nbytes: int
-    busy: float  # seconds
-    round_trip: float  # seconds, as the kernel smooths it
-
-
-class Connections:
-    """Of this process, to other hosts: `own` are addresses of this one. One thread looks at all of
-    them from time to time, another at those that much went over, whenever it likes."""
-
-    def __init__(self, own: frozenset[str]) -> None:
-        self._own = own
-        self._all: dict[_Key, _Counts] = {}
-        self._busy: dict[_Key, _Counts] = {}
-        self._used: dict[_Key, float] = {}  # when much went over a connection last
-        self._descriptors: list[int] = []  # of those
-
-    def look_at_all(self) -> list[Sent]:
-        """What moved since the last time; and which connections are worth a look until the next."""
-        told = self._told(_open())
-        found = _moved(self._all, told)
-        now = monotonic()
-        self._used |= {key: now for key, sent in found.items() if sent.nbytes >= WORTH_A_LOOK}
-        self._used = {k: t for k, t in self._used.items() if k in told and now - t < FOR_A_WHILE}
-        self._descriptors = [descriptor for descriptor, _, _ in self._used]
-        self._all = told
-        return list(found.values())
-
-    def sent(self) -> list[Sent]:
-        """What moved since the last time on those that much goes over."""
-        told = self._told(self._descriptors)
-        found = _moved(self._busy, told)
-        self._busy = told
-        return list(found.values())
-
-    def _told(self, descriptors: Iterable[int]) -> dict[_Key, _Counts]:
-        told = (_told(descriptor) for descriptor in descriptors)
-        return {key: counts for key, counts in filter(None, told) if key[1] not in self._own}
+HEADER = struct.Struct("<QQIIIQ")  # formation, step, round, start, stop, bytes of the payload
+PURPOSE = "tcp"
+QUEUE = 256  # messages that may wait for one peer
+LARGE = 31 << 20  # bytes, just below what glibc ever keeps for itself
+LOOK = 0.1  # seconds of waiting after which connections are looked at
+GRACE = 2.0  # seconds for a peer to come back
 
 
-def _moved(before: Mapping[_Key, _Counts], now: Mapping[_Key, _Counts]) -> dict[_Key, Sent]:
-    found = {}
-    for key, (acked, busy, round_trip) in now.items():
-        acked_before, busy_before, _ = before.get(key, (acked, busy, 0.0))
-        if acked > acked_before:
-            seconds = max(0, busy - busy_before) * MICROSECONDS
-            found[key] = Sent(key[1], key[2], acked - acked_before, seconds, round_trip)
-    return found
+class TcpTransport:
+    """`store` tells the ranks of one another's addresses; `host` is this one's. A peer whose
+    connection is down for more than `grace` seconds is lost; unless this rank `forgives`, also one
+    whose connection broke and is back. `look` is called while a message doesn't get away, and may
+    raise."""
 
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        host: str = "127.0.0.1",
+        *,
+        protection: Protection | None = None,
+        grace: float = GRACE,
+        forgives: bool = True,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._rank = rank
+        self._forgives = forgives
+        self._look = look
+        self._grace = grace
+        self._wire = Wire(
+            rank,
+            store,
+            host,
+            purpose=PURPOSE,
+            header_nbytes=HEADER.size,
+            protection=protection,
+        )
+        self._inbox = Inbox(rank, self._wire.door.refused)
+        self._landings: Landings | None = None
+        self._in_use = Lock()  # the wire belongs to one thread at a time
+        _keep_freed_memory()
 
-def _open() -> list[int]:
-    """Descriptors of this process, of whatever kind."""
-    try:
-        with os.scandir(DESCRIPTORS) as entries:
-            return [int(entry.name) for entry in entries]
-    except OSError:  # no /proc
-        return []
+    @property
+    def rank(self) -> int:
+        return self._rank
 
+    @property
+    def refused(self) -> Mapping[Refusal, int]:
+        """What came and wasn't handed out, and why."""
+        return self._wire.door.refused
 
-def _told(descriptor: int) -> tuple[_Key, _Counts] | None:
-    """None if it isn't a TCP connection. The descriptor is another's: it is borrowed and left
-    open."""
-    try:
-        borrowed = socket.socket(fileno=descriptor)
-    except OSError:
-        return None
-    try:
-        if borrowed.type != socket.SOCK_STREAM or borrowed.family not in _FAMILIES:
+    def meet_at(self, store: Store) -> None:
+        """Look peers up in this store from now on, and be found there; RunError if it doesn't
+        answer."""
+        self._wire.door.meet_at(store)
+
+    def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
+        payload = in_bytes(array)
+        with self._in_use:
+            self._inbox.refuse_if_closed("sends")
+            self._inbox.refuse_if_no_member(peer)
+            header = HEADER.pack(self._inbox.formation, *label, payload.nbytes)
+            outbound = self._connection(peer, label, deadline)
+            if outbound.down:
+                self._look_after(peer)
+            while len(outbound.queue) >= QUEUE:
+                self._wait_for_room(outbound, label, deadline)
+            message = self._wire.send(outbound, header, payload.data)
+            return SENT if message.done else _Queued(self, outbound, message, label)
+
+    def receive(self, peer: int, label: Label, deadline: float) -> Array:
+        return self.receive_any((Address(peer, label),), deadline)[1]
+
+    def receive_any(
+        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
+    ) -> tuple[Address, Array]:
+        with self._in_use:
+            self._landings = landings
+            while True:
+                found = self._inbox.take_now(wanted)
+                if found is not None:
+                    return found
+                left = deadline - monotonic()
+                if left <= 0 and not self._take_in(0.0):
+                    raise late(self._rank, wanted)
+                if left > 0 and not self._take_in(min(left, LOOK)):
+                    for peer in {address.peer for address in wanted}:
+                        self._look_after(peer)
+                    self._look_for_losses()
+
+    def wait_for(
+        self, outbound: Outbound, message: Outgoing, label: Label, deadline: float
+    ) -> None:
+        """Until the message has left, or is lost."""
+        while not message.done:
+            if monotonic() >= deadline:
+                raise late(self._rank, (Address(outbound.card.rank, label),))
+            with self._in_use:
+                self._inbox.refuse_if_closed("sends")
+                outbound.awaited = True
+                came = message.done or self._take_in(min(LOOK, max(0.0, deadline - monotonic())))
+                if not came and self._inbox.has_member(outbound.card.rank):
+                    self._look_after(outbound.card.rank)
+            if not came:
+                self._look()
+
+    def look_about(self) -> None:
+        with self._in_use:
+            self._look_for_losses()
+
+    def enter(self, formation: int, members: Collection[int]) -> None:
+        with self._in_use:
+            self._inbox.enter(formation, members)
+            self._landings = None
+            self._wire.hang_up()
+            self._wire.keep_apart()
+
+    def close(self) -> None:
+        """Also lets what was sent last leave, for a moment."""
+        if self._inbox.closed:
+            return
+        self._inbox.close()
+        self._wire.wake()
+        with self._in_use:
+            self._wire.close(self._wire.outbound.values())
+
+    def _connection(self, peer: int, label: Label, deadline: float) -> Outbound:
+        outbound = self._wire.outbound.get(peer)
+        if outbound is not None:
+            return outbound
+        while (card := self._wire.door.find(peer)) is None:
+            if monotonic() >= deadline:
+                raise late(self._rank, (Address(peer, label),))
+            self._look()
+            sleep(LOOK / 10)
+        return self._wire.connect(card)
+
+    def _look_after(self, peer: int) -> None:
+        """See whether the peer is there, and look for it if not; PeerLost if it was gone long."""
+        outbound = self._wire.outbound.get(peer)
+        if outbound is None:
+            card = self._wire.door.find(peer)
+            if card is not None:
+                self._wire.connect(card)
+            return
+        seconds = outbound.seconds_down()
+        if not seconds:
+            return
+        card = self._wire.door.find(peer)
+        moved = card is not None and self._wire.door.move(outbound, card)
+        if seconds > self._grace and not moved:
+            raise PeerLost(
+                f"rank {self._rank} lost its connection to rank {peer} {seconds:.1f} s ago",
+                f"look at what happened to rank {peer}",
+                peer=peer,
+            )
+
+    def _look_for_losses(self) -> None:
+        """Somebody may wait for ever for what was on its way when a connection broke."""
+        for peer, outbound in self._wire.outbound.items():
+            if outbound.broke and not self._forgives:
+                raise PeerLost(
+                    f"a connection of rank {self._rank} to rank {peer} broke",
+                    f"look at what happened to rank {peer}",
+                    peer=peer,
+                )
+
+    def _wait_for_room(self, outbound: Outbound, label: Label, deadline: float) -> None:
+        self._inbox.refuse_if_closed("sends")
+        peer = outbound.card.rank
+        left = deadline - monotonic()
+        if left <= 0:
+            raise late(self._rank, (Address(peer, label),))
+        outbound.awaited = True
+        if not self._take_in(min(left, LOOK)):
+            self._look()
+            self._look_after(peer)
+
+    def _take_in(self, seconds: float) -> bool:
+        """Move what has arrived into the inbox; whether anything happened."""
+        messages = self._wire.receive(seconds, self._place)
+        for rank, header, array in messages or ():
+            formation, *label, _ = HEADER.unpack(header)
+            self._inbox.put(Address(rank, Label(*label)), array, formation)
+        return messages is not None
+
+    def _place(self, rank: int, header: bytes, nbytes: int) -> Landing | None:
+        formation, *label, _ = HEADER.unpack(header)
+        if self._landings is None or formation != self._inbox.formation:
             return None
-        peer = borrowed.getpeername()
-        assert OPTION is not None
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, OPTION, NBYTES)
-    except OSError:
-        return None
-    finally:
-        borrowed.detach()
-    if len(info) < NEEDED:
-        return None
-    [acked] = ACKED.unpack_from(info)
-    busy, no_room = BUSY.unpack_from(info)
-    [round_trip] = RTT.unpack_from(info)
-    key = descriptor, plain(peer[0]), peer[1]
-    return key, (acked, busy - no_room, round_trip * MICROSECONDS)
+        return self._landings(Address(rank, Label(*label)), nbytes)
 
 
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+class _Queued:
+    """A message that the socket did not take at once."""
+
+    def __init__(
+        self, transport: TcpTransport, outbound: Outbound, message: Outgoing, label: Label
+    ) -> None:
+        self._transport = transport
+        self._outbound = outbound
+        self._message = message
+        self._label = label
+
+    @property
+    def done(self) -> bool:
+        return self._message.done
+
+    def wait(self, deadline: float) -> None:
+        if not self._message.done:
+            self._transport.wait_for(self._outbound, self._message, self._label, deadline)
 
 
-def plain(address: str) -> str:
-    """The IPv4 address in an IPv6 one that stands for it, and no zone."""
-    return address.removeprefix("::ffff:").partition("%")[0]
+def _keep_freed_memory() -> None:
+    """Let the allocator keep what it frees, up to its own limit. Every message that comes in
+    is allocated; glibc hands large blocks back to the kernel at once, and takes them again page
+    by page, until it has seen a large one freed: let it see one."""
+    torch.empty(LARGE, dtype=torch.uint8)

@@ -11,7 +11,7 @@ told of none is in formation 0, with everybody.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,8 +36,28 @@ class Address(NamedTuple):
     label: Label
 
 
+Add = Callable[[int, memoryview], None]
+"""Takes a piece of a payload, and at which of its bytes the piece begins."""
+
+
+class Landing(NamedTuple):
+    """Where the payload of an awaited message goes while it arrives: into these bytes, or, piece by
+    piece, to `add`. The message is handed out with this very array."""
+
+    array: Array
+    add: Add | None = None
+
+
+Landings = Callable[[Address, int], Landing | None]
+"""The landing of a message, by its address and length; None: it is handed out in new memory."""
+
+
 class Sending(Protocol):
     """A message that was handed over and may still be read from its array."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the array may be changed."""
 
     def wait(self, deadline: float) -> None:
         """Until the array may be changed; PeerLate if that takes longer than the deadline."""
@@ -54,8 +74,11 @@ class Transport(Protocol):
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
         """The next message under this label; PeerLate if it isn't there by the deadline."""
 
-    def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
-        """The first of these messages to arrive; PeerLate if none is there by the deadline."""
+    def receive_any(
+        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
+    ) -> tuple[Address, Array]:
+        """The first of these messages to arrive; PeerLate if none is there by the deadline. Until
+        the next call or the next formation, `landings` says where payloads may go."""
 
     def enter(self, formation: int, members: Collection[int]) -> None:
         """From now on send and receive as one of these members. What is under way of an older
@@ -79,6 +102,8 @@ def in_bytes(array: Array) -> Array:
 
 
 class _Sent:
+    done = True
+
     def wait(self, deadline: float) -> None:
         """It was copied."""
 

@@ -1,0 +1,134 @@
+"""How two ranks open a connection: who they are, and a key that only they have.
+
+The side that connects is the sender of messages; it knows the receiver's card from the store. With
+S a rank's key pair (its public half is on its card) and E a pair made for this connection alone:
+
+    sender -> receiver   scope, receiver's rank, E_s, sender's card, MAC under DH(S_s, S_r)
+    receiver -> sender   E_r, MAC under the session's keys
+
+    session keys = HKDF(DH(E_s, S_r), DH(S_s, E_r), DH(E_s, E_r)), salted with all that was said
+
+This is the KK pattern of the Noise framework (noiseprotocol.org): each side proves that it has the
+private half of its card's key, and a recording of an earlier connection is of no use. A card is
+believed if it has the seal of the job's secret; without a secret, if the store has the same card.
+Without encryption only scope, ranks and cards are exchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from thalweg.transports.card import LONGEST, Card, Sealer
+from thalweg.transports.cipher import KEY_NBYTES, RecordCipher, derived
+
+MAGIC, VERSION = b"thlw", 4
+PREFIX = struct.Struct("<4sHH")  # magic, version, bytes that follow
+FIXED = struct.Struct("<8sI32s")  # scope, receiver's rank, the sender's key for this connection
+MAC_NBYTES = 32
+HELLO_NBYTES = FIXED.size + LONGEST + MAC_NBYTES  # at most, after the prefix
+REPLY_NBYTES = KEY_NBYTES + MAC_NBYTES
+_PLAIN_REPLY = MAGIC.ljust(REPLY_NBYTES, b"\0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a rank needs to open connections and to answer them. `private` is None where connections
+    are not encrypted; `scope` is what they are for: both ends must have the same."""
+
+    card: Card
+    private: X25519PrivateKey | None = field(repr=False)
+    sealer: Sealer
+    scope: bytes
+
+    @property
+    def text(self) -> bytes:
+        return self.sealer.write(self.card).encode()
+
+    def shared_with(self, card: Card) -> bytes:
+        """The key under which a hello between these two is authenticated."""
+        assert self.private is not None
+        material = self.private.exchange(X25519PublicKey.from_public_bytes(card.key))
+        return derived(material, self.sealer.secret or b"", b"thalweg hello" + self.scope)
+
+
+class Hello:
+    """The sender's side of one handshake, with the peer that this card belongs to."""
+
+    def __init__(self, identity: Identity, peer: Card) -> None:
+        self._identity = identity
+        self._peer = peer
+        self._ephemeral = X25519PrivateKey.generate() if identity.private else None
+        public = self._ephemeral.public_key().public_bytes_raw() if self._ephemeral else b""
+        said = FIXED.pack(identity.scope, peer.rank, public) + identity.text
+        if identity.private is not None:
+            said += hmac.digest(identity.shared_with(peer), said, "sha256")
+        self.text = PREFIX.pack(MAGIC, VERSION, len(said)) + said
+
+    def finish(self, reply: bytes) -> RecordCipher | None:
+        """The cipher to send under, None on a plain connection; ValueError if the reply does not
+        come from the peer."""
+        own, ephemeral = self._identity.private, self._ephemeral
+        if own is None or ephemeral is None:
+            if reply != _PLAIN_REPLY:
+                raise ValueError("not a reply to a plain hello")
+            return None
+        theirs = X25519PublicKey.from_public_bytes(reply[:KEY_NBYTES])
+        material = (
+            ephemeral.exchange(X25519PublicKey.from_public_bytes(self._peer.key))
+            + own.exchange(theirs)
+            + ephemeral.exchange(theirs)
+        )
+        key, mac = _session(material, self.text, reply[:KEY_NBYTES])
+        if not hmac.compare_digest(mac, reply[KEY_NBYTES:]):
+            raise ValueError("the reply does not authenticate")
+        return RecordCipher(key)
+
+
+def answered(identity: Identity, hello: bytes, sender: Card) -> tuple[bytes, RecordCipher | None]:
+    """The receiver's reply to a hello of this sender, and the cipher to receive under; ValueError
+    if the sender does not have its card's key."""
+    if identity.private is None:
+        return _PLAIN_REPLY, None
+    said, mac = hello[PREFIX.size : -MAC_NBYTES], hello[-MAC_NBYTES:]
+    if not hmac.compare_digest(hmac.digest(identity.shared_with(sender), said, "sha256"), mac):
+        raise ValueError("the hello does not authenticate")
+    theirs = X25519PublicKey.from_public_bytes(FIXED.unpack_from(said)[2])
+    ephemeral = X25519PrivateKey.generate()
+    public = ephemeral.public_key().public_bytes_raw()
+    material = (
+        identity.private.exchange(theirs)
+        + ephemeral.exchange(X25519PublicKey.from_public_bytes(sender.key))
+        + ephemeral.exchange(theirs)
+    )
+    key, mac = _session(material, hello, public)
+    return public + mac, RecordCipher(key)
+
+
+def sender_of(identity: Identity, hello: bytes) -> Card | None:
+    """The card that a hello shows; None if the hello is not meant for this rank, or the card is not
+    one of this job's."""
+    end = -MAC_NBYTES if identity.private is not None else None
+    said = hello[PREFIX.size : end]
+    if len(said) < FIXED.size:
+        return None
+    scope, rank, _ = FIXED.unpack_from(said)
+    if (scope, rank) != (identity.scope, identity.card.rank):
+        return None
+    return identity.sealer.read(said[FIXED.size :])
+
+
+def scope_of(*names: str) -> bytes:
+    """Eight bytes for what a connection is for."""
+    return hashlib.sha256("\0".join(names).encode()).digest()[:8]
+
+
+def _session(material: bytes, hello: bytes, public: bytes) -> tuple[bytes, bytes]:
+    """The key of the records, and what proves that the receiver has it."""
+    said = hashlib.sha256(hello + public).digest()
+    keys = derived(material, said, b"thalweg records", 2 * KEY_NBYTES)
+    return keys[:KEY_NBYTES], hmac.digest(keys[KEY_NBYTES:], said, "sha256")

@@ -1,0 +1,210 @@
+"""Messages between this rank and others over TCP: what the transport and the post have in common.
+
+One thread sends and receives. It writes to sockets itself, and reads from them when it waits;
+while it does something else, the network thread (`door`) writes what it had to leave.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from time import monotonic, sleep
+
+from thalweg.transports.card import Card
+from thalweg.transports.cipher import RecordCipher
+from thalweg.transports.connection import Inbound, Outbound, Outgoing, Place, Received, Refused
+from thalweg.transports.door import Door
+from thalweg.transports.line import Store
+from thalweg.transports.protection import Protection
+
+LINGER = 2.0  # seconds for what was sent last to leave
+PAUSE = 0.005  # seconds between two looks whether it has
+
+
+def anywhere(rank: int, header: bytes, nbytes: int) -> None:
+    """Every payload goes into new memory."""
+
+
+class Wire:
+    """`header_nbytes` is the length of every message's header. See `Door` for the rest."""
+
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        host: str,
+        *,
+        purpose: str,
+        header_nbytes: int,
+        protection: Protection | None,
+        room: str = "",
+    ) -> None:
+        self.outbound: dict[int, Outbound] = {}
+        self._header_nbytes = header_nbytes
+        self._full: list[Outbound] = []  # connections with messages that the socket did not take
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._closed = False
+        try:
+            self.door = Door(
+                rank,
+                store,
+                host,
+                purpose=purpose,
+                room=room,
+                protection=protection,
+                admit=self._admit,
+                news=self.wake,
+            )
+        except BaseException:
+            self._close_selector()
+            raise
+
+    def connect(self, card: Card) -> Outbound:
+        """A connection to this peer, which opens in the background."""
+        outbound = self.outbound[card.rank] = Outbound(card)
+        self.door.dial(outbound)
+        return outbound
+
+    def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
+        """Write the message, or queue it if the socket is full or not open."""
+        message = Outgoing(header, payload)
+        with outbound.lock:
+            idle = outbound.is_empty and outbound.socket is not None
+            outbound.queue.append(message)
+            if idle and not self._flush(outbound):
+                self._full.append(outbound)
+                self.door.write_on(outbound)
+        return message
+
+    def receive(self, seconds: float | None, place: Place = anywhere) -> list[Received] | None:
+        """The messages that have come. Waits until there is one, or news of a connection, or
+        `wake` was called; None if nothing happened before the time was over. While it waits, this
+        thread also writes what sockets had no room for; otherwise the network thread does."""
+        writing = self._write_here() if self._full else ()
+        until = None if seconds is None else monotonic() + seconds
+        messages: list[Received] = []
+        try:
+            while True:
+                ready = self._selector.select(seconds)
+                if not ready:
+                    return None
+                woken = False
+                for key, _ in ready:
+                    if key.data is None:
+                        woken = True
+                        with suppress(BlockingIOError):
+                            os.read(self._woken, 4096)
+                    elif isinstance(key.data, Inbound):
+                        self._read(key.data, messages, place)
+                    else:
+                        woken = self._write(key.data) or woken
+                if messages or woken or until is None:
+                    return messages
+                seconds = max(0.0, until - monotonic())
+        finally:
+            if writing:
+                self._write_there(writing)
+
+    def wake(self) -> None:
+        """End the wait of the thread that receives; called by any thread."""
+        if not self._closed:
+            with suppress(OSError):
+                os.write(self._waker, b"!")
+
+    def hang_up(self) -> None:
+        """Close all connections to others; what waits in them is dropped."""
+        while self.outbound:
+            self.door.hang_up(self.outbound.popitem()[1])
+
+    def keep_apart(self) -> None:
+        """Let no message that is coming in write to where it was to go."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Inbound):
+                key.data.keep_apart()
+
+    def close(self, lingers: Iterable[Outbound]) -> None:
+        """Let what waits in these connections leave, for a moment, and close all."""
+        deadline = monotonic() + LINGER
+        for outbound in lingers:
+            while not outbound.is_empty and not outbound.down and monotonic() < deadline:
+                sleep(PAUSE)
+        self.hang_up()
+        self.door.close()
+        self._closed = True
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Inbound):
+                key.data.socket.close()
+        self._close_selector()
+
+    def _close_selector(self) -> None:
+        self._selector.close()
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def _admit(self, connection: socket.socket, rank: int, cipher: RecordCipher | None) -> None:
+        """In the network thread."""
+        inbound = Inbound(connection, rank, cipher, self._header_nbytes)
+        self._register(connection, selectors.EVENT_READ, inbound)
+
+    def _flush(self, outbound: Outbound) -> bool:
+        """Write what there is room for; whether nothing is left. The lock is held."""
+        try:
+            return outbound.flush()
+        except OSError:
+            self.door.broke(outbound)
+            return True
+
+    def _write_here(self) -> list[tuple[Outbound, socket.socket]]:
+        """Have this thread's selector tell of room in sockets that had none."""
+        full, self._full = self._full, []
+        writing = []
+        for outbound in full:
+            with outbound.lock:
+                if outbound.socket is not None and not outbound.is_empty:
+                    self.door.write_on(outbound, here=False)
+                    writing.append((outbound, outbound.socket))
+                    self._register(outbound.socket, selectors.EVENT_WRITE, outbound)
+        return writing
+
+    def _write_there(self, writing: list[tuple[Outbound, socket.socket]]) -> None:
+        """Leave the rest to the network thread."""
+        for outbound, connection in writing:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
+            with outbound.lock:
+                if outbound.socket is not None and not outbound.is_empty:
+                    self.door.write_on(outbound)
+                    self._full.append(outbound)
+
+    def _write(self, outbound: Outbound) -> bool:
+        """Go on with a message; whether somebody waits for it."""
+        with outbound.lock:
+            if outbound.socket is not None and self._flush(outbound):
+                with suppress(KeyError, ValueError):
+                    self._selector.unregister(outbound.socket or 0)
+            tells, outbound.awaited = outbound.awaited, False
+        return tells
+
+    def _register(self, connection: socket.socket, events: int, data: object) -> None:
+        try:
+            self._selector.register(connection, events, data)
+        except KeyError:  # the descriptor of one that was closed meanwhile
+            self._selector.unregister(connection.fileno())
+            self._selector.register(connection, events, data)
+
+    def _read(self, inbound: Inbound, messages: list[Received], place: Place) -> None:
+        try:
+            goes_on = inbound.read(messages, place)
+        except Refused as refused:
+            self.door.refused.count(refused.why, peer=inbound.rank)
+            goes_on = False
+        if not goes_on:
+            self._selector.unregister(inbound.socket)
+            inbound.socket.close()
