@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from tests.faulty import Effect, Fault, FaultyTransport
 from tests.schedules.test_topologies import build
 from tests.threads import run_threads
 from tests.transports.ranks import LABEL, in_a_process, soon
@@ -31,16 +32,7 @@ from thalweg.runtime.arithmetic import NumpyArithmetic
 from thalweg.runtime.membership import Membership
 from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.schedules import Group, Schedule
-from thalweg.transports import (
-    Array,
-    Effect,
-    Fault,
-    FaultyTransport,
-    Label,
-    Sending,
-    TcpTransport,
-    Transport,
-)
+from thalweg.transports import Array, Label, Sending, TcpTransport, Transport
 
 GROUP = Group.everybody(Cluster.flat(3))
 RING = build("ring", GROUP, 300)
@@ -365,5 +357,19 @@ def test_one_that_waits_for_nothing_hears_of_a_broken_connection() -> None:
             engine.run([task(0, ones())])
         membership.close()
         engine.close()
+
+    in_a_process(work)
+
+
+def test_an_idle_engine_takes_in_what_early_peers_send() -> None:
+    """More than the kernel's buffers hold, before the engine is handed anything in."""
+
+    def work() -> None:
+        store = dist.HashStore()
+        early, late = (TcpTransport(rank, store) for rank in range(2))
+        engine = Engine(late, Alarm(store, 1), TIMEOUT)
+        early.send(1, LABEL, np.zeros(5_000_000), soon()).wait(soon())
+        engine.close()
+        early.close()
 
     in_a_process(work)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+from tests.faulty import Effect, Fault, FaultyTransport
 from tests.training.conftest import InOneCrew
 from tests.training.workers import (
     TIMEOUT,
@@ -24,7 +25,6 @@ from tests.training.workers import (
     same_bits,
 )
 from thalweg.training import attach
-from thalweg.transports import Effect, Fault, FaultyTransport
 
 SIZE = 3
 STEPS = 5

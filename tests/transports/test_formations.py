@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from tests.faulty import FaultyTransport
 from tests.transports.ranks import LABEL, in_a_process, soon
 from thalweg.errors import PeerLate, PeerLost, TransportClosed, TransportError
 from thalweg.transports import (
     Address,
-    FaultyTransport,
     Label,
     MemoryNetwork,
     RecordedTransport,

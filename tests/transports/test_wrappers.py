@@ -8,6 +8,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
+from tests.faulty import Effect, Fault, FaultyTransport
 from tests.running import execute
 from tests.schedules.test_topologies import VARIANTS, build
 from tests.threads import run_threads
@@ -16,16 +17,7 @@ from thalweg.errors import PeerLate, TransportError
 from thalweg.facts import Cluster
 from thalweg.runtime import Part, flat
 from thalweg.schedules import Group, Kind, Schedule
-from thalweg.transports import (
-    Array,
-    Effect,
-    Fault,
-    FaultyTransport,
-    Label,
-    MemoryNetwork,
-    RecordedTransport,
-    Transport,
-)
+from thalweg.transports import Array, Label, MemoryNetwork, RecordedTransport, Transport
 
 GROUP = Group.everybody(Cluster.regular([2, 2]))
 RING = build("ring", GROUP, 100_000)

@@ -113,6 +113,7 @@ class Engine:
         self._advanced = 0.0  # when the last rounds began
         self._listened = 0.0  # when it was last heard whether others gave up
         self._handed_in: SimpleQueue[_Underway | None] = SimpleQueue()  # None is the last
+        self._idles = False  # the thread waits for what is handed in
         self._waiting: deque[_Underway] = deque()
         self._chains: list[_Underway] = []
         self._running: deque[_Running] = deque()
@@ -137,8 +138,13 @@ class Engine:
         alone = work if isinstance(work, Task) else None
         chain = iter([[work]]) if isinstance(work, Task) else work
         handed_in = _Underway(chain, Future(), monotonic(), alone)
-        self._handed_in.put(handed_in)
+        self._hand_in(handed_in)
         return handed_in.future
+
+    def _hand_in(self, item: _Underway | None) -> None:
+        self._handed_in.put(item)
+        if self._idles:
+            self._transport.wake()
 
     def wait(self, futures: list[Future[None]]) -> None:
         """Until all are done; the first error if there is one."""
@@ -167,7 +173,7 @@ class Engine:
         if self._broken is None:
             self._broken = Interrupted(f"formation {formation.number} begins")
         marker: Future[None] = Future()
-        self._handed_in.put(_Underway(iter(()), marker, monotonic(), None))  # it fails, in its turn
+        self._hand_in(_Underway(iter(()), marker, monotonic(), None))  # it fails, in its turn
         with suppress(ThalwegError, TimeoutError):
             marker.result(GRACE)
         self._transport.enter(formation.number, formation.members)
@@ -178,7 +184,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._handed_in.put(None)
+        self._hand_in(None)
         self._thread.join(self.timeout if self._broken is None else GRACE)
         self._transport.close()  # ends the thread if it still waits
         self._thread.join(GRACE)
@@ -199,16 +205,26 @@ class Engine:
         was the last."""
         while True:
             busy = bool(self._waiting or self._chains or self._done)
+            takes_in = self._broken is None  # else whoever enters the next formation has the wire
             try:
-                item = self._handed_in.get(not busy, self._look_around)
+                item = self._handed_in.get(not busy and not takes_in, self._look_around)
             except Empty:
                 if busy:
                     return False
-                self._look_for_losses()
+                if takes_in:
+                    self._idle()
                 continue
             if item is None:
                 return True
             self._waiting.append(item)
+
+    def _idle(self) -> None:
+        """Take in what early peers send until something is handed in."""
+        self._idles = True
+        if self._handed_in.empty():
+            self._transport.idle(self._look_around)
+        self._idles = False
+        self._look_for_losses()
 
     def _look_for_losses(self) -> None:
         """Others may wait for what this rank has sent, though it waits for nothing itself."""

@@ -1,6 +1,5 @@
 """Bytes between ranks."""
 
-from thalweg.transports.faulty import Effect, Fault, FaultyTransport
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
 from thalweg.transports.recorded import Message, RecordedTransport
 from thalweg.transports.refusal import Refusal
@@ -20,9 +19,6 @@ __all__ = [
     "SENT",
     "Address",
     "Array",
-    "Effect",
-    "Fault",
-    "FaultyTransport",
     "Label",
     "Landing",
     "Landings",

@@ -36,6 +36,7 @@ class Inbox:
         self.refused = Tally(rank) if refused is None else refused
         self._members: frozenset[int] | None = None  # None: everybody
         self._changed = Condition()
+        self._woken = False
         self._messages: dict[Address, deque[Array]] = {}
         self._early: list[_Early] = []
         self._lost: dict[int, ThalwegError] = {}
@@ -100,6 +101,18 @@ class Inbox:
                 left = deadline - monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     raise late(self.rank, wanted)
+
+    def idle(self, seconds: float) -> None:
+        """Wait until something has come, or `wake` was called."""
+        with self._changed:
+            if not self._woken:
+                self._changed.wait(seconds)
+            self._woken = False
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:

@@ -47,6 +47,12 @@ class MemoryTransport:
     def enter(self, formation: int, members: Collection[int]) -> None:
         self._inbox.enter(formation, members)
 
+    def idle(self, seconds: float) -> None:
+        self._inbox.idle(seconds)
+
+    def wake(self) -> None:
+        self._inbox.wake()
+
     def look_about(self) -> None:
         """Nothing is lost."""
 

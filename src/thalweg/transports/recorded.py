@@ -52,6 +52,12 @@ class RecordedTransport:
     def enter(self, formation: int, members: Collection[int]) -> None:
         self._inner.enter(formation, members)
 
+    def idle(self, seconds: float) -> None:
+        self._inner.idle(seconds)
+
+    def wake(self) -> None:
+        self._inner.wake()
+
     def look_about(self) -> None:
         self._inner.look_about()
 

@@ -145,6 +145,14 @@ class TcpTransport:
             if not came:
                 self._look()
 
+    def idle(self, seconds: float) -> None:
+        with self._in_use:
+            if not self._inbox.closed:
+                self._take_in(seconds)
+
+    def wake(self) -> None:
+        self._wire.wake()
+
     def look_about(self) -> None:
         with self._in_use:
             self._look_for_losses()

@@ -85,6 +85,13 @@ class Transport(Protocol):
         formation is given up and never handed out; what a member has sent already, because it
         entered first, is. Called by the thread that sends and receives."""
 
+    def idle(self, seconds: float) -> None:
+        """Take in what arrives, for one that waits for no message, until there is something, or
+        `wake` is called: what early peers send crosses the links before it is needed."""
+
+    def wake(self) -> None:
+        """End the `idle` of the thread that sends and receives; called by any thread."""
+
     def look_about(self) -> None:
         """For one that waits for nothing: PeerLost if what it has sent may not have arrived, where
         that is a reason for all to meet."""

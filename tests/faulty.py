@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from time import sleep
 
-from thalweg.transports.line import Store
-from thalweg.transports.transport import SENT, Address, Array, Label, Landings, Sending, Transport
+from thalweg.transports import SENT, Array, Label, RecordedTransport, Sending, Transport
 
 
 class Effect(Enum):
@@ -33,22 +32,18 @@ class Fault:
     seconds: float = 0.0
 
 
-class FaultyTransport:
+class FaultyTransport(RecordedTransport):
     def __init__(self, inner: Transport, faults: Collection[Fault]) -> None:
+        super().__init__(inner)
         self.fired: list[Fault] = []
-        self._inner = inner
         self._waiting = {(f.step, f.move): f for f in faults if f.rank == inner.rank}
         self._step = -1
         self._sends = 0
 
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         fault = self._waiting.pop((label.step, self._count(label.step)), None)
         if fault is None:
-            return self._inner.send(peer, label, array, deadline)
+            return super().send(peer, label, array, deadline)
         self.fired.append(fault)
         match fault.effect:
             case Effect.LOSE:
@@ -59,27 +54,7 @@ class FaultyTransport:
                 array = array.view("u1")[:-1]
             case Effect.DIE:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return self._inner.send(peer, label, array, deadline)
-
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        return self._inner.receive(peer, label, deadline)
-
-    def receive_any(
-        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
-    ) -> tuple[Address, Array]:
-        return self._inner.receive_any(wanted, deadline, landings)
-
-    def enter(self, formation: int, members: Collection[int]) -> None:
-        self._inner.enter(formation, members)
-
-    def look_about(self) -> None:
-        self._inner.look_about()
-
-    def meet_at(self, store: Store) -> None:
-        self._inner.meet_at(store)
-
-    def close(self) -> None:
-        self._inner.close()
+        return super().send(peer, label, array, deadline)
 
     def _count(self, step: int) -> int:
         if step != self._step:
