@@ -4,12 +4,12 @@ logarithmic, and every line has its name at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
+from thalweg.report.scale import Scale, at_digits, scale_of, spread
 from thalweg.report.shapes import line, tip, words
 
 LEFT, TOP, WIDTH, HEIGHT, NAMES, BELOW = 70, 66, 620, 460, 270, 56
@@ -40,12 +40,15 @@ def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> 
     told = "Backward and synchronisation, by the speed of the links; lower is better"
     words(root, 16, 46, told, "faint")
     times = [value for curve in curves for value in curve.seconds]
-    across = _Axis(min(speeds), max(speeds), LEFT, LEFT + WIDTH)
-    up = _Axis(min(times) / ROOM, max(times) * ROOM, TOP + HEIGHT, TOP)
-    for value, at in across.ticks([1]):
+    ends = [min(times) / ROOM, max(times) * ROOM]
+    across = scale_of(speeds, start=LEFT, stop=LEFT + WIDTH, logarithmic=True)
+    up = scale_of(ends, start=TOP + HEIGHT, stop=TOP, logarithmic=True)
+    for value in at_digits(across.least, across.most, (1,)):
+        at = across.at(value)
         line(root, at, TOP, at, TOP + HEIGHT, "grid")
         words(root, round(at) - 24, TOP + HEIGHT + 20, about(value, "bit/s"), "faint")
-    for value, at in up.ticks([1, 2, 5]):
+    for value in at_digits(up.least, up.most, (1, 2, 5)):
+        at = up.at(value)
         line(root, LEFT, at, LEFT + WIDTH, at, "grid")
         words(root, 14, round(at) + 4, about(value, "s"), "faint")
     words(root, LEFT + WIDTH // 2 - 40, TOP + HEIGHT + 42, "speed of the links", "faint")
@@ -55,27 +58,6 @@ def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> 
     _name(root, curves, looks, up)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """Logarithmic, from a value at one pixel to another at another."""
-
-    least: float
-    most: float
-    start: int
-    stop: int
-
-    def place(self, value: float) -> float:
-        share = log10(value / self.least) / log10(self.most / self.least)
-        return round(self.start + share * (self.stop - self.start), 1)
-
-    def ticks(self, steps: Sequence[int]) -> Iterator[tuple[float, float]]:
-        """Powers of ten, times each of these steps."""
-        for power in range(floor(log10(self.least)), ceil(log10(self.most)) + 1):
-            for value in (step * 10.0**power for step in steps):
-                if self.least <= value * 1.001 and value <= self.most * 1.001:
-                    yield value, self.place(value)
 
 
 def _looks(curves: Sequence[Curve]) -> dict[str, dict[str, str]]:
@@ -98,38 +80,27 @@ def _draw(
     curve: Curve,
     look: dict[str, str],
     speeds: Sequence[float],
-    across: _Axis,
-    up: _Axis,
+    across: Scale,
+    up: Scale,
 ) -> None:
     points = [
-        f"{across.place(speed)},{up.place(seconds)}"
+        f"{across.at(speed)},{up.at(seconds)}"
         for speed, seconds in zip(speeds, curve.seconds, strict=True)
     ]
     tip(ET.SubElement(root, "polyline", {"points": " ".join(points), **look}), curve.name)
 
 
 def _name(
-    root: ET.Element, curves: Sequence[Curve], looks: dict[str, dict[str, str]], up: _Axis
+    root: ET.Element, curves: Sequence[Curve], looks: dict[str, dict[str, str]], up: Scale
 ) -> None:
     """In the order of the lines' ends, moved apart where these are close."""
-    ends = sorted((up.place(curve.seconds[-1]), curve.name) for curve in curves)
+    ends = sorted((up.at(curve.seconds[-1]), curve.name) for curve in curves)
+    places = spread([end for end, _ in ends], APART, 0, float(TOP + HEIGHT))
     right = LEFT + WIDTH
-    for (end, name), y in zip(ends, _apart([end for end, _ in ends]), strict=True):
+    for (end, name), y in zip(ends, places, strict=True):
         line(root, right, end, right + 26, y, "leader")
         line(root, right + 30, y, right + 48, y, "").attrib.update(looks[name])
         words(root, right + 54, round(y) + 4, name)
-
-
-def _apart(ends: Sequence[float]) -> list[float]:
-    """Places at least so far from one another, near these, and above the axis if they can be."""
-    places: list[float] = []
-    for end in ends:
-        places.append(max(end, places[-1] + APART if places else 0))
-    lowest = float(TOP + HEIGHT)
-    for number in reversed(range(len(places))):
-        places[number] = min(places[number], lowest)
-        lowest = places[number] - APART
-    return places
 
 
 def _style() -> str:
