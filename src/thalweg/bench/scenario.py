@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from thalweg.bench.injection import Compute
 from thalweg.catalog import parse_plan
@@ -75,10 +75,6 @@ class Scenario:
                 f"{SETTLING} after each event",
                 "give more steps, or a shorter warmup",
             )
-
-    def only(self, *syncs: str) -> Scenario:
-        """The same, for these plans."""
-        return replace(self, syncs=syncs)
 
     def counted(self, happened: Iterable[int | None]) -> list[int]:
         """The steps, from 1, that count for the time of a step, if events came after these; None
