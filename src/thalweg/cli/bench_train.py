@@ -20,6 +20,7 @@ from thalweg.cli.output import (
     write_file,
     write_json,
 )
+from thalweg.cli.place import lab_of
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
@@ -106,12 +107,8 @@ def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, li
     """The rows, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.bench.forecasting import forecast_at
-    from thalweg.lab import Lab
 
-    lab = Lab.of(scenario.cluster, loss=scenario.loss, without_netem="go on")
-    try:
-        with progress_bar("Building the lab") as building:
-            lab.up(progress=building.show)
+    with lab_of(scenario.cluster, scenario.loss) as lab:
         forecast = None
         if predicted:
             bar.show(0, 1, "calibrating")
@@ -119,8 +116,6 @@ def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, li
             forecast = forecast_at(scenario, in_lab(lab, at_first))
         run_all = in_lab(lab, scenario.events)
         return compare(scenario, run_all, bar.show, forecast), lab.notes
-    finally:
-        lab.down()
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
 if TYPE_CHECKING:
     from thalweg.bench.site import Site
+    from thalweg.lab import Lab
 
 WorkersOption = Annotated[
     int | None,
@@ -119,6 +120,20 @@ def lab_cluster(
     return cluster_at(lab=lab, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
 
 
+@contextmanager
+def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
+    """A lab like this cluster, until the context ends; without what the kernel lacks."""
+    from thalweg.lab import Lab as TheLab  # where there is one
+
+    lab = TheLab.of(cluster, loss=loss, without_netem="go on")
+    try:
+        with progress_bar("Building the lab") as bar:
+            lab.up(progress=bar.show)
+        yield lab
+    finally:
+        lab.down()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """The options that say where a command's workers run: on this machine, or in a lab."""
@@ -138,11 +153,8 @@ class Place:
         if self.lab is None:
             yield Site(workers=self.workers or 0)
             return
-        wanted = self.lab_cluster()
-        with ExitStack() as stack:
-            with progress_bar("Building the lab") as bar:
-                site = stack.enter_context(lab_site(wanted, bar.show))
-            yield site
+        with lab_of(self.lab_cluster()) as lab:
+            yield lab_site(lab)
 
     def refuse_if_unclear(self) -> None:
         if (self.workers is None) == (self.lab is None):
