@@ -51,11 +51,9 @@ class Diagnosis:
         return cls(**{**content, "findings": findings})
 
 
-def silent(done: int, total: int) -> None:
-    pass
-
-
-def examine(timeout: float, progress: Progress = silent, clock: Clock = time) -> Diagnosis:
+def examine(
+    timeout: float, progress: Progress = lambda done, total: None, clock: Clock = time
+) -> Diagnosis:
     """As one worker of a launcher's, or alone. `timeout` seconds for the others to come."""
     seat = find_seat(os.environ)
     mine = own.look(seat)

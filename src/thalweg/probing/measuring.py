@@ -20,10 +20,6 @@ Progress = Callable[[int, int], None]
 """Called with how many measurements are done, and about how many there will be."""
 
 
-def silent(done: int, total: int) -> None:
-    pass
-
-
 def probe(
     cluster: Cluster | str | Path | None = None,
     *,
@@ -48,7 +44,7 @@ def measure(
     cluster: Cluster | str | Path | None = None,
     *,
     timeout: str | float = "30s",
-    progress: Progress = silent,
+    progress: Progress = lambda done, total: None,
 ) -> Probed:
     """As `probe`, with all that is to be said about it."""
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
