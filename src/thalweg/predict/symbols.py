@@ -51,11 +51,6 @@ class Symbols:
             crossing=group.longest_seconds() - group.cluster.latency.seconds,
         )
 
-    @property
-    def between(self) -> float:
-        """Seconds for a byte from one rack to another, if it is alone."""
-        return max(self.beta1, self.beta2) if self.C > 1 else self.beta1
-
 
 def is_even(group: Group) -> bool:
     """Racks of one size, a host for each member, and the same rates everywhere in both directions:
