@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_file, write_json
+from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.cli.situation import BATCH, GPU, workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Workload, about
 from thalweg.predict.assumptions import costs_of
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.compress import Found

@@ -15,7 +15,6 @@ from thalweg.cli.output import (
     JsonOption,
     console,
     progress_bar,
-    table_of,
     told_choice,
     write_file,
     write_json,
@@ -24,6 +23,7 @@ from thalweg.cli.place import lab_of
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario

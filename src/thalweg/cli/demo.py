@@ -26,7 +26,6 @@ from thalweg.cli.output import (
     JsonOption,
     console,
     progress_bar,
-    table_of,
     told_choice,
     write_file,
     write_json,
@@ -36,6 +35,7 @@ from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Cluster, about
 from thalweg.predict import Advice, Advised, advise, predict
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.site import Site

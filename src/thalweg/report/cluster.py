@@ -16,6 +16,7 @@ from rich.table import Table
 from thalweg.facts import Host, Rack, about
 from thalweg.probing.result import Probed, UplinkFound
 from thalweg.report.shapes import line, tip, words
+from thalweg.report.tables import table_of
 
 LEFT, RACK, GAP = 20, 224, 24
 CABLE = 40  # from the left of a rack to its uplink
@@ -58,12 +59,8 @@ def heading(found: Probed) -> str:
 
 
 def _hosts(found: Probed) -> Table:
-    title = heading(found)
-    table = Table(title=title, title_justify="left", box=None)
-    for name in ("host", "rack", "ranks"):
-        table.add_column(name)
-    for name in ("NIC out", "NIC in", "round trip"):
-        table.add_column(name, justify="right")
+    figures = (">NIC out", ">NIC in", ">round trip")
+    table = table_of("host", "rack", "ranks", *figures, title=heading(found))
     for rack in found.cluster.racks:
         for host in rack.hosts:
             seconds = found.round_trips.get(host.name)
@@ -79,10 +76,7 @@ def _hosts(found: Probed) -> Table:
 
 
 def _uplinks(found: Probed) -> Table:
-    table = Table(box=None)
-    table.add_column("uplink of")
-    for name in ("out", "in", "oversubscribed"):
-        table.add_column(name, justify="right")
+    table = table_of("uplink of", ">out", ">in", ">oversubscribed")
     for uplink in found.uplinks:
         factor = uplink.oversubscription
         table.add_row(
