@@ -22,9 +22,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 
-from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
+from thalweg.chaos.history import Commit, Ended, History, Sent, Starved, Violation
 from thalweg.chaos.timing import Felt
-from thalweg.chaos.verdicts import Violation
 
 TOLERANCE = 1e-6
 LINGERS = 3.0  # seconds after a fault is over in which it may still be felt

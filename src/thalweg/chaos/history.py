@@ -2,6 +2,8 @@
 
 Ranks tell of every step they commit, and of whom they found gone; the nemesis tells of what it did.
 Moments are those of `time.time()`, which all processes of one machine share.
+
+What was not as promised, a check says in a `Violation`.
 """
 
 from __future__ import annotations
@@ -194,3 +196,15 @@ def of_dict(data: dict[str, Any]) -> Event:
     values = {field.name: data[field.name] for field in fields(kind)}
     made: Event = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """`fault` is the number of the one that it follows, if that is known."""
+
+    check: str
+    text: str
+    fault: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text}"

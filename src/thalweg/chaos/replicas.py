@@ -16,8 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from thalweg.chaos.history import Commit, Ended, History
-from thalweg.chaos.verdicts import Violation
+from thalweg.chaos.history import Commit, Ended, History, Violation
 
 TOLERANCE = 1e-4  # of a mean, relative to the sums that make it up
 FARTHEST = 20.0  # times the distance from the mean to which a step usually takes a replica

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from thalweg.chaos.history import Commit, History
-from thalweg.chaos.verdicts import Violation
+from thalweg.chaos.history import Commit, History, Violation
 
 
 def in_order(history: History, *, jumps: bool = False) -> list[Violation]:
