@@ -22,8 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils.data import default_collate
 
-from thalweg.bench.compress_costs import Cost, Exchange, at_all_speeds
-from thalweg.bench.compress_methods import Method
+from thalweg.bench.compress_costs import Cost, Exchange, Method, at_all_speeds
 from thalweg.bench.compress_peers import Peer, peers
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings

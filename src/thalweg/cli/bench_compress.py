@@ -65,8 +65,13 @@ def command(
     """Time what compressing a model's gradients takes under each method and under those in use
     elsewhere, here and on one thread, and say on which links that pays. No network is used.
     """
-    from thalweg.bench.compress_costs import SPEEDS, at_all_speeds, dense_wire
-    from thalweg.bench.compress_methods import all_methods, method_of
+    from thalweg.bench.compress_costs import (
+        SPEEDS,
+        all_methods,
+        at_all_speeds,
+        dense_wire,
+        method_of,
+    )
 
     workload = workload_of(model)
     lasts = _backward(backward, model.strip(), workload, workers)

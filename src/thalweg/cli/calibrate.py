@@ -54,7 +54,7 @@ def command(
     and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
     """
     from thalweg.bench.calibrations import calibrate_at, calibrate_job  # torch takes a second
-    from thalweg.bench.compress_methods import all_methods, method_of
+    from thalweg.bench.compress_costs import all_methods, method_of
     from thalweg.bench.jobs import launched
     from thalweg.plan import Choice
     from thalweg.runtime.launch import find_seat
