@@ -33,8 +33,7 @@ from thalweg.plan import Plan
 from thalweg.predict import recurrence
 from thalweg.predict.by_forms import parts_by_forms
 from thalweg.predict.estimate import Breakdown, Estimate
-from thalweg.predict.lateness import expected_latest
-from thalweg.predict.recurrence import own_pace
+from thalweg.predict.recurrence import expected_latest, own_pace
 from thalweg.predict.replay import Marks, Replayed, replay
 from thalweg.predict.script import Script, assumed_of_codec, codec_cost
 from thalweg.rounds import travelling

@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.predict.advice import Advice, Break, Sweep
+from thalweg.predict.estimate import Advice, Break, Sweep
 from thalweg.predict.what_if import slowest_nic
 from thalweg.report.page import add, picture, plan_text
 from thalweg.report.scale import Scale, scale_of, spread, value_at
