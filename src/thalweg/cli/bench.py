@@ -8,9 +8,8 @@ import typer
 from rich.table import Table
 
 from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.place import Place
 from thalweg.cli.situation import workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about

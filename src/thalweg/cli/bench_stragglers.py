@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thalweg.cli.options import lab_of
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
-from thalweg.cli.place import lab_of
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size

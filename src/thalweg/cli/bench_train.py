@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from thalweg.cli.options import lab_of
 from thalweg.cli.output import (
     Bar,
     JsonOption,
@@ -19,7 +20,6 @@ from thalweg.cli.output import (
     write_file,
     write_json,
 )
-from thalweg.cli.place import lab_of
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster

@@ -15,9 +15,8 @@ import typer
 from rich.table import Table
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, lab_of, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.place import Place, lab_of
 from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted

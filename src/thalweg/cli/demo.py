@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import (
     Bar,
     JsonOption,
@@ -30,7 +30,6 @@ from thalweg.cli.output import (
     write_file,
     write_json,
 )
-from thalweg.cli.place import Place
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Cluster, about

@@ -10,9 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.place import Place
 from thalweg.errors import UsageError, WorkerFailed
 from thalweg.facts import Duration
 from thalweg.report.tables import table_of

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import (
+    LatencyOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    lab_cluster,
+    with_bundles,
+)
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.place import LatencyOption, NicOption, OrderOption, UplinkOption, lab_cluster
 from thalweg.cli.run_script import RestartsOption, with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted

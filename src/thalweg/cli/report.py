@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thalweg.cli.options import ClusterOption
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
-from thalweg.cli.place import ClusterOption
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.records.journal import read_records
