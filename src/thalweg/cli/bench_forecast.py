@@ -39,7 +39,7 @@ def command(
     what it came to is put beside the best of the others.
     """
     from thalweg.bench.forecast import Accuracy, checked, choices
-    from thalweg.bench.scenario_file import read_scenario  # torch takes a second: not at import
+    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
     predictions: list[Checked] = []
     chosen: list[Choice] = []

@@ -60,7 +60,7 @@ def command(
 
     The plans take turns, from the same start on the same samples, with the same late workers.
     """
-    from thalweg.bench.scenario_file import read_scenario  # torch takes a second: not at import
+    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
     scenario = read_scenario(path)
     steps = steps or scenario.steps
