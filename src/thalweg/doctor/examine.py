@@ -16,8 +16,7 @@ from thalweg.doctor import own
 from thalweg.doctor.board import Board
 from thalweg.doctor.environment import summary
 from thalweg.doctor.finding import Finding, summed_up
-from thalweg.doctor.follower import follow
-from thalweg.doctor.leader import Leader
+from thalweg.doctor.leader import Leader, follow
 from thalweg.doctor.listener import Clock, Listener
 from thalweg.errors import RunError, ThalwegError
 from thalweg.runtime import World

@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from thalweg.doctor.facts import Facts, by_host, together
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, by_host, together
 from thalweg.transports.protection import is_loopback
 
 PATIENCE = 3.0  # seconds for a lookup

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from thalweg.doctor import environment, interfaces, limits, names, processor
-from thalweg.doctor.facts import Facts
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
 from thalweg.probing.worker import introduction

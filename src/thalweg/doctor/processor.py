@@ -18,8 +18,7 @@ from typing import NoReturn
 
 import torch
 
-from thalweg.doctor.facts import Facts, by_host
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, by_host
 from thalweg.runtime.forked import fork
 
 PATIENCE = 10.0  # seconds for the child

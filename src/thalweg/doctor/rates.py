@@ -16,8 +16,7 @@ from itertools import islice
 from statistics import median, median_high
 from typing import Any
 
-from thalweg.doctor.facts import Facts
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding
 from thalweg.facts import about
 
 Flow = tuple[int, int]

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from thalweg.doctor.calling import OK, STRANGER, Call
-from thalweg.doctor.facts import Facts, by_host, together
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, by_host, together
 
 FIREWALL = "let all TCP ports through between these hosts"
 OTHER = "name an interface that all hosts share: THALWEG_IFNAME, and GLOO_SOCKET_IFNAME for torch"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.doctor.facts import Facts, together
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, together
 
 MUST_BE_EQUAL = ("thalweg",)  # what ranks send each other changes with it
 CHECKED = (*MUST_BE_EQUAL, "torch", "python", "cryptography", "numpy")
