@@ -44,6 +44,8 @@ SEED = 3
 
 Times = NDArray[np.float64]
 OWN_STEPS = 60  # steps a worker
+Quorum = Callable[[Times], float]
+"""From when each rank has computed its part to when a step can do with what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,6 @@ def in_groups(meetings: Sequence[Sequence[Meet]], compute: float, late: Times) -
             else:
                 time[members] = end
     return float((time.mean() - since) / (steps - SETTLING))
-
-
-Quorum = Callable[[Times], float]
-"""From when each rank has computed its part to when a step can do with what is there."""
 
 
 def by_quorum(enough: Quorum, compute: Times, exchange: float, late: Times) -> float:
