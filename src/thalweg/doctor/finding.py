@@ -194,6 +194,12 @@ def by_host(ranks: Sequence[Facts]) -> dict[HostKey, list[Facts]]:
     return hosts
 
 
+def concerning(*ranks: Facts, named: bool = False) -> dict[str, Any]:
+    """The fields of a finding that say whom it concerns; `named`: its detail says that already."""
+    hosts = tuple(dict.fromkeys(facts.name for facts in ranks))
+    return {"ranks": tuple(f.rank for f in ranks), "hosts": hosts, "names_them": named}
+
+
 def together(ranks: Sequence[Facts]) -> str:
     """`ranks 0, 1 on host0`."""
     names = tuple(dict.fromkeys(facts.name for facts in ranks))

@@ -10,7 +10,7 @@ from time import monotonic
 from thalweg.doctor import limits, names, processor, rates, reach, versions
 from thalweg.doctor.board import Board
 from thalweg.doctor.calling import OK, Call, call_all, longest_calls, peers_of, send_flow
-from thalweg.doctor.finding import Facts, Finding, by_host
+from thalweg.doctor.finding import Facts, Finding, by_host, concerning
 from thalweg.doctor.listener import Clock
 from thalweg.facts import about
 
@@ -214,9 +214,7 @@ def _mute(facts: Facts) -> Finding:
         verdict="fail",
         detail=f"{facts.called} has come, and then doesn't answer",
         remedy="look at its output, and whether its host is busy or its process is stopped",
-        ranks=(facts.rank,),
-        hosts=(facts.name,),
-        names_them=True,
+        **concerning(facts, named=True),
     )
 
 
@@ -276,6 +274,5 @@ def _off(there: Sequence[Facts], first: Facts, ahead: float, doubt: float) -> Fi
         detail=f"the clock is {about(abs(ahead), 's')} {way} {first.name}'s (give or take "
         f"{about(doubt, 's')}): logs of the two can't be put in order",
         remedy=f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}",
-        ranks=tuple(facts.rank for facts in there),
-        hosts=(there[0].name,),
+        **concerning(*there),
     )

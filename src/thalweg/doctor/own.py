@@ -62,10 +62,7 @@ def look(seat: Seat) -> Own:
     found = environment.environment(seat, os.environ)
     facts = Facts(
         rank=seat.rank,
-        name=host,
-        machine=introduced["machine"],
-        stack=introduced["stack"],
-        cores=introduced["cores"],
+        **introduced,
         cpus=environment.cpus(),
         threads=torch.get_num_threads(),
         address=address,
