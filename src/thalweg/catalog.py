@@ -248,12 +248,12 @@ class Catalog:
 @cache
 def default_catalog() -> Catalog:
     """All that comes with Thalweg."""
-    topologies = _declared(thalweg.schedules.topologies, "TOPOLOGY")
+    topologies = declared(thalweg.schedules.topologies, "TOPOLOGY")
     presets = [*map(_preset_of, topologies.values()), *PRESETS]
     return Catalog(
         topologies=topologies,
-        codes=_declared(thalweg.codes, "CODE"),
-        compressors=_declared(thalweg.compress, "COMPRESSOR"),
+        codes=declared(thalweg.codes, "CODE"),
+        compressors=declared(thalweg.compress, "COMPRESSOR"),
         presets=_by_name(presets),
     )
 
@@ -272,7 +272,8 @@ def refuse_retired(transport: str | None) -> None:
         )
 
 
-def _declared(package: ModuleType, constant: str) -> dict[str, Any]:
+def declared(package: ModuleType, constant: str) -> dict[str, Any]:
+    """By name, what the modules of a folder declare under this constant."""
     modules = (
         import_module(f"{package.__name__}.{found.name}")
         for found in pkgutil.iter_modules(package.__path__)

@@ -2,17 +2,31 @@
 
 That are plans with a gradient code, and the one that takes the fastest workers' share and makes up
 for the rest later: a star without redundancy. `asp` has no such order, only a root.
+
+How many children a node has, and how many of them may be late, follows by a rule from what was
+measured.
+
+A step takes, in this model,
+
+    load x compute  +  layers x fanout x message  +  P(somebody is missed) x delay
+
+Redundancy pays only against delays that don't grow with the load: pauses, failures, the network. A
+`Lateness` is the chance that a worker is late at a step, whatever it computes, and by how much. P
+follows the tree from its leaves: a node is missed if it is late itself, or one of its teams is
+missed altogether.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
 from thalweg.catalog import COMPENSATE, Catalog, default_catalog
 from thalweg.codes import Allocation, allocate, refuse_inaccurate
-from thalweg.codes.choose import choose
 from thalweg.codes.fractional import team_tree
+from thalweg.codes.tolerance import chance_of_waiting
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Duration, Lateness
 from thalweg.plan import Plan
@@ -20,6 +34,8 @@ from thalweg.schedules import Group
 
 FANOUT, STRAGGLERS = 4, 1  # where nobody has measured who is late
 ASSUMED_COMPUTE, ASSUMED_NBYTES = 1.0, 1 << 20  # of a whole batch; of a bucket: for the rule
+MOST_STRAGGLERS = 3
+FANOUTS = (2, 3, 4, 6, 8, 12, 16)
 
 
 def is_coded(plan: Plan, catalog: Catalog | None = None) -> bool:
@@ -122,3 +138,48 @@ def root_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> int | N
     if plan.cadence.staleness is not None:
         return most_reliable_first(group)[0]
     return allocation_of(plan, group, catalog).host if is_relayed(plan, catalog) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    fanout: int
+    stragglers: int
+    seconds: float
+    load: float  # part of the data that a worker computes
+    missed: float  # chance that a step has to wait for somebody late
+
+
+@lru_cache(maxsize=64)
+def choose(
+    workers: int,
+    lateness: Lateness,
+    *,
+    compute: float,
+    message: float,
+    fanout: int | None = None,
+    stragglers: int | None = None,
+) -> Estimate:
+    """The quickest, among those with this fanout and so many stragglers if they are given. Seconds:
+    `compute` for all data, `message` for one over a link."""
+    fanouts = sorted(
+        {f for f in (*FANOUTS, workers) if f <= workers} if fanout is None else {fanout}
+    )
+    numbers = range(MOST_STRAGGLERS + 1) if stragglers is None else [stragglers]
+    fitting = [(f, s) for s in numbers for f in fanouts if s < min(f, workers)]
+    if not fitting:  # planting it says why
+        return Estimate(fanouts[0], max(numbers), 0.0, 1.0, 0.0)
+    return min(
+        (estimate(workers, f, s, lateness, compute, message) for f, s in fitting),
+        key=lambda found: found.seconds,
+    )
+
+
+def estimate(
+    workers: int, fanout: int, stragglers: int, late: Lateness, compute: float, message: float
+) -> Estimate:
+    branches = team_tree(range(workers), fanout, stragglers)
+    load = float(max(allocate(branches, 0).loads.values()))
+    missed = chance_of_waiting(branches, dict.fromkeys(branches.workers, late.probability))
+    widest = max(map(len, branches.children.values()))
+    seconds = load * compute + branches.depth * widest * message + missed * late.delay.seconds
+    return Estimate(fanout, stragglers, seconds, load, missed)

@@ -139,10 +139,6 @@ class Mixing:
         """As if there were one step, with these alone."""
         return Mixing(self.ranks, 1, (tuple(exchanges),))
 
-    def matrix(self, step: int) -> Matrix:
-        """W_t, whole."""
-        return self.mixed(step, np.eye(self.size))
-
     def mixed(self, step: int, values: Matrix) -> Matrix:
         """W_t times values, a row for each rank."""
         result = values.copy()

@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 
 from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
 from thalweg.bench.compress import Found, bench_compress
-from thalweg.bench.compress_costs import SPEEDS, Cost, Exchange, at_all_speeds, dense_wire
-from thalweg.bench.compress_methods import Method, all_methods, method_of
+from thalweg.bench.compress_costs import (
+    SPEEDS,
+    Cost,
+    Exchange,
+    Method,
+    all_methods,
+    at_all_speeds,
+    dense_wire,
+    method_of,
+)
 from thalweg.bench.torch_hooks import alone_in_a_group
 from thalweg.catalog import default_catalog
 from thalweg.compress import NUMPY_KERNELS, Elementwise, Segment, Summed

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.bench.scenario import Scenario, Target
-from thalweg.bench.scenario_file import read_scenario
+from thalweg.bench.scenario import Scenario, Target, read_scenario
 from thalweg.errors import ScenarioError
 from thalweg.facts import Duplex, Duration, Lateness, Rate
 

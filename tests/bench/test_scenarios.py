@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.bench.scenario_file import read_scenario
+from thalweg.bench.scenario import read_scenario
 from thalweg.catalog import parse_plan
 from thalweg.rounds import compile_rounds
 from thalweg.schedules import Group, check

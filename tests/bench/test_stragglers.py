@@ -11,8 +11,7 @@ import pytest
 
 from thalweg.bench.site import Site
 from thalweg.bench.softmax import Softmax, distance
-from thalweg.bench.straggler_runs import FEWEST, Outcome, how_many, run_trial
-from thalweg.bench.straggler_sums import Prepared
+from thalweg.bench.straggler_runs import FEWEST, Outcome, Prepared, how_many, run_trial
 from thalweg.bench.straggler_tables import compared, row_of, row_of_failure, trials_of
 from thalweg.bench.stragglers import SCHEMES, UNCOUNTED, Scheme, Tree, Trial, can_do_without
 from thalweg.codes import Allocation

@@ -3,8 +3,10 @@ comes back after step 8. Tests doctor it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
@@ -16,6 +18,7 @@ from thalweg.chaos.history import (
     Named,
     Recovered,
     Struck,
+    of_dict,
 )
 
 KILL = Fault(number=0, kind="kill", rank=1, after=0.5, hold=4.0)
@@ -115,3 +118,14 @@ def _named(
         joined=joined,
         reason="rank 1 is silent",
     )
+
+
+def read(path: Path) -> History:
+    """What was written to a file."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    events = [(line.pop("event"), line) for line in lines]
+    history = History(Fault(**line) for kind, line in events if kind == "fault")
+    for kind, line in events:
+        if kind != "fault":
+            history.add(of_dict({"event": kind, **line}))
+    return history

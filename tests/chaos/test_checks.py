@@ -19,7 +19,7 @@ from tests.chaos.histories import (
     sound,
     without,
 )
-from thalweg.chaos import checkpoints, formations, promptness, replicas, steps
+from thalweg.chaos import formations, promptness, replicas, steps
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
     Commit,
@@ -34,11 +34,11 @@ from thalweg.chaos.history import (
     Saved,
     Starved,
     Struck,
+    Violation,
 )
 from thalweg.chaos.invariants import violations
 from thalweg.chaos.job import SAVE_EVERY
 from thalweg.chaos.timing import felt
-from thalweg.chaos.verdicts import Violation
 from thalweg.facts import Cluster
 
 CLUSTER = Cluster.flat(3)
@@ -364,7 +364,7 @@ def disk_history(*told: Refused | Saved) -> History:
 
 
 def judged(history: History) -> list[str]:
-    return [found.text for found in checkpoints.told(history, felt(history, CLUSTER))]
+    return [found.text for found in promptness.checkpoints(history, felt(history, CLUSTER))]
 
 
 def test_a_full_disk_is_told() -> None:

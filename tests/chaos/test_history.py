@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.histories import KILL, sound
+from tests.chaos.histories import KILL, read, sound
 from thalweg.chaos import history
-from thalweg.chaos.history import Commit, Healed, History, Recovered, Struck, read
+from thalweg.chaos.history import Commit, Healed, History, Recovered, Struck
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.histories import read
 from thalweg.chaos.fault import KINDS, OF_LINKS, Kind
-from thalweg.chaos.history import Commit, read
+from thalweg.chaos.history import Commit
 from thalweg.chaos.run import Ordeal, Outcome, undergo
 from thalweg.chaos.summary import fault_rows, kind_rows
 from thalweg.errors import UsageError

@@ -10,9 +10,8 @@ import pytest
 from tests.codes.trees import is_decoded, planted
 from thalweg import Group, parse_plan
 from thalweg.codes import ROOT, Allocation
-from thalweg.codes.choose import choose, estimate
 from thalweg.codes.tolerance import chance_of_waiting
-from thalweg.coding import FANOUT, STRAGGLERS, allocation_of, most_reliable_first
+from thalweg.coding import FANOUT, STRAGGLERS, allocation_of, choose, estimate, most_reliable_first
 from thalweg.facts import Cluster, Duration, Lateness, parse_cluster
 
 NEVER = Lateness()

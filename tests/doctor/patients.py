@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.doctor import Finding
 from thalweg.doctor.examine import Diagnosis, examine
-from thalweg.doctor.facts import Facts
+from thalweg.doctor.finding import Facts
 from thalweg.lab import Lab
 from thalweg.runtime.forked import Report
 from thalweg.runtime.supervisor import run_workers

@@ -11,7 +11,7 @@ from time import time
 import pytest
 
 from thalweg.doctor.calling import OK, call_all, ping, reason, send_flow
-from thalweg.doctor.facts import Facts
+from thalweg.doctor.finding import Facts
 from thalweg.doctor.listener import HELLO, PINGS, Listener
 
 HERE = "127.0.0.1"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thalweg.bench.comparison import compare, in_lab
-from thalweg.bench.scenario_file import read_scenario
+from thalweg.bench.scenario import read_scenario
 from thalweg.lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("needs_lab")]

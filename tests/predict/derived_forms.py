@@ -8,8 +8,7 @@ from dataclasses import replace
 from math import sqrt
 
 from thalweg.predict.closed_forms import ring
-from thalweg.predict.cost import Cost
-from thalweg.predict.symbols import Symbols
+from thalweg.predict.symbols import Cost, Symbols
 
 
 def ds_sync(x: Symbols, together: int | None = None) -> Cost:

@@ -10,8 +10,8 @@ from thalweg import Cluster, Size, Workload, advise
 from thalweg.declarations import Promise
 from thalweg.errors import UsageError
 from thalweg.facts import Costs, Duration, Lateness, Rate, Tensor
-from thalweg.predict.advice import Advice
 from thalweg.predict.advising import breaks
+from thalweg.predict.estimate import Advice
 from thalweg.predict.what_if import WhatIf, scaled, slowest_nic, with_workers
 
 RACKS = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))

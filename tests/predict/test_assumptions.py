@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from thalweg.catalog import parse_plan
@@ -36,7 +34,7 @@ def test_costs_grow_with_the_batch_and_shrink_with_the_gpu() -> None:
 
 
 def test_networks_are_effective() -> None:
-    assert assumptions.network_named("10gbe").gbps == pytest.approx(9.2)
+    assert assumptions.network_named("10gbe").bytes_per_second == pytest.approx(9.2e9 / 8)
     assert assumptions.network_named("100gbe").bytes_per_second == pytest.approx(18e9 / 8)
     with pytest.raises(ClusterError, match="there is no network 'token ring'; there are 1gbe"):
         assumptions.network_named("token ring")
@@ -54,19 +52,14 @@ def test_a_machine_says_what_nobody_measured() -> None:
     whole = (powersgd.encode.value + powersgd.decode.value) * assumptions.RESNET50
     assert whole == pytest.approx(0.045)
     assert any(line.startswith("powersgd(rank=4): ") for line in machine.assumed)
-    faster = assumptions.assumed_machine("v100", "a100").codecs["sign"]
-    assert faster.encode.value == pytest.approx(machine.codecs["sign"].encode.value / 2)
     with pytest.raises(PlanError, match="use v100, cpu"):
         assumptions.assumed_machine("abacus")
 
 
-def test_workloads_with_their_costs(tmp_path: Path) -> None:
+def test_workloads_with_their_costs() -> None:
     workload = assumptions.workload_of("bert-base", "v100", 12)
     assert workload.tensors == model_named("bert-base").tensors
     assert workload.costs.backward.seconds == pytest.approx(0.25, rel=0.02)
-    path = tmp_path / "own.toml"
-    path.write_text('name = "own"\nbackward = "7ms"\ntensors = [{ name = "w", shape = [4] }]\n')
-    assert assumptions.workload_of(str(path)).costs.backward.seconds == 0.007
 
 
 def test_unknown_names() -> None:

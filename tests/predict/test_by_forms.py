@@ -11,7 +11,7 @@ from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Costs, Duration, Lateness, Size, Workload
 from thalweg.predict import Symbols, predict
 from thalweg.predict import closed_forms as forms
-from thalweg.predict.lateness import expected_latest
+from thalweg.predict.recurrence import expected_latest
 from thalweg.schedules import Group, all_gather, all_to_all, traffic
 
 LASTS = Costs(forward=Duration(0.02), backward=Duration(0.05), optimizer=Duration(0.01))

@@ -15,8 +15,7 @@ from tests.predict import as_printed, derived_forms
 from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
 from thalweg.predict import closed_forms as forms
-from thalweg.predict.cost import Cost
-from thalweg.predict.symbols import Symbols, is_even
+from thalweg.predict.symbols import Cost, Symbols, is_even
 from thalweg.schedules import Contention, Group, Schedule, timeline, traffic
 from thalweg.schedules.topologies import shuffle
 

@@ -11,9 +11,8 @@ from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
 from thalweg.facts.machine import Figure, Road
 from thalweg.predict import closed_forms as forms
-from thalweg.predict.cost import Cost
 from thalweg.predict.flows import FREE, simulate
-from thalweg.predict.symbols import Symbols
+from thalweg.predict.symbols import Cost, Symbols
 from thalweg.schedules import Group, Schedule
 
 EVEN = [(1, 2), (1, 8), (2, 4), (3, 5), (6, 3)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Machine, Size, Workload
-from thalweg.predict.advice import Advice, Advised, Break, Sweep
-from thalweg.predict.estimate import Breakdown, Estimate
+from thalweg.predict.estimate import Advice, Advised, Break, Breakdown, Estimate, Sweep
 from thalweg.report.advice import Measured
 
 LONG = "hierarchical(compress=between)+powersgd(rank=4) @ bucket=4MB"

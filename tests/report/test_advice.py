@@ -19,8 +19,7 @@ from tests.report.advices import (
     measurements,
 )
 from thalweg.facts import Cluster
-from thalweg.predict.advice import Advice
-from thalweg.predict.estimate import Breakdown
+from thalweg.predict.estimate import Advice, Breakdown
 from thalweg.report.advice import Measured, advice_page, between, times
 
 VOID = {"meta", "wbr"}

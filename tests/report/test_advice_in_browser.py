@@ -22,8 +22,7 @@ from tests.report.browsing import (
     opened,
 )
 from thalweg.facts import Cluster, Duplex, Lateness, Rate
-from thalweg.predict.advice import Advice
-from thalweg.predict.estimate import Breakdown
+from thalweg.predict.estimate import Advice, Breakdown
 from thalweg.report.advice import advice_page
 
 

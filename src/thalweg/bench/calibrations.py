@@ -29,7 +29,7 @@ from thalweg.facts import (
     parse_workload,
 )
 from thalweg.plan import Choice
-from thalweg.probing.calibration import calibrate, silent
+from thalweg.probing.calibration import calibrate
 from thalweg.runtime import Engine, World
 from thalweg.training import attach
 from thalweg.training.profile import Profile, Profiled, merged
@@ -96,7 +96,7 @@ def calibrate_job(
     job: Job,
     declared: Cluster | None,
     codecs: Sequence[Choice],
-    progress: Progress = silent,
+    progress: Progress = lambda what, done, total: None,
     *,
     steps: int = STEPS,
     injection: Injection | None = None,

@@ -9,7 +9,7 @@ Beside our own methods stand those that people use today (`compress_peers.py`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils.data import default_collate
 
-from thalweg.bench.compress_costs import Cost, Exchange, at_all_speeds
-from thalweg.bench.compress_methods import Method
+from thalweg.bench.compress_costs import Cost, Exchange, Method, at_all_speeds
 from thalweg.bench.compress_peers import Peer, peers
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
@@ -43,16 +42,6 @@ class Found:
     notes: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """What is measured: how a bucket is tried, and the bytes of it that aren't part of that."""
-
-    name: str
-    peer: bool
-    exchange: Exchange
-    trial: Callable[[Bucket], tuple[Trial | None, int]]
-
-
 def bench_compress(
     workload: Workload,
     methods: Sequence[Method],
@@ -67,11 +56,13 @@ def bench_compress(
     gradients = Gradients()
     rows: list[dict[str, Any]] = []
     with _one_thread(), peers(workers) as (rivals, notes):
-        entries = [_entry(each, workers, gradients) for each in methods]
-        entries += [_rival(each, gradients) for each in rivals]
+        own = [_as_peer(each, workers) for each in methods]
+        entries = [*own, *rivals]
         for number, entry in enumerate(entries):
             progress(number, len(entries), entry.name)
-            rows.append(_row(entry, buckets, dense, repeats))
+            trials = (entry.trial(gradients, bucket) for bucket in buckets)
+            measured = _row(entry, trials, dense, repeats, peer=number >= len(own))
+            rows.append(measured)
         progress(len(entries), len(entries), "")
     return Found(rows=rows, dense=dense, notes=notes)
 
@@ -104,22 +95,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _entry(each: Method, workers: int, gradients: Gradients) -> _Entry:
-    return _Entry(
-        name=each.text,
-        peer=False,
-        exchange=each.exchange(workers),
-        trial=partial(_trial, each, workers, gradients),
-    )
-
-
-def _rival(peer: Peer, gradients: Gradients) -> _Entry:
-    return _Entry(
-        name=peer.name,
-        peer=True,
-        exchange=peer.exchange,
-        trial=partial(peer.trial, gradients),
-    )
+def _as_peer(each: Method, workers: int) -> Peer:
+    return Peer(each.text, each.exchange(workers), partial(_trial, each, workers))
 
 
 def _trial(
@@ -137,11 +114,17 @@ def _trial(
     return trial, rest * bucket.itemsize
 
 
-def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -> dict[str, Any]:
+def _row(
+    entry: Peer,
+    trials: Iterable[tuple[Trial | None, int]],
+    dense: Dense,
+    repeats: int,
+    *,
+    peer: bool,
+) -> dict[str, Any]:
     encode = decode = payload = exact = 0.0
     splits = True
-    for bucket in buckets:
-        trial, rest = entry.trial(bucket)
+    for trial, rest in trials:
         exact += rest
         if trial is not None:
             encoding, decoding = least_seconds(trial, repeats)
@@ -159,7 +142,7 @@ def _row(entry: _Entry, buckets: Sequence[Bucket], dense: Dense, repeats: int) -
     )
     return {
         "method": entry.name,
-        "peer": entry.peer,
+        "peer": peer,
         "exchange": entry.exchange.value,
         "encode_ms": 1e3 * encode,
         "decode_ms": 1e3 * decode if splits else None,

@@ -39,8 +39,8 @@ def train_at(
     """By forks of this process at that site; every worker's result, empty if it was killed."""
 
     def work(rank: int, report: Report) -> Result:
-        outcome = train(job, sync, recipe, report if rank == 0 else _silent, _stop_on_interrupt)
-        return result_of(outcome)
+        tells = report if rank == 0 else lambda message: None  # for all
+        return result_of(train(job, sync, recipe, tells, _stop_on_interrupt))
 
     def heard(rank: int, message: dict[str, Any]) -> None:
         progress(message)
@@ -141,10 +141,6 @@ def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dic
         "ranks": told[0]["ranks"],
         "lost": [rank for rank, result in enumerate(results) if not result],
     }
-
-
-def _silent(message: Mapping[str, Any]) -> None:
-    """Rank 0 speaks for all."""
 
 
 def _stop_on_interrupt(run: Run) -> None:

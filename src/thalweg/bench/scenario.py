@@ -1,23 +1,63 @@
-"""A scenario: a cluster, what happens to it, a job, and the plans to compare there."""
+"""A scenario: a cluster, what happens to it, a job, and the plans to compare there; as a TOML file:
+
+    [lab]
+    racks = 2
+    hosts = 4                   # in each rack, or a list: [5, 3, 4]
+    nic = "200mbit"             # or { out = ..., in = ... }, or a list, one per host, rack by rack
+    uplink = "200mbit"          # or a list, one per rack; absent: no bottleneck
+    latency = "5ms"             # what crossing an uplink adds; or a list, one per rack
+    rank_order = "rack"         # or "interleaved": round the racks
+    loss = 0.001                # of packets, on every uplink
+    [[lab.event]]               # any number; see thalweg/lab/event.py
+    at_step = 20
+    action = "degrade"
+    rack = 0
+    rate = "50mbit"
+    [compute]                   # sleep injected per step
+    step = "50ms"
+    backward = 0.67             # the part of it that backward takes
+    late = { probability = 0.05, delay = "2s" }
+    [workload]
+    name = "digits"
+    steps = 100
+    batch = 128                 # of all workers together; absent: the job's own
+    target = { metric = "accuracy", value = 0.95 }
+    evaluate_every = 10         # steps
+    [compare]
+    sync = ["ddp", "ring"]
+    repeats = 3                 # interleaved
+    warmup = 15                 # steps that don't count
+
+Instead of racks, hosts and links, `[cluster] file = "cluster.toml"` names a cluster file next to
+the scenario, and the lab is to look like that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
 
 from thalweg.bench.injection import Compute
 from thalweg.catalog import parse_plan
 from thalweg.errors import LabError, ScenarioError
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, Duplex, Duration, read_cluster
+from thalweg.facts.cluster import MOST_WORKERS
+from thalweg.facts.cluster_file import duplex, lateness
+from thalweg.facts.tables import Table, load_toml, read_toml
 from thalweg.lab import Event
 from thalweg.lab.event import links_of
 from thalweg.schedules import Group
 from thalweg.training.asked import plan_at_first
 from thalweg.training.averager import refuse_what_cannot_run
-from thalweg.workloads import Job
+from thalweg.workloads import Job, find_job
 
 SETTLING = 15  # steps after an event that don't count
 RISING = ("accuracy",)  # metrics whose target is reached from below
+LAYOUT = ("racks", "hosts", "nic", "uplink", "latency", "rank_order")
+ORDERS = ("rack", "interleaved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +116,6 @@ class Scenario:
                 "give more steps, or a shorter warmup",
             )
 
-    def only(self, *syncs: str) -> Scenario:
-        """The same, for these plans."""
-        return replace(self, syncs=syncs)
-
     def counted(self, happened: Iterable[int | None]) -> list[int]:
         """The steps, from 1, that count for the time of a step, if events came after these; None
         for one that hasn't come, or nobody knows when."""
@@ -102,3 +138,138 @@ class Scenario:
                 f"a batch of {batch} has no sample for each of {workers} workers",
                 f"write batch = {workers} or more under [workload]",
             )
+
+
+def read_scenario(path: Path) -> Scenario:
+    return read_toml(path, lambda text: parse_scenario(text, path), ScenarioError)
+
+
+def parse_scenario(text: str, path: Path) -> Scenario:
+    """The scenario that this text describes; files that it names are next to `path`."""
+    file = load_toml(text, "the file", ScenarioError)
+    file.only("lab", "cluster", "compute", "workload", "compare")
+    lab, compute = _section(file, "lab"), _section(file, "compute")
+    workload, compare = _section(file, "workload"), _section(file, "compare")
+    lab.only(*LAYOUT, "loss", "event")
+    workload.only("name", "steps", "batch", "target", "evaluate_every")
+    compare.only("sync", "repeats", "warmup")
+    return Scenario(
+        name=path.stem,
+        cluster=_cluster(file, lab, path.parent),
+        loss=lab.number("loss", 0, 1, 0.0),
+        events=_events(lab),
+        compute=_compute(compute),
+        job=find_job(workload.text("name", '"digits"')),
+        steps=workload.whole("steps", 1),
+        batch=workload.whole("batch", 1) if "batch" in workload else None,
+        target=_target(workload),
+        evaluate_every=workload.whole("evaluate_every", 1, 10),
+        syncs=_syncs(compare),
+        repeats=compare.whole("repeats", 1, 3),
+        warmup=compare.whole("warmup", 0, 15),
+    )
+
+
+def _section(file: Table, name: str) -> Table:
+    return Table(file.data.get(name, {}), f"[{name}]", ScenarioError)
+
+
+def _cluster(file: Table, lab: Table, folder: Path) -> Cluster:
+    if "cluster" not in file:
+        return _layout(lab)
+    for key in LAYOUT:
+        if key in lab:
+            raise ScenarioError(
+                f"[cluster] and {key} of [lab] both say what the lab looks like", "leave one out"
+            )
+    table = _section(file, "cluster")
+    table.only("file")
+    return read_cluster(folder / table.text("file", '"cluster.toml"'))
+
+
+def _layout(lab: Table) -> Cluster:
+    sizes = _rack_sizes(lab)
+    order = lab.data.get("rank_order", "rack")
+    if order not in ORDERS:
+        raise ScenarioError(f"[lab] has no rank_order {order!r}", f"give {' or '.join(ORDERS)}")
+    return Cluster.regular(
+        sizes,
+        nic=_links(lab, "nic"),
+        uplink=_links(lab, "uplink"),
+        uplink_latency=_latencies(lab),
+        interleaved=order == "interleaved",
+    )
+
+
+def _rack_sizes(lab: Table) -> list[int]:
+    hosts = lab.data.get("hosts")
+    if not isinstance(hosts, list):
+        racks = min(lab.whole("racks", 1, 1), MOST_WORKERS + 1)  # more are refused, and not listed
+        return [lab.whole("hosts", 1)] * racks
+    sizes = list(lab.whole_numbers("hosts", 1, "hosts = [5, 3, 4]"))
+    if lab.whole("racks", 1, len(sizes)) != len(sizes):
+        raise ScenarioError(
+            f"hosts of [lab] lists {len(sizes)} racks, and racks says {lab.data['racks']}",
+            "leave racks out",
+        )
+    return sizes
+
+
+def _links(lab: Table, key: str) -> Duplex | list[Duplex] | None:
+    if not isinstance(lab.data.get(key), list):
+        return duplex(lab, key)
+    found = (duplex(entry, key) for entry in _entries(lab, key))
+    return [rates for rates in found if rates is not None]
+
+
+def _latencies(lab: Table) -> Duration | list[Duration]:
+    none = Duration(0.0)
+    if not isinstance(lab.data.get("latency"), list):
+        return lab.duration("latency", none)
+    return [entry.duration("latency", none) for entry in _entries(lab, "latency")]
+
+
+def _entries(lab: Table, key: str) -> list[Table]:
+    """Each entry of a list as if it were the only one."""
+    return [
+        Table({key: value}, f"[lab], entry {number}", ScenarioError)
+        for number, value in enumerate(lab.data[key])
+    ]
+
+
+def _events(lab: Table) -> tuple[Event, ...]:
+    listed = lab.data.get("event", [])
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise ScenarioError("event of [lab] is no list", "write [[lab.event]] above each")
+    return tuple(Event.parse(e, f"[[lab.event]] {number}") for number, e in enumerate(listed))
+
+
+def _compute(table: Table) -> Compute:
+    table.only("step", "backward", "late")
+    usual = Compute()
+    return Compute(
+        step=table.duration("step", usual.step),
+        backward=table.number("backward", 0, 1, usual.backward),
+        late=lateness(table.table("late")) if "late" in table else usual.late,
+    )
+
+
+def _target(workload: Table) -> Target | None:
+    if "target" not in workload:
+        if "evaluate_every" in workload:
+            raise ScenarioError("evaluate_every of [workload] has no target", "give a target")
+        return None
+    table = workload.table("target")
+    table.only("metric", "value")
+    if "value" not in table:
+        raise ScenarioError(f"{table.where} lacks 'value'", "say what is to be reached")
+    return Target(
+        metric=table.text("metric", '"accuracy"'), value=table.number("value", -inf, inf, 0)
+    )
+
+
+def _syncs(compare: Table) -> tuple[str, ...]:
+    syncs: Any = compare.data.get("sync")
+    if not isinstance(syncs, list) or not syncs or not all(isinstance(s, str) for s in syncs):
+        raise ScenarioError("sync of [compare] is no list of plans", 'write sync = ["ddp", "ring"]')
+    return tuple(syncs)

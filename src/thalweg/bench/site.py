@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from thalweg.runtime.place import HERE, Place
 from thalweg.runtime.supervisor import Report, run_workers
 
 if TYPE_CHECKING:
-    from thalweg.lab.fabric import Progress
+    from thalweg.lab import Lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +59,5 @@ def by_all(
     )
 
 
-@contextmanager
-def lab_site(cluster: Cluster, progress: Progress) -> Iterator[Site]:
-    """A lab like this cluster, until the context ends; without what the kernel lacks."""
-    from thalweg.lab import Lab  # where there is one
-
-    lab = Lab.of(cluster, without_netem="go on")
-    try:
-        lab.up(progress=progress)
-        yield Site(workers=cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes)
-    finally:
-        lab.down()
+def lab_site(lab: Lab) -> Site:
+    return Site(workers=lab.cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes)

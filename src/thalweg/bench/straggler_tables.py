@@ -20,8 +20,7 @@ import numpy as np
 
 from thalweg.bench.site import Site
 from thalweg.bench.softmax import Softmax
-from thalweg.bench.straggler_runs import Outcome, Progress, run_trial
-from thalweg.bench.straggler_sums import Prepared
+from thalweg.bench.straggler_runs import Outcome, Prepared, Progress, run_trial
 from thalweg.bench.stragglers import SCHEMES, TABLES, Trial
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about

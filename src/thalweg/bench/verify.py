@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 
+from thalweg.bench.site import Site, by_all
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
-from thalweg.runtime.supervisor import Report, run_workers
 from thalweg.workloads import Job
 
 TOLERANCE = 1e-5
@@ -58,18 +59,12 @@ def verify(
     """A row for each variant and plan; `ok` says whether it keeps its promise."""
     trainings = len(variants) * (len(syncs) + 1)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
-        return {"rows": _compare(job, syncs, recipe, variants, lambda: report({}))}
+    def work(rank: int, tell: Progress) -> dict[str, Any]:
+        done = count(1)
+        rows = _compare(job, syncs, recipe, variants, lambda: tell(next(done), trainings))
+        return {"rows": rows}
 
-    done = 0
-
-    def heard(rank: int, message: dict[str, Any]) -> None:
-        nonlocal done
-        if rank == 0:
-            done += 1
-            progress(done, trainings)
-
-    by_rank = run_workers(workers, work, on_message=heard, timeout=timeout)
+    by_rank = by_all(Site(workers=workers), work, progress, limit=timeout)
     return [
         _row([result["rows"][index] for result in by_rank])
         for index in range(len(variants) * len(syncs))

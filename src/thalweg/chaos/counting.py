@@ -22,9 +22,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 
-from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
+from thalweg.chaos.history import Commit, Ended, History, Sent, Starved, Violation
 from thalweg.chaos.timing import Felt
-from thalweg.chaos.verdicts import Violation
 
 TOLERANCE = 1e-6
 LINGERS = 3.0  # seconds after a fault is over in which it may still be felt
@@ -36,19 +35,15 @@ Ranks = frozenset[int]
 
 def once_each(history: History) -> list[Violation]:
     """The gradients of every rank, under `asp`."""
-    joined = _joined(history)
     sent = _sent(history)
-    before: dict[tuple[int, int], Commit] = {}
     found = []
-    for commit in history.commits:
-        last = before.get((commit.rank, commit.life))
-        before[commit.rank, commit.life] = commit
+    for last, commit in history.successive():
         for rank, count in enumerate(commit.counted):
             most = bisect_right(sent[rank], (commit.time, 1 << 62))
             if count > most + TOLERANCE:
                 text = f"{count:g} gradients of rank {rank} are applied, and {most} were sent"
                 found.append(_violation(commit, text))
-        if last is None or _came_in(joined, last, commit):
+        if last is None or history.came_in(last, commit):
             continue
         rose = commit.counted[commit.rank] - last.counted[last.rank]
         if abs(rose - 1) > TOLERANCE:
@@ -130,12 +125,8 @@ def now_late_or_never(history: History, first: Callable[[int], int]) -> list[Vio
 
 def _rises(history: History) -> Iterator[tuple[Commit, list[float]]]:
     """What each step that a process has taken after another added to the counters."""
-    joined = _joined(history)
-    before: dict[tuple[int, int], Commit] = {}
-    for commit in history.commits:
-        last = before.get((commit.rank, commit.life))
-        before[commit.rank, commit.life] = commit
-        if last and commit.step == last.step + 1 and not _came_in(joined, last, commit):
+    for last, commit in history.successive():
+        if last and commit.step == last.step + 1 and not history.came_in(last, commit):
             pairs = zip(commit.counted, last.counted, strict=True)
             yield commit, [now - then for now, then in pairs]
 
@@ -176,16 +167,6 @@ def _sent(history: History) -> dict[int, list[tuple[float, int]]]:
     for of_rank in sent.values():
         of_rank.sort()
     return sent
-
-
-def _joined(history: History) -> set[tuple[int, int]]:
-    return {(event.formation, rank) for event in history.named for rank in event.joined}
-
-
-def _came_in(joined: set[tuple[int, int]], last: Commit, commit: Commit) -> bool:
-    """Whether it took over another's state between these."""
-    formations = range(last.formation + 1, commit.formation + 1)
-    return any((formation, commit.rank) in joined for formation in formations)
 
 
 def _violation(commit: Commit, text: str) -> Violation:

@@ -16,9 +16,8 @@ corrupt    bytes of the newest checkpoint are flipped          the next checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from thalweg.facts import Cluster
 
@@ -70,10 +69,3 @@ class Fault:
         to = "" if self.rate is None else f" at {self.rate}"
         long = f" for {self.hold:g} s" if self.hold else ""
         return f"fault {self.number}: {self.kind}{who}{way}{to}{long}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_dict(cls, data: Mapping[str, Any]) -> Fault:
-        return cls(**data)

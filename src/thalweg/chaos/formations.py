@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from thalweg.chaos.history import Commit, History
-from thalweg.chaos.verdicts import Violation
+from thalweg.chaos.history import Commit, History, Violation
 
 CHECK = "members"
 

@@ -2,6 +2,8 @@
 
 Ranks tell of every step they commit, and of whom they found gone; the nemesis tells of what it did.
 Moments are those of `time.time()`, which all processes of one machine share.
+
+What was not as promised, a check says in a `Violation`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, TextIO, get_args
 
 from thalweg.chaos.fault import Fault
@@ -145,10 +146,11 @@ class History:
         self.named: list[Named] = []
         self.is_full = False
         self._moments: dict[tuple[type[Any], int], float] = {}
+        self._joined: set[tuple[int, int]] = set()  # formations, and ranks that came in with them
         self._file = file
         if file is not None:
             for fault in self.faults:
-                file.write(json.dumps({"event": "fault", **fault.as_dict()}) + "\n")
+                file.write(json.dumps({"event": "fault", **asdict(fault)}) + "\n")
 
     def add(self, event: Event) -> None:
         if len(self.events) >= MOST:
@@ -159,6 +161,7 @@ class History:
             self.commits.append(event)
         elif isinstance(event, Named):
             self.named.append(event)
+            self._joined |= {(event.formation, rank) for rank in event.joined}
         elif isinstance(event, Struck | Healed | Recovered):
             self._moments.setdefault((type(event), event.fault), event.time)
         if self._file is not None:
@@ -166,6 +169,18 @@ class History:
 
     def of(self, kind: type[Any]) -> Iterator[Any]:
         return (event for event in self.events if isinstance(event, kind))
+
+    def successive(self) -> Iterator[tuple[Commit | None, Commit]]:
+        """Every commit, after the one that the same process made before it."""
+        last: dict[tuple[int, int], Commit] = {}
+        for commit in self.commits:
+            yield last.get((commit.rank, commit.life)), commit
+            last[commit.rank, commit.life] = commit
+
+    def came_in(self, before: Commit, after: Commit) -> bool:
+        """Whether a rank took over another's state between two of its commits."""
+        formations = range(before.formation + 1, after.formation + 1)
+        return any((formation, after.rank) in self._joined for formation in formations)
 
     def moment(self, kind: type[Any], fault: int) -> float | None:
         """When this fault came to that point."""
@@ -183,14 +198,13 @@ def of_dict(data: dict[str, Any]) -> Event:
     return made
 
 
-def read(path: Path) -> History:
-    """What was written to a file."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    faults = [line for line in lines if line["event"] == "fault"]
-    history = History(
-        Fault.of_dict({k: v for k, v in fault.items() if k != "event"}) for fault in faults
-    )
-    for line in lines:
-        if line["event"] != "fault":
-            history.add(of_dict(line))
-    return history
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """`fault` is the number of the one that it follows, if that is known."""
+
+    check: str
+    text: str
+    fault: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text}"

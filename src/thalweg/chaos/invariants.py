@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.chaos import checkpoints, counting, formations, promptness, replicas, steps
-from thalweg.chaos.history import MOST, History, Lost
+from thalweg.chaos import counting, formations, promptness, replicas, steps
+from thalweg.chaos.history import MOST, History, Lost, Violation
 from thalweg.chaos.timing import Felt
-from thalweg.chaos.verdicts import Violation
 from thalweg.coding import fastest, is_compensated, is_relayed, waits_for_nobody
 from thalweg.declarations import Promise
 from thalweg.plan import Plan
@@ -56,7 +55,7 @@ def violations(
         found += replicas.as_foretold(history, digests)
     found += promptness.progress(felt, bound)
     found += promptness.culprits(history, felt, missed=not coded)
-    found += checkpoints.told(history, felt)
+    found += promptness.checkpoints(history, felt)
     return found
 
 

@@ -1,9 +1,10 @@
 """Does training go on in time, and is it said who was the cause?
 
-    progress   after a fault every rank that wasn't hit takes a step within a bound, and so does
-               every rank that was, once it is healed
-    culprit    who is said to be gone was hit by a fault at that time, or is cut off by one; and
-               whoever was out for longer than signs of life may stay away was named
+    progress      after a fault every rank that wasn't hit takes a step within a bound, and so does
+                  every rank that was, once it is healed
+    culprit       who is said to be gone was hit by a fault at that time, or is cut off by one; and
+                  whoever was out for longer than signs of life may stay away was named
+    checkpoints   a full disk is told and borne, and a damaged checkpoint refused by name
 
 A slow link is no reason to be named, and none not to be. Of a black hole either end may be named.
 One that was left out, since the others got nowhere with it, stays away for some seconds by itself.
@@ -16,15 +17,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thalweg.chaos.fault import Kind
-from thalweg.chaos.history import History, Named, Starved
+from thalweg.chaos.history import Commit, History, Named, Refused, Saved, Starved, Violation
+from thalweg.chaos.job import SAVE_EVERY
 from thalweg.chaos.timing import Felt
-from thalweg.chaos.verdicts import Violation
 from thalweg.errors import ranks_text
 from thalweg.runtime.heartbeat import LONGEST_SILENCE
 from thalweg.runtime.membership import LONGEST_UNREACHED, NOT_REACHED
 
 NAMED_AFTER = LONGEST_SILENCE + 2.0  # seconds out after which nobody can have missed it
 LINGERS = 3.0  # seconds after a fault is over in which it may still be the reason
+DAMAGED = "is damaged"
+FULL = "No space left"
+LONG = 2.0  # seconds: a shorter fault may be over before anybody sees it
 MUST_BE_NAMED: tuple[Kind, ...] = ("kill", "restart", "pause", "cut", "oneway")
 
 
@@ -100,6 +104,26 @@ def _explains(pause: Starved, event: Named) -> bool:
     """Whether it couldn't give a sign in the time before it was named."""
     began = pause.time - pause.seconds
     return began <= event.noticed <= pause.time + LINGERS
+
+
+def checkpoints(history: History, felt: Sequence[Felt]) -> list[Violation]:
+    texts: list[tuple[Felt, str]] = []
+    refusals = list(history.of(Refused))
+    saves = [event.time for event in history.of(Saved)]
+    for each in felt:
+        until = each.healed or each.struck
+        ours = [r for r in refusals if r.fault == each.fault.number]
+        full = [r for r in refusals if r.rank is not None and each.struck <= r.time]
+        if any(DAMAGED not in r.text for r in ours):
+            texts.append((each, f"a damaged checkpoint wasn't refused: {ours[0].text}"))
+        if each.fault.kind == "disk" and until - each.struck > LONG:
+            taken = {c.step for c in history.of(Commit) if each.struck <= c.time <= until}
+            was_due = len(taken) > SAVE_EVERY
+            if was_due and not any(FULL in r.text for r in full if r.time <= until + LONG):
+                texts.append((each, "nobody was told that the disk is full"))
+            if each.recovered is not None and saves and saves[-1] < each.struck:
+                texts.append((each, "no checkpoint was written afterwards"))
+    return [_violation("checkpoints", each, text) for each, text in texts]
 
 
 def _violation(check: str, each: Felt, text: str) -> Violation:

@@ -16,8 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from thalweg.chaos.history import Commit, Ended, History
-from thalweg.chaos.verdicts import Violation
+from thalweg.chaos.history import Commit, Ended, History, Violation
 
 TOLERANCE = 1e-4  # of a mean, relative to the sums that make it up
 FARTHEST = 20.0  # times the distance from the mean to which a step usually takes a replica
@@ -30,11 +29,11 @@ def equal(history: History) -> list[Violation]:
     for (formation, step), commits in _together(history.commits).items():
         if len({commit.digest for commit in commits}) > 1:
             told = ", ".join(f"rank {c.rank} {c.digest}" for c in commits)
-            found.append(_violation("equal", f"after step {step} of formation {formation}: {told}"))
+            found.append(Violation("equal", f"after step {step} of formation {formation}: {told}"))
     last = {event.rank: event.digest for event in history.of(Ended)}
     if len(set(last.values())) > 1:
         told = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(last.items()))
-        found.append(_violation("equal", f"at the end: {told}"))
+        found.append(Violation("equal", f"at the end: {told}"))
     return found
 
 
@@ -48,7 +47,7 @@ def as_foretold(history: History, foretold: Mapping[int, str]) -> list[Violation
         if commit.digest != foretold[commit.step] and who not in wrong:
             wrong.add(who)
             found.append(
-                _violation(
+                Violation(
                     "foretold",
                     f"rank {commit.rank} holds {commit.digest} after step {commit.step} of "
                     f"formation {commit.formation}, and {foretold[commit.step]} is right: a step "
@@ -70,7 +69,7 @@ def mean_kept(history: History) -> list[Violation]:
             scale = max(1.0, *map(abs, before))
             if abs(sum(after) - sum(before)) > TOLERANCE * scale * len(commits):
                 found.append(
-                    _violation(
+                    Violation(
                         "mean",
                         f"averaging after step {step} of formation {formation} took the sum over "
                         f"ranks from {sum(before):.6g} to {sum(after):.6g}",
@@ -94,7 +93,7 @@ def close(history: History) -> list[Violation]:
     own = median(_farthest(commits, "before") for commits in complete.values())
     bound = FARTHEST * max(own, 1e-9)
     return [
-        _violation(
+        Violation(
             "drift",
             f"after step {step} of formation {formation} a rank is {distance:.3g} from the mean, "
             f"and {bound:.3g} is {FARTHEST:g} times the usual",
@@ -125,7 +124,3 @@ def _farthest(commits: list[Commit], name: str) -> float:
 def _columns(commits: list[Commit], name: str) -> list[tuple[float, ...]]:
     """One sum, over the ranks."""
     return list(zip(*(getattr(commit, name) for commit in commits), strict=True))
-
-
-def _violation(check: str, text: str) -> Violation:
-    return Violation(check=check, text=text)

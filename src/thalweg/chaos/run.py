@@ -15,13 +15,12 @@ from thalweg.catalog import parse_plan
 from thalweg.chaos.conductor import BEHIND, Conductor
 from thalweg.chaos.disk import Disk
 from thalweg.chaos.fault import OF_LINKS, Kind
-from thalweg.chaos.history import History, Lost
+from thalweg.chaos.history import History, Lost, Violation
 from thalweg.chaos.invariants import violations
 from thalweg.chaos.job import BATCH, foretold, samples
 from thalweg.chaos.means import Means
 from thalweg.chaos.nemesis import draw
 from thalweg.chaos.timing import Felt, felt
-from thalweg.chaos.verdicts import Violation
 from thalweg.chaos.worker import Task, work
 from thalweg.errors import ThalwegError, UsageError
 from thalweg.facts import Cluster

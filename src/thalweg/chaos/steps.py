@@ -13,30 +13,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from thalweg.chaos.history import Commit, History
-from thalweg.chaos.verdicts import Violation
+from thalweg.chaos.history import Commit, History, Violation
 
 
 def in_order(history: History, *, jumps: bool = False) -> list[Violation]:
     """`jumps`: whether ranks may leave steps out that they got from others, as under a code."""
-    joined = {(event.formation, rank) for event in history.named for rank in event.joined}
-    last: dict[tuple[int, int], Commit] = {}
     found = []
-    for commit in history.commits:
-        who = commit.rank, commit.life
-        before = last.get(who)
-        last[who] = commit
+    for before, commit in history.successive():
         if before is None or commit.step == before.step + 1:
             continue
         met = commit.formation > before.formation
         forward = commit.step > before.step
         if forward and (met or jumps):
             continue
-        again = any(
-            (formation, commit.rank) in joined
-            for formation in range(before.formation + 1, commit.formation + 1)
-        )
-        if not forward and met and again:
+        if not forward and met and history.came_in(before, commit):
             continue
         what = "left out" if forward else "took again"
         found.append(

@@ -8,12 +8,12 @@ import typer
 from rich.table import Table
 
 from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
-from thalweg.cli.options import with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
-from thalweg.cli.place import Place
+from thalweg.cli.options import Place, with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.cli.situation import workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.site import Site
@@ -108,5 +108,4 @@ def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
             *site.notes,
         ]
     )
-    table.caption_justify = "left"
     return table

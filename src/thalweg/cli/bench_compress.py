@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.cli.situation import BATCH, GPU, workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Workload, about
 from thalweg.predict.assumptions import costs_of
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.compress import Found
 
 DENSE = "ddp, uncompressed"
+Row = Mapping[str, Any]
+HEADINGS = ("encode", "decode", "payload", "ratio", "sent", "break-even", "ddp beaten below")
+FIGURES = (
+    "encode, decode: processor time of one thread; payload: what a worker has to tell; sent: by "
+    "each worker",
+    "break-even: it pays on slower links than this if nothing is hidden behind backward; ddp "
+    "beaten below: the same where ddp hides what it can",
+)
 
 
 def command(
@@ -54,9 +65,13 @@ def command(
     """Time what compressing a model's gradients takes under each method and under those in use
     elsewhere, here and on one thread, and say on which links that pays. No network is used.
     """
-    from thalweg.bench.compress_costs import SPEEDS, at_all_speeds, dense_wire
-    from thalweg.bench.compress_methods import all_methods, method_of
-    from thalweg.report.compress import FIGURES, table_of
+    from thalweg.bench.compress_costs import (
+        SPEEDS,
+        all_methods,
+        at_all_speeds,
+        dense_wire,
+        method_of,
+    )
 
     workload = workload_of(model)
     lasts = _backward(backward, model.strip(), workload, workers)
@@ -78,7 +93,7 @@ def command(
         f"backward {about(lasts.seconds, 's')}"
     )
     terminal = console(json_path)
-    terminal.print(table_of(title, found.rows))
+    terminal.print(_table(title, found.rows))
     wire = dense_wire(found.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
     terminal.print("\n".join([*FIGURES, uncompressed, *found.notes]), markup=False)
@@ -130,3 +145,40 @@ def _picture(title: str, found: Found) -> str:
         for row in found.rows
     ]
     return draw_steps(title, SPEEDS, curves)
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    """Our methods, and then those that others use."""
+    table = table_of("method", "exchange", *(f">{heading}" for heading in HEADINGS), title=title)
+    own = [row for row in rows if not row["peer"]]
+    peers = [row for row in rows if row["peer"]]
+    for row in own:
+        table.add_row(*_cells(row))
+    if own and peers:
+        table.add_row()
+    for row in peers:
+        table.add_row(*_cells(row), style="dim")
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    together = row["decode_ms"] is None
+    return [
+        row["method"],
+        row["exchange"],
+        _milliseconds(row["encode_ms"]),
+        "with it" if together else _milliseconds(row["decode_ms"]),
+        about(row["payload_bytes"], "B"),
+        f"{row['ratio']:.3g}x",
+        about(row["wire_bytes"], "B"),
+        "" if row["breakeven_gbps"] is None else _speed(row["breakeven_gbps"]),
+        _speed(row["pays_below_gbps"]) if row["pays"] == "below" else row["pays"],
+    ]
+
+
+def _milliseconds(value: float) -> str:
+    return about(value / 1e3, "s")
+
+
+def _speed(gbps: float) -> str:
+    return about(1e9 * gbps, "bit/s")

@@ -11,8 +11,9 @@ import typer
 from rich.table import Table
 
 from thalweg.cli.bench_train import in_a_lab
-from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
+from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.facts import about
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.forecast import Checked, Choice
@@ -38,7 +39,7 @@ def command(
     what it came to is put beside the best of the others.
     """
     from thalweg.bench.forecast import Accuracy, checked, choices
-    from thalweg.bench.scenario_file import read_scenario  # torch takes a second: not at import
+    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
     predictions: list[Checked] = []
     chosen: list[Choice] = []

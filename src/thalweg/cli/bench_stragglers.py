@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thalweg.cli.options import lab_of
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
@@ -122,12 +122,8 @@ def _measured(asked: Trial, tables: Sequence[str], rate: Rate) -> tuple[Study, l
     from thalweg.bench.site import lab_site  # torch takes a second: not at import
     from thalweg.bench.straggler_tables import study
 
-    with ExitStack() as stack:
-        with progress_bar("Building the lab") as building:
-            lab = lab_site(asked.tree.cluster(rate), building.show)
-            site = stack.enter_context(lab)
-        with progress_bar("Measuring") as bar:
-            return study(asked, tables, site, rate, bar.show), site.notes
+    with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
+        return study(asked, tables, lab_site(lab), rate, bar.show), lab.notes
 
 
 def _chosen(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from thalweg.cli.options import lab_of
 from thalweg.cli.output import (
     Bar,
     JsonOption,
     console,
     progress_bar,
-    table_of,
     told_choice,
     write_file,
     write_json,
@@ -23,6 +23,7 @@ from thalweg.cli.output import (
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
@@ -59,7 +60,7 @@ def command(
 
     The plans take turns, from the same start on the same samples, with the same late workers.
     """
-    from thalweg.bench.scenario_file import read_scenario  # torch takes a second: not at import
+    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
     scenario = read_scenario(path)
     steps = steps or scenario.steps
@@ -106,12 +107,8 @@ def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, li
     """The rows, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.bench.forecasting import forecast_at
-    from thalweg.lab import Lab
 
-    lab = Lab.of(scenario.cluster, loss=scenario.loss, without_netem="go on")
-    try:
-        with progress_bar("Building the lab") as building:
-            lab.up(progress=building.show)
+    with lab_of(scenario.cluster, scenario.loss) as lab:
         forecast = None
         if predicted:
             bar.show(0, 1, "calibrating")
@@ -119,8 +116,6 @@ def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, li
             forecast = forecast_at(scenario, in_lab(lab, at_first))
         run_all = in_lab(lab, scenario.events)
         return compare(scenario, run_all, bar.show, forecast), lab.notes
-    finally:
-        lab.down()
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

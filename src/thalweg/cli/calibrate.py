@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import ClusterOption, Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
-from thalweg.cli.place import ClusterOption, Place
 from thalweg.facts import (
+    Cluster,
+    Figure,
+    Machine,
+    Workload,
+    about,
     format_cluster,
     format_machine,
     format_workload,
     machine_path,
     read_cluster,
 )
+
+CODEC = ("bucket", "encode", "decode", "gathered")
+STEP = ("forward", "backward", "optimizer")
 
 
 @with_bundles
@@ -44,10 +53,9 @@ def command(
     and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
     """
     from thalweg.bench.calibrations import calibrate_at, calibrate_job  # torch takes a second
-    from thalweg.bench.compress_methods import all_methods, method_of
+    from thalweg.bench.compress_costs import all_methods, method_of
     from thalweg.bench.jobs import launched
     from thalweg.plan import Choice
-    from thalweg.report.calibration import rows, tables
     from thalweg.runtime.launch import find_seat
     from thalweg.workloads import find_job
 
@@ -83,7 +91,7 @@ def command(
     for path, text in files.items():
         write_file(path, text)
     terminal = console(json_path)
-    for table in tables(found.cluster, found.machine, found.workload):
+    for table in _tables(found.cluster, found.machine, found.workload):
         terminal.print(table)
     terminal.print(
         f"Wrote {', '.join(str(path) for path in files)}, after {found.seconds:.0f} s.",
@@ -99,4 +107,78 @@ def command(
         "seconds": found.seconds,
         "notes": notes,
     }
-    write_json(json_path, "calibrate", settings, rows(found.cluster, found.machine, found.workload))
+    rows = _rows(found.cluster, found.machine, found.workload)
+    write_json(json_path, "calibrate", settings, rows)
+
+
+def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[str, Any]]:
+    """A row for each figure; `spread` is its relative standard deviation, where there is one."""
+    links = [
+        _row("link", str(link), Figure(rate.bits_per_second), "bit/s")
+        for link, rate in cluster.rates().items()
+    ]
+    codecs = [
+        _row("codec", f"{name}: {what}", getattr(cost, what), "s")
+        for name, cost in machine.codecs.items()
+        for what in CODEC
+    ]
+    costs = [
+        _row("cost", what, Figure(getattr(workload.costs, what).seconds), "s") for what in STEP
+    ]
+    return [*links, *_roads(machine), *codecs, *costs]
+
+
+def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[Table]:
+    links = Table("link", "out", "in", "late")
+    for host in cluster.hosts:
+        late = host.late
+        said = f"{late.probability:.0%}, by {late.delay}" if late.probability else "never"
+        links.add_row(host.name, str(host.nic.out), str(host.nic.into), said)
+    for rack in cluster.racks:
+        if rack.uplink is not None:
+            links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
+    yield links
+    roads = Table("what it costs", "figure", "spread")
+    for row in _roads(machine):
+        roads.add_row(row["name"], _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
+    for what in STEP:
+        roads.add_row(f"a step's {what}", str(getattr(workload.costs, what)), "")
+    yield roads
+    if machine.codecs:
+        codecs = Table(
+            "compressor", *(f"{CODEC[0]}", *(f"{each}, an element" for each in CODEC[1:]))
+        )
+        for name, cost in machine.codecs.items():
+            codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC))
+        yield codecs
+
+
+def _roads(machine: Machine) -> list[dict[str, Any]]:
+    figures = [
+        (f"{name}: {what}", figure, unit)
+        for name, road in (("ours", machine.ours), ("the backend", machine.native))
+        for what, figure, unit in (
+            ("a message", road.message, "s"),
+            ("a byte", road.byte, "s"),
+            *(
+                (f"{flows} flow{'s' * (flows > 1)} on a link", share, "of it")
+                for flows, share in road.crowding
+            ),
+        )
+    ]
+    figures.append(("a link, at once after a rest", Figure(machine.burst), "B"))
+    return [_row("road", *each) for each in figures]
+
+
+def _row(kind: str, name: str, figure: Figure, unit: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": name,
+        "value": figure.value,
+        "spread": figure.spread,
+        "unit": unit,
+    }
+
+
+def _text(value: float, unit: str) -> str:
+    return f"{value:.1%}" if unit == "of it" else about(value, unit)

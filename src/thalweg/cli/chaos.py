@@ -15,12 +15,12 @@ import typer
 from rich.table import Table
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
-from thalweg.cli.place import Place
+from thalweg.cli.options import Place, lab_of, with_bundles
+from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
+from thalweg.report.tables import table_of
 from thalweg.schedules import Group
 
 if TYPE_CHECKING:
@@ -154,15 +154,8 @@ def _there(place: Place) -> Iterator[tuple[Cluster, Lab | None]]:
     if place.lab is None:
         yield _cluster(place), None
         return
-    from thalweg.lab import Lab as TheLab
-
-    there = TheLab.of(_cluster(place), without_netem="go on")
-    try:
-        with progress_bar("Building the lab") as bar:
-            there.up(progress=bar.show)
-        yield there.cluster, there
-    finally:
-        there.down()
+    with lab_of(_cluster(place)) as lab:
+        yield lab.cluster, lab
 
 
 def _cluster(place: Place) -> Cluster:

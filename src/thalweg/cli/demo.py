@@ -20,22 +20,21 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import (
     Bar,
     JsonOption,
     console,
     progress_bar,
-    table_of,
     told_choice,
     write_file,
     write_json,
 )
-from thalweg.cli.place import Place
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Cluster, about
 from thalweg.predict import Advice, Advised, advise, predict
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.site import Site

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.place import Place
 from thalweg.errors import UsageError, WorkerFailed
 from thalweg.facts import Duration
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.site import Site
+    from thalweg.doctor import Finding
     from thalweg.doctor.examine import Diagnosis
 
 FAILED = 1
+STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
 LIMIT = 600.0  # seconds for all of it
 
 
@@ -41,7 +46,6 @@ def command(
     from thalweg.bench.jobs import launched  # torch takes a second: not at import
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
-    from thalweg.report.doctor import outcome_text, paste_text, table
 
     seconds = Duration.parse(timeout).seconds
     found, where, notes = _diagnosis(launched(), place, seconds)
@@ -93,3 +97,42 @@ def _examined(site: Site, seconds: float, progress: Callable[..., None]) -> Diag
         if result and result["tells"]:  # rank 0's, or of those who couldn't reach it
             return Diagnosis.unpacked(result)
     raise WorkerFailed("no worker tells what it found", "look at their output above")
+
+
+def table(findings: Sequence[Finding], where: str) -> Table:
+    """The remedy stands below what was found."""
+    made = table_of("", "check", "what was found, and what to do", title=where)
+    for finding in findings:
+        told = Text(finding.told)
+        if finding.remedy:
+            told.append(f"\n-> {finding.remedy}", style="bold")
+        made.add_row(Text(finding.verdict, style=STYLES[finding.verdict]), finding.check, told)
+    return made
+
+
+def outcome_text(findings: Sequence[Finding]) -> str:
+    number = Counter[str](finding.verdict for finding in findings)
+    if not number["fail"] and not number["warn"]:
+        return f"All {number['ok']} checks are fine."
+    parts = [
+        f"{number[verdict]} {words}"
+        for verdict, words in (("fail", "failed"), ("warn", "to look at"), ("ok", "fine"))
+        if number[verdict]
+    ]
+    return ", ".join(parts) + "."
+
+
+def paste_text(environment: Sequence[str], findings: Sequence[Finding]) -> str:
+    """Between two lines that say where to cut."""
+    told = [f"- {finding.verdict} {finding.line}" for finding in findings]
+    told = [line for line, finding in zip(told, findings, strict=True) if finding.verdict != "ok"]
+    fine = [finding.check for finding in findings if finding.verdict == "ok"]
+    lines = [
+        "----- copy from here -----",
+        *environment,
+        "",
+        *told,
+        f"- ok: {', '.join(fine)}",
+        "----- to here -----",
+    ]
+    return "\n".join(lines)

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import ClusterOption, Place, cluster_at, with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
-from thalweg.cli.place import ClusterOption, Place, cluster_at
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
 from thalweg.report import (

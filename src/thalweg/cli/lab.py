@@ -7,17 +7,24 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import (
+    LatencyOption,
+    NicOption,
+    OrderOption,
+    UplinkOption,
+    lab_cluster,
+    with_bundles,
+)
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.place import LatencyOption, NicOption, OrderOption, UplinkOption, lab_cluster
 from thalweg.cli.run_script import RestartsOption, with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
-from thalweg.report.lab import hosts_table, uplinks_table
+from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
     from thalweg.facts import Link
@@ -303,9 +310,46 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
 def _tell(lab: Lab, command: str, json_path: str | None) -> None:
     hosts, uplinks = lab.status()
     terminal = console(json_path)
-    terminal.print(hosts_table(f"lab {lab.name}", hosts))
-    terminal.print(uplinks_table(uplinks))
+    terminal.print(_hosts_table(f"lab {lab.name}", hosts))
+    terminal.print(_uplinks_table(uplinks))
     for note in lab.notes:
         terminal.print(note)
     settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
     write_json(json_path, command, settings, hosts)
+
+
+def _hosts_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    texts = ("host", "rack", "ranks", "address", "NIC out", "NIC in")
+    table = table_of(*texts, ">drops", ">processes", title=title)
+    for row in rows:
+        table.add_row(
+            row["host"],
+            row["rack"],
+            ", ".join(map(str, row["ranks"])),
+            row["address"],
+            _rate(row["nic_out"]),
+            _rate(row["nic_in"]),
+            str(row["nic_out"]["drops"] + row["nic_in"]["drops"]),
+            str(row["processes"]),
+        )
+    return table
+
+
+def _uplinks_table(rows: list[dict[str, Any]]) -> Table:
+    table = table_of("uplink of", "out", "in", ">drops")
+    for row in rows:
+        drops = row["uplink_out"]["drops"] + row["uplink_in"]["drops"]
+        table.add_row(row["rack"], _rate(row["uplink_out"]), _rate(row["uplink_in"]), str(drops))
+    return table
+
+
+def _rate(way: dict[str, Any]) -> str:
+    """One direction of a link, in a few words."""
+    words = [way["rate"] or "no limit"]
+    if way["cut"]:
+        words = ["CUT"]
+    elif way["rate"] != way["declared"]:
+        words.append(f"(of {way['declared'] or 'no limit'})")
+    if way["flows"]:
+        words.append(f"+{way['flows']} flows")
+    return " ".join(words)

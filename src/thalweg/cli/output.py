@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import thalweg
 from thalweg.errors import UsageError
@@ -37,15 +36,6 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """The reader has seen enough; `run` ends quietly."""
         raise BrokenPipeError
-
-
-def table_of(*headings: str, title: str | None = None) -> Table:
-    """A table without rows yet. The columns whose headings begin with > stand to the right."""
-    table = Table(title=title, title_justify="left", box=None)
-    for text in headings:
-        right = text.startswith(">")
-        table.add_column(text.removeprefix(">"), justify="right" if right else "left")
-    return table
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from thalweg.catalog import SETTINGS, default_catalog
-from thalweg.cli.output import JsonOption, console, table_of, write_json
+from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.declarations import Parameter, Value
+from thalweg.report.tables import table_of
 
 
 def command(json_path: JsonOption = None) -> None:

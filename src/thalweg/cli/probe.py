@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import ClusterOption, Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
-from thalweg.cli.place import ClusterOption, Place
 from thalweg.facts import Duration, read_cluster
 from thalweg.plan import TRANSPORT
 from thalweg.runtime.launch import find_seat

@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thalweg.cli.output import JsonOption, console, table_of, working, write_file, write_json
-from thalweg.cli.place import ClusterOption
+from thalweg.cli.options import ClusterOption
+from thalweg.cli.output import JsonOption, console, working, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.records.journal import read_records
 from thalweg.records.overview import Account, Overview, overview
 from thalweg.records.timeline import timeline
+from thalweg.report.tables import table_of
 
 STEPS = re.compile(r"(\d*):(\d*)")
 COLUMNS = (

@@ -10,13 +10,14 @@ from rich.table import Table
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.options import with_bundles
-from thalweg.cli.output import JsonOption, console, table_of, working, write_json
+from thalweg.cli.output import JsonOption, console, working, write_json
 from thalweg.cli.situation import Asked, Supposed, situation_of
 from thalweg.facts import about
 from thalweg.predict.depth import Depth, depth
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.prediction import setting_of
 from thalweg.predict.replay import Passage
+from thalweg.report.tables import table_of
 
 LINKS = 6  # that are printed
 BAR = 60  # characters

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.place import (
+from thalweg.cli.options import (
     ClusterOption,
     LabOption,
     LatencyOption,

@@ -29,7 +29,7 @@ from thalweg.predict.study import (
 
 app = typer.Typer(help="Questions answered by the model alone, for many set-ups at once.")
 
-
+COLUMNS = ("model", "batch", "workers", "gbps", "method", "vs_ddp")
 SIGNS = {
     False: "sign: everybody gathers all signs here, as in the paper. --constants yours and "
     "`thalweg advise` vote in two shots, which sends less; advise also counts the extra steps",
@@ -78,7 +78,7 @@ def compression(
     terminal = console(json_path)
     terminal.print(_table(found))
     terminal.print("\n".join(_lines(found)), markup=False)
-    rows = [_row(each) for each in found.outcomes]
+    rows = [_fields(each, *COLUMNS) for each in found.outcomes]
     write_json(json_path, "study compression", _settings(found), rows)
 
 
@@ -97,15 +97,8 @@ def _constants(source: Source, machine: Path | None) -> Constants:
     return constants_of(measured, str(machine))
 
 
-def _row(each: Outcome) -> dict[str, Any]:
-    return {
-        "model": each.model,
-        "batch": each.batch,
-        "workers": each.workers,
-        "gbps": each.gbps,
-        "method": each.method,
-        "vs_ddp": each.vs_ddp,
-    }
+def _fields(each: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(each, name) for name in names}
 
 
 def _settings(found: Study) -> dict[str, Any]:
@@ -125,10 +118,7 @@ def _settings(found: Study) -> dict[str, Any]:
         ],
         "break_even": [
             {
-                "model": each.model,
-                "batch": each.batch,
-                "workers": each.workers,
-                "method": each.method,
+                **_fields(each, "model", "batch", "workers", "method"),
                 "pays": {0.0: "never", inf: "always"}.get(each.gbps, "below"),
                 "pays_below_gbps": each.gbps if 0 < each.gbps < inf else None,
             }
@@ -136,10 +126,7 @@ def _settings(found: Study) -> dict[str, Any]:
         ],
         "sufficient_ratio": [
             {
-                "model": each.model,
-                "batch": each.batch,
-                "workers": each.workers,
-                "gbps": each.gbps,
+                **_fields(each, "model", "batch", "workers", "gbps"),
                 "ratio": each.ratio if each.ratio < inf else None,
             }
             for each in found.ratios

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import Bar, JsonOption, console, progress_bar, told_choice, write_json
-from thalweg.cli.place import Place
 from thalweg.cli.run_script import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about

@@ -8,10 +8,11 @@ import typer
 from rich.table import Table
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.output import JsonOption, console, progress_bar, table_of, write_json
+from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, counted
+from thalweg.report.tables import table_of
 
 HOUR = 3600.0  # seconds for everything
 

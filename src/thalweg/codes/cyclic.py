@@ -13,9 +13,8 @@ from functools import cache
 
 import numpy as np
 
-from thalweg.codes.code import CodeFamily
 from thalweg.codes.linear import LinearCode, Matrix, amplification, even_tree
-from thalweg.codes.tree import refuse_what_does_not_fit
+from thalweg.codes.tree import CodeFamily, refuse_what_does_not_fit
 
 DRAWS = 50
 LARGE = 16  # children beyond which one draw has to do: all are bad

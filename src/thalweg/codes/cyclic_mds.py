@@ -14,9 +14,8 @@ from functools import cache
 
 import numpy as np
 
-from thalweg.codes.code import CodeFamily
 from thalweg.codes.linear import LinearCode, even_tree
-from thalweg.codes.tree import refuse_what_does_not_fit
+from thalweg.codes.tree import CodeFamily, refuse_what_does_not_fit
 from thalweg.errors import LayoutError
 
 

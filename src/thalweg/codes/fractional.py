@@ -27,8 +27,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.codes.code import CodeFamily
-from thalweg.codes.tree import ROOT, Branches, refuse_what_does_not_fit
+from thalweg.codes.tree import ROOT, Branches, CodeFamily, refuse_what_does_not_fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.codes.code import Plant
-from thalweg.codes.tree import Branches, even_children
+from thalweg.codes.tree import Branches, Plant, even_children
 from thalweg.declarations import Code
 
 Matrix = NDArray[np.float64]

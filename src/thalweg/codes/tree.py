@@ -2,11 +2,13 @@
 
 The root is not a worker: it decodes, and computes nothing. It lives in a worker's process or in one
 of its own, and is called ROOT here. Every other node is a worker, known by its rank.
+
+A family of codes is declared by a file in this folder that holds a `CODE`; nothing else changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from thalweg.declarations import Code
@@ -90,3 +92,17 @@ def refuse_what_does_not_fit(workers: int, fanout: int, stragglers: int) -> None
             f"a parent of {fanout} can't do without {stragglers} of them",
             f"use stragglers={fanout - 1} or less, or a larger fanout",
         )
+
+
+Plant = Callable[[Sequence[int], int, int], Branches]
+"""From the workers (most reliable first), the fanout and the stragglers to who answers whom, and
+the code of every parent. With as many children as workers it is a star."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeFamily:
+    name: str
+    summary: str
+    make: Callable[[int, int], Code]  # (members, stragglers)
+    plant: Plant
+    partial: bool = False  # whether what some have sent is part of the sum

@@ -29,30 +29,21 @@ class ACPSGD(LowRank):
         return {"left": self.left.by_name, "right": self.right.by_name}
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
-        turn = self._right if step % 2 else self._left
-        return turn(values, out, step, keep)
-
-    def _left(self, values: Array, out: Array, step: int, keep: bool) -> Iterator[Array]:
-        self.right.normalise(step)
-        orthonormalise(self.right.matrices)
-        self.project_left(values)
-        own = self.left.copy()
-        yield self.left.vector
-        self.refuse_not_finite(values, self.left)
+        odd = step % 2 == 1
+        turn, other = (self.right, self.left) if odd else (self.left, self.right)
+        other.normalise(step)
+        orthonormalise(other.matrices)
+        if odd:
+            self.project_right(values)
+        else:
+            self.project_left(values)
+        own = turn.copy()
+        yield turn.vector
+        self.refuse_not_finite(values, turn)
         self.multiply(self.left, self.right, out)
         if keep:
-            self.multiply(own, self.right, values, subtract=True)
-
-    def _right(self, values: Array, out: Array, step: int, keep: bool) -> Iterator[Array]:
-        self.left.normalise(step)
-        orthonormalise(self.left.matrices)
-        self.project_right(values)
-        own = self.right.copy()
-        yield self.right.vector
-        self.refuse_not_finite(values, self.right)
-        self.multiply(self.left, self.right, out)
-        if keep:
-            self.multiply(self.left, own, values, subtract=True)
+            left, right = (other, own) if odd else (own, other)
+            self.multiply(left, right, values, subtract=True)
 
 
 COMPRESSOR = Compressor(

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic, perf_counter, time
 from typing import Any
 
-from thalweg.doctor.facts import Facts
+from thalweg.doctor.finding import Facts
 from thalweg.doctor.listener import BLOCK, FLOW, HELLO, NUMBER, PINGS, WHO, Clock, receive
 
 OK = "ok"

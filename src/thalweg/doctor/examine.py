@@ -16,8 +16,7 @@ from thalweg.doctor import own
 from thalweg.doctor.board import Board
 from thalweg.doctor.environment import summary
 from thalweg.doctor.finding import Finding, summed_up
-from thalweg.doctor.follower import follow
-from thalweg.doctor.leader import Leader
+from thalweg.doctor.leader import Leader, follow
 from thalweg.doctor.listener import Clock, Listener
 from thalweg.errors import RunError, ThalwegError
 from thalweg.runtime import World
@@ -51,11 +50,9 @@ class Diagnosis:
         return cls(**{**content, "findings": findings})
 
 
-def silent(done: int, total: int) -> None:
-    pass
-
-
-def examine(timeout: float, progress: Progress = silent, clock: Clock = time) -> Diagnosis:
+def examine(
+    timeout: float, progress: Progress = lambda done, total: None, clock: Clock = time
+) -> Diagnosis:
     """As one worker of a launcher's, or alone. `timeout` seconds for the others to come."""
     seat = find_seat(os.environ)
     mine = own.look(seat)

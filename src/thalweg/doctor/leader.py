@@ -1,4 +1,5 @@
-"""Rank 0: waits for everybody's facts, has all call each other, orders flows, and judges."""
+"""Rank 0 waits for everybody's facts, has all call each other, orders flows, and judges. The others
+call everybody, then send flows as they are told, until it is over."""
 
 from __future__ import annotations
 
@@ -9,15 +10,53 @@ from time import monotonic
 from thalweg.doctor import limits, names, processor, rates, reach, versions
 from thalweg.doctor.board import Board
 from thalweg.doctor.calling import OK, Call, call_all, longest_calls, peers_of, send_flow
-from thalweg.doctor.facts import Facts, by_host
-from thalweg.doctor.finding import Finding
-from thalweg.doctor.follower import LONGEST_FLOWS, MARGIN, OVER, PATIENCE
+from thalweg.doctor.finding import Facts, Finding, by_host, concerning
 from thalweg.doctor.listener import Clock
 from thalweg.facts import about
 
+MARGIN = 10.0  # seconds for rank 0 beyond its own deadlines
+LONGEST_FLOWS = 60.0  # seconds for all of them
+PATIENCE = 3.0  # seconds for a flow to be answered
+OVER = "over"
 FAREWELL = 3.0  # seconds for the others to hear that it is over
 Progress = Callable[[int, int], None]
 MOST_SKEW = 0.1  # seconds
+
+
+def follow(board: Board, own: Facts, timeout: float, clock: Clock) -> list[Finding] | None:
+    """None: rank 0 tells what was found."""
+    roster = board.get("roster", monotonic() + timeout + MARGIN)
+    if roster is None:
+        return [*own.own_findings(), _no_leader(own, f"come within {timeout + MARGIN:g} s")]
+    present = {facts.rank: facts for facts in map(Facts.unpacked, roster)}
+    peers = [present[rank] for rank in peers_of(own.rank, list(present))]
+    board.put(f"calls/{own.rank}", [call.packed() for call in call_all(own.rank, peers, clock)])
+    silence = longest_calls(len(peers)) + LONGEST_FLOWS + 3 * MARGIN
+    turn = 0
+    while True:
+        order = board.get(f"order/{own.rank}/{turn}", monotonic() + silence)
+        if order is None:
+            return [
+                *own.own_findings(),
+                _no_leader(own, f"said anything for {silence:g} s"),
+            ]
+        if order == OVER:
+            board.put(f"left/{own.rank}", True)
+            return None
+        rate = send_flow(present[order["peer"]], order["seconds"], PATIENCE)
+        board.put(f"answer/{own.rank}/{turn}", {"rate": rate})
+        turn += 1
+
+
+def _no_leader(own: Facts, what: str) -> Finding:
+    return Finding(
+        check="ranks",
+        verdict="fail",
+        detail=f"rank 0 hasn't {what}, says {own.called}",
+        remedy="look at the output of rank 0, and whether it was started",
+        ranks=(0,),
+        names_them=True,
+    )
 
 
 class Leader:
@@ -175,9 +214,7 @@ def _mute(facts: Facts) -> Finding:
         verdict="fail",
         detail=f"{facts.called} has come, and then doesn't answer",
         remedy="look at its output, and whether its host is busy or its process is stopped",
-        ranks=(facts.rank,),
-        hosts=(facts.name,),
-        names_them=True,
+        **concerning(facts, named=True),
     )
 
 
@@ -237,6 +274,5 @@ def _off(there: Sequence[Facts], first: Facts, ahead: float, doubt: float) -> Fi
         detail=f"the clock is {about(abs(ahead), 's')} {way} {first.name}'s (give or take "
         f"{about(doubt, 's')}): logs of the two can't be put in order",
         remedy=f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}",
-        ranks=tuple(facts.rank for facts in there),
-        hosts=(there[0].name,),
+        **concerning(*there),
     )

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from thalweg.doctor.facts import Facts
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, concerning
 from thalweg.facts import about
 
 ANYWAY = 64  # open files
@@ -124,6 +123,5 @@ def _too_small(facts: Facts, setting: str, allowed: int, nbytes: float) -> Findi
         detail=f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
         f"{about(nbytes, 'B')}: TCP can't fill the link",
         remedy=f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'",
-        ranks=(facts.rank,),
-        hosts=(facts.name,),
+        **concerning(facts),
     )

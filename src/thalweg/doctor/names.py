@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from thalweg.doctor.facts import Facts, by_host, together
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, by_host, concerning, together
 from thalweg.transports.protection import is_loopback
 
 PATIENCE = 3.0  # seconds for a lookup
@@ -173,9 +172,7 @@ def _loopback_address(who: Sequence[Facts]) -> Finding:
         "host's own loopback: MASTER_ADDR leads there",
         remedy="set MASTER_ADDR to an address that other hosts reach, or name the interface: "
         "THALWEG_IFNAME",
-        ranks=tuple(facts.rank for facts in who),
-        hosts=(who[0].name,),
-        names_them=True,
+        **concerning(*who, named=True),
     )
 
 
@@ -186,8 +183,7 @@ def _loopback_name(who: Sequence[Facts], trap: str) -> Finding:
         detail=f"{trap}; Gloo would tell the other hosts that address, and they would call "
         "themselves",
         remedy=_remedy(who[0].name, who[0].interface),
-        ranks=tuple(facts.rank for facts in who),
-        hosts=(who[0].name,),
+        **concerning(*who),
     )
 
 

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from thalweg.doctor import environment, interfaces, limits, names, processor
-from thalweg.doctor.facts import Facts
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
 from thalweg.probing.worker import introduction
@@ -63,10 +62,7 @@ def look(seat: Seat) -> Own:
     found = environment.environment(seat, os.environ)
     facts = Facts(
         rank=seat.rank,
-        name=host,
-        machine=introduced["machine"],
-        stack=introduced["stack"],
-        cores=introduced["cores"],
+        **introduced,
         cpus=environment.cpus(),
         threads=torch.get_num_threads(),
         address=address,

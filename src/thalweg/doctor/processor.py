@@ -18,8 +18,7 @@ from typing import NoReturn
 
 import torch
 
-from thalweg.doctor.facts import Facts, by_host
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, by_host, concerning
 from thalweg.runtime.forked import fork
 
 PATIENCE = 10.0  # seconds for the child
@@ -59,8 +58,7 @@ def threads(ranks: Sequence[Facts]) -> list[Finding]:
                     f"core{'s' if cores > 1 else ''}",
                     remedy=f"set OMP_NUM_THREADS={each}"
                     + (", or start fewer workers there" if len(there) > cores else ""),
-                    ranks=tuple(facts.rank for facts in there),
-                    hosts=(there[0].name,),
+                    **concerning(*there),
                 )
             )
     if found:

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from thalweg.doctor import interfaces, limits, names, versions
 from thalweg.doctor.environment import versions as own_versions
-from thalweg.doctor.facts import Facts
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding
 from thalweg.doctor.own import GLOO_INTERFACE
 from thalweg.probing.worker import introduction
 from thalweg.runtime import World

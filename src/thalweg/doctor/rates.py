@@ -16,8 +16,7 @@ from itertools import islice
 from statistics import median, median_high
 from typing import Any
 
-from thalweg.doctor.facts import Facts
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, concerning
 from thalweg.facts import about
 
 Flow = tuple[int, int]
@@ -120,8 +119,7 @@ def _slow_host(facts: Facts, rates: Mapping[Flow, float], usual: float) -> Findi
         detail=f"flows get {', '.join(ways)}, where {_bits(usual)} is usual",
         remedy="look at its cable, its NIC's negotiated speed (ethtool), its rack's uplink and who "
         "else uses them; `thalweg probe` tells them apart",
-        ranks=(facts.rank,),
-        hosts=(facts.name,),
+        **concerning(facts),
     )
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from thalweg.doctor.calling import OK, STRANGER, Call
-from thalweg.doctor.facts import Facts, by_host, together
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, by_host, concerning, together
 
 FIREWALL = "let all TCP ports through between these hosts"
 OTHER = "name an interface that all hosts share: THALWEG_IFNAME, and GLOO_SOCKET_IFNAME for torch"
@@ -49,9 +48,7 @@ def _nobody_reaches(facts: Facts, why: set[str]) -> Finding:
         verdict="fail",
         detail=f"nobody reaches {facts.called} at {_where(facts)}: {_words(why)}",
         remedy=f"{OTHER}; if that is the right one, {FIREWALL}",
-        ranks=(facts.rank,),
-        hosts=(facts.name,),
-        names_them=True,
+        **concerning(facts, named=True),
     )
 
 
@@ -61,9 +58,7 @@ def _reaches_nobody(facts: Facts, why: set[str]) -> Finding:
         verdict="fail",
         detail=f"{facts.called} reaches nobody: {_words(why)}",
         remedy=_remedy(why),
-        ranks=(facts.rank,),
-        hosts=(facts.name,),
-        names_them=True,
+        **concerning(facts, named=True),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.doctor.facts import Facts, together
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Facts, Finding, concerning, together
 
 MUST_BE_EQUAL = ("thalweg",)  # what ranks send each other changes with it
 CHECKED = (*MUST_BE_EQUAL, "torch", "python", "cryptography", "numpy")
@@ -50,8 +49,7 @@ def secrets(ranks: Sequence[Facts]) -> list[Finding]:
             if lacking
             else "another job secret than the others",
             remedy="set THALWEG_SECRET, or THALWEG_SECRET_FILE, to the same on all workers",
-            ranks=tuple(facts.rank for facts in odd),
-            hosts=tuple(dict.fromkeys(facts.name for facts in odd)),
+            **concerning(*odd),
         )
     ]
 
@@ -72,7 +70,5 @@ def _finding(name: str, held: dict[str, list[Facts]]) -> Finding:
         detail=f"{name} differs: {told}",
         remedy=f"install {name} {usual} on {' and '.join(dict.fromkeys(f.name for f in odd))}, or "
         "make the environment anew from the same lock file on all hosts",
-        ranks=tuple(facts.rank for facts in odd),
-        hosts=tuple(dict.fromkeys(facts.name for facts in odd)),
-        names_them=True,
+        **concerning(*odd, named=True),
     )

@@ -37,10 +37,6 @@ CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 EventLike = Event | Mapping[str, Any]
 
 
-def no_progress(done: int, total: int) -> None:
-    pass
-
-
 class Lab:
     """Not there before `up()`, and gone after `down()`; `with` does both.
 
@@ -124,7 +120,7 @@ class Lab:
     def __exit__(self, *error: object) -> None:
         self.down()
 
-    def up(self, *, owned: bool = True, progress: Progress = no_progress) -> None:
+    def up(self, *, owned: bool = True, progress: Progress = lambda done, total: None) -> None:
         """Build it. An owned lab ends with this process at the latest."""
         if self._record is not None:
             raise LabError(f"lab {self.name!r} is up already", "use it, or take it down first")

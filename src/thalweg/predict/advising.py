@@ -20,7 +20,6 @@ from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Machine, Workload, about
 from thalweg.plan import Plan
-from thalweg.predict.advice import Advice, Advised, Break, Sweep
 from thalweg.predict.candidates import (
     BASELINE,
     Candidates,
@@ -28,7 +27,7 @@ from thalweg.predict.candidates import (
     candidates,
     with_buckets,
 )
-from thalweg.predict.estimate import Estimate
+from thalweg.predict.estimate import Advice, Advised, Break, Estimate, Sweep
 from thalweg.predict.extra_steps import IF_UNKNOWN, ExtraSteps
 from thalweg.predict.prediction import predict
 from thalweg.predict.what_if import scaled, slowest_nic

@@ -9,20 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from thalweg.errors import ClusterError, PlanError, WorkloadError
-from thalweg.facts import (
-    MODELS,
-    CodecCost,
-    Costs,
-    Duration,
-    Figure,
-    Machine,
-    Workload,
-    model_named,
-    read_workload,
-)
+from thalweg.facts import CodecCost, Costs, Duration, Figure, Machine, Workload, model_named
 from thalweg.predict.observed import Network
 
 RESNET50 = 25_557_032  # elements
@@ -111,14 +100,7 @@ def costs_of(model: str, gpu: str, batch: int) -> Costs:
 
 
 def workload_of(name: str, gpu: str = "v100", batch: int = 32) -> Workload:
-    """A well-known model, or a workload file (TOML), which brings its own costs."""
-    if name.endswith(".toml"):
-        return read_workload(Path(name))
-    if name not in MODELS:
-        raise WorkloadError(
-            f"there is no model {name!r}",
-            f"there are {', '.join(MODELS)}, or name a workload file (TOML)",
-        )
+    """A well-known model, with what its steps take."""
     return replace(model_named(name), costs=costs_of(name, gpu, batch))
 
 
@@ -137,9 +119,9 @@ class AssumedCodec:
     gathered: float = 0.0
     source: str
 
-    def cost(self, faster: float = 1.0) -> CodecCost:
+    def cost(self) -> CodecCost:
         def per_element(milliseconds: float) -> Figure:
-            return Figure(milliseconds / 1e3 / RESNET50 / faster, SPREAD)
+            return Figure(milliseconds / 1e3 / RESNET50, SPREAD)
 
         return CodecCost(
             encode=per_element(self.encode),
@@ -190,13 +172,12 @@ CODECS: Mapping[str, Mapping[str, AssumedCodec]] = {
 }
 
 
-def assumed_machine(codecs: str = "cpu", gpu: str = "v100") -> Machine:
-    """`codecs` says where compressors run: `v100`, or a GPU that is so much faster, or `cpu`."""
+def assumed_machine(codecs: str = "cpu") -> Machine:
+    """`codecs` says where compressors run: `v100` or `cpu`."""
     if codecs not in CODECS:
         raise PlanError(f"there are no codec times for {codecs!r}", f"use {', '.join(CODECS)}")
-    faster = _speed(gpu) if codecs != "cpu" else 1.0
     table = CODECS[codecs]
     return Machine(
-        codecs={text: codec.cost(faster) for text, codec in table.items()},
+        codecs={text: codec.cost() for text, codec in table.items()},
         assumed=tuple(f"{text}: {codec.source}" for text, codec in table.items()),
     )

@@ -24,11 +24,10 @@ from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Cluster, CodecCost, Lateness, Machine, Road, Workload
 from thalweg.plan import Plan
 from thalweg.predict import closed_forms as forms
-from thalweg.predict.cost import Cost
 from thalweg.predict.estimate import Breakdown
-from thalweg.predict.lateness import expected_latest
+from thalweg.predict.recurrence import expected_latest
 from thalweg.predict.script import codec_cost
-from thalweg.predict.symbols import Symbols
+from thalweg.predict.symbols import Cost, Symbols
 from thalweg.predict.synchronisation import Form, form_of
 from thalweg.rounds import warm_up
 from thalweg.schedules import Group

@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, floor, log2
 
-from thalweg.predict.cost import Cost, Phase, cost
-from thalweg.predict.symbols import Symbols
+from thalweg.predict.symbols import Cost, Phase, Symbols, cost
 from thalweg.schedules.trees import Shape, Tree, binary, complement, heap, over, over_racks
 
 

@@ -15,7 +15,7 @@ from thalweg.errors import PlanError
 from thalweg.facts import Link, Size
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flows import simulate
-from thalweg.predict.prediction import SETTLING, Setting, predict
+from thalweg.predict.prediction import SETTLING, Setting
 from thalweg.predict.recurrence import loads
 from thalweg.predict.replay import Passage, Replayed
 from thalweg.predict.script import Script
@@ -59,10 +59,10 @@ class Depth:
 
 def depth(setting: Setting) -> Depth:
     """What `predict` says, and what it is made of."""
-    estimate, form = _estimate(setting), None
+    estimate, form = setting.estimate(), None
     if setting.group.size > 1:
         with suppress(PlanError):  # of those that wait for a quorum, or for nobody
-            form = _estimate(setting, by_form=True)
+            form = setting.estimate(by_form=True)
     no_rounds = is_compensated(setting.plan) or setting.plan.cadence.staleness is not None
     if setting.group.size == 1 or setting.is_large or no_rounds:
         return Depth(estimate=estimate, form=form)
@@ -76,18 +76,6 @@ def depth(setting: Setting) -> Depth:
         passages=passages,
         links=tuple(_busy(setting, script.cycle, estimate.seconds)),
         alone=_alone(setting),
-    )
-
-
-def _estimate(setting: Setting, by_form: bool = False) -> Estimate:
-    return predict(
-        setting.plan,
-        setting.cluster,
-        setting.workload,
-        setting.machine,
-        declared=setting.group.cluster,
-        catalog=setting.catalog,
-        by_form=by_form,
     )
 
 

@@ -1,8 +1,14 @@
-"""What a step is predicted to take, and what of."""
+"""What a step is predicted to take, and what of; and what the advisor says of it: plans in order,
+and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thalweg.declarations import Promise
+from thalweg.facts import Cluster, Machine, Workload
+from thalweg.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +43,71 @@ class Estimate:
     def seconds(self) -> float:
         """The mean of a step."""
         return self.parts.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """A plan in the ranking. `steps` is how many steps it needs for one of `ddp`'s, None if nobody
+    measured that; plans are ranked by `steps` times seconds, those last whose `steps`
+    can't be relied on."""
+
+    plan: Plan
+    estimate: Estimate
+    vs_ddp: float  # speed-up of a step: above 1 is faster
+    promise: Promise
+    steps: float | None
+    reliable: bool = True  # whether `steps` holds in a long run too
+    survives: str
+    why: str
+
+    @property
+    def gain(self) -> float:
+        """The speed-up with the steps that it needs on top; 0 if those can't be relied on."""
+        return self.vs_ddp / self.steps if self.steps and self.reliable else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """Two plans take the same time at this rate of the links, in bits per second."""
+
+    slower_links: str  # the plan that is better below
+    faster_links: str  # and the one above
+    bits_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Seconds of a step by plan, with all links at each of these rates times what they are."""
+
+    rates: tuple[float, ...]  # bits per second of the slowest NIC
+    seconds: Mapping[str, tuple[float, ...]]
+    breaks: tuple[Break, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What `advise` says. `ranking` has the best first; `ddp` is always among them.
+    `left_out` says why of plans that weren't ranked."""
+
+    cluster: Cluster
+    workload: Workload
+    machine: Machine
+    allow: Promise
+    ranking: tuple[Advised, ...]
+    verdict: str  # one sentence: what to do, and whether plain DDP would do as well
+    optimizer: str = ""
+    next_class: Advised | None = None  # if nothing allowed gains enough: what would, if allowed
+    assumed: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    sweep: Sweep | None = None
+
+    def hint(self, option: str = "With --allow {}") -> str:
+        """What the next class would gain, if nothing that is allowed gains enough; or nothing."""
+        if (one := self.next_class) is None:
+            return ""
+        return f"{option.format(one.promise.value)}: {one.plan} {one.gain:.2f}x"
+
+    @property
+    def best(self) -> Advised:
+        """The first of the ranking."""
+        return self.ranking[0]

@@ -41,10 +41,6 @@ class Network:
     def of_gbps(cls, gbps: float, alpha: float) -> Network:
         return cls(alpha, gbps * 1e9 / 8)
 
-    @property
-    def gbps(self) -> float:
-        return self.bytes_per_second * 8 / 1e9
-
     def transfer(self, nbytes: float) -> float:
         return nbytes / self.bytes_per_second
 

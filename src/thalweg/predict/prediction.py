@@ -33,8 +33,7 @@ from thalweg.plan import Plan
 from thalweg.predict import recurrence
 from thalweg.predict.by_forms import parts_by_forms
 from thalweg.predict.estimate import Breakdown, Estimate
-from thalweg.predict.lateness import expected_latest
-from thalweg.predict.recurrence import own_pace
+from thalweg.predict.recurrence import expected_latest, own_pace
 from thalweg.predict.replay import Marks, Replayed, replay
 from thalweg.predict.script import Script, assumed_of_codec, codec_cost
 from thalweg.rounds import travelling
@@ -71,8 +70,7 @@ def predict(
     by_form   in closed form, however small the cluster; PlanError if the plan has none
     """
     setting = setting_of(plan, cluster, workload, machine, declared=declared, catalog=catalog)
-    parts, form = setting.parts(by_form)
-    return _estimate(setting, parts, form)
+    return setting.estimate(by_form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +100,38 @@ class Setting:
         """Whether replaying it would take minutes."""
         buckets = self.workload.buckets(self.plan.settings.bucket)
         return _messages(self.group.size, len(buckets)) > MOST_MESSAGES
+
+    def estimate(self, by_form: bool = False) -> Estimate:
+        """As in `predict`."""
+        parts, form = self.parts(by_form)
+        road, cost = self.road, codec_cost(self.plan.precision, self.machine)
+        assumed = (
+            *self.cluster.assumed,
+            *self.machine.assumed,
+            *assumed_of_codec(self.plan.precision, self.machine),
+        )
+        measured = max(road.byte.spread, *(figure.spread for _, figure in road.crowding))
+        drag = road.dragged(self.plan.topology.name).spread
+        model, guessed = MODEL if form == REPLAY else FORMS, GUESSED if assumed else 0.0
+        transfer = hypot(model, measured, drag, guessed)
+        codec = hypot(max(cost.encode.spread, cost.decode.spread, MODEL), guessed)
+        deviation = hypot(
+            COMPUTING * parts.compute,
+            transfer * parts.transfer,
+            codec * (parts.encode + parts.decode),
+            WAITING * parts.waiting,
+        )
+        if waits_for_nobody(self.plan, self.catalog):
+            deviation *= LESS_SURE
+        return Estimate(
+            sync=str(self.plan),
+            workers=self.group.size,
+            parts=parts,
+            low=max(0.0, parts.seconds - EIGHTY_PERCENT * deviation),
+            high=parts.seconds + EIGHTY_PERCENT * deviation,
+            form=form,
+            assumed=assumed,
+        )
 
     def parts(self, by_form: bool = False) -> tuple[Breakdown, str]:
         if self.group.size == 1:
@@ -299,34 +329,3 @@ def _seconds(marks: Sequence[Marks], step: int, *, late: bool) -> float:
         return max(mark.ended[step] for mark in marks) - max(mark.computed[step] for mark in marks)
     passages = [one for mark in marks for one in mark.passages if one.step == step]
     return max(one.ended for one in passages) - max(one.handed_in for one in passages)
-
-
-def _estimate(setting: Setting, parts: Breakdown, form: str) -> Estimate:
-    road, cost = setting.road, codec_cost(setting.plan.precision, setting.machine)
-    assumed = (
-        *setting.cluster.assumed,
-        *setting.machine.assumed,
-        *assumed_of_codec(setting.plan.precision, setting.machine),
-    )
-    measured = max(road.byte.spread, *(figure.spread for _, figure in road.crowding))
-    drag = road.dragged(setting.plan.topology.name).spread
-    model, guessed = MODEL if form == REPLAY else FORMS, GUESSED if assumed else 0.0
-    transfer = hypot(model, measured, drag, guessed)
-    codec = hypot(max(cost.encode.spread, cost.decode.spread, MODEL), guessed)
-    deviation = hypot(
-        COMPUTING * parts.compute,
-        transfer * parts.transfer,
-        codec * (parts.encode + parts.decode),
-        WAITING * parts.waiting,
-    )
-    if waits_for_nobody(setting.plan, setting.catalog):
-        deviation *= LESS_SURE
-    return Estimate(
-        sync=str(setting.plan),
-        workers=setting.group.size,
-        parts=parts,
-        low=max(0.0, parts.seconds - EIGHTY_PERCENT * deviation),
-        high=parts.seconds + EIGHTY_PERCENT * deviation,
-        form=form,
-        assumed=assumed,
-    )

@@ -21,8 +21,7 @@ from thalweg.declarations import Value
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.predict import closed_forms as forms
-from thalweg.predict.cost import Cost
-from thalweg.predict.symbols import Symbols, is_even
+from thalweg.predict.symbols import Cost, Symbols, is_even
 from thalweg.rounds import Round, compile_rounds, cycle
 from thalweg.schedules import Group, Traffic, together, traffic
 

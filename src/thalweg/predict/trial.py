@@ -15,20 +15,13 @@ others        topologies whose connections rest and get going again in one excha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from thalweg.catalog import default_catalog
+from thalweg.declarations import Value
 from thalweg.facts import Cluster, Link
 from thalweg.schedules import Group, Schedule, traffic
-from thalweg.schedules.topologies.double_tree import double_tree
-from thalweg.schedules.topologies.gossip import gossip
-from thalweg.schedules.topologies.halving_doubling import halving_doubling
-from thalweg.schedules.topologies.hierarchical import hierarchical
-from thalweg.schedules.topologies.native import native
-from thalweg.schedules.topologies.ps import ps
-from thalweg.schedules.topologies.ring import ring
-from thalweg.schedules.topologies.star import star
-from thalweg.schedules.topologies.tree import tree
 
 TINY = 4  # bytes
 SMALL = 4096  # bytes: up to there, what counts is messages
@@ -37,6 +30,13 @@ LARGEST = 1 << 26  # bytes: on fast links it takes less than that
 INSIDE = 1 << 23  # bytes, where there is no link
 FIRST_OF_DDP = 1 << 20  # bytes
 DRAGGED = ("halving_doubling", "double_tree", "star")
+MADE_BY: Mapping[str, tuple[str, Mapping[str, Value]]] = {  # others as their kind is called
+    "chain": ("tree", {"fanout": 1}),
+    "star": ("star", {"root": None}),
+    "gossip": ("gossip", {"graph": "ring"}),
+    "ps": ("ps", {"servers": None}),
+    "hierarchical": ("hierarchical", {"form": "parallel"}),
+}
 ITEM = 4  # bytes
 MADE_OF = 1 << 20  # elements, to see what a byte costs on the links
 
@@ -54,28 +54,16 @@ class Trial:
 def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
     """What runs at the same time in such a trial of so many bytes on every rank."""
     everybody, elements = Group.everybody(cluster), max(1, nbytes // ITEM)
-    match kind:
-        case "chain":
-            return (tree(everybody, elements, ITEM, 0, fanout=1),)
-        case "star":
-            return (star(everybody, elements, ITEM, 0, root=None),)
-        case "ring":
-            return (ring(everybody, elements, ITEM, 0),)
-        case "gossip":
-            return (gossip(everybody, elements, ITEM, 0, graph="ring"),)
-        case "ps":
-            return (ps(everybody, elements, ITEM, 0, servers=None),)
-        case "hierarchical":
-            return (hierarchical(everybody, elements, ITEM, 0, form="parallel"),)
-        case "halving_doubling":
-            return (halving_doubling(everybody, elements, ITEM, 0),)
-        case "double_tree":
-            return (double_tree(everybody, elements, ITEM, 0),)
-        case "native":
-            return tuple(native(everybody, part, ITEM, 0) for part in in_buckets(elements))
-        case _:
-            shared = [host.ranks for host in cluster.hosts if len(host.ranks) > 1]
-            return tuple(ring(everybody.subgroup(ranks), elements, ITEM, 0) for ranks in shared)
+    if kind == "local":
+        shared = [everybody.subgroup(host.ranks) for host in cluster.hosts if len(host.ranks) > 1]
+        return tuple(_schedule("ring", group, elements) for group in shared)
+    parts = in_buckets(elements) if kind == "native" else (elements,)
+    return tuple(_schedule(kind, everybody, part) for part in parts)
+
+
+def _schedule(kind: str, group: Group, elements: int) -> Schedule:
+    name, arguments = MADE_BY.get(kind, (kind, {}))
+    return default_catalog().topologies[name].build(group, elements, ITEM, 0, **arguments)
 
 
 def in_buckets(elements: int) -> tuple[int, ...]:

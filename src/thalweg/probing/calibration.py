@@ -36,10 +36,6 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: not known)."""
 
 
-def silent(what: str, done: int, total: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """`cluster` has the latency that messages have in use; `surveyed` is the one that the trials'
@@ -64,7 +60,7 @@ def calibrate(
     name: str = "calibration",
     step: int = 0,
     claim: Claim | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda what, done, total: None,
 ) -> Calibrated:
     """The same on all ranks, which call this together, at a moment at which nothing else is sent.
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from thalweg.probing.exchange import ANSWERS, ORDERS, Exchange
 from thalweg.probing.network import Flow
-from thalweg.probing.worker import LEADER, OVER, Order, obey
+from thalweg.probing.worker import LEADER, OVER, Order, obey, serve
+from thalweg.runtime import Alarm, World
 
 FLOWS_A_CORE = 4  # where hosts share a machine
 Counted = Callable[[int], None]
@@ -114,3 +115,26 @@ class Conductor:
         self.measurements += 1
         self._counted(self.measurements)
         return found
+
+
+def conducted(
+    room: World,
+    alarm: Alarm,
+    effort: Effort,
+    survey: Callable[[Conductor], Any],
+    counted: Counted,
+) -> Any:
+    """What rank 0's survey of the network gives, on all ranks, which call this together."""
+    line = room.transport()
+    try:
+        exchange = Exchange(line, alarm, room.timeout)
+        if room.rank != LEADER:
+            found = serve(exchange)
+        else:
+            conductor = Conductor(exchange, room.size, effort, counted)
+            found = survey(conductor)
+            conductor.end(found)
+        room.part(room.timeout, alarm)
+    finally:
+        line.close()
+    return found

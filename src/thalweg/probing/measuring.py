@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from thalweg.catalog import SETTINGS, refuse_retired
 from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportError, UsageError
 from thalweg.facts import Cluster, Duration, read_cluster
-from thalweg.probing.conductor import Conductor, Effort
-from thalweg.probing.exchange import Exchange
+from thalweg.probing.conductor import Conductor, Effort, conducted
 from thalweg.probing.result import Probed
 from thalweg.probing.survey import survey
-from thalweg.probing.worker import LEADER, serve
 from thalweg.runtime import Alarm, World
 
 ABOUT_A_HOST = 11  # measurements
 Progress = Callable[[int, int], None]
 """Called with how many measurements are done, and about how many there will be."""
-
-
-def silent(done: int, total: int) -> None:
-    pass
 
 
 def probe(
@@ -49,16 +44,27 @@ def measure(
     cluster: Cluster | str | Path | None = None,
     *,
     timeout: str | float = "30s",
-    effort: Effort | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda done, total: None,
 ) -> Probed:
     """As `probe`, with all that is to be said about it."""
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
-    declared = cluster if cluster is None or isinstance(cluster, Cluster) else _read(cluster)
+    declared = read_cluster(Path(cluster)) if isinstance(cluster, str | Path) else cluster
     world = World.join(seconds)
-    alarm = world.alarm()
+    alarm, start = world.alarm(), monotonic()
+
+    def counted(done: int) -> None:
+        progress(done, max(done + 1, ABOUT_A_HOST * world.size))
+
+    def survey_all(conductor: Conductor) -> dict[str, Any]:
+        return survey(conductor, declared, start).packed()
+
     try:
-        return _together(world, alarm, declared, seconds, effort or Effort(), progress)
+        if declared is not None and declared.workers != world.size:
+            raise UsageError(
+                f"the cluster has {declared.workers} workers, and {world.size} were started",
+                "start as many as it has, or describe those that were started",
+            )
+        return Probed.unpacked(conducted(world, alarm, Effort(), survey_all, counted))
     except BaseException as error:
         raise _told(alarm, error) from None
 
@@ -67,43 +73,6 @@ def refuse_other_transports(name: str) -> None:
     refuse_retired(name)
     if name not in SETTINGS["transport"].choices:
         raise UsageError(f"there is no transport {name!r}", "leave it out")
-
-
-def _together(
-    world: World,
-    alarm: Alarm,
-    declared: Cluster | None,
-    seconds: float,
-    effort: Effort,
-    progress: Progress,
-) -> Probed:
-    if declared is not None and declared.workers != world.size:
-        raise UsageError(
-            f"the cluster has {declared.workers} workers, and {world.size} were started",
-            "start as many as it has, or describe those that were started",
-        )
-    line = world.transport()
-    try:
-        exchange = Exchange(line, alarm, seconds)
-        if world.rank != LEADER:
-            found = serve(exchange)
-        else:
-            start = monotonic()
-
-            def counted(done: int) -> None:
-                progress(done, max(done + 1, ABOUT_A_HOST * world.size))
-
-            conductor = Conductor(exchange, world.size, effort, counted)
-            found = survey(conductor, declared, start).packed()
-            conductor.end(found)
-        world.part(seconds, alarm)
-    finally:
-        line.close()
-    return Probed.unpacked(found)
-
-
-def _read(path: str | Path) -> Cluster:
-    return read_cluster(Path(path))
 
 
 def _told(alarm: Alarm, error: BaseException) -> BaseException:

@@ -15,12 +15,10 @@ from time import monotonic
 
 from thalweg.facts import Cluster, Host, Rack, format_cluster, parse_cluster
 from thalweg.probing.assembly import cluster_of, names_of
-from thalweg.probing.conductor import Conductor, Effort, Station
-from thalweg.probing.exchange import Exchange
+from thalweg.probing.conductor import Conductor, Effort, Station, conducted
 from thalweg.probing.nics import measure_nics
 from thalweg.probing.survey import Surveyed, survey
 from thalweg.probing.uplinks import measure_uplinks
-from thalweg.probing.worker import LEADER, serve
 from thalweg.runtime import Alarm, World
 from thalweg.runtime.launch import ONE_RACK
 
@@ -43,20 +41,12 @@ def quick_survey(
     call this together, each in a room of the same name (`World.room`) that nothing else uses: so
     it serves in the middle of a run too, where nothing is sent meanwhile. Without declared racks it
     is a whole probe."""
-    line = room.transport()
-    try:
-        exchange = Exchange(line, alarm, room.timeout)
-        if room.rank != LEADER:
-            found = serve(exchange)
-        else:
-            effort = Effort() if declared is None else QUICK
-            conductor = Conductor(exchange, room.size, effort, counted)
-            found = format_cluster(surveyed(conductor, declared))
-            conductor.end(found)
-        room.part(room.timeout, alarm)
-    finally:
-        line.close()
-    return parse_cluster(found)
+    effort = Effort() if declared is None else QUICK
+
+    def survey_links(conductor: Conductor) -> str:
+        return format_cluster(surveyed(conductor, declared))
+
+    return parse_cluster(conducted(room, alarm, effort, survey_links, counted))
 
 
 def surveyed(network: Surveyed, declared: Cluster | None) -> Cluster:

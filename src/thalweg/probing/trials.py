@@ -41,10 +41,6 @@ Progress = Callable[[int, int], None]
 """Called with how many trials are done, and of how many."""
 
 
-def silent(done: int, total: int) -> None:
-    pass
-
-
 def run_trials(
     room: World,
     together: Together,
@@ -52,7 +48,7 @@ def run_trials(
     *,
     native: bool = False,
     typical: int | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda done, total: None,
 ) -> list[Trial]:
     """The same on all ranks, which call this together while nothing else is sent, in a room that
     nothing else uses. `native`: of the backend's own all-reduce too, where that can be had.

@@ -19,7 +19,7 @@ from thalweg.facts import Cluster, about
 from thalweg.records.computing import LATELY
 from thalweg.records.judging import verdicts
 from thalweg.records.late import Kind, Late
-from thalweg.records.record import Step
+from thalweg.records.record import Step, by_step
 
 OF_THE_VERDICT = 0.5
 
@@ -87,19 +87,13 @@ class _Course:
 
     @classmethod
     def of(cls, ranks: Mapping[int, Sequence[Step]]) -> _Course:
-        seconds: dict[int, list[float]] = {}
-        computing: dict[int, dict[int, float]] = {}
-        for rank, steps in ranks.items():
-            for step in steps:
-                seconds.setdefault(step.step, []).append(step.seconds)
-                computing.setdefault(step.step, {})[rank] = step.computing
-        return cls(
-            {step: fmean(found) for step, found in sorted(seconds.items())},
-            {
-                step: {rank: value - median_low(found.values()) for rank, value in found.items()}
-                for step, found in computing.items()
-            },
-        )
+        seconds: dict[int, float] = {}
+        beyond: dict[int, dict[int, float]] = {}
+        for number, steps in by_step(ranks).items():
+            usual = median_low(step.computing for step in steps.values())
+            seconds[number] = fmean(step.seconds for step in steps.values())
+            beyond[number] = {rank: step.computing - usual for rank, step in steps.items()}
+        return cls(seconds, beyond)
 
 
 def _episode(spell: Sequence[tuple[int, Late]], course: _Course) -> Episode:

@@ -17,7 +17,7 @@ from thalweg.facts import Cluster, about
 from thalweg.records.computing import Paces, Slow, Span
 from thalweg.records.late import Kind, Late
 from thalweg.records.links import Blamed, Links, Owner
-from thalweg.records.record import Flow, Step
+from thalweg.records.record import Flow, Step, by_step
 
 REMEMBERED = 12  # steps
 TWICE, OFTEN = 2, 4  # judgements in a row
@@ -206,16 +206,12 @@ def verdicts(
     """Of a run that is over: at each step, who was late. `formations` are from which step on there
     were which members, or another plan."""
     judge = Judge(cluster, sorted(ranks))
-    by_step: dict[int, dict[int, Report]] = {}
-    for rank, steps in ranks.items():
-        for step in steps:
-            by_step.setdefault(step.step, {})[rank] = Report.of(step)
     coming = deque(sorted(formations))
-    for number, reports in sorted(by_step.items()):
+    for number, steps in by_step(ranks).items():
         while coming and coming[0][0] <= number:
             judge.form(coming.popleft()[1])
-        for rank, report in reports.items():
-            judge.see(rank, [report])
+        for rank, step in steps.items():
+            judge.see(rank, [Report.of(step)])
         yield number, judge.judge()
 
 

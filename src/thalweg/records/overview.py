@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from thalweg.errors import ranks_text
@@ -41,20 +41,9 @@ class Account:
         return 8 * self.nbytes / self.seconds if self.seconds else 0.0
 
     def entries(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "host": self.host,
-            "rack": self.rack,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "computing": self.computing,
-            "exposed": self.exposed,
-            "hidden": self.hidden,
-            "encoding": self.encoding,
-            "waiting": self.waiting,
-            "share": self.share,
-            "mbps": self.bits_per_second / 1e6,
-        }
+        entries = asdict(self)
+        del entries["nbytes"]
+        return {**entries, "share": self.share, "mbps": self.bits_per_second / 1e6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,15 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+def by_step(ranks: Mapping[int, Iterable[Step]]) -> dict[int, dict[int, Step]]:
+    """By step, then by rank."""
+    found: dict[int, dict[int, Step]] = {}
+    for rank, steps in ranks.items():
+        for step in steps:
+            found.setdefault(step.step, {})[rank] = step
+    return dict(sorted(found.items()))
+
+
 def written(record: Record) -> str:
     """A line, without its end."""
     data = _of_step(record) if isinstance(record, Step) else asdict(record)

@@ -18,7 +18,7 @@ has set the clock, and the earlier holds until the later.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
@@ -319,15 +319,6 @@ def _shifted_round(each: Round, clock: Clock) -> Round:
     offset = started - each.started  # clocks don't drift much in a round, and peers are many
     peers = {peer: came + offset for peer, came in each.peers.items()}
     return Round(each.bucket, clock(each.ready), started, clock(each.ended), peers)
-
-
-def by_step(ranks: Mapping[int, Sequence[Step]]) -> dict[int, dict[int, Step]]:
-    """By step, then by rank."""
-    found: dict[int, dict[int, Step]] = {}
-    for rank, steps in ranks.items():
-        for step in steps:
-            found.setdefault(step.step, {})[rank] = step
-    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
 from thalweg.facts import about, counted
-from thalweg.predict.advice import Advice, Advised
-from thalweg.predict.estimate import Estimate
+from thalweg.predict.estimate import Advice, Advised, Estimate
 from thalweg.report.advice_svg import (
     PARTS,
     add_bars,

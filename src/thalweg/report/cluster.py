@@ -7,15 +7,16 @@ is dashed. What is slower than its like stands out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 from xml.etree import ElementTree as ET
 
 from rich.table import Table
 
-from thalweg.facts import Cluster, Host, Rack, about
+from thalweg.facts import Host, Rack, about
+from thalweg.probing.result import Probed, UplinkFound
 from thalweg.report.shapes import line, tip, words
+from thalweg.report.tables import table_of
 
 LEFT, RACK, GAP = 20, 224, 24
 CABLE = 40  # from the left of a rack to its uplink
@@ -40,55 +41,11 @@ svg { background: #0d1117; } text { fill: #e6edf3; } .faint { fill: #8d96a0; }
 """
 
 
-class MeasuredUplink(Protocol):
-    """Bits per second; not full: at least so many."""
-
-    @property
-    def rack(self) -> str: ...
-    @property
-    def out(self) -> float: ...
-    @property
-    def out_full(self) -> bool: ...
-    @property
-    def into(self) -> float: ...
-    @property
-    def into_full(self) -> bool: ...
-    @property
-    def oversubscription(self) -> float | None: ...
-
-
-class Measured(Protocol):
-    @property
-    def cluster(self) -> Cluster: ...
-    @property
-    def measured(self) -> bool: ...
-    @property
-    def round_trips(self) -> Mapping[str, float]: ...
-    @property
-    def uplinks(self) -> Sequence[MeasuredUplink]: ...
-    @property
-    def sureness(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def outliers(self) -> Sequence[str]: ...
-    @property
-    def contradictions(self) -> Sequence[str]: ...
-    @property
-    def notes(self) -> Sequence[str]: ...
-    @property
-    def transport(self) -> str: ...
-    @property
-    def measurements(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-
-def tables(found: Measured) -> list[Table]:
+def tables(found: Probed) -> list[Table]:
     return [_hosts(found)] + ([_uplinks(found)] if found.uplinks else [])
 
 
-def outcome_text(found: Measured, file: Path, picture: Path) -> str:
+def outcome_text(found: Probed, file: Path, picture: Path) -> str:
     lines = [f"racks ({found.sureness}): {found.reason}"]
     lines += [*found.outliers, *found.contradictions, *found.notes]
     lines.append(f"{found.measurements} measurements over {found.transport}, {found.seconds:.0f} s")
@@ -96,18 +53,14 @@ def outcome_text(found: Measured, file: Path, picture: Path) -> str:
     return "\n".join(lines)
 
 
-def heading(found: Measured) -> str:
+def heading(found: Probed) -> str:
     numbers = (len(found.cluster.hosts), "host"), (len(found.cluster.racks), "rack")
     return " in ".join(f"{number} {what}{'s' if number > 1 else ''}" for number, what in numbers)
 
 
-def _hosts(found: Measured) -> Table:
-    title = heading(found)
-    table = Table(title=title, title_justify="left", box=None)
-    for name in ("host", "rack", "ranks"):
-        table.add_column(name)
-    for name in ("NIC out", "NIC in", "round trip"):
-        table.add_column(name, justify="right")
+def _hosts(found: Probed) -> Table:
+    figures = (">NIC out", ">NIC in", ">round trip")
+    table = table_of("host", "rack", "ranks", *figures, title=heading(found))
     for rack in found.cluster.racks:
         for host in rack.hosts:
             seconds = found.round_trips.get(host.name)
@@ -122,11 +75,8 @@ def _hosts(found: Measured) -> Table:
     return table
 
 
-def _uplinks(found: Measured) -> Table:
-    table = Table(box=None)
-    table.add_column("uplink of")
-    for name in ("out", "in", "oversubscribed"):
-        table.add_column(name, justify="right")
+def _uplinks(found: Probed) -> Table:
+    table = table_of("uplink of", ">out", ">in", ">oversubscribed")
     for uplink in found.uplinks:
         factor = uplink.oversubscription
         table.add_row(
@@ -137,7 +87,7 @@ def _uplinks(found: Measured) -> Table:
     return table
 
 
-def way_texts(uplink: MeasuredUplink) -> tuple[str, str]:
+def way_texts(uplink: UplinkFound) -> tuple[str, str]:
     """Its rates out and in, in words."""
     out, into = (
         ("" if full else "at least ") + _bits(rate)
@@ -150,7 +100,7 @@ def _bits(rate: float) -> str:
     return about(rate, "bit/s")
 
 
-def draw_cluster(found: Measured) -> str:
+def draw_cluster(found: Probed) -> str:
     """As an SVG document."""
     racks = found.cluster.racks
     remarks = [*found.outliers, *found.contradictions]
@@ -179,7 +129,7 @@ def draw_cluster(found: Measured) -> str:
 def _draw_uplinks(
     root: ET.Element,
     racks: Sequence[Rack],
-    uplinks: Sequence[MeasuredUplink],
+    uplinks: Sequence[UplinkFound],
     outliers: Sequence[str],
 ) -> None:
     by_rack = {uplink.rack: uplink for uplink in uplinks}
@@ -204,7 +154,7 @@ def _draw_uplinks(
             words(root, x + 14, SPINE + 58, f"{factor:.1f}x oversubscribed", "slow" if slow else "")
 
 
-def _draw_rack(root: ET.Element, rack: Rack, left: int, found: Measured) -> None:
+def _draw_rack(root: ET.Element, rack: Rack, left: int, found: Probed) -> None:
     height = HEAD + HOST * len(rack.hosts) + 4
     _box(root, left, TOP, RACK, height, "rack")
     words(root, left + 10, TOP + 20, rack.name)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from rich.console import Group as Block
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from thalweg.codes import ROOT
 from thalweg.report.coded import Coded, needs_text, root_text
+from thalweg.report.tables import named
 
 INDENT = 4  # of a layer, in rich's trees
 MOST_LINES = 40
@@ -44,7 +44,7 @@ def coded_tree(view: Coded) -> RenderableType:
     _hang(tree, lines, 1, column)
     of = f"of {view.batch} samples" if view.batch is not None else "of the batch"
     title = Text(f"\nWho answers whom, and computes which part {of}", style="bold")
-    return Block(title, tree, Text(_legend(view), style="dim"), Text(""), _facts(view))
+    return Block(title, tree, Text(_legend(view), style="dim"), Text(""), named(view.facts()))
 
 
 def _few(view: Coded) -> bool:
@@ -130,11 +130,3 @@ def _legend(view: Coded) -> str:
     if view.allocation.branches.depth == 1:
         return text
     return f"{text}\n| divides teams, each of which answers another worker of the line above."
-
-
-def _facts(view: Coded) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    for name, text in view.facts():
-        grid.add_row(name, text)
-    return grid

@@ -1,29 +1,17 @@
-"""What compressors cost and on which links they pay, as a table; and what a step takes with them on
-links of every speed, as a picture: both axes are logarithmic, and every line has its name at its
-end.
+"""What a step takes with each compressor on links of every speed, as a picture: both axes are
+logarithmic, and every line has its name at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
-from typing import Any
 from xml.etree import ElementTree as ET
 
-from rich.table import Table
-
 from thalweg.facts import about
+from thalweg.report.scale import Scale, at_digits, scale_of, spread
 from thalweg.report.shapes import line, tip, words
 
-Row = Mapping[str, Any]
-HEADINGS = ("encode", "decode", "payload", "ratio", "sent", "break-even", "ddp beaten below")
-FIGURES = (
-    "encode, decode: processor time of one thread; payload: what a worker has to tell; sent: by "
-    "each worker",
-    "break-even: it pays on slower links than this if nothing is hidden behind backward; ddp "
-    "beaten below: the same where ddp hides what it can",
-)
 LEFT, TOP, WIDTH, HEIGHT, NAMES, BELOW = 70, 66, 620, 460, 270, 56
 APART = 15  # pixels between two names
 ROOM = 1.25  # above and below the lines
@@ -31,47 +19,6 @@ COLOURS = 8
 LIGHT = ["#0969da", "#1a7f37", "#bc4c00", "#8250df", "#bf3989", "#9a6700", "#0a7d91", "#cf222e"]
 DARK = ["#58a6ff", "#3fb950", "#f0883e", "#bc8cff", "#f778ba", "#d29922", "#39c5cf", "#ff7b72"]
 DASHES = ("", "7 3", "2 3")  # for each further round of colours
-
-
-def table_of(title: str, rows: Sequence[Row]) -> Table:
-    """Our methods, and then those that others use."""
-    table = Table(title=title, title_justify="left", box=None)
-    table.add_column("method")
-    table.add_column("exchange")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right")
-    own = [row for row in rows if not row["peer"]]
-    peers = [row for row in rows if row["peer"]]
-    for row in own:
-        table.add_row(*_cells(row))
-    if own and peers:
-        table.add_row()
-    for row in peers:
-        table.add_row(*_cells(row), style="dim")
-    return table
-
-
-def _cells(row: Row) -> list[str]:
-    together = row["decode_ms"] is None
-    return [
-        row["method"],
-        row["exchange"],
-        _milliseconds(row["encode_ms"]),
-        "with it" if together else _milliseconds(row["decode_ms"]),
-        about(row["payload_bytes"], "B"),
-        f"{row['ratio']:.3g}x",
-        about(row["wire_bytes"], "B"),
-        "" if row["breakeven_gbps"] is None else _speed(row["breakeven_gbps"]),
-        _speed(row["pays_below_gbps"]) if row["pays"] == "below" else row["pays"],
-    ]
-
-
-def _milliseconds(value: float) -> str:
-    return about(value / 1e3, "s")
-
-
-def _speed(gbps: float) -> str:
-    return about(1e9 * gbps, "bit/s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +40,15 @@ def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> 
     told = "Backward and synchronisation, by the speed of the links; lower is better"
     words(root, 16, 46, told, "faint")
     times = [value for curve in curves for value in curve.seconds]
-    across = _Axis(min(speeds), max(speeds), LEFT, LEFT + WIDTH)
-    up = _Axis(min(times) / ROOM, max(times) * ROOM, TOP + HEIGHT, TOP)
-    for value, at in across.ticks([1]):
+    ends = [min(times) / ROOM, max(times) * ROOM]
+    across = scale_of(speeds, start=LEFT, stop=LEFT + WIDTH, logarithmic=True)
+    up = scale_of(ends, start=TOP + HEIGHT, stop=TOP, logarithmic=True)
+    for value in at_digits(across.least, across.most, (1,)):
+        at = across.at(value)
         line(root, at, TOP, at, TOP + HEIGHT, "grid")
         words(root, round(at) - 24, TOP + HEIGHT + 20, about(value, "bit/s"), "faint")
-    for value, at in up.ticks([1, 2, 5]):
+    for value in at_digits(up.least, up.most, (1, 2, 5)):
+        at = up.at(value)
         line(root, LEFT, at, LEFT + WIDTH, at, "grid")
         words(root, 14, round(at) + 4, about(value, "s"), "faint")
     words(root, LEFT + WIDTH // 2 - 40, TOP + HEIGHT + 42, "speed of the links", "faint")
@@ -108,27 +58,6 @@ def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> 
     _name(root, curves, looks, up)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """Logarithmic, from a value at one pixel to another at another."""
-
-    least: float
-    most: float
-    start: int
-    stop: int
-
-    def place(self, value: float) -> float:
-        share = log10(value / self.least) / log10(self.most / self.least)
-        return round(self.start + share * (self.stop - self.start), 1)
-
-    def ticks(self, steps: Sequence[int]) -> Iterator[tuple[float, float]]:
-        """Powers of ten, times each of these steps."""
-        for power in range(floor(log10(self.least)), ceil(log10(self.most)) + 1):
-            for value in (step * 10.0**power for step in steps):
-                if self.least <= value * 1.001 and value <= self.most * 1.001:
-                    yield value, self.place(value)
 
 
 def _looks(curves: Sequence[Curve]) -> dict[str, dict[str, str]]:
@@ -151,38 +80,27 @@ def _draw(
     curve: Curve,
     look: dict[str, str],
     speeds: Sequence[float],
-    across: _Axis,
-    up: _Axis,
+    across: Scale,
+    up: Scale,
 ) -> None:
     points = [
-        f"{across.place(speed)},{up.place(seconds)}"
+        f"{across.at(speed)},{up.at(seconds)}"
         for speed, seconds in zip(speeds, curve.seconds, strict=True)
     ]
     tip(ET.SubElement(root, "polyline", {"points": " ".join(points), **look}), curve.name)
 
 
 def _name(
-    root: ET.Element, curves: Sequence[Curve], looks: dict[str, dict[str, str]], up: _Axis
+    root: ET.Element, curves: Sequence[Curve], looks: dict[str, dict[str, str]], up: Scale
 ) -> None:
     """In the order of the lines' ends, moved apart where these are close."""
-    ends = sorted((up.place(curve.seconds[-1]), curve.name) for curve in curves)
+    ends = sorted((up.at(curve.seconds[-1]), curve.name) for curve in curves)
+    places = spread([end for end, _ in ends], APART, 0, float(TOP + HEIGHT))
     right = LEFT + WIDTH
-    for (end, name), y in zip(ends, _apart([end for end, _ in ends]), strict=True):
+    for (end, name), y in zip(ends, places, strict=True):
         line(root, right, end, right + 26, y, "leader")
         line(root, right + 30, y, right + 48, y, "").attrib.update(looks[name])
         words(root, right + 54, round(y) + 4, name)
-
-
-def _apart(ends: Sequence[float]) -> list[float]:
-    """Places at least so far from one another, near these, and above the axis if they can be."""
-    places: list[float] = []
-    for end in ends:
-        places.append(max(end, places[-1] + APART if places else 0))
-    lowest = float(TOP + HEIGHT)
-    for number in reversed(range(len(places))):
-        places[number] = min(places[number], lowest)
-        lowest = places[number] - APART
-    return places
 
 
 def _style() -> str:

@@ -14,8 +14,7 @@ from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
 from thalweg.records.episodes import Episode
-from thalweg.records.record import Step
-from thalweg.records.timeline import by_step
+from thalweg.records.record import Step, by_step
 from thalweg.report.page import add, picture
 from thalweg.report.scale import Scale, spread
 from thalweg.report.shapes import line, tip, words

@@ -79,9 +79,19 @@ def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 def _logarithmic(least: float, most: float) -> list[list[float]]:
     decades = range(floor(log10(least)), ceil(log10(most)) + 1)
-    steps = [[digit * 10.0**decade for decade in decades for digit in d] for d in ROUND]
-    steps += [[10.0**decade for decade in decades if decade % every == 0] for every in (2, 3)]
-    return [[v for v in step if least * 0.999 <= v <= most * 1.001] for step in steps]
+    steps = [at_digits(least, most, digits) for digits in ROUND]
+    powers = [[10.0**decade for decade in decades if decade % every == 0] for every in (2, 3)]
+    return steps + [_between(least, most, each) for each in powers]
+
+
+def at_digits(least: float, most: float, digits: Sequence[int]) -> list[float]:
+    """Powers of ten times each of these digits, between the two."""
+    decades = range(floor(log10(least)), ceil(log10(most)) + 1)
+    return _between(least, most, [digit * 10.0**decade for decade in decades for digit in digits])
+
+
+def _between(least: float, most: float, values: Iterable[float]) -> list[float]:
+    return [value for value in values if least * 0.999 <= value <= most * 1.001]
 
 
 def _linear(least: float, most: float, number: int) -> list[float]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from thalweg.facts import about
+from thalweg.report.tables import table_of as blank_table
 from thalweg.report.training import as_svg
 
 if TYPE_CHECKING:
@@ -46,18 +47,15 @@ def table_of(name: str, rows: Sequence[Row]) -> Table:
 
 
 def _times_table(name: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=_title(name, rows[0]), title_justify="left", box=None)
     varied = VARIED.get(name)
-    if varied:
-        table.add_column(varied, justify="right")
-    table.add_column("scheme")
     stronger = any("stronger_cr_speedup" in row for row in rows)
     headings = ["load", "mean", "p50", "p95", "p99", "count", "links"]
     headings += [] if name == "pauses" else ["beyond", "waits"]
     headings += ["cr faster", *([f"{label(rows[-1])} faster"] if stronger else [])]
     headings += ["vs none late"] if name == "delays" else []
-    for heading in (*headings, "exact"):
-        table.add_column(heading, justify="right")
+    figures = (f">{heading}" for heading in (*headings, "exact"))
+    first = [f">{varied}"] if varied else []
+    table = blank_table(*first, "scheme", *figures, title=_title(name, rows[0]))
     for row in rows:
         cells = [about(row[varied], "s")] if varied else []
         cells += [label(row), *_figures(row, with_waits=name != "pauses")]
@@ -87,9 +85,9 @@ def _verdict(row: Row) -> str:
 
 
 def _surface_table(rows: Sequence[Row]) -> Table:
-    table = Table(title=_title("surface", rows[0]), title_justify="left", box=None)
-    for heading in ("bytes", "delay", "late", "cr mean", *(f"over {r}" for r in RIVALS), "exact"):
-        table.add_column(heading, justify="right")
+    over = (f">over {rival}" for rival in RIVALS)
+    headings = (">bytes", ">delay", ">late", ">cr mean", *over, ">exact")
+    table = blank_table(*headings, title=_title("surface", rows[0]))
     for (nbytes, delay, late), cell in _cells(rows).items():
         mean = cell["cr"]["mean"]
         table.add_row(

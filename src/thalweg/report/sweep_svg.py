@@ -13,7 +13,8 @@ from string import ascii_uppercase
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.predict.advice import Advice, Break, Sweep
+from thalweg.predict.estimate import Advice, Break, Sweep
+from thalweg.predict.what_if import slowest_nic
 from thalweg.report.page import add, picture, plan_text
 from thalweg.report.scale import Scale, scale_of, spread, value_at
 from thalweg.report.shapes import line, tip, words
@@ -60,12 +61,6 @@ def in_order(breaks: Sequence[Break]) -> list[Break]:
     return sorted(breaks, key=lambda each: each.bits_per_second)
 
 
-def slowest_nic(advice: Advice) -> float:
-    """Bits per second."""
-    nics = [host.nic for host in advice.cluster.hosts]
-    return min(min(nic.out, nic.into).bits_per_second for nic in nics)
-
-
 def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
     syncs = curves(advice, sweep)
     figure = add(parent, "figure", name="sweep")
@@ -101,7 +96,7 @@ def _draw(
     down = scale_of(values, start=TALL - BOTTOM, stop=TOP, logarithmic=True)
     chart = _Chart(root=root, sweep=sweep, syncs=syncs, across=across, down=down)
     _draw_axes(chart)
-    _draw_now(chart, slowest_nic(advice))
+    _draw_now(chart, slowest_nic(advice.cluster))
     _draw_curves(chart)
     _draw_breaks(chart)
 

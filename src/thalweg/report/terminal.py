@@ -22,6 +22,7 @@ from thalweg.report.coded_terminal import coded_tree
 from thalweg.report.explanation import MOST_WORKERS_DRAWN, Explanation, Scene, among, first_step
 from thalweg.report.groups import Groups
 from thalweg.report.mailbox import Mailbox
+from thalweg.report.tables import named, table_of
 from thalweg.schedules import Arrow, Group, Kind, Meeting, Message
 
 SIGNS = {Kind.ADD: "+", Kind.COPY: "=", Kind.QUORUM: "*"}
@@ -39,7 +40,7 @@ def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[Re
     if explanation.groups is not None:
         if explanation.groups.turns:
             yield groups_table(explanation.groups, width)
-        yield groups_facts(explanation.groups)
+        yield Block("", named(explanation.groups.facts()))
     if explanation.coded is not None:
         yield coded_tree(explanation.coded)
     if explanation.mailbox is not None:
@@ -92,11 +93,7 @@ def heading(
 
 def _story(found: Mailbox) -> RenderableType:
     title = Text("\nWho sends what to whom", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    for name, text in found.story:
-        grid.add_row(name, text)
-    return Block(title, grid)
+    return Block(title, named(found.story))
 
 
 def _drawing(scene: Scene, most_beats: int, width: int) -> RenderableType:
@@ -156,15 +153,9 @@ def _span(message: Message) -> str:
 
 
 def _rounds(explanation: Explanation) -> RenderableType:
-    table = Table(
-        title="Rounds of this step", title_justify="left", caption_justify="left", box=None
-    )
-    table.add_column("bucket", justify="right")
-    table.add_column("payload")
-    table.add_column("schedule")
-    table.add_column("groups")
-    for heading in ("bytes", "chunks", "sequential moves", "beats"):
-        table.add_column(heading, justify="right")
+    figures = (">bytes", ">chunks", ">sequential moves", ">beats")
+    exchanges = (">bucket", "payload", "schedule", "groups")
+    table = table_of(*exchanges, *figures, title="Rounds of this step")
     if len(explanation.scenes) > MOST_ROUNDS:
         table.caption = f"The first {MOST_ROUNDS} of {len(explanation.scenes)}."
     for scene in explanation.scenes[:MOST_ROUNDS]:
@@ -186,11 +177,8 @@ def _rounds(explanation: Explanation) -> RenderableType:
 
 def _ranks(explanation: Explanation) -> RenderableType:
     traffic, data = explanation.traffic, max(explanation.workload.nbytes, 1)
-    table = Table(title="Bytes per rank", title_justify="left", caption_justify="left", box=None)
-    for heading in ("rank", "host", "rack"):
-        table.add_column(heading)
-    for heading in ("sends", "of the data", "receives", "of the data", "messages"):
-        table.add_column(heading, justify="right")
+    figures = (">sends", ">of the data", ">receives", ">of the data", ">messages")
+    table = table_of("rank", "host", "rack", *figures, title="Bytes per rank")
     order = list(explanation.group.order)
     if len(order) > FEW:
         order = sorted(order, key=lambda rank: (-traffic.sent.get(rank, 0), rank))
@@ -218,10 +206,8 @@ def _links(explanation: Explanation) -> RenderableType:
     by_bytes = sorted(traffic.links, key=lambda link: -traffic.links[link])
     uplinks = [link for link in by_bytes if link.kind == "uplink"]
     nics = [link for link in by_bytes if link.kind == "nic"]
-    table = Table(title="Bytes per link", title_justify="left", caption_justify="left", box=None)
-    table.add_column("link")
-    for heading in ("bytes", "of the data", "rate", "at least"):
-        table.add_column(heading, justify="right")
+    figures = (">bytes", ">of the data", ">rate", ">at least")
+    table = table_of("link", *figures, title="Bytes per link")
     for link in [*sorted(uplinks[:FEW]), *nics[:2]]:
         nbytes, rate = traffic.links[link], rates.get(link)
         table.add_row(
@@ -285,14 +271,6 @@ def groups_table(view: Groups, width: int) -> RenderableType:
     return Block(title, picture, *(Text(note, style="dim") for note in notes))
 
 
-def groups_facts(view: Groups) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    for name, text in view.facts():
-        grid.add_row(name, text)
-    return Block("", grid)
-
-
 def _grid(view: Groups, shown: int) -> RenderableType:
     cells = _cells(view, shown)
     table = Table.grid(padding=(0, 2))
@@ -345,9 +323,7 @@ def _lettered(
 
 
 def _groups_listed(view: Groups) -> RenderableType:
-    table = Table(box=None)
-    table.add_column("step", justify="right")
-    table.add_column("groups")
+    table = table_of(">step", "groups")
     for step, meetings in enumerate(view.turns):
         table.add_row(str(step), "  ".join(map(_braced, meetings)))
     return table

@@ -6,17 +6,16 @@ enough. The user's file defines a function `job()` that returns a `Job`.
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 import thalweg.workloads
+from thalweg.catalog import declared
 from thalweg.declarations import listed, nearest, settle
 from thalweg.errors import PlanError, ThalwegError, WorkloadError
 from thalweg.plan import PlanText
@@ -34,12 +33,7 @@ def find_job(text: str) -> Job:
 
 def all_jobs() -> dict[str, JobKind]:
     """What comes with Thalweg, by name."""
-    modules = (
-        import_module(f"{thalweg.workloads.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(thalweg.workloads.__path__)
-    )
-    kinds: list[JobKind] = [module.JOB for module in modules if hasattr(module, "JOB")]
-    return {kind.name: kind for kind in kinds}
+    return declared(thalweg.workloads, "JOB")
 
 
 def parse_job(text: str) -> Job:
