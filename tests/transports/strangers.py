@@ -194,9 +194,9 @@ class Eavesdropper:
     """Between a client and a server, on a port of its own: passes everything on, and keeps what the
     client said, one recording a connection."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, port: int = 0) -> None:
         self._target = port_of(endpoint)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.recordings: list[bytearray] = []
         self._open: list[socket.socket] = [self._listener]

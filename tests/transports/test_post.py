@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.transports.ranks import PATIENCE, soon
-from tests.transports.strangers import calling, strange_identity
+from tests.transports.strangers import Eavesdropper, calling, strange_identity
 from thalweg.errors import PeerLost, TransportError
 from thalweg.transports import Refusal
 from thalweg.transports.post import HEADER, PURPOSE, Letter, Post, Sort
@@ -101,6 +102,8 @@ def test_a_peer_that_takes_nothing_is_not_waited_for(posts: Opener) -> None:
 
 def test_one_that_is_gone_is_known_to_be(posts: Opener) -> None:
     with posts(2) as (here, there):
+        here.send(Letter(1, Sort.RESULT, 0))
+        received(there, 1)
         assert not here.is_down(1)
         there.close()
         deadline = soon()
@@ -110,6 +113,30 @@ def test_one_that_is_gone_is_known_to_be(posts: Opener) -> None:
         assert here.seconds_down(1) >= 0
         assert not here.send(Letter(1, Sort.RESULT, 0))
         assert not here.send(Letter(5, Sort.RESULT, 0))  # was never there
+
+
+def test_one_that_is_slow_to_come_gets_what_was_sent_before(posts: Opener) -> None:
+    """Its address is known, and nobody is there yet."""
+    store = dist.HashStore()
+    with ExitStack() as stack:
+        here, there = posts.at(store, 0), posts.at(store, 1)
+        stack.callback(here.close)
+        with socket.create_server(("127.0.0.1", 0)) as closes:
+            port = closes.getsockname()[1]
+        card = there._door.card
+        elsewhere = replace(card, endpoint=f"tcp://127.0.0.1:{port}")
+        store.set("post/1", there._door._sealer.write(elsewhere))
+        here.meet([1], soon())
+        deadline = soon()
+        while not here.is_down(1):
+            assert monotonic() < deadline
+            here.receive(0.05)
+        stack.callback(there.close)
+        assert here.send(Letter(1, Sort.RESULT, 7))
+        relay = Eavesdropper(card.endpoint, port)
+        stack.callback(relay.close)
+        [came] = received(there, 1)
+        assert came == Letter(0, Sort.RESULT, 7)
 
 
 def test_one_that_is_back_elsewhere_says_so(posts: Opener) -> None:

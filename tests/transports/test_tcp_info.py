@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 from time import monotonic, sleep
 
 import pytest
 
-from thalweg.transports.tcp_info import DESCRIPTORS, OPTION, Connections, Sent, plain
+from thalweg.transports.tcp_info import DESCRIPTORS, OPTION, Connections, Sent, answers, plain
 
 pytestmark = pytest.mark.skipif(OPTION is None, reason="only Linux tells")
 MEGABYTE = 1 << 20
@@ -128,3 +128,16 @@ def test_descriptors_stay_open_and_may_close_at_any_time() -> None:
 )
 def test_plain(address: str, expected: str) -> None:
     assert plain(address) == expected
+
+
+def test_a_receiver_without_room_answers() -> None:
+    """For longer than it takes to give one up that doesn't."""
+    with connection() as (one, _):
+        one.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                one.send(bytes(MEGABYTE))
+        until = monotonic() + 5.0
+        while monotonic() < until:
+            assert answers(one)
+            sleep(0.1)

@@ -36,6 +36,8 @@ from thalweg.runtime.supervisor import Report, ignore, print_prefixed, run_worke
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 EventLike = Event | Mapping[str, Any]
 
+MESSAGE = 50e-6  # seconds of a core for a small message, sent and received, with waking up
+
 
 class Lab:
     """Not there before `up()`, and gone after `down()`; `with` does both.
@@ -327,12 +329,14 @@ def cores() -> int:
 
 
 def sharing_cores(cluster: Cluster) -> Cluster:
-    """Where nobody has said what a message costs, it costs so many times more as there are hosts to
-    a core of this machine: when all exchange messages at once, as they do, each waits for its turn.
-    With 84 hosts on 2 cores a schedule that doesn't know it cuts its messages far too fine."""
-    if not cluster.latency_is_assumed:
+    """The cluster with what a message costs here, where nobody has said it. If there are more hosts
+    than cores, each waits for its turn: when all exchange messages at once, as they do, the cores
+    handle one of every host in between. With 84 hosts on 2 cores a schedule that doesn't know it
+    cuts its messages far too fine."""
+    crowd = len(cluster.hosts) / cores()
+    if not cluster.latency_is_assumed or crowd <= 1:
         return cluster
-    each = cluster.latency.seconds * max(1.0, len(cluster.hosts) / cores())
+    each = cluster.latency.seconds + crowd * MESSAGE
     return replace(cluster, latency=Duration(each))
 
 

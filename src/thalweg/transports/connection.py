@@ -26,7 +26,6 @@ from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
 from thalweg.transports.refusal import Refusal
 from thalweg.transports.transport import Add, Array, Landing
 
-NO_ANSWER = 3000  # milliseconds for the other end's kernel to acknowledge what was sent
 IDLE = 5  # seconds of silence after which the kernel asks whether the other end is there
 STAGED = 4 * (RECORD_NBYTES + TAG_NBYTES)  # bytes of ciphertext that are made before they are sent
 BUFFER = 1 << 16  # bytes that are read at once, where payloads need not be decrypted
@@ -53,12 +52,7 @@ def prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", IDLE),
-        ("TCP_KEEPINTVL", 1),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", NO_ANSWER),
-    ):
+    for name, value in (("TCP_KEEPIDLE", IDLE), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

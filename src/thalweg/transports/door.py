@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from thalweg.errors import NotTrusted, RunError, TransportError
 from thalweg.transports.card import Card
 from thalweg.transports.cipher import RecordCipher
-from thalweg.transports.connection import NO_ANSWER, Outbound, prepare
+from thalweg.transports.connection import Outbound, prepare
 from thalweg.transports.handshake import (
     HELLO_NBYTES,
     MAGIC,
@@ -42,10 +42,13 @@ from thalweg.transports.handshake import (
 from thalweg.transports.line import Line, Store
 from thalweg.transports.protection import Protection
 from thalweg.transports.refusal import Refusal, Tally
+from thalweg.transports.tcp_info import answers
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 BACKLOG = 1024  # connections that may wait to be accepted, and that may be in a handshake
 HANDSHAKE = 5.0  # seconds for a connection to say who it is
+NO_ANSWER = 3.0  # seconds for the other end to take a connection
+LOOK = 1.0  # seconds between two looks whether the other ends still answer
 REDIAL = 0.1  # seconds after which a connection that failed is tried again
 LOOK_UP = 0.005  # seconds between two looks whether the store has answered
 Admit = Callable[[socket.socket, int, RecordCipher | None], None]
@@ -119,6 +122,8 @@ class Door:
         self._known: dict[int, Card] = {}
         self._callers: dict[_Caller, None] = {}  # the oldest first
         self._dialing: dict[Outbound, _Dialing] = {}
+        self._outbound: set[Outbound] = set()
+        self._looks = 0.0  # when to look after these
         self._orders: deque[tuple[float, Outbound]] = deque()  # whom to dial from when on
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -173,6 +178,7 @@ class Door:
 
     def dial(self, outbound: Outbound) -> None:
         """Open this connection, and again whenever it breaks."""
+        self._outbound.add(outbound)
         self._order(outbound, 0.0)
 
     def move(self, outbound: Outbound, card: Card) -> bool:
@@ -186,6 +192,7 @@ class Door:
 
     def hang_up(self, outbound: Outbound) -> None:
         """Close this connection for good; what waits in it is dropped."""
+        self._outbound.discard(outbound)
         with outbound.lock:
             outbound.closed = True
             self._drop(outbound.leave(outbound.card))
@@ -257,6 +264,7 @@ class Door:
             return LOOK_UP
         oldest = next(iter(self._callers), None)
         times = [when for when, _ in tuple(self._orders)]
+        times += [self._looks] if self._outbound else []
         times += [dialing.deadline for dialing in self._dialing.values()]
         if oldest is not None:
             times.append(oldest.deadline)
@@ -281,6 +289,18 @@ class Door:
                 self._turn_away(caller, Refusal.UNFINISHED)
             elif caller.looked_up is None:
                 break  # the others came later
+        if now >= self._looks:
+            self._looks = now + LOOK
+            for outbound in tuple(self._outbound):
+                self._look_after(outbound)
+
+    def _look_after(self, outbound: Outbound) -> None:
+        """A host that is cut off says nothing: its connections break when it doesn't answer."""
+        with outbound.lock:
+            if outbound.socket is None or answers(outbound.socket):
+                return
+            self.broke(outbound)
+        self._news()
 
     def _go_on(self, outbound: Outbound, events: int) -> None:
         """A connection that stands has room, or was closed by the other end."""
@@ -315,7 +335,7 @@ class Door:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM)
         prepare(connection)
-        deadline = monotonic() + NO_ANSWER / 1000
+        deadline = monotonic() + NO_ANSWER
         try:
             dialing = _Dialing(outbound, card, connection, deadline, Hello(self._identity, card))
         except ValueError:  # a key on a card that is none

@@ -117,7 +117,8 @@ class Post:
             if card is None:
                 return False
             outbound = self._wire.connect(card)
-        if outbound.down or len(outbound.queue) >= self._queue:
+        is_gone = outbound.down and outbound.broke  # one that was never there may only be slow
+        if is_gone or len(outbound.queue) >= self._queue:
             return False
         _, sort, step, piece, covered, array = letter
         payload = NOTHING if array is None else np.ascontiguousarray(array).reshape(-1).view("u1")

@@ -43,6 +43,7 @@ class Wire:
         room: str = "",
     ) -> None:
         self.outbound: dict[int, Outbound] = {}
+        self._inbound: set[Inbound] = set()
         self._header_nbytes = header_nbytes
         self._full: list[Outbound] = []  # connections with messages that the socket did not take
         self._selector = selectors.DefaultSelector()
@@ -125,9 +126,8 @@ class Wire:
 
     def keep_apart(self) -> None:
         """Let no message that is coming in write to where it was to go."""
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, Inbound):
-                key.data.keep_apart()
+        for inbound in tuple(self._inbound):
+            inbound.keep_apart()
 
     def close(self, lingers: Iterable[Outbound]) -> None:
         """Let what waits in these connections leave, for a moment, and close all."""
@@ -138,9 +138,8 @@ class Wire:
         self.hang_up()
         self.door.close()
         self._closed = True
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, Inbound):
-                key.data.socket.close()
+        for inbound in tuple(self._inbound):
+            inbound.socket.close()
         self._close_selector()
 
     def _close_selector(self) -> None:
@@ -151,6 +150,7 @@ class Wire:
     def _admit(self, connection: socket.socket, rank: int, cipher: RecordCipher | None) -> None:
         """In the network thread."""
         inbound = Inbound(connection, rank, cipher, self._header_nbytes)
+        self._inbound.add(inbound)
         self._register(connection, selectors.EVENT_READ, inbound)
 
     def _flush(self, outbound: Outbound) -> bool:
@@ -161,7 +161,7 @@ class Wire:
             self.door.broke(outbound)
             return True
 
-    def _write_here(self) -> list[tuple[Outbound, socket.socket]]:
+    def _write_here(self) -> list[tuple[Outbound, int]]:
         """Have this thread's selector tell of room in sockets that had none."""
         full, self._full = self._full, []
         writing = []
@@ -169,15 +169,14 @@ class Wire:
             with outbound.lock:
                 if outbound.socket is not None and not outbound.is_empty:
                     self.door.write_on(outbound, here=False)
-                    writing.append((outbound, outbound.socket))
+                    writing.append((outbound, outbound.socket.fileno()))
                     self._register(outbound.socket, selectors.EVENT_WRITE, outbound)
         return writing
 
-    def _write_there(self, writing: list[tuple[Outbound, socket.socket]]) -> None:
+    def _write_there(self, writing: list[tuple[Outbound, int]]) -> None:
         """Leave the rest to the network thread."""
-        for outbound, connection in writing:
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(connection)
+        for outbound, descriptor in writing:
+            self._unregister(descriptor, outbound)
             with outbound.lock:
                 if outbound.socket is not None and not outbound.is_empty:
                     self.door.write_on(outbound)
@@ -186,9 +185,10 @@ class Wire:
     def _write(self, outbound: Outbound) -> bool:
         """Go on with a message; whether somebody waits for it."""
         with outbound.lock:
-            if outbound.socket is not None and self._flush(outbound):
-                with suppress(KeyError, ValueError):
-                    self._selector.unregister(outbound.socket or 0)
+            if outbound.socket is not None:
+                descriptor = outbound.socket.fileno()
+                if self._flush(outbound):
+                    self._unregister(descriptor, outbound)
             tells, outbound.awaited = outbound.awaited, False
         return tells
 
@@ -199,6 +199,12 @@ class Wire:
             self._selector.unregister(connection.fileno())
             self._selector.register(connection, events, data)
 
+    def _unregister(self, descriptor: int, outbound: Outbound) -> None:
+        """Unless the descriptor is another's by now."""
+        key = self._selector.get_map().get(descriptor)
+        if key is not None and key.data is outbound:
+            self._selector.unregister(descriptor)
+
     def _read(self, inbound: Inbound, messages: list[Received], place: Place) -> None:
         try:
             goes_on = inbound.read(messages, place)
@@ -206,5 +212,6 @@ class Wire:
             self.door.refused.count(refused.why, peer=inbound.rank)
             goes_on = False
         if not goes_on:
+            self._inbound.discard(inbound)
             self._selector.unregister(inbound.socket)
             inbound.socket.close()
