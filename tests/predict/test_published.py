@@ -86,7 +86,7 @@ def errors_on_32(ways: Mapping[str, Way]) -> dict[str, dict[str, list[float]]]:
         print(
             f"{method:9} {network:18} mean {mean(map(abs, own)):.1%}",
             ", ".join(f"{model} {error:+.1%}" for model, error in zip(jobs, own, strict=True)),
-            f"({constants.alpha * 1e6:.1f} us, {constants.gbps:.1f} Gbit/s)",
+            f"({constants.alpha * 1e6:.1f} us, {constants.bytes_per_second * 8e-9:.1f} Gbit/s)",
         )
     return errors
 

@@ -21,7 +21,7 @@ from thalweg.rounds import compile_rounds
 from thalweg.schedules import Group
 
 BASELINE = "ddp"
-EXACT = (BASELINE, "ring", "halving_doubling", "double_tree", "tree", "ps", "umw")
+EXACT = (BASELINE, "ring", "halving_doubling", "double_tree", "tree", "tuned", "ps", "umw")
 EXACT_IN_RACKS = ("hierarchical", "hierarchical(form=leader)")
 CODED = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
 COMPRESSED = ("ring",)
