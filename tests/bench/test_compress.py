@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
@@ -108,6 +108,7 @@ def test_ddp_hides_all_but_the_last_bucket() -> None:
     st.floats(1e-4, 10),
     st.floats(1e-4, 10),
 )
+@example(50_002, 1, 50_002, 0.5, 8.0)  # shorter on fast links and on slow ones, longer in between
 def test_it_beats_ddp_just_below_that_speed(
     hidden: int, last: int, payload: int, seconds: float, backward: float
 ) -> None:

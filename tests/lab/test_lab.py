@@ -26,6 +26,7 @@ from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, Rate, read_clus
 from thalweg.facts.cluster import ASSUMED_LATENCY
 from thalweg.lab import Lab, sweep
 from thalweg.lab.fabric import has_netem
+from thalweg.lab.lab import MESSAGE
 from thalweg.lab.namespaces import inside
 from thalweg.runtime.forked import Report, fork
 from thalweg.runtime.launch import CLUSTER_VARIABLE
@@ -452,7 +453,7 @@ def test_without_root(new_name: Callable[[], str]) -> None:
 def test_hosts_that_share_cores_take_turns_unless_the_cluster_says_otherwise() -> None:
     cores = len(os.sched_getaffinity(0))
     many = Lab(racks=2, hosts=10 * cores)
-    assert many.cluster.latency.seconds == pytest.approx(20 * ASSUMED_LATENCY.seconds)
+    assert many.cluster.latency.seconds == pytest.approx(ASSUMED_LATENCY.seconds + 20 * MESSAGE)
     assert Lab(hosts=1).cluster.latency == ASSUMED_LATENCY
     declared = Cluster.regular([10 * cores], latency=Duration.parse("50us"))
     assert Lab.of(declared).cluster.latency == declared.latency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -88,7 +89,14 @@ def test_never_and_always() -> None:
         compute=1.0, codec=Codec(own=1.0), payloads=[Sent(211, observed.ring)], workers=2
     )
     assert observed.pays_below(step(1.0), larger, 0.0) == 0
-    assert observed.pays_below(step(1.0), halved(0.0), 0.0) == inf
+    sooner = replace(halved(0.0), compute=0.5)
+    assert observed.pays_below(step(1.0), sooner, 0.0) == inf
+
+
+def test_it_has_to_pay_on_all_slower_links() -> None:
+    """On the fastest, too, since DDP slows backward down, but not in between; below that, DDP takes
+    210 bytes, and half of them take 1 s more."""
+    assert observed.pays_below(step(1.0), halved(0.0), 0.0) == pytest.approx(105)
 
 
 def test_the_ratio_that_suffices() -> None:

@@ -74,6 +74,12 @@ class Dense:
         *hidden, last = self._sent(network)
         return max(self._backward, sum(hidden)) + last
 
+    def corner(self, alpha: float) -> float:
+        """The seconds for a byte at which what backward hides takes as long as backward."""
+        at_once, slowly = (sum(self._sent(Network(alpha, rate))[:-1]) for rate in (inf, 1.0))
+        rises = slowly > at_once
+        return max(0.0, (self._backward - at_once) / (slowly - at_once)) if rises else 0.0
+
     def as_printed(self, network: Network) -> float:
         """max(lambda T_comp, (k-1) T_comm(b) + T_comm(b^))"""
         return max(self._backward, sum(self._sent(network)))
@@ -122,17 +128,18 @@ class Compressed:
 
 
 def pays_below(dense: Dense, compressed: Compressed, alpha: float) -> float:
-    """Bytes per second below which the compressed step is shorter; 0 where it isn't on the slowest
-    links either, inf where it is on the fastest too.
+    """Bytes per second below which the compressed step is always shorter; 0 where it isn't on the
+    slowest links either, inf where it is on all.
 
     In x = 1 / rate both are straight but for one corner of the dense step's, which bends upwards.
-    So their difference is convex, and if it favours DDP at x = 0 it changes sign once at most."""
+    So their difference is convex: least at the corner or at x = 0, and beyond that it changes sign
+    once at most."""
 
     def gain(x: float) -> float:
         network = Network(alpha, 1 / x if x else inf)
         return dense.seconds(network) - compressed.seconds(network)
 
-    fast, slow = 0.0, SLOWEST
+    fast, slow = min((0.0, dense.corner(alpha)), key=gain), SLOWEST
     if gain(slow) <= 0:
         return 0.0
     if gain(fast) >= 0:
