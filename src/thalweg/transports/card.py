@@ -66,10 +66,6 @@ class Sealer:
         """Under which a rank's card lies in the store."""
         return f"{self.purpose}/{rank}"
 
-    def key_by(self, public: bytes) -> str:
-        """The same for one of whom only the public key is known."""
-        return f"{self.purpose}/by-key/{public.hex()}"
-
     def _is_sound(self, card: Card) -> bool:
         return (
             type(card.rank) is int

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -64,6 +64,8 @@ class _Caller:
     hello: bytearray = field(default_factory=bytearray)
     wanted: int = PREFIX.size  # bytes of the hello
     card: Card | None = None
+    reply: bytes = b""
+    cipher: RecordCipher | None = None
     looked_up: Future[bytes] | None = None  # what the store has as its card
 
 
@@ -333,15 +335,14 @@ class Door:
         host, _, port = card.endpoint.removeprefix("tcp://").rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        prepare(connection)
-        deadline = monotonic() + NO_ANSWER
         try:
-            dialing = _Dialing(outbound, card, connection, deadline, Hello(self._identity, card))
-        except ValueError:  # a key on a card that is none
-            connection.close()
+            hello = Hello(self._identity, card)
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except (ValueError, OSError):  # a key on a card that is none, or no free descriptor
             self._fail(outbound, card)
             return
+        prepare(connection)
+        dialing = _Dialing(outbound, card, connection, monotonic() + NO_ANSWER, hello)
         self._dialing[outbound] = dialing
         try:
             with suppress(BlockingIOError):
@@ -406,7 +407,7 @@ class Door:
     # Connections that others open
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        try:
             while True:
                 connection, _ = self._listener.accept()
                 prepare(connection)
@@ -415,6 +416,10 @@ class Door:
                 self._selector.register(connection, READ, caller)
                 if len(self._callers) > BACKLOG:
                     self._turn_away(next(iter(self._callers)), Refusal.UNFINISHED)
+        except BlockingIOError:
+            pass
+        except OSError:  # no descriptor is free: this is tried again at once otherwise
+            sleep(REDIAL)
 
     def _hear(self, caller: _Caller) -> None:
         if caller.looked_up is not None:  # it says more before it has an answer, or has gone
@@ -445,26 +450,21 @@ class Door:
     def _judge(self, caller: _Caller) -> None:
         """All of the hello is there."""
         hello = bytes(caller.hello)
-        caller.card = sender_of(self._identity, hello)
-        if caller.card is None:
+        card = caller.card = sender_of(self._identity, hello)
+        if card is None:
             self._turn_away(caller, Refusal.FORGED)
             return
-        if self.protection.secret is None and self._identity.private is not None:
-            # Only those who know this rank's card from the store get as far as a question to it.
-            if not self._is_right(hello, caller.card):
-                self._turn_away(caller, Refusal.STRANGER)
-                return
-            if self._known.get(caller.card.rank) != caller.card:
-                self._ask_for_card(caller, caller.card.rank)
-                return
-        self._let_in(caller, caller.card)
-
-    def _is_right(self, hello: bytes, card: Card) -> bool:
         try:
-            answered(self._identity, hello, card)
+            caller.reply, caller.cipher = answered(self._identity, hello, card)
         except ValueError:
-            return False
-        return True
+            self._turn_away(caller, Refusal.STRANGER)
+            return
+        # Only those who know this rank's card from the store get as far as a question to it.
+        believes_store = self.protection.secret is None and self.protection.encrypted
+        if believes_store and self._known.get(card.rank) != card:
+            self._ask_for_card(caller, card.rank)
+        else:
+            self._let_in(caller, card)
 
     def _ask_for_card(self, caller: _Caller, rank: int) -> None:
         name = self._sealer.key_of(rank)
@@ -487,17 +487,13 @@ class Door:
 
     def _let_in(self, caller: _Caller, card: Card) -> None:
         try:
-            reply, cipher = answered(self._identity, bytes(caller.hello), card)
-            caller.socket.send(reply)  # a new socket has room for it
-        except ValueError:
-            self._turn_away(caller, Refusal.STRANGER)
-            return
+            caller.socket.send(caller.reply)  # a new socket has room for it
         except OSError:
             self._turn_away(caller, Refusal.UNFINISHED)
             return
         del self._callers[caller]
         self._selector.unregister(caller.socket)
-        self._admit(caller.socket, card.rank, cipher)
+        self._admit(caller.socket, card.rank, caller.cipher)
 
     def _turn_away(self, caller: _Caller, why: Refusal) -> None:
         del self._callers[caller]

@@ -12,7 +12,7 @@ from threading import Condition
 from time import monotonic
 from typing import NamedTuple
 
-from thalweg.errors import PeerLate, ThalwegError, TransportClosed, TransportError
+from thalweg.errors import PeerLate, TransportClosed, TransportError
 from thalweg.transports.refusal import Refusal, Tally
 from thalweg.transports.transport import Address, Array
 
@@ -39,7 +39,6 @@ class Inbox:
         self._woken = False
         self._messages: dict[Address, deque[Array]] = {}
         self._early: list[_Early] = []
-        self._lost: dict[int, ThalwegError] = {}
 
     def refuse_if_closed(self, doing: str) -> None:
         if self.closed:
@@ -80,12 +79,6 @@ class Inbox:
             if not self.closed:
                 self._sort_in(_Early(formation, address, array))
                 self._changed.notify_all()
-
-    def lose(self, peer: int, error: ThalwegError) -> None:
-        """Nothing more will come from this peer: who waits for it gets this error."""
-        with self._changed:
-            self._lost[peer] = error
-            self._changed.notify_all()
 
     def take_now(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
         """One of these messages, if it is here."""
@@ -149,8 +142,6 @@ class Inbox:
             return address, array
         for peer in {address.peer for address in wanted}:
             self.refuse_if_no_member(peer)
-            if peer in self._lost:
-                raise self._lost[peer]
         return None
 
 

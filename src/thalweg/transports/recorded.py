@@ -38,9 +38,7 @@ class RecordedTransport:
         return self._inner.send(peer, label, array, deadline)
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        array = self._inner.receive(peer, label, deadline)
-        self._note(False, peer, label, array)
-        return array
+        return self.receive_any((Address(peer, label),), deadline)[1]
 
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
