@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import copy
 import io
 import os
@@ -168,6 +169,27 @@ def test_alone(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert apart(model, plain) < 1e-6
     run.close()
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("sync", ["ring", "asp"])
+def test_a_fork_that_ends_leaves_the_run_alone(sync: str) -> None:
+    """It ends as a script does, and exit functions are run."""
+
+    def work(rank: int) -> dict[str, Any]:
+        os.environ["THALWEG_ENCRYPTION"] = "on"
+        model, optimizer = line()
+        run = attach(model, optimizer, sync=sync, data=DATA, batch=6)
+        train(model, optimizer, run)
+        if not (child := os.fork()):
+            atexit._run_exitfuncs()
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        train(model, optimizer, run)
+        run.close()
+        return {"ended": ended, "refused": dict(run.refused)}
+
+    for result in on_ranks(2, work):
+        assert result == {"ended": 0, "refused": {}}
 
 
 def test_a_code_needs_others() -> None:

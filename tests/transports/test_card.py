@@ -51,6 +51,7 @@ def test_only_who_knows_the_secret_writes_cards() -> None:
         {"rank": -1},
         {"endpoint": "tcp://10.0.0.2:4711"},
         {"endpoint": "ipc:///tmp/there"},
+        {"endpoint": "tcp://10.0.0.1:65536"},
         {"key": bytes(32).hex()},
         {"key": ""},
         {"seal": ""},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from tests.transports.ranks import LABEL, hear, in_a_process, soon, tell
 from tests.transports.strangers import Receiver, calling, port_of, strange_identity
 from thalweg.errors import PeerLate, PeerLost, TransportError
-from thalweg.transports import Address, Label, Refusal, TcpTransport
+from thalweg.transports import Address, Label, Refusal, TcpTransport, door
 from thalweg.transports.card import Card
 from thalweg.transports.handshake import MAGIC, PREFIX, VERSION, Hello
 from thalweg.transports.protection import Protection
@@ -303,6 +305,67 @@ def test_a_store_that_is_gone_does_not_hide_a_peer_that_is(transports: Opener) -
         with pytest.raises(PeerLost, match="to rank 1"):
             ranks[0].receive_any([Address(1, LABEL)], soon())
         ranks[0].close()
+
+    in_a_process(work)
+
+
+def test_strangers_that_are_turned_away_while_they_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there is room for: the oldest go, also those that just say something."""
+    monkeypatch.setattr(door, "BACKLOG", 8)
+
+    def work() -> None:
+        with plain(0, 1) as (store, ranks):
+            where = port_of(card(store, 0).endpoint)
+            for _ in range(20):
+                waiting = [socket.create_connection(where) for _ in range(8)]
+                sleep(0.01)
+                more = []
+                for stranger in waiting:
+                    with suppress(OSError):
+                        stranger.send(b"t")
+                    more.append(socket.create_connection(where))
+                for stranger in (*waiting, *more):
+                    stranger.close()
+            exchange(ranks[0], ranks[1])
+            assert ranks[0]._wire.door._thread.is_alive()
+
+    in_a_process(work)
+
+
+def test_without_descriptors_it_goes_on_when_there_are_some() -> None:
+    def work() -> None:
+        with plain(0, 1) as (_, ranks):
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            held = []
+            resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+            with suppress(OSError):
+                while True:
+                    held.append(socket.socket())
+            ranks[0].send(1, LABEL, np.array([1]), soon())
+            sleep(0.5)
+            for each in held:
+                each.close()
+            assert ranks[1].receive(0, LABEL, soon()).view("i8")[0] == 1
+
+    in_a_process(work)
+
+
+def test_a_fork_neither_sends_nor_closes(transports: Opener) -> None:
+    """It has the same keys and the same numbers of records."""
+
+    def work() -> None:
+        with transports(0, 1) as (_, ranks):
+            exchange(ranks[0], ranks[1])
+            child = os.fork()
+            if not child:
+                try:
+                    ranks[0].send(1, LABEL, LARGE, soon())
+                except TransportError as error:
+                    ranks[0].close()
+                    os._exit("from a fork" not in str(error))
+                os._exit(2)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            exchange(ranks[0], ranks[1])
 
     in_a_process(work)
 

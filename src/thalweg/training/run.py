@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -88,6 +89,7 @@ class Run:
         records: Path | None = None,
         skips: bool = False,
     ) -> None:
+        self._process = os.getpid()
         self._session = Session(
             model=model,
             optimizer=optimizer,
@@ -441,7 +443,7 @@ class Run:
         """End this rank's part. Waits a moment for the others: what one has sent last, another
         may still have to read."""
         session = self._session
-        if session.closed:
+        if session.closed or os.getpid() != self._process:  # a fork is no rank
             return
         session.closed = True
         atexit.unregister(self.close)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from thalweg.transports.cipher import KEY_NBYTES
 
 LONGEST = 1024  # bytes of a card's text
-_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}", re.ASCII)
+LAST_PORT = 65535
+_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[\w.-]+):(\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,12 @@ class Sealer:
         return f"{self.purpose}/{rank}"
 
     def _is_sound(self, card: Card) -> bool:
+        endpoint = _ENDPOINT.fullmatch(card.endpoint)
         return (
             type(card.rank) is int
             and card.rank >= 0
-            and isinstance(card.endpoint, str)
-            and _ENDPOINT.fullmatch(card.endpoint) is not None
+            and endpoint is not None
+            and int(endpoint[3]) <= LAST_PORT
             and len(card.key) == (KEY_NBYTES if self.encrypted else 0)
         )
 

@@ -11,6 +11,7 @@ stays silent is dropped after a while, and the oldest ones first if there are ma
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 from collections import deque
@@ -44,6 +45,7 @@ from thalweg.transports.protection import Protection
 from thalweg.transports.refusal import Refusal, Tally
 from thalweg.transports.tcp_info import answers
 
+log = logging.getLogger("thalweg")
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 BACKLOG = 1024  # connections that may wait to be accepted, and that may be in a handshake
 HANDSHAKE = 5.0  # seconds for a connection to say who it is
@@ -234,25 +236,32 @@ class Door:
 
     def _work(self) -> None:
         while not self._closed:
-            for key, events in self._selector.select(self._seconds()):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._woken:
-                    with suppress(OSError):
-                        self._woken.recv(4096)
-                elif isinstance(key.data, Outbound):
-                    self._go_on(key.data, events)
-                elif isinstance(key.data, _Caller):
-                    self._hear(key.data)
-                elif isinstance(key.data, _Dialing):
-                    self._shake_hands(key.data)
-            self._follow_orders()
-            self._look_at_the_time()
+            try:
+                for key, events in self._selector.select(self._seconds()):
+                    self._attend_to(key, events)
+                self._follow_orders()
+                self._look_at_the_time()
+            except Exception:  # a defect: the other connections need this thread all the same
+                log.exception("the network thread of rank %d goes on after an error", self.rank)
+                sleep(REDIAL)
         for caller in self._callers:
             caller.socket.close()
         for dialing in self._dialing.values():
             dialing.socket.close()
         self._close_sockets()
+
+    def _attend_to(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif key.fileobj is self._woken:
+            with suppress(OSError):
+                self._woken.recv(4096)
+        elif isinstance(key.data, Outbound):
+            self._go_on(key.data, events)
+        elif isinstance(key.data, _Caller) and key.data in self._callers:  # still
+            self._hear(key.data)
+        elif isinstance(key.data, _Dialing) and key.data in self._dialing.values():
+            self._shake_hands(key.data)
 
     def _close_sockets(self) -> None:
         self._selector.close()

@@ -155,6 +155,8 @@ class Post:
 
     def close(self) -> None:
         """What was sent last may leave, for a moment, if somebody is there."""
+        if self._wire.is_forks:
+            return
         with self._closing:
             if self._closed:
                 return

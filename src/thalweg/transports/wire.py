@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic, sleep
 
+from thalweg.errors import TransportError
 from thalweg.transports.card import Card
 from thalweg.transports.cipher import RecordCipher
 from thalweg.transports.connection import Inbound, Outbound, Outgoing, Place, Received, Refused
@@ -52,6 +53,7 @@ class Wire:
         os.set_blocking(self._waker, False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._closed = False
+        self._process = os.getpid()
         try:
             self.door = Door(
                 rank,
@@ -67,6 +69,12 @@ class Wire:
             self._close_selector()
             raise
 
+    @property
+    def is_forks(self) -> bool:
+        """Whether this is a fork of the process that opened the connections, which alone may use
+        them: two that write to one would encrypt different texts under the same number."""
+        return os.getpid() != self._process
+
     def connect(self, card: Card) -> Outbound:
         """A connection to this peer, which opens in the background."""
         outbound = self.outbound[card.rank] = Outbound(card)
@@ -75,6 +83,11 @@ class Wire:
 
     def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
         """Write the message, or queue it if the socket is full or not open."""
+        if self.is_forks:
+            raise TransportError(
+                f"rank {self.door.rank} sends from a fork of its process",
+                "communicate in the process that attached",
+            )
         message = Outgoing(header, payload)
         with outbound.lock:
             idle = outbound.is_empty and outbound.socket is not None
