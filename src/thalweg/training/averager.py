@@ -34,9 +34,8 @@ from thalweg.training.handover import State
 from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
-from thalweg.training.parameters import ParameterAverager
+from thalweg.training.parameters import ParameterAverager, TwoLevelAverager
 from thalweg.training.slots import averaged_tensors
-from thalweg.training.two_level import TwoLevelAverager
 from thalweg.training.watch import Watch
 from thalweg.transports import Array
 
