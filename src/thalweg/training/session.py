@@ -32,9 +32,8 @@ from thalweg.training.ending import Ending
 from thalweg.training.feed import Feed
 from thalweg.training.finite import BadGradients
 from thalweg.training.handover import State
-from thalweg.training.held import Slots, parts_that_add_up
+from thalweg.training.held import Slots, parts_that_add_up, pay_back
 from thalweg.training.itinerary import Clock
-from thalweg.training.owed import pay_back
 from thalweg.training.replicas import refuse_what_differs
 from thalweg.training.resume import load, save
 from thalweg.training.sharing import Sharing
