@@ -9,7 +9,7 @@ more, it takes over another rank's state instead (`handover.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -30,13 +30,12 @@ from thalweg.runtime.fastest import FastestNode
 from thalweg.runtime.joining import join_tree
 from thalweg.runtime.node import Form, Node, Piece
 from thalweg.schedules import Group, Schedule, check, coded_tree
-from thalweg.training.carriers import Fill
+from thalweg.training.carriers import CarriesNothingOver, Fill
 from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.course import Course
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.handover import State
-from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import FlatBucket, Layout
 from thalweg.transports import Array
@@ -249,7 +248,7 @@ class Channels:
         return [Channel(payload, arithmetic_of(compressed.carries)), *exact]
 
 
-class RelayCarrier:
+class RelayCarrier(CarriesNothingOver):
     def __init__(
         self,
         tree: Tree,
@@ -269,14 +268,6 @@ class RelayCarrier:
         self._course = course
         self._begun = -1  # step that a part was handed in for
         self._last = -1  # step that was summed up
-
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        return ()
-
-    @property
-    def held_before(self) -> Slots:
-        return {}
 
     def begin(self) -> None:
         if self._last == self._clock.step:
@@ -311,9 +302,6 @@ class RelayCarrier:
         for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
             self._channels.all[piece.round].vector[piece.start : piece.stop] = array
         self._channels.finish(step)
-
-    def take_back(self) -> None:
-        """Nothing is kept from step to step."""
 
     def let_go(self) -> None:
         self._layout = replace(self._layout, buckets=())
