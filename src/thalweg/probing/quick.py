@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from time import monotonic
 
-from thalweg.facts import Cluster, Host, Rack, format_cluster, parse_cluster
+from thalweg.facts import Cluster, format_cluster, parse_cluster
 from thalweg.probing.assembly import cluster_of, names_of
 from thalweg.probing.conductor import Conductor, Effort, Station, conducted
 from thalweg.probing.nics import measure_nics
-from thalweg.probing.survey import Surveyed, survey
+from thalweg.probing.survey import Surveyed, declared_racks, in_one_rack, survey
 from thalweg.probing.uplinks import measure_uplinks
 from thalweg.runtime import Alarm, World
 from thalweg.runtime.launch import ONE_RACK
@@ -64,22 +64,11 @@ def surveyed(network: Surveyed, declared: Cluster | None) -> Cluster:
     return cluster_of(network.stations, names, racks, nics, uplinks, trips, declared)
 
 
-def in_one_rack(stations: Sequence[Station]) -> Cluster:
-    names = names_of(stations, None)
-    hosts = (
-        Host(name=name, ranks=station.ranks) for name, station in zip(names, stations, strict=True)
-    )
-    return Cluster(racks=(Rack(name="rack0", hosts=tuple(hosts)),))
-
-
 def racks_of(stations: Sequence[Station], declared: Cluster) -> list[frozenset[int]] | None:
     """The hosts of each declared rack, by number; None if a host isn't as it is declared."""
-    racks: dict[str, set[int]] = {}
-    for number, station in enumerate(stations):
-        if {*station.ranks} != {*declared.host(station.ranks[0]).ranks}:
-            return None
-        racks.setdefault(declared.rack(station.ranks[0]).name, set()).add(number)
-    return [frozenset(hosts) for hosts in racks.values()]
+    if any({*station.ranks} != {*declared.host(station.ranks[0]).ranks} for station in stations):
+        return None
+    return declared_racks(declared, [station.ranks[0] for station in stations])
 
 
 def _round_trips(
