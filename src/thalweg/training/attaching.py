@@ -33,9 +33,9 @@ from thalweg.training.batches import Batches
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending, errors_in_one_line, show_log_lines
 from thalweg.training.feed import Feed
+from thalweg.training.handover import Stateful
 from thalweg.training.run import Run
 from thalweg.training.sameness import agree, compare, description, host_names, hosts_of_all
-from thalweg.training.stateful import Stateful
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
 

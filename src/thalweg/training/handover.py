@@ -9,7 +9,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,10 +20,17 @@ from torch import nn
 from thalweg.errors import RunError
 from thalweg.training.course import Position
 from thalweg.training.packing import pack, unpack
-from thalweg.training.stateful import Stateful
 from thalweg.transports import Array
 
 LENGTH = struct.Struct("<Q")
+
+
+class Stateful(Protocol):
+    """A scheduler, a scaler, or anything else that has to travel with the training."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

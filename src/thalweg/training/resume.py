@@ -28,10 +28,10 @@ from thalweg.errors import CheckpointError, RunError
 from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
 from thalweg.training.course import Position
+from thalweg.training.handover import Stateful
 from thalweg.training.held import Slots, for_others, parts_that_add_up
 from thalweg.training.packing import pack, unpack
 from thalweg.training.sharing import Sharing
-from thalweg.training.stateful import Stateful
 
 FINE = "fine"
 MODELS = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}

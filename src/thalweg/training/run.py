@@ -36,6 +36,7 @@ from thalweg.training.ending import Ending
 from thalweg.training.feed import IsOver
 from thalweg.training.finite import Told, not_finite
 from thalweg.training.gradients import GradientAverager, SteppedAverager
+from thalweg.training.handover import Stateful
 from thalweg.training.held import folded
 from thalweg.training.hook import Hook
 from thalweg.training.incident import Incident
@@ -47,7 +48,6 @@ from thalweg.training.regrouping import Regrouping
 from thalweg.training.replicas import warn_of_what_differs, what_differs
 from thalweg.training.session import Session
 from thalweg.training.slots import has_other_slots, statistics_of
-from thalweg.training.stateful import Stateful
 from thalweg.training.steering import Chosen
 from thalweg.training.surveying import Surveyor
 from thalweg.training.survival import Survival

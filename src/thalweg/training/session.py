@@ -31,14 +31,13 @@ from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import Feed
 from thalweg.training.finite import BadGradients
-from thalweg.training.handover import State
+from thalweg.training.handover import State, Stateful
 from thalweg.training.held import Slots, parts_that_add_up, pay_back
 from thalweg.training.itinerary import Clock
 from thalweg.training.replicas import refuse_what_differs
 from thalweg.training.resume import load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
-from thalweg.training.stateful import Stateful
 
 log = logging.getLogger("thalweg")
 MEETINGS = 1000  # at the store before a step, at most
