@@ -19,7 +19,7 @@ from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.training.course import Position
-from thalweg.training.packing import pack, unpack
+from thalweg.training.packing import kinds_of, pack, unpack
 from thalweg.transports import Array
 
 LENGTH = struct.Struct("<Q")
@@ -65,10 +65,7 @@ class State:
             "ended": self.ended,
             "plan": self.plan,
             "tree": tree,
-            "tensors": {
-                name: [list(t.shape), str(t.dtype).removeprefix("torch.")]
-                for name, t in tensors.items()
-            },
+            "tensors": kinds_of(tensors),
         }
         return json.dumps(head).encode(), tensors
 
@@ -139,16 +136,3 @@ class State:
                 held.load_state_dict(state)
 
         return load
-
-
-def places_for(head: bytes, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Where the tensors can be put that this head tells of: in one's own, if they are of the same
-    kind, which saves memory."""
-    places = {}
-    for name, (shape, dtype) in json.loads(head)["tensors"].items():
-        kind = getattr(torch, dtype)
-        mine = own.get(name)
-        if mine is None or list(mine.shape) != shape or mine.dtype != kind:
-            mine = torch.empty(shape, dtype=kind)
-        places[name] = mine
-    return places

@@ -30,7 +30,7 @@ from thalweg.training import checkpoint
 from thalweg.training.course import Position
 from thalweg.training.handover import Stateful
 from thalweg.training.held import Slots, for_others, parts_that_add_up
-from thalweg.training.packing import pack, unpack
+from thalweg.training.packing import kinds_of, pack, places_for, unpack
 from thalweg.training.sharing import Sharing
 
 FINE = "fine"
@@ -141,10 +141,7 @@ def load(directory: Path, run: Resumable, reader: int) -> Loaded | None:
         return None
     run.sharing.take_from(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
     if world.rank != reader:
-        tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, (shape, dtype) in saying["tensors"].items()
-        }
+        tensors = places_for(saying["tensors"], {})
     run.sharing.take_from(reader, (tensors[name] for name in saying["tensors"]))
     states = unpack(saying["tree"], tensors)
     with _same_kind(saying["path"], type(model).__name__):
@@ -209,10 +206,7 @@ def _read(
         "position": saved.position,
         "ranks": saved.ranks,
         "tree": tree,
-        "tensors": {
-            name: [list(t.shape), str(t.dtype).removeprefix("torch.")]
-            for name, t in tensors.items()
-        },
+        "tensors": kinds_of(tensors),
     }
     return saying, tensors, kept
 
