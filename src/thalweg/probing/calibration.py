@@ -14,7 +14,6 @@ from thalweg.facts import (
     Cluster,
     CodecCost,
     Machine,
-    Size,
     Tensor,
     format_cluster,
     format_machine,
@@ -66,7 +65,6 @@ def calibrate(
     tensors: Sequence[Tensor] = (),
     codecs: Sequence[Choice] = (),
     native: bool = False,
-    bucket: Size = USUAL_BUCKET,
     name: str = "calibration",
     step: int = 0,
     claim: Claim | None = None,
@@ -76,7 +74,6 @@ def calibrate(
 
     declared   its racks are kept; a whole probe finds them if it is None
     codecs     compressors that are tried on such `tensors`
-    bucket     the largest that they will travel in
     native     try the backend's own all-reduce too, where Gloo connects
     name       of a part of the store that nothing else uses: another one each time
     step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
@@ -92,7 +89,7 @@ def calibrate(
         together,
         surveyed,
         native=native,
-        typical=min(bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(USUAL_BUCKET.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
