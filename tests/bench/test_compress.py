@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.compress.simulated import NUMPY_KERNELS
 from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
 from thalweg.bench.compress import Found, bench_compress
 from thalweg.bench.compress_costs import (
@@ -27,7 +28,7 @@ from thalweg.bench.compress_costs import (
 )
 from thalweg.bench.torch_hooks import alone_in_a_group
 from thalweg.catalog import default_catalog
-from thalweg.compress import NUMPY_KERNELS, Elementwise, Segment, Summed
+from thalweg.compress import Elementwise, Segment, Summed
 from thalweg.compress.codec import Array
 from thalweg.errors import PlanError
 from thalweg.facts import Tensor

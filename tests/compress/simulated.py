@@ -12,10 +12,38 @@ from thalweg.compress.arrangement import Arrangement, Segment
 from thalweg.compress.codec import Array, Codec, Gathered, Summed
 from thalweg.compress.compressor import Compressor
 from thalweg.compress.feedback import Feedback
-from thalweg.compress.kernels import NUMPY_KERNELS
 from thalweg.facts import Tensor
 
 Make = Callable[[], Codec]
+
+
+class NumpyKernels:
+    def narrow(self, source: Array, target: Array) -> None:
+        if target.dtype == np.float16:
+            with np.errstate(over="ignore"):  # to infinity, which is found where it is looked for
+                target[:] = source
+            return
+        bits = source.view(np.uint32)
+        even = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = (bits + np.uint32(0x7FFF) + even) >> np.uint32(16)
+        rounded[np.isnan(source)] = 0x7FC0
+        target[:] = rounded.astype(np.uint16).view(np.int16)
+
+    def widen(self, source: Array, target: Array) -> None:
+        if source.dtype == np.float16:
+            target[:] = source
+        else:
+            bits = source.view(np.uint16).astype(np.uint32) << np.uint32(16)
+            target[:] = bits.view(np.float32)
+
+    def product(self, left: Array, right: Array, out: Array, *, subtract: bool = False) -> None:
+        if subtract:
+            out -= left @ right
+        else:
+            np.matmul(left, right, out=out)
+
+
+NUMPY_KERNELS = NumpyKernels()
 
 
 def compressor(name: str) -> Compressor:

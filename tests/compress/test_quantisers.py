@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compress.simulated import NUMPY_KERNELS
 from tests.examples import examples
 from thalweg.catalog import default_catalog
-from thalweg.compress import NUMPY_KERNELS, Elementwise, Gathered, arrange
+from thalweg.compress import Elementwise, Gathered, arrange
 from thalweg.compress.packing import packed_nbytes, packing
 from thalweg.compress.sign import Tally
 from thalweg.errors import NotFinite

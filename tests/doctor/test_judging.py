@@ -17,8 +17,8 @@ from tests.doctor.patients import facts
 from thalweg.doctor import Finding, names, processor, rates
 from thalweg.doctor.calling import OK, Call, peers_of
 from thalweg.doctor.environment import shown
+from thalweg.doctor.examine import skew
 from thalweg.doctor.finding import Facts, summed_up, whom
-from thalweg.doctor.leader import skew
 from thalweg.doctor.limits import buffers_for, files_needed
 from thalweg.doctor.reach import unreachable
 from thalweg.doctor.versions import judged

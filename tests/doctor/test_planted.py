@@ -15,7 +15,8 @@ import torch
 import thalweg
 from tests.conftest import LabOf
 from tests.doctor.patients import examined_here, examined_in, problems
-from thalweg.doctor import Finding, leader
+from thalweg.doctor import Finding
+from thalweg.doctor import examine as examination
 from thalweg.doctor.examine import examine
 from thalweg.doctor.finding import failed
 from thalweg.doctor.limits import files_needed
@@ -227,10 +228,10 @@ def test_who_comes_and_then_dies() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def plant(rank: int) -> None:
-        leader.longest_calls = lambda number: 1.0
-        leader.MARGIN = 0.5
+        examination.longest_calls = lambda number: 1.0
+        examination.MARGIN = 0.5
         if rank == 1:
-            leader.call_all = die  # type: ignore[assignment]
+            examination.call_all = die  # type: ignore[assignment]
 
     found, *_ = examined_here(3, plant)
     gone = [f for f in problems(list(found.findings)) if f.check == "ranks"]
@@ -242,7 +243,7 @@ def test_who_comes_and_then_dies() -> None:
 
 def test_without_rank_0_the_others_say_so() -> None:
     def plant(rank: int) -> None:
-        leader.MARGIN = 0.5
+        examination.MARGIN = 0.5
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.probing.simulated import SimulatedSurvey
 from thalweg.facts import Cluster, Duplex, Host, Rack
-from thalweg.probing.quick import surveyed
+from thalweg.probing.calibration import survey_quickly
 from thalweg.probing.survey import survey
 from thalweg.runtime.launch import find_cluster
 
@@ -32,7 +32,7 @@ def assert_near(found: Duplex | None, real: Duplex | None) -> None:
 def test_rates_and_who_is_slow() -> None:
     simulated = network()
     declared = Cluster.regular([4] * 4)  # racks, and rates that nobody knows
-    found = surveyed(simulated, declared)
+    found = survey_quickly(simulated, declared)
     for host, real in zip(found.hosts, simulated.cluster.hosts, strict=True):
         assert (host.name, host.ranks) == (real.name, real.ranks)
         assert_near(host.nic, real.nic)
@@ -42,7 +42,7 @@ def test_rates_and_who_is_slow() -> None:
 
 def test_it_measures_a_fraction_of_a_probe() -> None:
     quick, whole = network(), network()
-    surveyed(quick, Cluster.regular([4] * 4))
+    survey_quickly(quick, Cluster.regular([4] * 4))
     survey(whole, None, 0.0)
     assert quick.tests * 0.2 <= 6.0  # seconds
     assert quick.tests + quick.pings < (whole.tests + whole.pings) / 2
@@ -50,7 +50,7 @@ def test_it_measures_a_fraction_of_a_probe() -> None:
 
 def test_without_racks_it_is_a_whole_probe() -> None:
     plain = SimulatedSurvey(Cluster.regular([4] * 4, nic="100mbit", uplink="100mbit"))
-    found = surveyed(plain, None)
+    found = survey_quickly(plain, None)
     assert [rack.ranks for rack in found.racks] == [
         tuple(range(first, first + 4)) for first in (0, 4, 8, 12)
     ]
@@ -61,7 +61,7 @@ def test_hosts_that_are_not_as_declared_are_probed() -> None:
     simulated = SimulatedSurvey(Cluster.regular([2, 2], nic="100mbit", uplink="50mbit"))
     pairs = [Host(name=f"h{first}", ranks=(first, first + 1)) for first in (0, 2)]
     declared = Cluster(racks=tuple(Rack(name=f"r{h.name}", hosts=(h,)) for h in pairs))
-    assert len(surveyed(simulated, declared).hosts) == 4
+    assert len(survey_quickly(simulated, declared).hosts) == 4
 
 
 def test_where_nothing_is_declared_the_hosts_that_are_there_are_one_rack() -> None:
@@ -69,7 +69,7 @@ def test_where_nothing_is_declared_the_hosts_that_are_there_are_one_rack() -> No
     hosts = [Host(name=f"h{n}", ranks=(2 * n, 2 * n + 1)) for n in range(4)]
     real = Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))
     quick, whole = SimulatedSurvey(real), SimulatedSurvey(real)
-    found = surveyed(quick, find_cluster(None, 8, {}))
+    found = survey_quickly(quick, find_cluster(None, 8, {}))
     survey(whole, None, 0.0)
     [rack] = found.racks
     assert [host.ranks for host in rack.hosts] == [host.ranks for host in hosts]
@@ -82,5 +82,5 @@ def test_one_host_has_no_links() -> None:
     host = Host(name="alone", ranks=(0, 1, 2))
     cluster = Cluster(racks=(Rack(name="r", hosts=(host,)),))
     simulated = SimulatedSurvey(cluster)
-    assert surveyed(simulated, cluster).hosts == (host,)
+    assert survey_quickly(simulated, cluster).hosts == (host,)
     assert simulated.tests == 0

@@ -15,9 +15,9 @@ from tests.training.workers import on_ranks, one_value
 from thalweg.errors import BETWEEN_STEPS
 from thalweg.facts import Cluster, Host, Rack
 from thalweg.predict.fitting import fit
-from thalweg.probing import trials
+from thalweg.probing import calibration
+from thalweg.probing.calibration import run_trials
 from thalweg.probing.together import Together
-from thalweg.probing.trials import run_trials
 from thalweg.runtime import Engine, World
 
 PAIR = Cluster(racks=(Rack(name="r", hosts=(Host(name="h", ranks=(0, 1)),)),))
@@ -56,8 +56,8 @@ def test_where_gloo_does_not_connect_one_rank_nobody_tries_it() -> None:
         return ProcessGroupGloo(*arguments)
 
     with (
-        patch.object(trials, "ProcessGroupGloo", gloo),
-        patch.object(trials, "PATIENCE", 0.5),
+        patch.object(calibration, "ProcessGroupGloo", gloo),
+        patch.object(calibration, "PATIENCE", 0.5),
     ):
         results = on_ranks(2, tried)
     assert one_value(results, "kinds") == ["chain", "star", "local"]

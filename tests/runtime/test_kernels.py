@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thalweg.compress import NUMPY_KERNELS, Kernels
+from tests.compress.simulated import NUMPY_KERNELS
+from thalweg.compress import Kernels
 from thalweg.runtime.arithmetic import TORCH_KERNELS
 
 KERNELS: Kernels = TORCH_KERNELS

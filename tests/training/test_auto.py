@@ -135,7 +135,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
 
     with (
         patch("thalweg.training.auto.advise", advise),
-        patch("thalweg.training.foresight.predict", predict),
+        patch("thalweg.training.auto.predict", predict),
     ):
         yield
 

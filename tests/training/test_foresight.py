@@ -11,7 +11,7 @@ from thalweg.predict import Advice, advise
 from thalweg.predict.extra_steps import ExtraSteps
 from thalweg.schedules import Group
 from thalweg.training.asked import is_auto, plan_at_first, with_settings
-from thalweg.training.foresight import Foresight, cycle_of, settling_of, waited_for
+from thalweg.training.auto import Foresight, cycle_of, settling_of, waited_for
 from thalweg.training.surveying import Findings
 
 

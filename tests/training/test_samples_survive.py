@@ -18,7 +18,7 @@ from thalweg.schedules import Group
 from thalweg.training import Run
 from thalweg.training.batches import Batches
 from thalweg.training.course import Position
-from thalweg.training.lost import Sharers
+from thalweg.training.regrouping import Sharers
 
 SIZE, DEAD = 4, 2
 SHARE = BATCH // SIZE

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from thalweg.facts import Cluster
-from thalweg.runtime.goodput import Seen
 from thalweg.schedules import Contention, Group
 from thalweg.schedules.topologies import shuffle
-from thalweg.training.watch import DWELL, Judge
+from thalweg.training.watch import DWELL, Judge, Seen
 
 USUAL = 12.5e6
 EVEN = Group.everybody(Cluster.regular([4] * 4))

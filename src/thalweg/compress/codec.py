@@ -25,15 +25,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from thalweg.compress.arrangement import Segment
-from thalweg.compress.kernels import Kernels
 
 Array = NDArray[Any]
 Slots = Mapping[str, Mapping[str, Array]]
+
+
+class Kernels(Protocol):
+    """The two operations that decide how fast a codec is: casts to half precision, and products of
+    thin matrices. Half-precision arrays are float16, or int16 with the bits of bfloat16."""
+
+    def narrow(self, source: Array, target: Array) -> None:
+        """float32 to half precision, rounded to nearest."""
+
+    def widen(self, source: Array, target: Array) -> None:
+        """Half precision to float32."""
+
+    def product(self, left: Array, right: Array, out: Array, *, subtract: bool = False) -> None:
+        """out = left right, or out -= left right; float32 matrices."""
+
+
 Layout = tuple[Sequence[Segment], int, Kernels]  # what all codecs are made for
 
 

@@ -6,14 +6,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from datetime import timedelta
+from functools import partial
+from itertools import combinations, count
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from thalweg.errors import BETWEEN_STEPS, NotFitted, RunError
 from thalweg.facts import (
     Cluster,
     CodecCost,
     Machine,
-    Size,
     Tensor,
     format_cluster,
     format_machine,
@@ -22,18 +30,34 @@ from thalweg.facts import (
 )
 from thalweg.plan import Choice, Settings
 from thalweg.predict.fitting import fit
-from thalweg.predict.trial import Trial
+from thalweg.predict.trial import ITEM, SMALL, Trial, busy, in_buckets, schedules, wanted
+from thalweg.probing.assembly import cluster_of, names_of
 from thalweg.probing.codecs import measure_codecs
-from thalweg.probing.quick import quick_survey
+from thalweg.probing.conductor import Conductor, Counted, Effort, Station, conducted
+from thalweg.probing.nics import measure_nics
+from thalweg.probing.survey import Surveyed, declared_racks, in_one_rack, survey
 from thalweg.probing.together import Claim, Together
-from thalweg.probing.trials import run_trials
+from thalweg.probing.uplinks import measure_uplinks
 from thalweg.probing.worker import LEADER
 from thalweg.runtime import Alarm, Engine, World
+from thalweg.runtime.launch import ONE_RACK
 
 USUAL_BUCKET = Settings().bucket
 FITTED = "fitted"  # in the store
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: not known)."""
+QUICK = Effort(pings=40, short=0.15, long=0.2)
+PARTNERS = 2  # of each host
+FILLED = 3  # times at most, each way of an uplink
+PINGED = 3  # hosts of each rack, by its first
+LEAST, MOST = 3, 5  # repetitions
+BUDGET = 6.0  # seconds for all of them, at the links' rates
+IN_A_ROW = 8  # of tiny ones
+WARM_UP = 1 << 16  # bytes
+REST = 0.03  # seconds in which links recover what they carry at once
+PATIENCE = 60.0  # seconds at most for the backend, and less than the engine's for who waits there
+Run = Callable[[int], None]
+"""So many times in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +80,6 @@ def calibrate(
     tensors: Sequence[Tensor] = (),
     codecs: Sequence[Choice] = (),
     native: bool = False,
-    bucket: Size = USUAL_BUCKET,
     name: str = "calibration",
     step: int = 0,
     claim: Claim | None = None,
@@ -66,7 +89,6 @@ def calibrate(
 
     declared   its racks are kept; a whole probe finds them if it is None
     codecs     compressors that are tried on such `tensors`
-    bucket     the largest that they will travel in
     native     try the backend's own all-reduce too, where Gloo connects
     name       of a part of the store that nothing else uses: another one each time
     step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
@@ -82,7 +104,7 @@ def calibrate(
         together,
         surveyed,
         native=native,
-        typical=min(bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(USUAL_BUCKET.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
@@ -114,3 +136,162 @@ def _fitted(
         return {"cluster": format_cluster(found.cluster), "machine": format_machine(machine)}
     except Exception as error:
         return {"problem": f"what was measured can't be fitted ({type(error).__name__}: {error})"}
+
+
+def quick_survey(
+    room: World,
+    alarm: Alarm,
+    declared: Cluster | None,
+    *,
+    counted: Counted = lambda done: None,
+) -> Cluster:
+    """The declared racks with the rates that their links have now; the same on all ranks, which
+    call this together, each in a room of the same name (`World.room`) that nothing else uses: so
+    it serves in the middle of a run too, where nothing is sent meanwhile. Without declared racks it
+    is a whole probe."""
+    effort = Effort() if declared is None else QUICK
+
+    def survey_links(conductor: Conductor) -> str:
+        return format_cluster(survey_quickly(conductor, declared))
+
+    return parse_cluster(conducted(room, alarm, effort, survey_links, counted))
+
+
+def survey_quickly(network: Surveyed, declared: Cluster | None) -> Cluster:
+    """On rank 0. What isn't declared as it stands is found out by a whole probe; where one rack is
+    only assumed, its hosts are those that are there.
+
+    A probe takes most of its time to find out who shares a rack. Where that is known, each host
+    sends to two partners of its rack and takes in from two, and each uplink is filled two or three
+    times each way, for a fifth of a second each (the first may have had a slow start: if two
+    differ, the median of three counts). Who looks slow is tried with others, as in a probe, so one
+    slow NIC or uplink is found and nobody else is blamed.
+    """
+    if declared is not None and ONE_RACK in declared.assumed:
+        declared = in_one_rack(network.stations)
+    racks = None if declared is None else racks_of(network.stations, declared)
+    if network.size == 1 or declared is None or racks is None:
+        return survey(network, declared, monotonic()).cluster
+    nics = measure_nics(network, racks, PARTNERS)
+    uplinks = measure_uplinks(network, racks, nics, FILLED)
+    names = names_of(network.stations, declared)
+    trips = _round_trips(network, racks)
+    return cluster_of(network.stations, names, racks, nics, uplinks, trips, declared)
+
+
+def racks_of(stations: Sequence[Station], declared: Cluster) -> list[frozenset[int]] | None:
+    """The hosts of each declared rack, by number; None if a host isn't as it is declared."""
+    if any({*station.ranks} != {*declared.host(station.ranks[0]).ranks} for station in stations):
+        return None
+    return declared_racks(declared, [station.ranks[0] for station in stations])
+
+
+def _round_trips(
+    network: Surveyed, racks: Sequence[frozenset[int]]
+) -> dict[tuple[int, int], float]:
+    """Of a few hosts of each rack, and between the racks' first hosts."""
+    within = [(min(rack), host) for rack in racks for host in sorted(rack)[1 : 1 + PINGED]]
+    across = combinations(sorted(min(rack) for rack in racks), 2)
+    return {pair: network.round_trip(*pair) for pair in (*within, *across)}
+
+
+def run_trials(
+    room: World,
+    together: Together,
+    cluster: Cluster,
+    *,
+    native: bool = False,
+    typical: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Trial]:
+    """The same on all ranks, which call this together while nothing else is sent, in a room that
+    nothing else uses. `native`: of the backend's own all-reduce too, where that can be had.
+    `typical` are the bytes that rounds will have, if known. `progress` is called with how many
+    trials are done, and of how many.
+
+    These are trials of the network by the engine that will train: how long schedules take that span
+    what plans do (`predict.trial`). Before each repetition all ranks meet, so that they start
+    together. Clocks of different hosts can't be compared, so a repetition takes as long as the
+    slowest rank's own clock says, from its meeting to its end. What is over in a few milliseconds
+    is run several times in a row, since meeting isn't exact. Trials take turns, so that what
+    disturbs a machine for a while doesn't meet all repetitions of one of them.
+
+    The backend is tried in a group of its own, which leaves the script's alone. Where Gloo doesn't
+    connect all ranks, or the script's group isn't one of Gloo, it isn't tried.
+    """
+    if room.size == 1:
+        return []
+    gloo = _gloo(room, together) if native else None
+    plan = list(wanted(cluster, backend=gloo is not None, typical=typical))
+    repeats = _repeats(cluster, plan)
+    prepared = [_prepared(together, gloo, cluster, kind, nbytes) for kind, nbytes in plan]
+    seconds: list[float] = []
+    for repeat in range(repeats):
+        for number, run in enumerate(prepared):
+            progress(repeat * len(plan) + number, repeats * len(plan))
+            times = IN_A_ROW if plan[number][1] <= SMALL else 1
+            seconds.append(_seconds(together, run, times))
+    progress(repeats * len(plan), repeats * len(plan))
+    slowest = [float(second) for second in together.compare(seconds).max(axis=0)]
+    return [
+        Trial(kind, nbytes, tuple(slowest[number :: len(plan)]))
+        for number, (kind, nbytes) in enumerate(plan)
+    ]
+
+
+def _repeats(cluster: Cluster, plan: Sequence[tuple[str, int]]) -> int:
+    once = sum(busy(kind, cluster, nbytes) for kind, nbytes in plan)
+    return MOST if once * MOST <= BUDGET else max(LEAST, int(BUDGET / once))
+
+
+def _gloo(room: World, together: Together) -> Any:
+    """A group of all ranks; None on all of them if one isn't connected."""
+    if dist.is_initialized() and "cpu:gloo" not in dist.get_backend_config():
+        return None
+    gloo = _connected(room)
+    return gloo if together.compare([gloo is not None]).all() else None
+
+
+def _connected(room: World) -> Any:
+    patience = timedelta(seconds=min(PATIENCE, room.timeout / 2))
+    try:
+        gloo: Any = ProcessGroupGloo(
+            PrefixStore("gloo", room.store), room.rank, room.size, patience
+        )
+        _all_reduce(gloo, [torch.zeros(1)], 1)
+    except RuntimeError:
+        return None
+    return gloo
+
+
+def _prepared(together: Together, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
+    """Such a trial, once its connections are there."""
+    _trial(together, gloo, cluster, kind, min(nbytes, WARM_UP))(1)
+    return _trial(together, gloo, cluster, kind, nbytes)
+
+
+def _trial(together: Together, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
+    if kind == "native":
+        parts = in_buckets(max(1, nbytes // ITEM))
+        return partial(_all_reduce, gloo, [torch.zeros(elements) for elements in parts])
+    own = [each for each in schedules(kind, cluster, nbytes) if together.rank in each.ranks]
+    if not own:
+        return together.stay_away
+    [schedule] = own
+    return partial(together.run, together.part(schedule), np.zeros(schedule.elements, np.float32))
+
+
+def _seconds(together: Together, run: Run, times: int) -> float:
+    """By this rank's clock, after all have met."""
+    sleep(REST)
+    together.meet()
+    start = perf_counter()
+    run(times)
+    return (perf_counter() - start) / times
+
+
+def _all_reduce(gloo: Any, tensors: Sequence[torch.Tensor], times: int) -> None:
+    for _ in range(times):
+        works = [gloo.allreduce([tensor]) for tensor in tensors]
+        for work in works:
+            work.wait()

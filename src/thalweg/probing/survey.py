@@ -46,7 +46,7 @@ def survey(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     ranks = [station.ranks[0] for station in network.stations]
     names = names_of(network.stations, declared)
     inferred = infer_racks(network, Random(SEED))
-    racks = inferred.racks if declared is None else _declared_racks(declared, ranks)
+    racks = inferred.racks if declared is None else declared_racks(declared, ranks)
     trips = _round_trips(network, racks, inferred)
     nics = measure_nics(network, racks)
     uplinks = measure_uplinks(network, racks, nics)
@@ -78,9 +78,7 @@ def _alone(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     [station] = network.stations
     ranks = station.ranks
     note = "there is one worker, and nothing to measure"
-    cluster = declared or Cluster(
-        racks=(Rack(name="rack0", hosts=(Host(name=names_of([station], None)[0], ranks=ranks),)),)
-    )
+    cluster = declared or in_one_rack([station])
     trips = {}
     if len(ranks) > 1:
         note = "all workers are on one host: there are no links to measure, and its NIC is assumed"
@@ -103,7 +101,16 @@ def _alone(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     )
 
 
-def _declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[int]]:
+def in_one_rack(stations: Sequence[Station]) -> Cluster:
+    names = names_of(stations, None)
+    hosts = (
+        Host(name=name, ranks=station.ranks) for name, station in zip(names, stations, strict=True)
+    )
+    return Cluster(racks=(Rack(name="rack0", hosts=tuple(hosts)),))
+
+
+def declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[int]]:
+    """The hosts of each, by their number among those that `ranks` speak for."""
     racks: dict[str, set[int]] = {}
     for host, rank in enumerate(ranks):
         racks.setdefault(declared.rack(rank).name, set()).add(host)

@@ -15,7 +15,7 @@ gradient whose answer has not come by then is sent again, and applied if it was 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -30,10 +30,8 @@ from torch import nn
 from thalweg.errors import PeerLost, RunError
 from thalweg.facts import Size
 from thalweg.runtime import Alarm, World
-from thalweg.training.carriers import Fill
-from thalweg.training.compression import CompressedBucket
+from thalweg.training.carriers import CarriesNothingOver, Fill
 from thalweg.training.gradients import GradientAverager, layout_of
-from thalweg.training.held import Slots
 from thalweg.training.layout import FlatBucket, Layout
 from thalweg.training.parameter_server import NOT_HERE, ParameterServer
 from thalweg.transports import Array
@@ -209,7 +207,7 @@ class AsynchronousAverager(GradientAverager):
             raise heard
 
 
-class Requests:
+class Requests(CarriesNothingOver):
     """The carrier of gradients to the server. Each request has a number, and one answer. One that
     is overdue is asked for, ever less often; the request itself goes again only if it was lost."""
 
@@ -235,14 +233,6 @@ class Requests:
         self._patience = patience
         self._number = 0
         self._said: list[Letter] = []
-
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        return ()
-
-    @property
-    def held_before(self) -> Slots:
-        return {}
 
     def begin(self) -> None:
         self._number += 1
@@ -294,9 +284,6 @@ class Requests:
 
     def leave(self) -> None:
         self._letters.send(Letter(self._root, Sort.LEAVE, 0))
-
-    def take_back(self) -> None:
-        """Nothing is kept from step to step."""
 
     def let_go(self) -> None:
         self._said = []

@@ -33,9 +33,10 @@ from thalweg.training.batches import Batches
 from thalweg.training.course import Course
 from thalweg.training.ending import Ending, errors_in_one_line, show_log_lines
 from thalweg.training.feed import Feed
+from thalweg.training.handover import Stateful
 from thalweg.training.run import Run
 from thalweg.training.sameness import agree, compare, description, host_names, hosts_of_all
-from thalweg.training.stateful import Stateful
+from thalweg.training.session import Session
 from thalweg.training.survival import Survival
 from thalweg.transports import Transport
 
@@ -145,21 +146,18 @@ def attach(
                 world = survival.find()
                 alarm = world.alarm()
         try:
-            run = Run(
+            session = Session(
                 model=model,
                 optimizer=optimizer,
-                plan=plan,
+                plan=plan_at_first(plan),
                 group=group,
-                world=world,
                 engine=engine,
-                alarm=alarm,
                 ending=ending,
-                survival=survival,
                 course=Course(feed),
                 state=state,
-                records=_records(records),
-                skips=nonfinite == "skip",
             )
+            skips = nonfinite == "skip"
+            run = Run(session, plan, world, alarm, survival, _records(records), skips=skips)
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()

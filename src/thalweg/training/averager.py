@@ -34,9 +34,8 @@ from thalweg.training.handover import State
 from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.native import DdpAdapter, NativeAverager
-from thalweg.training.parameters import ParameterAverager
+from thalweg.training.parameters import ParameterAverager, TwoLevelAverager
 from thalweg.training.slots import averaged_tensors
-from thalweg.training.two_level import TwoLevelAverager
 from thalweg.training.watch import Watch
 from thalweg.transports import Array
 
@@ -98,14 +97,13 @@ class Setting:
         if self.world.rank == self.keeper(plan):  # one who comes back is to find it
             self.world.put(UNDER_WAY, json.dumps([str(plan), self.clock.step]))
         parameters = trainable(model)
+        tell = self.bad_gradients.tell
         native = is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
-            tell = self.bad_gradients.tell
             return DdpAdapter(model, plan, self.group, self.engine, self.clock, tell, native=native)
         if native and self.group.size > 1:  # alone there is nothing to average
             self.world.join_process_group()
-            tell = self.bad_gradients.tell
             return NativeAverager(model, plan, self.world.membership, self.broken_off, tell)
         if plan.averages_parameters:
             return self._by_parameters(model, optimizer, plan)
@@ -130,12 +128,11 @@ class Setting:
         layout = layout_of(parameters, plan.settings.bucket, arranged)
         largest = inf if compression is None else compression.compressor.largest
         carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
-        tell = self.bad_gradients.tell
         return SteppedAverager(parameters, layout, carrier, self.broken_off, tell, largest)
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
-    ) -> ParameterAverager | TwoLevelAverager:
+    ) -> ParameterAverager:
         room = self.world.room(f"groups/{self.clock.step}")
         tensors = partial(
             averaged_tensors,
@@ -144,28 +141,20 @@ class Setting:
             room,
             self.alarm,
         )
-        if plan.cadence.two_levels and len(self.group.racks) > 1:
-            return TwoLevelAverager(
-                tensors,
-                plan,
-                self.group,
-                self.engine,
-                self.clock,
-                begins=self.begins,
-                broken_off=self.broken_off,
-            )
 
         def watch(group: Group, nbytes: int) -> Watch:
             return Watch(group, room, self.agreement, self.engine.arrivals, nbytes)
 
-        adjusts = bool(plan.topology.arguments.get("adjust"))
-        return ParameterAverager(
+        two_levels = plan.cadence.two_levels and len(self.group.racks) > 1
+        adjusts = plan.topology.arguments.get("adjust") and self.group.size > 1 and not two_levels
+        kind = TwoLevelAverager if two_levels else ParameterAverager
+        return kind(
             tensors,
             plan,
             self.group,
             self.engine,
             self.clock,
-            watch if adjusts and self.group.size > 1 else None,
+            watch if adjusts else None,
             begins=self.begins,
             broken_off=self.broken_off,
         )

@@ -56,6 +56,21 @@ class Carrier(Protocol):
         """What they kept before the step that was begun."""
 
 
+class CarriesNothingOver:
+    """For carriers that keep nothing from step to step."""
+
+    @property
+    def compressed(self) -> Collection[CompressedBucket]:
+        return ()
+
+    @property
+    def held_before(self) -> Slots:
+        return {}
+
+    def take_back(self) -> None:
+        """There is nothing to go back to."""
+
+
 class EngineCarrier:
     """`compression` is the plan's, if it has one."""
 

@@ -9,9 +9,9 @@ more, it takes over another rank's state instead (`handover.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
 from time import monotonic, sleep
@@ -22,24 +22,23 @@ from torch import nn
 
 from thalweg.codes import Allocation
 from thalweg.coding import allocation_of, fastest, is_compensated
-from thalweg.compress import arrange
+from thalweg.compress import Summed, arrange
 from thalweg.errors import RunError
 from thalweg.plan import Plan
-from thalweg.runtime import Alarm, Arrivals, Relay, World
+from thalweg.runtime import Alarm, Arithmetic, Arrivals, Relay, World, arithmetic_of
 from thalweg.runtime.fastest import FastestNode
 from thalweg.runtime.joining import join_tree
 from thalweg.runtime.node import Form, Node, Piece
 from thalweg.schedules import Group, Schedule, check, coded_tree
-from thalweg.training.carriers import Fill
-from thalweg.training.channels import Channels
+from thalweg.training.carriers import CarriesNothingOver, Fill
 from thalweg.training.compression import CompressedBucket, Compression
 from thalweg.training.course import Course
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.gradients import GradientAverager, layout_of
 from thalweg.training.handover import State
-from thalweg.training.held import Slots
 from thalweg.training.itinerary import Clock
 from thalweg.training.layout import FlatBucket, Layout
+from thalweg.transports import Array
 
 PAUSE = 0.01  # seconds between two looks at who is through
 LONG = 20.0  # seconds of absence after which a tree is planted without that rank
@@ -179,7 +178,77 @@ class Tree:
         return self._world.line.ask(lambda store: store.check([f"through/{rank}"]))
 
 
-class RelayCarrier:
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One vector of a step that is added up."""
+
+    vector: Array
+    arithmetic: Arithmetic
+
+
+class Channels:
+    """All vectors that the buckets of a layout travel in: each whole, or its payload and what goes
+    as it is. They are added on their way up a tree, so payloads must be linear, and take one
+    round."""
+
+    def __init__(self, layout: Layout, compression: Compression | None, rank: int) -> None:
+        self.all: list[Channel] = []
+        self._layout = layout
+        self._compressed: dict[int, CompressedBucket] = {}
+        self._under_way: dict[int, Iterator[Array]] = {}
+        self._step = -1  # of those
+        self._of: dict[int, list[int]] = {}
+        for bucket in layout.buckets:
+            if compression is not None:
+                self._compressed[bucket.index] = CompressedBucket(bucket, compression, rank)
+            vectors = self._vectors(bucket)
+            first = len(self.all)
+            self._of[bucket.index] = list(range(first, first + len(vectors)))
+            self.all += vectors
+
+    def contribution(self, bucket: FlatBucket, step: int) -> list[tuple[int, Array]]:
+        """What this rank adds to which channel; copies."""
+        self._encode(bucket, step)
+        return [(number, self.all[number].vector.copy()) for number in self._of[bucket.index]]
+
+    def finish(self, step: int) -> None:
+        """The channels hold the step's result: put it into the buckets."""
+        for index, payload in list(self._under_way.items()):
+            for _ in payload:
+                raise AssertionError("a linear codec has one round")
+            self._compressed[index].store()
+        self._under_way.clear()
+
+    def open(self, step: int) -> None:
+        """Make channels ready for a step's result, also those that this rank added nothing to."""
+        if self._step != step:
+            self._under_way.clear()  # of a step whose result never came
+        for bucket in self._layout.buckets:
+            if bucket.index not in self._under_way:
+                self._encode(bucket, step)
+
+    def _encode(self, bucket: FlatBucket, step: int) -> None:
+        compressed = self._compressed.get(bucket.index)
+        if compressed is None or not isinstance(compressed.codec, Summed):
+            return
+        values = compressed.load()
+        payload = compressed.codec.rounds(values, values, step, keep=False)
+        next(payload)
+        self._step = step
+        self._under_way[bucket.index] = payload
+
+    def _vectors(self, bucket: FlatBucket) -> list[Channel]:
+        compressed = self._compressed.get(bucket.index)
+        rest = bucket.vector[bucket.arrangement.length :]
+        exact = [Channel(rest, bucket.arithmetic)] if len(rest) else []
+        if compressed is None or not isinstance(compressed.codec, Summed):
+            return exact
+        values = compressed.load()
+        payload = next(compressed.codec.rounds(values, values, 0, keep=False))
+        return [Channel(payload, arithmetic_of(compressed.carries)), *exact]
+
+
+class RelayCarrier(CarriesNothingOver):
     def __init__(
         self,
         tree: Tree,
@@ -199,14 +268,6 @@ class RelayCarrier:
         self._course = course
         self._begun = -1  # step that a part was handed in for
         self._last = -1  # step that was summed up
-
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        return ()
-
-    @property
-    def held_before(self) -> Slots:
-        return {}
 
     def begin(self) -> None:
         if self._last == self._clock.step:
@@ -241,9 +302,6 @@ class RelayCarrier:
         for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
             self._channels.all[piece.round].vector[piece.start : piece.stop] = array
         self._channels.finish(step)
-
-    def take_back(self) -> None:
-        """Nothing is kept from step to step."""
 
     def let_go(self) -> None:
         self._layout = replace(self._layout, buckets=())

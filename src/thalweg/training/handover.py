@@ -9,7 +9,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,11 +19,18 @@ from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.training.course import Position
-from thalweg.training.packing import pack, unpack
-from thalweg.training.stateful import Stateful
+from thalweg.training.packing import kinds_of, pack, unpack
 from thalweg.transports import Array
 
 LENGTH = struct.Struct("<Q")
+
+
+class Stateful(Protocol):
+    """A scheduler, a scaler, or anything else that has to travel with the training."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +65,7 @@ class State:
             "ended": self.ended,
             "plan": self.plan,
             "tree": tree,
-            "tensors": {
-                name: [list(t.shape), str(t.dtype).removeprefix("torch.")]
-                for name, t in tensors.items()
-            },
+            "tensors": kinds_of(tensors),
         }
         return json.dumps(head).encode(), tensors
 
@@ -132,16 +136,3 @@ class State:
                 held.load_state_dict(state)
 
         return load
-
-
-def places_for(head: bytes, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Where the tensors can be put that this head tells of: in one's own, if they are of the same
-    kind, which saves memory."""
-    places = {}
-    for name, (shape, dtype) in json.loads(head)["tensors"].items():
-        kind = getattr(torch, dtype)
-        mine = own.get(name)
-        if mine is None or list(mine.shape) != shape or mine.dtype != kind:
-            mine = torch.empty(shape, dtype=kind)
-        places[name] = mine
-    return places

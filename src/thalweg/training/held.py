@@ -7,10 +7,13 @@ ranks go only parts that add up over the ranks to something that counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import nn
 
 from thalweg.transports import Array
 
@@ -107,3 +110,26 @@ def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]
         }
         for kind, arrays in parts[0].items()
     }
+
+
+def pay_back(
+    parameters: Mapping[str, nn.Parameter], residuals: Mapping[str, Array], ranks: int
+) -> None:
+    """What a compressor left out and the next plan has no place for is added to the next gradient:
+    once, in the next backward that comes to a parameter. Residuals are those of gradients divided
+    by the number of ranks."""
+    for name, residual in residuals.items():
+        if name in parameters and residual.any():
+            parameter = parameters[name]
+            amount = torch.from_numpy(residual * ranks).view(parameter.shape)
+            _Debt(parameter, amount.to(parameter.device, parameter.dtype))
+
+
+class _Debt:
+    def __init__(self, parameter: nn.Parameter, amount: torch.Tensor) -> None:
+        register: Callable[[Any], Any] = parameter.register_hook
+        self._hook = register(partial(self._pay, amount))
+
+    def _pay(self, amount: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        self._hook.remove()
+        return gradient + amount

@@ -18,7 +18,7 @@ import json
 import struct
 from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -30,6 +30,7 @@ from thalweg.errors import CheckpointError
 from thalweg.runtime.agreement import Json
 
 DEEPEST = 100
+Kinds = dict[str, tuple[list[int], str]]  # shape and type of tensors, by name
 _REMEDY = "keep only tensors, numbers, text and plain containers of these in it"
 _WHOLE = 2**63  # from there on as hex: Python bounds the decimal digits that it reads
 _NUMPY_KINDS = "biufcmM"  # numbers and times: not objects, whose bytes are addresses
@@ -65,6 +66,23 @@ _LEAVES: dict[str, Callable[[Any], Any]] = {
     "str": lambda text: b64decode(text).decode("utf-8", "surrogatepass"),
     "numpy": lambda parts: np.frombuffer(b64decode(parts[1]), _kind(parts[0]))[0],
 }
+
+
+def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
+    return {n: (list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()}
+
+
+def places_for(kinds: Kinds, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Where tensors of these kinds can be put: in one's own, if they are of the same kind, which
+    saves memory."""
+    places = {}
+    for name, (shape, dtype) in kinds.items():
+        kind = getattr(torch, dtype)
+        mine = own.get(name)
+        if mine is None or list(mine.shape) != shape or mine.dtype != kind:
+            mine = torch.empty(shape, dtype=kind)
+        places[name] = mine
+    return places
 
 
 def pack(state: Any, name: str) -> tuple[Json, dict[str, Tensor]]:

@@ -28,10 +28,10 @@ from thalweg.errors import CheckpointError, RunError
 from thalweg.runtime import Alarm, World
 from thalweg.training import checkpoint
 from thalweg.training.course import Position
+from thalweg.training.handover import Stateful
 from thalweg.training.held import Slots, for_others, parts_that_add_up
-from thalweg.training.packing import pack, unpack
+from thalweg.training.packing import kinds_of, pack, places_for, unpack
 from thalweg.training.sharing import Sharing
-from thalweg.training.stateful import Stateful
 
 FINE = "fine"
 MODELS = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
@@ -48,39 +48,47 @@ class Loaded:
     held: Slots  # by this rank's compressor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumable:
+    """What a rank trains, and its way to the others, as far as checkpoints need them."""
+
+    world: World
+    alarm: Alarm
+    timeout: float
+    sharing: Sharing
+    plan: str
+    sampling: dict[str, int]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    state: Sequence[Stateful]
+
+
 def save(
     directory: Path,
+    run: Resumable,
     *,
-    world: World,
-    alarm: Alarm,
-    timeout: float,
     number: int,
     step: int,
-    plan: str,
     position: Position,
-    sampling: dict[str, int],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Sequence[Stateful],
     held: Slots,
-    sharing: Sharing,
     keep: int,
-    alone: bool = False,
+    alone: bool,
 ) -> None:
     """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails.
     `alone`, a rank writes without the others, and without what only they know."""
+    world = run.world
 
     def write(ranks: list[Any]) -> None:
         checkpoint.write(
             directory,
             checkpoint.Checkpoint(
                 step=step,
-                plan=plan,
+                plan=run.plan,
                 size=len(world.members),
-                position={**asdict(position), **sampling},
-                model=model.state_dict(),
-                optimizer=optimizer.state_dict(),
-                state=[part.state_dict() for part in state],
+                position={**asdict(position), **run.sampling},
+                model=run.model.state_dict(),
+                optimizer=run.optimizer.state_dict(),
+                state=[part.state_dict() for part in run.state],
                 ranks=ranks,
             ),
             version=thalweg.__version__,
@@ -96,12 +104,12 @@ def save(
     places = [(kind, name) for kind in held for name in held[kind]]
     arrays = [torch.from_numpy(held[kind][name]) for kind, name in places]
     writer = world.members[0]
-    everybodys = sharing.collect(writer, arrays)
+    everybodys = run.sharing.collect(writer, arrays)
     problem = FINE
     if world.rank == writer:
         keys = [f"save/{number}/{rank}" for rank in world.members]
         try:
-            states = [json.loads(_wait(world, alarm, key, timeout)) for key in keys]
+            states = [json.loads(_wait(run, key)) for key in keys]
             for state_of_one, tensors in zip(states, everybodys, strict=True):
                 state_of_one[HELD] = _by_kind(places, tensors)
             write(states)
@@ -109,47 +117,32 @@ def save(
             problem = json.dumps([error.problem, error.remedy])
         world.put(f"save/{number}", problem)
     else:
-        problem = _wait(world, alarm, f"save/{number}", timeout).decode()
+        problem = _wait(run, f"save/{number}").decode()
     world.remove(own)
     if problem != FINE:
         raise CheckpointError(*json.loads(problem))
 
 
-def load(
-    directory: Path,
-    *,
-    world: World,
-    alarm: Alarm,
-    timeout: float,
-    reader: int,
-    sharing: Sharing,
-    sampling: dict[str, int],
-    plan: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Sequence[Stateful],
-) -> Loaded | None:
+def load(directory: Path, run: Resumable, reader: int) -> Loaded | None:
     """Go back to the newest checkpoint that the rank `reader` finds; None if there is none."""
+    world, model, optimizer = run.world, run.model, run.optimizer
     tensors: dict[str, torch.Tensor] = {}
     kept: list[Held] = []
     if world.rank == reader:
-        saying, tensors, kept = _read(directory, model, sampling, len(state))
-        if kept and (saying["plan"] != plan or len(kept) != world.size):
+        saying, tensors, kept = _read(directory, model, run.sampling, len(run.state))
+        if kept and (saying["plan"] != run.plan or len(kept) != world.size):
             kept = _anew(kept, world.size, alike=len(kept) == world.size)
             saying["held"] = _shapes(kept[0])
         world.put("resume", json.dumps(saying))
-    saying = json.loads(_wait(world, alarm, "resume", timeout))
+    saying = json.loads(_wait(run, "resume"))
     if "problem" in saying:
         raise CheckpointError(saying["problem"], saying["remedy"])
     if "step" not in saying:
         return None
-    sharing.take_from(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
+    run.sharing.take_from(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
     if world.rank != reader:
-        tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, (shape, dtype) in saying["tensors"].items()
-        }
-    sharing.take_from(reader, (tensors[name] for name in saying["tensors"]))
+        tensors = places_for(saying["tensors"], {})
+    run.sharing.take_from(reader, (tensors[name] for name in saying["tensors"]))
     states = unpack(saying["tree"], tensors)
     with _same_kind(saying["path"], type(model).__name__):
         model.load_state_dict(states["model"], strict=False)
@@ -158,7 +151,7 @@ def load(
         _refuse_another(optimizer)
     if saying["step"]:
         vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
-    for part, saved in zip(state, states["state"], strict=True):
+    for part, saved in zip(run.state, states["state"], strict=True):
         with _same_kind(saying["path"], type(part).__name__):
             part.load_state_dict(saved)
     own = saying["ranks"][world.rank] if world.size == saying["size"] else None
@@ -167,7 +160,7 @@ def load(
     return Loaded(
         step=saying["step"],
         position=_position(saying["position"]),
-        held=_take_held(saying["held"], kept, reader, world, sharing),
+        held=_take_held(saying["held"], kept, reader, run),
     )
 
 
@@ -213,10 +206,7 @@ def _read(
         "position": saved.position,
         "ranks": saved.ranks,
         "tree": tree,
-        "tensors": {
-            name: [list(t.shape), str(t.dtype).removeprefix("torch.")]
-            for name, t in tensors.items()
-        },
+        "tensors": kinds_of(tensors),
     }
     return saying, tensors, kept
 
@@ -236,20 +226,16 @@ def _anew(kept: list[Held], ranks: int, *, alike: bool) -> list[Held]:
 
 
 def _take_held(
-    shapes: dict[str, dict[str, list[int]]],
-    kept: list[Held],
-    reader: int,
-    world: World,
-    sharing: Sharing,
+    shapes: dict[str, dict[str, list[int]]], kept: list[Held], reader: int, run: Resumable
 ) -> Slots:
     """This rank's, of what the reader has of all."""
     places = [(kind, name) for kind in shapes for name in shapes[kind]]
     empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
-    everybodys = [empty] * world.size
-    if world.rank == reader and kept:
+    everybodys = [empty] * run.world.size
+    if run.world.rank == reader and kept:
         everybodys = [[one[kind][name] for kind, name in places] for one in kept]
-    sharing.hand_out(reader, everybodys)
-    own = _by_kind(places, everybodys[world.rank])
+    run.sharing.hand_out(reader, everybodys)
+    own = _by_kind(places, everybodys[run.world.rank])
     return {kind: {n: t.numpy() for n, t in arrays.items()} for kind, arrays in own.items()}
 
 
@@ -280,11 +266,11 @@ def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
             raise ValueError(f"it has no {name}")
 
 
-def _wait(world: World, alarm: Alarm, key: str, timeout: float) -> bytes:
-    found = world.wait_for(key, timeout, alarm)
+def _wait(run: Resumable, key: str) -> bytes:
+    found = run.world.wait_for(key, run.timeout, run.alarm)
     if found is None:
         raise RunError(
-            f"rank {world.rank} waited {timeout:g} s for {key!r} in the store",
+            f"rank {run.world.rank} waited {run.timeout:g} s for {key!r} in the store",
             "call run.save on every rank, and allow more time with timeout= for slow disks",
         )
     return found

@@ -22,18 +22,15 @@ from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
 from thalweg.plan import Plan, What
 from thalweg.predict import Advice
 from thalweg.records import Late, Tally
-from thalweg.runtime import Alarm, Arrivals, Change, Engine, World
+from thalweg.runtime import Alarm, Arrivals, Change, World
 from thalweg.runtime.observation import COMPARED_EVERY
-from thalweg.schedules import Group
-from thalweg.training.asked import allowed, is_auto, plan_at_first
+from thalweg.training.asked import allowed, is_auto
 from thalweg.training.asynchronous import AsynchronousAverager
 from thalweg.training.auto import CHANGE as ADVICE
 from thalweg.training.auto import Autopilot, Helm
 from thalweg.training.averager import is_native, trainable
 from thalweg.training.coded import CodedAverager
-from thalweg.training.course import Course
 from thalweg.training.digest import digest
-from thalweg.training.ending import Ending
 from thalweg.training.feed import IsOver
 from thalweg.training.finite import Told, not_finite
 from thalweg.training.gradients import GradientAverager, SteppedAverager
@@ -48,7 +45,6 @@ from thalweg.training.regrouping import Regrouping
 from thalweg.training.replicas import warn_of_what_differs, what_differs
 from thalweg.training.session import Session
 from thalweg.training.slots import has_other_slots, statistics_of
-from thalweg.training.stateful import Stateful
 from thalweg.training.steering import Chosen
 from thalweg.training.surveying import Surveyor
 from thalweg.training.survival import Survival
@@ -74,40 +70,25 @@ class Run:
 
     def __init__(
         self,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        plan: Plan,
-        group: Group,
+        session: Session,
+        asked: Plan,
         world: World,
-        engine: Engine,
         alarm: Alarm,
-        ending: Ending,
         survival: Survival | None,
-        course: Course,
-        state: Sequence[Stateful],
-        records: Path | None = None,
-        skips: bool = False,
+        records: Path | None,
+        *,
+        skips: bool,
     ) -> None:
         self._process = os.getpid()
-        self._session = Session(
-            model=model,
-            optimizer=optimizer,
-            plan=plan_at_first(plan),
-            group=group,
-            engine=engine,
-            ending=ending,
-            course=course,
-            state=state,
-        )
+        self._session = session
         self._regrouping = Regrouping(self._session, survival, self._regrouped)
         self._session.form(world, alarm, self._regrouping.break_off)
-        self._asked = plan
+        self._asked = asked
         self._survival = survival
-        self._course = course
+        self._course = session.course
         self._adjustments: list[Adjustment] = []
         self._autopilot: Autopilot | None = None
-        self._steers = is_auto(plan) and world.size > 1
+        self._steers = is_auto(asked) and world.size > 1
         self._passed_safe_point = False
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []

@@ -31,15 +31,13 @@ from thalweg.training.course import Course
 from thalweg.training.ending import Ending
 from thalweg.training.feed import Feed
 from thalweg.training.finite import BadGradients
-from thalweg.training.handover import State
-from thalweg.training.held import Slots, parts_that_add_up
+from thalweg.training.handover import State, Stateful
+from thalweg.training.held import Slots, parts_that_add_up, pay_back
 from thalweg.training.itinerary import Clock
-from thalweg.training.owed import pay_back
 from thalweg.training.replicas import refuse_what_differs
-from thalweg.training.resume import load, save
+from thalweg.training.resume import Resumable, load, save
 from thalweg.training.sharing import Sharing
 from thalweg.training.slots import slots_of_all
-from thalweg.training.stateful import Stateful
 
 log = logging.getLogger("thalweg")
 MEETINGS = 1000  # at the store before a step, at most
@@ -325,19 +323,11 @@ class Session:
                 return
             save(
                 directory,
-                world=self.world,
-                alarm=self.alarm,
-                timeout=self.engine.timeout,
+                self._resumable,
                 number=number,
                 step=self.step,
-                plan=str(self.plan),
                 position=self.course.resume_at,
-                sampling=self._sampling,
-                model=inner(self.model),
-                optimizer=self.optimizer,
-                state=self.state,
                 held=self.attached.held,
-                sharing=self.sharing,
                 keep=keep,
                 alone=alone,
             )
@@ -346,19 +336,7 @@ class Session:
         """From a checkpoint if there is one, else from rank 0's model."""
         loaded = None
         if resume is not None:
-            loaded = load(
-                resume,
-                world=self.world,
-                alarm=self.alarm,
-                timeout=self.engine.timeout,
-                reader=self.keeper(),
-                sharing=self.sharing,
-                sampling=self._sampling,
-                plan=str(self.plan),
-                model=inner(self.model),
-                optimizer=self.optimizer,
-                state=self.state,
-            )
+            loaded = load(resume, self._resumable, self.keeper())
         if loaded is None:
             model = self.model
             self.sharing.take_from(0, [*(p.detach() for p in model.parameters()), *model.buffers()])
@@ -370,8 +348,18 @@ class Session:
             self.go_on_with(loaded.held)
 
     @property
-    def _sampling(self) -> dict[str, int]:
-        return {} if self.course.feed is None else self.course.feed.sampling
+    def _resumable(self) -> Resumable:
+        return Resumable(
+            world=self.world,
+            alarm=self.alarm,
+            timeout=self.engine.timeout,
+            sharing=self.sharing,
+            plan=str(self.plan),
+            sampling={} if self.course.feed is None else self.course.feed.sampling,
+            model=inner(self.model),
+            optimizer=self.optimizer,
+            state=self.state,
+        )
 
     # States
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from thalweg.errors import RunError
 from thalweg.runtime import Alarm, World
+from thalweg.training.packing import kinds_of
 
 OPTIMIZER = "optimizer/"  # before a slot's place
 STATISTICS = ("running_mean", "running_var")
 MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
-Kinds = dict[str, tuple[list[int], str]]  # shape and type by place
 
 
 def averaged_tensors(
@@ -65,10 +65,7 @@ def slots_of_all(
     """This rank's floating-point slots by place, those included that only other ranks had until
     now; for the `number`-th meeting of all ranks."""
     own = _slots(optimizer)
-    kinds: Kinds = {
-        place: (list(slot.shape), str(slot.dtype).removeprefix("torch."))
-        for place, slot in own.items()
-    }
+    kinds = kinds_of(own)
     world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
     for rank in world.members:
         found = world.wait_for(f"slots/{number}/{rank}", timeout, alarm)

@@ -8,6 +8,7 @@ same samples, shared out anew: none is lost, and none is applied twice.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from time import monotonic, time
@@ -19,9 +20,10 @@ from thalweg.runtime import Engine, World
 from thalweg.runtime.formation import Formation, Standing
 from thalweg.runtime.membership import Membership
 from thalweg.schedules import Group
-from thalweg.training.handover import State, places_for
+from thalweg.training.handover import State
 from thalweg.training.incident import Incident
 from thalweg.training.itinerary import Clock
+from thalweg.training.packing import places_for
 from thalweg.training.sharing import AT_ONCE, Sharing
 
 EARLIER = 1 << 16  # round numbers for states, below all that are shared between steps
@@ -111,7 +113,8 @@ class Survival:
         sharing.take_from(source, [text])
         head = text.numpy().tobytes()
         if rank != source:
-            tensors = places_for(head, tensors if rank in self.formation.joined else {})
+            own = tensors if rank in self.formation.joined else {}
+            tensors = places_for(json.loads(head)["tensors"], own)
         raw = (tensor.view(-1).view(torch.uint8) for tensor in tensors.values() if tensor.numel())
         pieces = (piece for one in raw for piece in torch.split(one, AT_ONCE.nbytes))
         sharing.take_from(source, pieces)

@@ -1,8 +1,17 @@
 """Small real training jobs on data that ships with their packages."""
 
 from thalweg.workloads.find import all_jobs, find_job, parse_job, read_job
-from thalweg.workloads.job import Batch, Job, JobKind, describe, seeded
-from thalweg.workloads.judge import accuracy, cross_entropies, evaluating, mean_loss
+from thalweg.workloads.job import (
+    Batch,
+    Job,
+    JobKind,
+    accuracy,
+    cross_entropies,
+    describe,
+    evaluating,
+    mean_loss,
+    seeded,
+)
 
 __all__ = [
     "Batch",

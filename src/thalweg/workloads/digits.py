@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thalweg.workloads.job import DATA_SEED, Job, JobKind, seeded
-from thalweg.workloads.judge import accuracy, cross_entropies
+from thalweg.workloads.job import DATA_SEED, Job, JobKind, accuracy, cross_entropies, seeded
 
 HELD_OUT = 0.2
 WIDTH = 512

@@ -7,13 +7,15 @@ make the job by its name hold the same one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import Dataset
 
 from thalweg.declarations import Parameter
@@ -88,3 +90,43 @@ def describe(name: str, model: nn.Module) -> Workload:
             if parameter.requires_grad
         ),
     )
+
+
+def cross_entropies(model: nn.Module, batch: Batch) -> torch.Tensor:
+    inputs, labels = batch
+    return functional.cross_entropy(model(inputs), labels, reduction="none")
+
+
+def accuracy(held_out: Batch) -> Callable[[nn.Module], float]:
+    """The share of samples whose label gets the highest score."""
+    inputs, labels = held_out
+
+    def evaluate(model: nn.Module) -> float:
+        with evaluating(model):
+            right: torch.Tensor = model(inputs).argmax(dim=-1) == labels
+        return right.double().mean().item()
+
+    return evaluate
+
+
+def mean_loss(
+    losses: Callable[[nn.Module, Batch], torch.Tensor], held_out: Batch
+) -> Callable[[nn.Module], float]:
+    def evaluate(model: nn.Module) -> float:
+        with evaluating(model):
+            return losses(model, held_out).double().mean().item()
+
+    return evaluate
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradients, in eval mode; each module is back in its own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

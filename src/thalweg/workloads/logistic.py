@@ -20,8 +20,7 @@ from torch.utils.data import TensorDataset
 from thalweg.declarations import Parameter
 from thalweg.errors import WorkloadError
 from thalweg.facts import about
-from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, seeded
-from thalweg.workloads.judge import accuracy, cross_entropies
+from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, accuracy, cross_entropies, seeded
 
 DISTANCE = 4.0
 DECADES = 0.5  # above and below 1

@@ -25,8 +25,7 @@ from torch.utils.data import TensorDataset
 from thalweg.declarations import Parameter
 from thalweg.errors import WorkloadError
 from thalweg.facts import Count
-from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, seeded
-from thalweg.workloads.judge import mean_loss
+from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, mean_loss, seeded
 
 COLUMNS = 1024
 FEWEST = 4  # layers, if nobody says how many

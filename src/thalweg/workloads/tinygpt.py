@@ -17,8 +17,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from thalweg.errors import WorkloadError
-from thalweg.workloads.job import Batch, Job, JobKind, seeded
-from thalweg.workloads.judge import mean_loss
+from thalweg.workloads.job import Batch, Job, JobKind, mean_loss, seeded
 
 MODULES = (
     "argparse",

@@ -13,9 +13,9 @@ from tests.examples import examples
 from thalweg.facts import Cluster
 from thalweg.runtime.arrivals import Arrival
 from thalweg.runtime.execute import Leading
-from thalweg.runtime.goodput import LOOKED_AT, Links, Seen, goodput
 from thalweg.schedules import Contention, Group, judge
 from thalweg.schedules.topologies import shuffle
+from thalweg.training.watch import LOOKED_AT, Links, Seen, goodput
 
 USUAL = 12.5e6
 
