@@ -61,7 +61,7 @@ class Siege:
                 (self._header(2), b"x"),
                 (self._header(1 << 62), b"x"),
                 (self._header(1), b"xy"),
-                (os.urandom(len(self._header(0)) - 8) + bytes(8), b""),
+                (b"\xff" + os.urandom(len(self._header(0)) - 9) + bytes(8), b""),  # no letter
                 (os.urandom(len(self._header(0))), b"x"),
             ):
                 with calling(door._identity, door.card) as member:
