@@ -155,7 +155,7 @@ class Post:
 
     def close(self) -> None:
         """What was sent last may leave, for a moment, if somebody is there."""
-        if self._wire.is_forks:
+        if self._wire.is_fork:
             return
         with self._closing:
             if self._closed:

@@ -166,7 +166,7 @@ class TcpTransport:
 
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment."""
-        if self._inbox.closed or self._wire.is_forks:
+        if self._inbox.closed or self._wire.is_fork:
             return
         self._inbox.close()
         self._wire.wake()

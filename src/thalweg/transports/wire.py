@@ -70,7 +70,7 @@ class Wire:
             raise
 
     @property
-    def is_forks(self) -> bool:
+    def is_fork(self) -> bool:
         """Whether this is a fork of the process that opened the connections, which alone may use
         them: two that write to one would encrypt different texts under the same number."""
         return os.getpid() != self._process
@@ -83,7 +83,7 @@ class Wire:
 
     def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
         """Write the message, or queue it if the socket is full or not open."""
-        if self.is_forks:
+        if self.is_fork:
             raise TransportError(
                 f"rank {self.door.rank} sends from a fork of its process",
                 "communicate in the process that attached",
@@ -161,7 +161,7 @@ class Wire:
         os.close(self._waker)
 
     def _admit(self, connection: socket.socket, rank: int, cipher: RecordCipher | None) -> None:
-        """In the network thread."""
+        """Take in what comes over this connection; the network thread calls it."""
         inbound = Inbound(connection, rank, cipher, self._header_nbytes)
         self._inbound.add(inbound)
         self._register(connection, selectors.EVENT_READ, inbound)
@@ -213,7 +213,7 @@ class Wire:
             self._selector.register(connection, events, data)
 
     def _unregister(self, descriptor: int, outbound: Outbound) -> None:
-        """Unless the descriptor is another's by now."""
+        """Forget this descriptor of a connection, unless it is another's by now."""
         key = self._selector.get_map().get(descriptor)
         if key is not None and key.data is outbound:
             self._selector.unregister(descriptor)

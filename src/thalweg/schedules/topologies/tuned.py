@@ -6,8 +6,8 @@ R racks of n, NICs of r bytes a second and uplinks of u, a choice takes about
 
     ring                2(N-1) a + 2(N-1)/N max(S/r, S/u)
     halving_doubling    2 log2 N a + 2(n-1)/n S/r + 2(R-1)/R max(S/nr, S/u)
-    double_tree         (sqrt((h-1) a) + sqrt(2 max(S/r, S/u)))^2 for h = 2 log2 N hops, in pieces
-    hierarchical        2 max(n-1, R-1) 2a + max(2(N-1)/N S/r, 2(R-1)/R S/u)
+    double_tree         (sqrt(2 log2 N a) + sqrt(2 max(S/r, S/u)))^2, in the best number of pieces
+    hierarchical        4 max(n-1, R-1) a + max(2(N-1)/N S/r, 2(R-1)/R S/u)
 
 and the quickest is built. If N is no power of two, halving and doubling takes two more hops and S/r
 twice more; if R or an n isn't, all members of a rack cross its uplink with what one of them would.
