@@ -210,6 +210,10 @@ class Relay:
             neighbours = [*source, *self._below, *self._node.followers]
             return [peer for peer in neighbours if not self._post.is_down(peer)]
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         if self._closed:
             return

@@ -171,6 +171,11 @@ class Tree:
                 sleep(PAUSE)
         return True
 
+    @property
+    def is_closed(self) -> bool:
+        """Also where members were to meet anew, and that ended in an error."""
+        return self._relay.is_closed
+
     def close(self) -> None:
         self._relay.close()
 

@@ -465,7 +465,7 @@ class Run:
             return session.averager.part(seconds)
         if session.tree is None:
             return self._regrouping.part(seconds)
-        if session.ending.failed:
+        if session.ending.failed or session.tree.is_closed:
             return True  # what it holds may be half a step, and isn't the end of the run
         self._course.leave_epoch()
         session.catch_up()
