@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thalweg.records import Encoding, Flow, Moment, Note, Opening, Round, Step
-from thalweg.records.journal import Journal
-from thalweg.records.record import Record
+from thalweg.observe import Encoding, Flow, Moment, Note, Opening, Round, Step
+from thalweg.observe.journal import Journal
+from thalweg.observe.records import Record
 
 START = 1_700_000_000.0  # of the run, by its common clock
 FORWARD, BACKWARD, OPTIMIZER, SETTLED = 0.030, 0.060, 0.006, 0.004

@@ -10,14 +10,13 @@ import numpy as np
 
 from tests.threads import run_threads
 from thalweg.codes import Allocation
+from thalweg.engine.arithmetic import NUMPY, Arithmetic
+from thalweg.engine.execute import Execution, Part, View, flat
+from thalweg.engine.tree_node import Form, Node, Results, pieces_of
 from thalweg.facts import Cluster
-from thalweg.runtime import Arithmetic, Part, View, flat
-from thalweg.runtime.arithmetic import NUMPY
-from thalweg.runtime.execute import Execution
-from thalweg.runtime.node import Form, Node, Results, pieces_of
 from thalweg.schedules import Group, Schedule, coded_tree
 from thalweg.transports import Array, Transport
-from thalweg.transports.post import Letter
+from thalweg.transports.best_effort import Letter
 
 TIMEOUT = 20.0
 DOUBLE = Form(np.dtype(np.float64))

@@ -21,7 +21,7 @@ import pytest
 import sklearn.datasets  # once here, not in every fork
 
 from tests.cli.command import thalweg
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
 
 assert sklearn.datasets
 EXAMPLES = Path(__file__).parent.parent / "examples"

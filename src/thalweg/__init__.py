@@ -11,8 +11,8 @@ from thalweg.errors import ThalwegError
 from thalweg.facts import Cluster, Machine, Rate, Size, Workload, read_cluster, read_workload
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Estimate, advise, predict
-from thalweg.rounds import Round, compile_rounds
 from thalweg.schedules import Group, Schedule, check
+from thalweg.steps import Round, compile_rounds
 
 if TYPE_CHECKING:
     from thalweg.probing import probe

@@ -26,13 +26,13 @@ from thalweg.bench.compress_costs import (
     dense_wire,
     method_of,
 )
-from thalweg.bench.torch_hooks import alone_in_a_group
+from thalweg.bench.ddp_hooks import alone_in_a_group
 from thalweg.catalog import default_catalog
 from thalweg.compress import Elementwise, Segment, Summed
 from thalweg.compress.codec import Array
 from thalweg.errors import PlanError
 from thalweg.facts import Tensor
-from thalweg.predict.observed import LAMBDA, Dense, Network
+from thalweg.predict.closed_form.ddp_step import LAMBDA, Dense, Network
 from thalweg.probing.codec_trials import (
     GatheredTrial,
     Gradients,

@@ -7,7 +7,7 @@ import pytest
 from thalweg.bench.collectives import GLOO, Entry, entries, predicted
 from thalweg.facts import Cluster, Size, Workload
 from thalweg.predict import Symbols
-from thalweg.predict.closed_forms import ring
+from thalweg.predict.closed_form.topologies import ring
 from thalweg.schedules import Group
 
 WORKLOAD = Workload.of_size(Size.parse("100MB"))  # four buckets

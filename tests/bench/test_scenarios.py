@@ -8,8 +8,8 @@ import pytest
 
 from thalweg.bench.scenario import read_scenario
 from thalweg.catalog import parse_plan
-from thalweg.rounds import compile_rounds
 from thalweg.schedules import Group, check
+from thalweg.steps import compile_rounds
 from thalweg.workloads import describe
 
 FOLDER = Path(__file__).parents[2] / "scenarios"

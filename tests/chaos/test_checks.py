@@ -19,7 +19,9 @@ from tests.chaos.histories import (
     sound,
     without,
 )
-from thalweg.chaos import formations, promptness, replicas, steps
+from thalweg.chaos.checks import liveness, membership_epochs, replica_state, step_order
+from thalweg.chaos.checks.invariants import violations
+from thalweg.chaos.exact_job import SAVE_EVERY
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
     Commit,
@@ -36,9 +38,7 @@ from thalweg.chaos.history import (
     Struck,
     Violation,
 )
-from thalweg.chaos.invariants import violations
-from thalweg.chaos.job import SAVE_EVERY
-from thalweg.chaos.timing import felt
+from thalweg.chaos.recovery_times import felt
 from thalweg.facts import Cluster
 
 CLUSTER = Cluster.flat(3)
@@ -88,7 +88,7 @@ def alone(formation: int, members: tuple[int, ...], *steps: int) -> History:
 
 
 def found_in(history: History, under_way: int = 1) -> list[str]:
-    return [violation.text for violation in formations.exclusive(history, under_way)]
+    return [violation.text for violation in membership_epochs.exclusive(history, under_way)]
 
 
 def test_two_groups_call_themselves_the_same_formation() -> None:
@@ -157,19 +157,19 @@ def test_a_process_whose_rank_was_given_to_another_goes_on() -> None:
 
 
 def test_one_replica_differs() -> None:
-    found = replicas.equal(doctored(is_commit(2, 6), digest="other"))
+    found = replica_state.equal(doctored(is_commit(2, 6), digest="other"))
     assert [f.text for f in found] == ["after step 6 of formation 2: rank 0 after-6, rank 2 other"]
 
 
 def test_the_last_replicas_differ() -> None:
     changed = doctored(lambda e: isinstance(e, Ended) and e.rank == 2, digest="other")
-    [found] = replicas.equal(changed)
+    [found] = replica_state.equal(changed)
     assert "at the end" in found.text
 
 
 def test_all_replicas_are_equally_wrong() -> None:
     wrong = doctored(lambda e: isinstance(e, Commit) and e.step >= 6, digest="other")
-    found = replicas.as_foretold(wrong, DIGESTS)
+    found = replica_state.as_foretold(wrong, DIGESTS)
     assert {(f.check, f.text.split(" of formation")[0]) for f in found} == {
         ("foretold", "rank 0 holds other after step 6"),
         ("foretold", "rank 2 holds other after step 6"),
@@ -184,18 +184,18 @@ def test_a_step_that_was_redone_by_others_is_no_violation_under_a_lossy_plan() -
     assert isinstance(before, Commit)
     at = events.index(before) + 1
     events.insert(at, replace(before, step=DIED + 1, digest="its own", time=before.time + 0.3))
-    assert replicas.equal(history_of(events)) == []
-    assert replicas.as_foretold(history_of(events), DIGESTS)
+    assert replica_state.equal(history_of(events)) == []
+    assert replica_state.as_foretold(history_of(events), DIGESTS)
 
 
 def test_the_mean_moves() -> None:
-    [found] = replicas.mean_kept(doctored(is_commit(0, 3), after=(3.5, -1.0)))
+    [found] = replica_state.mean_kept(doctored(is_commit(0, 3), after=(3.5, -1.0)))
     assert "after step 3 of formation 1" in found.text
 
 
 def test_an_averaging_that_was_broken_off_may_move_the_mean() -> None:
     changed = doctored(is_commit(0, 5), after=(3.5, -1.0), began_in=1)
-    assert replicas.mean_kept(changed) == []
+    assert replica_state.mean_kept(changed) == []
 
 
 def test_a_replica_runs_away() -> None:
@@ -205,7 +205,7 @@ def test_a_replica_runs_away() -> None:
         else e
         for e in sound().events
     ]
-    [found] = replicas.close(history_of(events))
+    [found] = replica_state.close(history_of(events))
     assert "after step 7" in found.text
 
 
@@ -215,59 +215,59 @@ def test_replicas_that_are_mostly_equal_may_differ_by_what_their_own_steps_do() 
         replace(e, after=e.before) if isinstance(e, Commit) and e.step == 3 else e
         for e in sound().events
     ]
-    assert replicas.close(history_of(events)) == []
+    assert replica_state.close(history_of(events)) == []
 
 
 # Steps
 
 
 def test_a_step_is_lost() -> None:
-    [found] = steps.in_order(without(is_commit(0, 3)))
+    [found] = step_order.in_order(without(is_commit(0, 3)))
     assert found.text.startswith("rank 0 left out steps between 2 (formation 1) and 4")
 
 
 def test_under_a_code_steps_may_come_from_others() -> None:
-    assert steps.in_order(without(is_commit(0, 3)), jumps=True) == []
+    assert step_order.in_order(without(is_commit(0, 3)), jumps=True) == []
 
 
 def test_a_step_is_applied_twice() -> None:
     events = list(sound().events)
     again = next(e for e in events if is_commit(0, 3)(e))
     events.insert(events.index(again) + 1, again)
-    [found] = steps.in_order(history_of(events))
+    [found] = step_order.in_order(history_of(events))
     assert "rank 0 took again steps between 3" in found.text
 
 
 def test_who_goes_back_must_have_been_let_in() -> None:
     """Rank 2 takes step 8 again in formation 3, and nothing says that it joined."""
     changed = doctored(is_commit(2, 9), step=8)
-    found = steps.in_order(changed)
+    found = step_order.in_order(changed)
     assert found
     assert "rank 2 took again" in found[0].text
 
 
 def test_samples_are_missing() -> None:
-    [found] = steps.batches_whole(doctored(is_commit(2, 6), samples=2), BATCH, CHECKSUMS)
+    [found] = step_order.batches_whole(doctored(is_commit(2, 6), samples=2), BATCH, CHECKSUMS)
     assert "took 5 samples at step 6" in found.text
 
 
 def test_samples_are_others() -> None:
-    found = steps.batches_whole(doctored(is_commit(2, 6), checksum=1), BATCH, CHECKSUMS)
+    found = step_order.batches_whole(doctored(is_commit(2, 6), checksum=1), BATCH, CHECKSUMS)
     assert [f.check for f in found] == ["samples"]
 
 
 def test_samples_that_were_lost_with_one_who_left_must_be_told() -> None:
     changed = doctored(is_commit(2, DIED + 1), samples=2)
-    assert steps.batches_whole(changed, BATCH, CHECKSUMS)
+    assert step_order.batches_whole(changed, BATCH, CHECKSUMS)
     told = [replace(e, lost=1) if isinstance(e, Named) else e for e in changed.events]
-    assert steps.batches_whole(history_of(told), BATCH, CHECKSUMS) == []
+    assert step_order.batches_whole(history_of(told), BATCH, CHECKSUMS) == []
     later = doctored(is_commit(2, DIED + 2), samples=2)
     told = [replace(e, lost=1) if isinstance(e, Named) else e for e in later.events]
-    assert steps.batches_whole(history_of(told), BATCH, CHECKSUMS)
+    assert step_order.batches_whole(history_of(told), BATCH, CHECKSUMS)
 
 
 def test_a_batch_of_which_not_all_could_tell_isnt_judged() -> None:
-    assert steps.batches_whole(without(is_commit(2, 6)), BATCH, CHECKSUMS) == []
+    assert step_order.batches_whole(without(is_commit(2, 6)), BATCH, CHECKSUMS) == []
 
 
 # Promptness
@@ -281,7 +281,7 @@ def test_how_long_a_fault_was_felt() -> None:
 
 
 def test_the_others_go_on_late() -> None:
-    found = promptness.progress(felt(sound(), CLUSTER), bound=1.0)
+    found = liveness.progress(felt(sound(), CLUSTER), bound=1.0)
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: the others went on after 1.5 s only"
     ]
@@ -289,7 +289,7 @@ def test_the_others_go_on_late() -> None:
 
 def test_it_is_back_late() -> None:
     early = doctored(lambda e: isinstance(e, Healed), time=5.5)
-    found = promptness.progress(felt(early, CLUSTER), bound=BOUND)
+    found = liveness.progress(felt(early, CLUSTER), bound=BOUND)
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: rank 1 took a step 4.5 s after that only"
     ]
@@ -301,25 +301,25 @@ def test_one_that_was_left_out_stays_away_by_itself() -> None:
         replace(e, reason="rank 1 is not reached by others") if isinstance(e, Named) else e
         for e in late
     ]
-    assert promptness.progress(felt(history_of(late), CLUSTER), bound=BOUND)
-    assert promptness.progress(felt(history_of(told), CLUSTER), bound=BOUND) == []
+    assert liveness.progress(felt(history_of(late), CLUSTER), bound=BOUND)
+    assert liveness.progress(felt(history_of(told), CLUSTER), bound=BOUND) == []
 
 
 def test_it_is_never_well_again() -> None:
     lost = without(lambda e: isinstance(e, Recovered))
-    found = promptness.progress(felt(lost, CLUSTER), bound=100.0)
+    found = liveness.progress(felt(lost, CLUSTER), bound=100.0)
     assert [f.fault for f in found] == [0]
 
 
 def test_nobody_names_the_culprit() -> None:
     silent = without(lambda e: isinstance(e, Named))
-    [found] = promptness.culprits(silent, felt(silent, CLUSTER))
+    [found] = liveness.culprits(silent, felt(silent, CLUSTER))
     assert found.text == "fault 0: kill rank 1 for 4 s: nobody named rank 1"
 
 
 def test_another_is_named() -> None:
     wrong = doctored(lambda e: isinstance(e, Named) and e.formation == 2, left=(2,))
-    found = promptness.culprits(wrong, felt(wrong, CLUSTER))
+    found = liveness.culprits(wrong, felt(wrong, CLUSTER))
     assert any("named rank 2" in f.text and "no fault had hit" in f.text for f in found)
 
 
@@ -327,7 +327,7 @@ def test_somebody_is_named_long_after() -> None:
     events = sound().events
     late = next(e for e in events if isinstance(e, Named) and e.left)
     events.append(replace(late, noticed=19.0, time=19.1))
-    found = promptness.culprits(history_of(events), felt(history_of(events), CLUSTER))
+    found = liveness.culprits(history_of(events), felt(history_of(events), CLUSTER))
     assert ["no fault had hit" in f.text for f in found] == [True]
 
 
@@ -335,17 +335,17 @@ def test_a_machine_that_let_nobody_run_is_a_cause() -> None:
     events = sound().events
     late = next(e for e in events if isinstance(e, Named) and e.left)
     events.append(replace(late, noticed=19.0, time=19.1, left=(2,)))
-    assert promptness.culprits(history_of(events), felt(history_of(events), CLUSTER))
+    assert liveness.culprits(history_of(events), felt(history_of(events), CLUSTER))
     events.append(Starved(time=18.9, rank=2, seconds=1.2))
-    assert promptness.culprits(history_of(events), felt(history_of(events), CLUSTER)) == []
+    assert liveness.culprits(history_of(events), felt(history_of(events), CLUSTER)) == []
 
 
 def test_a_moments_absence_may_pass_unnoticed_under_a_code() -> None:
     fault = replace(KILL, hold=0.1)
     silent = [e for e in sound().events if not isinstance(e, Named)]
     history = history_of(silent, fault)
-    assert promptness.culprits(history, felt(history, CLUSTER))
-    assert promptness.culprits(history, felt(history, CLUSTER), missed=False) == []
+    assert liveness.culprits(history, felt(history, CLUSTER))
+    assert liveness.culprits(history, felt(history, CLUSTER), missed=False) == []
 
 
 # Checkpoints
@@ -364,7 +364,7 @@ def disk_history(*told: Refused | Saved) -> History:
 
 
 def judged(history: History) -> list[str]:
-    return [found.text for found in promptness.checkpoints(history, felt(history, CLUSTER))]
+    return [found.text for found in liveness.checkpoints(history, felt(history, CLUSTER))]
 
 
 def test_a_full_disk_is_told() -> None:

@@ -47,7 +47,7 @@ def test_where_nothing_can_be_measured_it_trains_all_the_same(
     def failing(*_: object) -> None:
         raise RunError("links are down", "mend them")
 
-    monkeypatch.setattr("thalweg.bench.calibrations.calibrate_at", failing)
+    monkeypatch.setattr("thalweg.bench.calibrate_job.calibrate_at", failing)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, split("demo --workers 2 --steps 3 --json rows.json"))
     assert done.exit_code == 0, done.output

@@ -11,8 +11,15 @@ from tests.codes.trees import is_decoded, planted
 from thalweg import Group, parse_plan
 from thalweg.codes import ROOT, Allocation
 from thalweg.codes.tolerance import chance_of_waiting
-from thalweg.coding import FANOUT, STRAGGLERS, allocation_of, choose, estimate, most_reliable_first
 from thalweg.facts import Cluster, Duration, Lateness, parse_cluster
+from thalweg.redundancy import (
+    FANOUT,
+    STRAGGLERS,
+    allocation_of,
+    choose,
+    estimate,
+    most_reliable_first,
+)
 
 NEVER = Lateness()
 

@@ -15,9 +15,9 @@ from thalweg.codes.cyclic import best_seed, cyclic, matrix
 from thalweg.codes.cyclic_mds import cyclic_mds
 from thalweg.codes.fractional import FractionalRepetition
 from thalweg.codes.linear import LinearCode, amplification
-from thalweg.coding import allocation_of
 from thalweg.declarations import Code
 from thalweg.errors import LayoutError
+from thalweg.redundancy import allocation_of
 from thalweg.schedules import check_code
 
 CODES: list[Code] = [

@@ -14,8 +14,8 @@ from tests.codes.trees import Trial, drawn, is_decoded, planted, within_toleranc
 from tests.examples import examples
 from tests.running import tree_schedule
 from thalweg.codes import ROOT, Allocation
+from thalweg.engine.tree_node import Form
 from thalweg.errors import LayoutError
-from thalweg.runtime.node import Form
 from thalweg.schedules import check
 
 EXACT = 1e-12

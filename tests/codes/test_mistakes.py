@@ -7,8 +7,8 @@ import pytest
 from tests.codes.trees import planted
 from thalweg import Cluster, Group, parse_plan
 from thalweg.codes.tree import even_children
-from thalweg.coding import allocation_of
 from thalweg.errors import LayoutError, PlanError, UsageError
+from thalweg.redundancy import allocation_of
 
 
 @pytest.mark.parametrize(

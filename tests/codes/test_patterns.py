@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.codes.trees import Trial, drawn, is_decoded, regular
-from thalweg.runtime.node import Form
+from thalweg.engine.tree_node import Form
 
 SINGLE = Form(np.dtype(np.float32))
 EXACT = 1e-12

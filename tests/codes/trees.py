@@ -11,7 +11,7 @@ from tests.running import DOUBLE, Mail, contributions, tree_schedule
 from thalweg.catalog import default_catalog
 from thalweg.codes import ROOT, Allocation, allocate
 from thalweg.codes.fractional import FractionalRepetition
-from thalweg.runtime.node import Form
+from thalweg.engine.tree_node import Form
 from thalweg.transports import Array
 
 ELEMENTS = 5

@@ -11,7 +11,7 @@ from thalweg.catalog import default_catalog
 from thalweg.compress.arrangement import Arrangement, Segment
 from thalweg.compress.codec import Array, Codec, Gathered, Summed
 from thalweg.compress.compressor import Compressor
-from thalweg.compress.feedback import Feedback
+from thalweg.compress.error_feedback import Feedback
 from thalweg.facts import Tensor
 
 Make = Callable[[], Codec]

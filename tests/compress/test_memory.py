@@ -10,8 +10,8 @@ import pytest
 from thalweg.catalog import default_catalog
 from thalweg.compress import Elementwise, Feedback, Gathered, Summed, arrange
 from thalweg.compress.compressor import own_arguments
+from thalweg.engine.arithmetic import TORCH_KERNELS
 from thalweg.facts import Tensor
-from thalweg.runtime.arithmetic import TORCH_KERNELS
 
 SHAPES = [(1024, 1024), (512, 256, 3, 3), (1000, 512)]
 RANKS = 4

@@ -16,7 +16,7 @@ from tests.compress.simulated import NUMPY_KERNELS
 from tests.examples import examples
 from thalweg.catalog import default_catalog
 from thalweg.compress import Elementwise, Gathered, arrange
-from thalweg.compress.packing import packed_nbytes, packing
+from thalweg.compress.bit_packing import packed_nbytes, packing
 from thalweg.compress.sign import Tally
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor

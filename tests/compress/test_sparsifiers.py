@@ -13,9 +13,9 @@ from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker
 from tests.examples import examples
 from thalweg.compress.codec import Array, Gathered, Summed
 from thalweg.compress.compressor import kept
+from thalweg.compress.generators import generator
 from thalweg.compress.mstopk import mean_and_most, search
 from thalweg.compress.randomk import Strata
-from thalweg.compress.seeds import generator
 from thalweg.compress.sparse import parts
 
 SHAPES = [(40, 50), (16, 3, 7, 7), (300, 4), (5, 1000)]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg.doctor import Finding
-from thalweg.doctor.examine import Diagnosis, examine
 from thalweg.doctor.finding import Facts
+from thalweg.doctor.run_checks import Diagnosis, examine
 from thalweg.lab import Lab
-from thalweg.runtime.forked import Report
-from thalweg.runtime.supervisor import run_workers
+from thalweg.launch.supervisor import run_workers
+from thalweg.launch.worker_process import Report
 
 TIMEOUT = 5.0  # seconds for all to come
 LIMIT = 60.0

@@ -16,14 +16,14 @@ import thalweg
 from tests.conftest import LabOf
 from tests.doctor.patients import examined_here, examined_in, problems
 from thalweg.doctor import Finding
-from thalweg.doctor import examine as examination
-from thalweg.doctor.examine import examine
+from thalweg.doctor import run_checks as examination
 from thalweg.doctor.finding import failed
 from thalweg.doctor.limits import files_needed
+from thalweg.doctor.run_checks import examine
 from thalweg.lab import Lab
 from thalweg.lab.fabric import Sockets
 from thalweg.lab.namespaces import settle_in
-from thalweg.runtime.forked import Report
+from thalweg.launch.worker_process import Report
 
 
 def only(findings: list[Finding], check: str) -> Finding:

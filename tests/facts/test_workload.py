@@ -5,15 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thalweg.errors import WorkloadError
-from thalweg.facts import (
-    Costs,
-    Duration,
-    Size,
-    Tensor,
-    Workload,
-    format_workload,
-    parse_workload,
-)
+from thalweg.facts import Costs, Duration, Size, Tensor, Workload, format_workload, parse_workload
 
 MIXED = Workload(
     name="mixed",

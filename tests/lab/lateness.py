@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thalweg
 from thalweg.facts import Cluster
 from thalweg.lab import Lab
-from thalweg.runtime.supervisor import Report
+from thalweg.launch.supervisor import Report
 from thalweg.workloads import find_job
 
 COMPUTE = 0.05  # seconds a step

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from thalweg.engine.engine import Engine
 from thalweg.errors import BETWEEN_STEPS
 from thalweg.facts import (
     Cluster,
@@ -20,11 +21,11 @@ from thalweg.facts import (
     parse_machine,
 )
 from thalweg.lab import Lab
-from thalweg.predict.flows import simulate
+from thalweg.launch.worker_process import Report
+from thalweg.members.world import World
+from thalweg.predict.flow_simulator import simulate
 from thalweg.probing.calibration import calibrate
 from thalweg.probing.together import Together
-from thalweg.runtime import Engine, World
-from thalweg.runtime.forked import Report
 from thalweg.schedules import Group, Schedule
 from thalweg.schedules.topologies.halving_doubling import halving_doubling
 

@@ -21,22 +21,14 @@ import torch
 import torch.distributed as dist
 
 from tests.cli.command import thalweg
-from tests.lab.remains import (
-    FOLDERS,
-    MARK,
-    Traces,
-    interfaces,
-    marked,
-    named_remains,
-    wait_until,
-)
+from tests.lab.remains import FOLDERS, MARK, Traces, interfaces, marked, named_remains, wait_until
 from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Cluster
 from thalweg.lab import Lab, registry, sweep
 from thalweg.lab.namespaces import remove
-from thalweg.runtime.forked import Report
-from thalweg.runtime.place import Workers
-from thalweg.runtime.supervisor import run_workers
+from thalweg.launch.place import Workers
+from thalweg.launch.supervisor import run_workers
+from thalweg.launch.worker_process import Report
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 TIMEOUT = 60.0

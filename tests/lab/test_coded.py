@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from thalweg.bench.jobs import result_of
+from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.lab import Lab
-from thalweg.runtime.forked import Report
+from thalweg.launch.worker_process import Report
 from thalweg.workloads import parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("needs_lab")]

@@ -28,8 +28,8 @@ from thalweg.lab import Lab, sweep
 from thalweg.lab.fabric import has_netem
 from thalweg.lab.lab import MESSAGE
 from thalweg.lab.namespaces import inside
-from thalweg.runtime.forked import Report, fork
-from thalweg.runtime.launch import CLUSTER_VARIABLE
+from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
+from thalweg.launch.worker_process import Report, fork
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 MBIT = 1e6

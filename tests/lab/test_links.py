@@ -16,7 +16,7 @@ from tests.lab.traffic import Post, Stream, pump, rate
 from thalweg.errors import LabError
 from thalweg.facts import Link, Rate
 from thalweg.lab import Lab
-from thalweg.runtime.forked import fork
+from thalweg.launch.worker_process import fork
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 MBIT20 = Rate.parse("20mbit")

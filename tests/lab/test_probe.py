@@ -10,8 +10,8 @@ import pytest
 from thalweg.errors import WorkerFailed
 from thalweg.facts import Cluster, Duplex, Rate
 from thalweg.lab import Lab
+from thalweg.launch.worker_process import Report
 from thalweg.probing import Probed, measure
-from thalweg.runtime.forked import Report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("needs_lab")]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.lab.remains import Traces
 from thalweg.lab import Lab
-from thalweg.runtime.forked import Report
+from thalweg.launch.worker_process import Report
 
 pytestmark = [pytest.mark.usefixtures("needs_lab"), pytest.mark.slow, pytest.mark.timeout(300)]
 NBYTES = 4e9

@@ -10,8 +10,8 @@ from tests.cli.command import thalweg
 from tests.conftest import LabOf
 from tests.lab.lateness import observed
 from tests.report.test_trace import parsed
-from thalweg.records import Step
-from thalweg.records.journal import read_records
+from thalweg.observe import Step
+from thalweg.observe.journal import read_records
 
 CLOSE = 0.02
 STEPS = 20

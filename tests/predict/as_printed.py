@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
 
-from thalweg.predict.symbols import Symbols
+from thalweg.predict.closed_form.symbols import Symbols
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from math import exp, fsum, inf, log
 
 from thalweg.facts import Lateness
-from thalweg.predict.recurrence import chance_of_more
+from thalweg.predict.straggler_recurrence import chance_of_more
 
 EULER = 0.5772156649015329
 EXACT_HARMONICS = 10_000  # beyond that the series is exact to the last digit

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 
-from thalweg.predict.closed_forms import ring
-from thalweg.predict.symbols import Cost, Symbols
+from thalweg.predict.closed_form.symbols import Cost, Symbols
+from thalweg.predict.closed_form.topologies import ring
 
 
 def ds_sync(x: Symbols, together: int | None = None) -> Cost:

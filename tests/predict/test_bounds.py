@@ -6,9 +6,9 @@ import pytest
 
 from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster, Size, Workload
-from thalweg.predict.flows import simulate
-from thalweg.rounds import compile_rounds
+from thalweg.predict.flow_simulator import simulate
 from thalweg.schedules import Group, traffic
+from thalweg.steps import compile_rounds
 
 PLANS = ["ring", "ddp", "tree", "double_tree", "halving_doubling", "hierarchical", "umw", "ps"]
 

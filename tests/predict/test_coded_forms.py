@@ -11,8 +11,8 @@ from tests.predict import coded_forms
 from tests.predict.coded_forms import Message, ShiftedExponential, Tree
 from thalweg.catalog import parse_plan
 from thalweg.codes.tolerance import chance_of_waiting
-from thalweg.coding import allocation_of
 from thalweg.facts import Cluster, Duration, Lateness
+from thalweg.redundancy import allocation_of
 from thalweg.schedules import Group
 
 SMALL, WIDE = Tree(4, 3, 1), Tree(12, 2, 3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from thalweg.facts.machine import Figure, Road
 from thalweg.predict.fairness import Channel, Flow, fair_rates, neighbours
-from thalweg.predict.flows import burst_through
+from thalweg.predict.flow_simulator import burst_through
 
 CROWDED = Road(crowding=((1, Figure(1.0)), (4, Figure(0.6))))
 

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from thalweg.facts import Cluster, Duration, Figure, Host, Machine, Rack, Road
+from thalweg.predict.calibration_trials import DRAGGED, SMALL, Trial, crowd, schedules, wanted
 from thalweg.predict.fitting import fit
-from thalweg.predict.flows import Flows
-from thalweg.predict.trial import DRAGGED, SMALL, Trial, crowd, schedules, wanted
+from thalweg.predict.flow_simulator import Flows
 from thalweg.schedules import Schedule
 
 FLAT = Cluster.regular([8], nic="100mbit", latency=Duration(60e-6))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.predict.coded_forms import ShiftedExponential, harmonic
 from thalweg.facts import Duration, Lateness
-from thalweg.predict.recurrence import binomial, expected_arrival, expected_latest
+from thalweg.predict.straggler_recurrence import binomial, expected_arrival, expected_latest
 
 
 def late(probability: float, seconds: float) -> Lateness:

@@ -16,8 +16,8 @@ from tests.predict.grace import MODELS, Runs, balanced_accuracy
 from tests.predict.robust import Guess, Vector, fit_constants
 from tests.predict.wfbp import Job, Measured, Way, at_the_end, each, fit, merged
 from thalweg.facts import Size, model_named
-from thalweg.predict import observed
-from thalweg.predict.observed import Network
+from thalweg.predict.closed_form import ddp_step
+from thalweg.predict.closed_form.ddp_step import Network
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TCP = ("10GbE with TCP/IP", "100GbE with TCP/IP")
@@ -179,5 +179,5 @@ def test_low_rank_steps_on_a_slow_link() -> None:
         print(f"{system} rank {rank}: {median(seconds) * 1e3:.0f} ms")
     buckets = model_named("vgg19").buckets(Size.parse("25MiB"))
     network = Network.of_gbps(1.0, 50e-6)
-    dense = sum(observed.ring(network, bucket.nbytes, 2) for bucket in buckets)
+    dense = sum(ddp_step.ring(network, bucket.nbytes, 2) for bucket in buckets)
     assert median(steps["torchddp", "1"]) < dense / 10

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.predict.test_closed_forms import FORMS
+from tests.predict.closed_form.test_topologies import FORMS
 from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
 from thalweg.facts.machine import Figure, Road
-from thalweg.predict import closed_forms as forms
-from thalweg.predict.flows import FREE, simulate
-from thalweg.predict.symbols import Cost, Symbols
+from thalweg.predict.closed_form import topologies as forms
+from thalweg.predict.closed_form.symbols import Cost, Symbols
+from thalweg.predict.flow_simulator import FREE, simulate
 from thalweg.schedules import Group, Schedule
 
 EVEN = [(1, 2), (1, 8), (2, 4), (3, 5), (6, 3)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from thalweg.facts import Cluster, Link
-from thalweg.probing.conductor import Station
+from thalweg.probing.coordinator import Station
 from thalweg.probing.network import Flow
 
 

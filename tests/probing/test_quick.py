@@ -7,9 +7,9 @@ import pytest
 
 from tests.probing.simulated import SimulatedSurvey
 from thalweg.facts import Cluster, Duplex, Host, Rack
+from thalweg.launch.rank_assignment import find_cluster
 from thalweg.probing.calibration import survey_quickly
 from thalweg.probing.survey import survey
-from thalweg.runtime.launch import find_cluster
 
 SLOW = 5
 

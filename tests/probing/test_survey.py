@@ -9,8 +9,8 @@ import pytest
 
 from tests.probing.simulated import SimulatedSurvey
 from thalweg.facts import Cluster, Host, Lateness, Rack, Rate, parse_cluster
-from thalweg.probing.assembly import names_of
-from thalweg.probing.conductor import Station
+from thalweg.probing.cluster_builder import names_of
+from thalweg.probing.coordinator import Station
 from thalweg.probing.result import Probed
 from thalweg.probing.survey import survey
 

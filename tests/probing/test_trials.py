@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from tests.training.workers import on_ranks, one_value
+from thalweg.engine.engine import Engine
 from thalweg.errors import BETWEEN_STEPS
 from thalweg.facts import Cluster, Host, Rack
+from thalweg.members.world import World
 from thalweg.predict.fitting import fit
 from thalweg.probing import calibration
 from thalweg.probing.calibration import run_trials
 from thalweg.probing.together import Together
-from thalweg.runtime import Engine, World
 
 PAIR = Cluster(racks=(Rack(name="r", hosts=(Host(name="h", ranks=(0, 1)),)),))
 FREE = "a backend that costs nothing"

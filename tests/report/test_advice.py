@@ -9,15 +9,7 @@ from importlib.metadata import version
 
 import pytest
 
-from tests.report.advices import (
-    CODED,
-    LONG,
-    PARTS,
-    advice,
-    advised,
-    estimate,
-    measurements,
-)
+from tests.report.advices import CODED, LONG, PARTS, advice, advised, estimate, measurements
 from thalweg.facts import Cluster
 from thalweg.predict.estimate import Advice, Breakdown
 from thalweg.report.advice import Measured, advice_page, between, times

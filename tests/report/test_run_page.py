@@ -24,13 +24,13 @@ from tests.report.browsing import (
     opened,
 )
 from tests.report.test_advice import NASTY, Page
-from thalweg.records import Note
-from thalweg.records.overview import Overview, overview
-from thalweg.records.record import Record
-from thalweg.records.timeline import timeline
+from thalweg.observe import Note
+from thalweg.observe.records import Record
+from thalweg.observe.run_report import Overview, overview
+from thalweg.observe.timeline import timeline
 from thalweg.report.heat_map import MOST_CELLS, MOST_RANKS
-from thalweg.report.run_course import MOST_POINTS
 from thalweg.report.run_page import run_page
+from thalweg.report.run_step_times import MOST_POINTS
 
 SLOW = Run(slow={3: 3.0}, steps=60, until=40)
 

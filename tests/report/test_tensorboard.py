@@ -9,7 +9,7 @@ import pytest
 
 from tests.recorded import NBYTES, START, Run
 from thalweg.errors import UsageError
-from thalweg.records.timeline import timeline
+from thalweg.observe.timeline import timeline
 from thalweg.report.tensorboard import scalars, write_scalars
 
 MEANT = Run(ranks=2, steps=6)

@@ -14,9 +14,9 @@ import pytest
 
 from tests.recorded import BUCKETS, Run
 from thalweg.errors import UsageError
-from thalweg.records import Step
-from thalweg.records.overview import Overview, overview
-from thalweg.records.timeline import timeline
+from thalweg.observe import Step
+from thalweg.observe.run_report import Overview, overview
+from thalweg.observe.timeline import timeline
 from thalweg.report.trace import Trace, trace
 from thalweg.report.trace_file import write_trace
 

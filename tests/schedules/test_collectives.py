@@ -13,9 +13,9 @@ from tests.clusters import groups
 from tests.examples import examples
 from tests.running import TIMEOUT, execute, run
 from tests.threads import run_threads
+from thalweg.engine.execute import Part
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster
-from thalweg.runtime import Part
 from thalweg.schedules import (
     Group,
     Schedule,

@@ -14,10 +14,10 @@ from tests.running import Mail, contributions, run, tree_schedule
 from thalweg.catalog import parse_plan
 from thalweg.codes import ROOT, Allocation, Branches, allocate
 from thalweg.codes.fractional import FractionalRepetition
-from thalweg.coding import allocation_of
 from thalweg.declarations import Code
 from thalweg.errors import LayoutError, ScheduleError
 from thalweg.facts import Cluster
+from thalweg.redundancy import allocation_of
 from thalweg.schedules import (
     Condition,
     Group,

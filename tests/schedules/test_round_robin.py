@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from thalweg.schedules.table import circle_pairs, circle_turns
+from thalweg.schedules.shuffle.group_table import circle_pairs, circle_turns
 
 
 @pytest.mark.parametrize("number", range(10))

@@ -12,7 +12,7 @@ from tests.clusters import groups as any_groups
 from tests.examples import examples
 from thalweg.facts import Cluster
 from thalweg.schedules import Contention, Group, connected
-from thalweg.schedules.contention import LONGEST
+from thalweg.schedules.shuffle.contended_links import LONGEST
 from thalweg.schedules.topologies import shuffle
 
 PACES = st.sampled_from([2, 4, 8])

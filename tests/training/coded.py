@@ -25,10 +25,10 @@ from torch.utils.data import TensorDataset
 
 from tests.training.workers import SECONDS, TIMEOUT, fingerprint, values
 from thalweg.errors import WorkerFailed
-from thalweg.runtime.place import Workers
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.place import Workers
+from thalweg.launch.supervisor import Report, run_workers
 from thalweg.training import Run, attach
-from thalweg.training.handover import State
+from thalweg.training.snapshot import State
 
 TREE = "codedreduce(fanout=3, stragglers=1)"
 """On 7 workers: 1 and 2 are the first layer; 3, 4 and 0, which has the root, are below 1, and 5, 6

@@ -13,7 +13,7 @@ import torch
 
 from tests.training.workers import SECONDS
 from thalweg.errors import ThalwegError
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
 
 # Two threads that wait for each other on busy cores cost more than a small model takes.
 torch.set_num_threads(1)

@@ -24,9 +24,9 @@ from tests.training.coded import Board, Fate
 from tests.training.under_fire import BATCH, EPOCHS, STEPS, Numbered
 from tests.training.workers import SECONDS, TIMEOUT, listen, raised, values
 from thalweg.catalog import parse_plan
-from thalweg.coding import is_relayed
 from thalweg.errors import Interrupted, WorkerFailed
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
+from thalweg.redundancy import is_relayed
 from thalweg.training import Run, attach
 
 SIZE = 4

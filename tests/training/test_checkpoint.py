@@ -24,11 +24,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.training.test_packing import assert_same
+from tests.training.test_state_encoding import assert_same
 from thalweg.errors import CheckpointError
 from thalweg.training import checkpoint as module
 from thalweg.training.checkpoint import LEFT_BEHIND, Checkpoint, checkpoints_in, read, write
-from thalweg.training.resume import newest
+from thalweg.training.checkpoint_io import newest
 
 FILES = ["model", "optimizer", "state", "ranks"]
 

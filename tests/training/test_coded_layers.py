@@ -11,7 +11,7 @@ from tests.codes.trees import planted
 from tests.training.coded import SIZE, TREE, Script, all_of, late, train_together
 from tests.training.workers import one_value, same_bits
 from thalweg.errors import PlanError
-from thalweg.training.replicas import refuse_what_differs, warn_of_what_differs
+from thalweg.training.coded_model_check import refuse_what_differs, warn_of_what_differs
 
 TROUBLE = all_of(late(6, at=2, until=6), late(1, at=7, until=10), late(3, at=8, until=15))
 

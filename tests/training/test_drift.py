@@ -12,8 +12,8 @@ from torch import nn
 from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.convergence import Outlook, outlook
 from thalweg.facts import Cluster
+from thalweg.predict.mixing import Outlook, outlook
 from thalweg.schedules import Group
 from thalweg.training import attach
 

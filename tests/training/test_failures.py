@@ -21,8 +21,8 @@ from torch import nn
 
 from tests.training import workers
 from thalweg.errors import UnitError, WorkerFailed
-from thalweg.runtime.supervisor import Report, run_workers
-from thalweg.training import attach, ending
+from thalweg.launch.supervisor import Report, run_workers
+from thalweg.training import attach, shutdown
 
 assert workers  # which imports in advance what forks need
 CULPRIT = 2
@@ -232,7 +232,7 @@ def test_in_a_ddp_object(misfortune: str, timeout: str, tmp_path: Path) -> None:
 
 def test_ends_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a loader with fewer batches would: they don't wait until their timeout."""
-    monkeypatch.setattr(ending, "FAREWELL", 1.0)
+    monkeypatch.setattr(shutdown, "FAREWELL", 1.0)
     run = ended(tmp_path, ENDS)
     assert_survivors_blame(run)
     assert "its part of the run ended after step 9" in run.of(0)[0]
@@ -243,8 +243,8 @@ def test_before_it_knows_its_rank(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.setattr(ending._OneLine, "watched", [])
-    ending.errors_in_one_line()
+    monkeypatch.setattr(shutdown._OneLine, "watched", [])
+    shutdown.errors_in_one_line()
     with pytest.raises(UnitError) as found:
         attach(nn.Linear(1, 1), None, timeout="soon")
     sys.excepthook(found.type, found.value, found.tb)

@@ -22,7 +22,7 @@ from tests.training.workers import (
     values,
 )
 from thalweg.errors import UsageError
-from thalweg.runtime import World
+from thalweg.members.world import World
 from thalweg.training import attach
 from thalweg.training.finite import is_finite, not_finite
 

@@ -10,9 +10,9 @@ from thalweg.facts import Cluster, Duration, Lateness, Machine, Size, Workload
 from thalweg.predict import Advice, advise
 from thalweg.predict.extra_steps import ExtraSteps
 from thalweg.schedules import Group
-from thalweg.training.asked import is_auto, plan_at_first, with_settings
-from thalweg.training.auto import Foresight, cycle_of, settling_of, waited_for
-from thalweg.training.surveying import Findings
+from thalweg.training.auto.controller import Foresight, cycle_of, settling_of, waited_for
+from thalweg.training.auto.measurement import Findings
+from thalweg.training.auto.request import is_auto, plan_at_first, with_settings
 
 
 def foresight_of(findings: Findings) -> Foresight:

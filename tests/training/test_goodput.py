@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from thalweg.engine.arrivals import Arrival
+from thalweg.engine.execute import Leading
 from thalweg.facts import Cluster
-from thalweg.runtime.arrivals import Arrival
-from thalweg.runtime.execute import Leading
 from thalweg.schedules import Contention, Group, judge
 from thalweg.schedules.topologies import shuffle
-from thalweg.training.watch import LOOKED_AT, Links, Seen, goodput
+from thalweg.training.contention_monitor import LOOKED_AT, Links, Seen, goodput
 
 USUAL = 12.5e6
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.training.workers import TIMEOUT, fingerprint, on_ranks, one_value, same_bits, values
-from thalweg.runtime.place import Workers
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.place import Workers
+from thalweg.launch.supervisor import Report, run_workers
 from thalweg.training import Run, attach
 
 SAMPLES, BATCH, SIZE = 256, 32, 4

@@ -13,10 +13,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.training.workers import SECONDS, TIMEOUT, on_ranks
-from thalweg.runtime.forked import RESTARTS_VARIABLE
-from thalweg.runtime.place import Workers
-from thalweg.runtime.supervisor import Report, run_workers
-from thalweg.training import Run, attach, attaching
+from thalweg.launch.place import Workers
+from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.worker_process import RESTARTS_VARIABLE
+from thalweg.training import Run, api, attach
 from thalweg.workloads import Job, find_job
 
 GRADIENTS = 25_000_000 * 4  # bytes
@@ -198,7 +198,7 @@ def test_members_that_may_change(
     are left form anew, nor while one that comes back takes another's state."""
     job = find_job("synthetic(params=25M)")
     with monkeypatch.context() as fixed:
-        fixed.setattr(attaching, "_may_change", lambda *_: False)
+        fixed.setattr(api, "_may_change", lambda *_: False)
         without = max(peaks(job, make, sync, dies=False, comes_back=False))
     calm, regrouped = peaks(job, make, sync, dies=True, comes_back=False)
     _, joined = peaks(job, make, sync, dies=True, comes_back=True)

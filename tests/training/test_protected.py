@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, listen, on_ranks, one_value, raised
-from thalweg.runtime.formation import Formation
+from thalweg.members.membership_epoch import Formation
 from thalweg.training import Run, attach
 
 

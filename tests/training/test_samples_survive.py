@@ -13,12 +13,12 @@ from tests.training.under_fire import BATCH, EPOCHS, SAMPLES, STEPS, noted, time
 from tests.training.workers import SECONDS, on_ranks, one_value
 from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
 from thalweg.schedules import Group
 from thalweg.training import Run
-from thalweg.training.batches import Batches
-from thalweg.training.course import Position
-from thalweg.training.regrouping import Sharers
+from thalweg.training.data.position import Position
+from thalweg.training.data.sampler import Batches
+from thalweg.training.recovery import Sharers
 
 SIZE, DEAD = 4, 2
 SHARE = BATCH // SIZE

@@ -14,8 +14,8 @@ import pytest
 from tests.training.test_checkpoint import latest, names
 from tests.training.under_fire import EPOCHS, STEPS, Act, train
 from tests.training.workers import SECONDS, on_ranks, one_value
-from thalweg.runtime.supervisor import Report, run_workers
-from thalweg.training import Run, checkpoint, resume, run
+from thalweg.launch.supervisor import Report, run_workers
+from thalweg.training import Run, checkpoint, checkpoint_io, run
 from thalweg.training.checkpoint import read
 from thalweg.training.sharing import Sharing
 
@@ -50,7 +50,7 @@ def dying(module: Any, name: str, calls: int, *, after: bool) -> Callable[[], No
 
 MOMENTS = {
     "before all": dying(run, "save", 1, after=False),
-    "it has told its random state": dying(resume, "_random_states", 1, after=True),
+    "it has told its random state": dying(checkpoint_io, "_random_states", 1, after=True),
     "all is done": dying(run, "save", 1, after=True),
     "a file is half written": dying(checkpoint, "save_file", 2, after=False),
     "its files are there": dying(checkpoint, "_fill", 1, after=True),

@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 
 from tests.threads import run_threads
+from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster
-from thalweg.runtime import Alarm, Engine
+from thalweg.members.abort import Alarm
 from thalweg.schedules import Group
 from thalweg.training import sharing
-from thalweg.training.itinerary import Clock
+from thalweg.training.compiled_steps import Clock
 from thalweg.training.sharing import Sharing
 from thalweg.transports import Transport
 

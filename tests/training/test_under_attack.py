@@ -18,13 +18,13 @@ from torch.utils.data import TensorDataset
 
 from tests.training.workers import fingerprint, one_value
 from tests.transports.strangers import Eavesdropper, calling
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
 from thalweg.training import Run, attach
 from thalweg.transports import Label, TcpTransport, Transport
-from thalweg.transports import post as over_post
+from thalweg.transports import best_effort as over_post
 from thalweg.transports import tcp as over_tcp
-from thalweg.transports.door import Door
-from thalweg.transports.post import Post
+from thalweg.transports.best_effort import Post
+from thalweg.transports.endpoint import Door
 
 ROOT = Path(__file__).parent.parent.parent
 SIZE, BATCH, STEPS = 3, 12, 160

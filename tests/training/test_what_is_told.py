@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 from tests.cli.command import thalweg
 from thalweg.facts import Cluster
-from thalweg.training.sameness import host_names
+from thalweg.training.consistency_check import host_names
 
 SCRIPT = """
 import sys, warnings

@@ -13,7 +13,7 @@ from torch import nn
 
 from thalweg.bench.training import fingerprint
 from thalweg.errors import ThalwegError
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
 
 assert torch._dynamo
 # Torch asks for the name behind every connection; a resolver that doesn't answer costs 5 s each.

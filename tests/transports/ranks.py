@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from tests.threads import run_threads
-from thalweg.runtime import Alarm, World
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.supervisor import Report, run_workers
+from thalweg.members.abort import Alarm
+from thalweg.members.world import World
 from thalweg.transports import Label, Transport
 
 KINDS = ("memory", "tcp")

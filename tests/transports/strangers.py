@@ -15,7 +15,6 @@ from time import sleep
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from thalweg.transports import tcp
-from thalweg.transports.card import Card, Sealer
 from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
 from thalweg.transports.handshake import (
     HELLO_NBYTES,
@@ -29,6 +28,7 @@ from thalweg.transports.handshake import (
     scope_of,
     sender_of,
 )
+from thalweg.transports.peer_record import Card, Sealer
 
 KEPT = 64  # connections that a stranger holds at once
 PATIENCE = 10.0  # seconds for an answer

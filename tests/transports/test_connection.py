@@ -11,9 +11,9 @@ import torch.distributed as dist
 from tests.transports.ranks import LABEL, in_a_process, soon
 from tests.transports.strangers import Receiver
 from thalweg.transports import TcpTransport
-from thalweg.transports.card import Card
 from thalweg.transports.connection import Outbound, Outgoing
-from thalweg.transports.protection import Protection
+from thalweg.transports.peer_record import Card
+from thalweg.transports.security import Protection
 from thalweg.transports.tcp import PURPOSE
 
 

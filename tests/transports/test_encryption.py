@@ -31,12 +31,12 @@ from tests.transports.strangers import (
     throw,
 )
 from thalweg.errors import NotTrusted, PeerLate
-from thalweg.transports import Label, Refusal, TcpTransport, cipher, door
-from thalweg.transports.card import Card, Sealer
+from thalweg.transports import Label, Refusal, TcpTransport, cipher, endpoint
+from thalweg.transports.best_effort import Letter, Post, Sort
 from thalweg.transports.cipher import KEY_NBYTES, RECORD_NBYTES, TAG_NBYTES, RecordCipher
-from thalweg.transports.post import Letter, Post, Sort
-from thalweg.transports.protection import Protection
-from thalweg.transports.refusal import Tally
+from thalweg.transports.peer_record import Card, Sealer
+from thalweg.transports.rejections import Tally
+from thalweg.transports.security import Protection
 from thalweg.transports.tcp import HEADER, PURPOSE
 
 SECRET = b"known to all workers"
@@ -398,7 +398,7 @@ def test_strangers_neither_ask_the_store_nor_keep_a_worker_out() -> None:
     """More of them than there is room for are silent, and others have keys of their own."""
 
     def work() -> None:
-        door.BACKLOG = 50
+        endpoint.BACKLOG = 50
         store = dist.HashStore()
         asked = Asked(store)
         with ExitStack() as stack:
@@ -429,7 +429,7 @@ def test_a_worker_that_is_back_gets_in_at_once(secret: bytes | None) -> None:
     """The first time that it asks: whoever was made to wait would be tried again."""
 
     def work() -> None:
-        door.REDIAL = 1000.0
+        endpoint.REDIAL = 1000.0
         with transports(secret, secret) as (store, ranks):
             exchange(*ranks)
             ranks[1].close()

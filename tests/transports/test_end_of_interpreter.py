@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.runtime.supervisor import run_command
+from thalweg.launch.supervisor import run_command
 
 SCRIPT = """
 import os, sys

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from tests.transports.ranks import LABEL, hear, in_a_process, soon, tell
 from tests.transports.strangers import Receiver, calling, port_of, strange_identity
 from thalweg.errors import PeerLate, PeerLost, TransportError
-from thalweg.transports import Address, Label, Refusal, TcpTransport, door
-from thalweg.transports.card import Card
+from thalweg.transports import Address, Label, Refusal, TcpTransport, endpoint
 from thalweg.transports.handshake import MAGIC, PREFIX, VERSION, Hello
-from thalweg.transports.protection import Protection
+from thalweg.transports.peer_record import Card
+from thalweg.transports.security import Protection
 from thalweg.transports.tcp import HEADER, PURPOSE
 
 LARGE = np.arange(500_000)
@@ -311,7 +311,7 @@ def test_a_store_that_is_gone_does_not_hide_a_peer_that_is(transports: Opener) -
 
 def test_strangers_that_are_turned_away_while_they_speak(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there is room for: the oldest go, also those that just say something."""
-    monkeypatch.setattr(door, "BACKLOG", 8)
+    monkeypatch.setattr(endpoint, "BACKLOG", 8)
 
     def work() -> None:
         with plain(0, 1) as (store, ranks):

@@ -13,9 +13,9 @@ from tests.running import execute
 from tests.schedules.test_topologies import VARIANTS, build
 from tests.threads import run_threads
 from tests.transports.ranks import KINDS, run_ranks
+from thalweg.engine.execute import Part, flat
 from thalweg.errors import PeerLate, TransportError
 from thalweg.facts import Cluster
-from thalweg.runtime import Part, flat
 from thalweg.schedules import Group, Kind, Schedule
 from thalweg.transports import Array, Label, MemoryNetwork, RecordedTransport, Transport
 

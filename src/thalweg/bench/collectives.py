@@ -27,21 +27,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thalweg.bench.ddp_hooks import OneBucket, hook_of, peer_of
 from thalweg.bench.site import Site, by_all
-from thalweg.bench.torch_hooks import OneBucket, hook_of, peer_of
 from thalweg.catalog import parse_plan
+from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
+from thalweg.launch.rank_assignment import find_cluster
+from thalweg.members.world import World
 from thalweg.plan import TRANSPORT, Choice, Plan
 from thalweg.predict import synchronisation_seconds
-from thalweg.rounds import travelling, warm_up
-from thalweg.runtime import Engine, World
-from thalweg.runtime.launch import find_cluster
 from thalweg.schedules import Content, Group
-from thalweg.training.averager import is_native
-from thalweg.training.compression import CompressedBucket, Compression
-from thalweg.training.itinerary import Itinerary, Stop
-from thalweg.training.layout import DTYPES, Layout
+from thalweg.steps import travelling, warm_up
+from thalweg.training.buckets import DTYPES, Layout
+from thalweg.training.compiled_steps import Itinerary, Stop
+from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.factory import is_native
 from thalweg.transports import Transport
 
 ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"

@@ -12,23 +12,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.figures import Trial, row_of, row_of_failure
-from thalweg.bench.forecast import Forecast, asked_for
-from thalweg.bench.injection import Injection
-from thalweg.bench.jobs import result_of
+from thalweg.bench.metrics import Trial, row_of, row_of_failure
+from thalweg.bench.prediction_check import Forecast, asked_for
 from thalweg.bench.scenario import Scenario
+from thalweg.bench.simulated_compute import Injection
+from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.coding import spare_ranks
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.lab import Event
+from thalweg.launch.supervisor import Report, Work, run_workers
+from thalweg.launch.worker_group import OnMessage
 from thalweg.plan import TRANSPORT
-from thalweg.runtime.crew import OnMessage
-from thalweg.runtime.supervisor import Report, Work, run_workers
+from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
-from thalweg.training.asked import plan_at_first
-from thalweg.training.averager import is_native
+from thalweg.training.auto.request import plan_at_first
+from thalweg.training.factory import is_native
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab

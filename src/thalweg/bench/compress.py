@@ -22,11 +22,11 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils.data import default_collate
 
+from thalweg.bench.compress_baselines import Peer, peers
 from thalweg.bench.compress_costs import Cost, Exchange, Method, at_all_speeds
-from thalweg.bench.compress_peers import Peer, peers
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
-from thalweg.predict.observed import Dense
+from thalweg.predict.closed_form.ddp_step import Dense
 from thalweg.probing.codec_trials import Gradients, Trial, least_seconds, trial_of
 from thalweg.workloads.job import Batch, Job
 

@@ -16,8 +16,8 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.compress import Compressor
 from thalweg.declarations import Value
 from thalweg.errors import PlanError
-from thalweg.predict import observed
-from thalweg.predict.observed import Codec, Network, Sent
+from thalweg.predict.closed_form import ddp_step
+from thalweg.predict.closed_form.ddp_step import Codec, Network, Sent
 
 SLOWEST, DECADES, IN_A_DECADE = 1e7, 4, 8
 SPEEDS = tuple(SLOWEST * 10 ** (i / IN_A_DECADE) for i in range(DECADES * IN_A_DECADE + 1))
@@ -32,14 +32,14 @@ class Exchange(Enum):
 
     def sent(self, payload: float) -> Sent:
         gathers = self is Exchange.ALL_GATHER
-        return Sent(payload, observed.all_gather if gathers else observed.ring)
+        return Sent(payload, ddp_step.all_gather if gathers else ddp_step.ring)
 
     def wire(self, payload: float, workers: int) -> float:
         """Bytes that each worker sends."""
         return self.sent(payload).collective(BYTE_A_SECOND, payload, workers)
 
 
-def at_all_speeds(step: observed.Dense | observed.Compressed) -> list[float]:
+def at_all_speeds(step: ddp_step.Dense | ddp_step.Compressed) -> list[float]:
     """Seconds of a step at each of `SPEEDS`."""
     return [step.seconds(Network(0.0, speed / 8)) for speed in SPEEDS]
 
@@ -48,15 +48,15 @@ def at_all_speeds(step: observed.Dense | observed.Compressed) -> list[float]:
 class Cost:
     """What compressing costs, beside a step without it."""
 
-    dense: observed.Dense
+    dense: ddp_step.Dense
     exchange: Exchange
     payload: float  # bytes of one worker
     exact: float  # bytes that go along uncompressed
     seconds: float  # to encode and decode
 
     @property
-    def step(self) -> observed.Compressed:
-        return observed.Compressed(
+    def step(self) -> ddp_step.Compressed:
+        return ddp_step.Compressed(
             compute=self.dense.compute,
             codec=Codec(own=self.seconds),
             payloads=(self.exchange.sent(self.payload), Exchange.SUM.sent(self.exact)),
@@ -81,10 +81,10 @@ class Cost:
     @property
     def pays_below(self) -> float:
         """Bits per second, against DDP; 0 where it never pays, inf where always."""
-        return 8 * observed.pays_below(self.dense, self.step, alpha=0.0)
+        return 8 * ddp_step.pays_below(self.dense, self.step, alpha=0.0)
 
 
-def dense_wire(dense: observed.Dense) -> float:
+def dense_wire(dense: ddp_step.Dense) -> float:
     """Bytes that each worker sends without compression."""
     return Exchange.SUM.wire(sum(dense.buckets), dense.workers)
 

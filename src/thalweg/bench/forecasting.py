@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.calibrations import Measured, calibrate_job
-from thalweg.bench.forecast import Forecast
-from thalweg.bench.injection import Injection
+from thalweg.bench.calibrate_job import Measured, calibrate_job
+from thalweg.bench.prediction_check import Forecast
 from thalweg.bench.scenario import Scenario
+from thalweg.bench.simulated_compute import Injection
 from thalweg.catalog import parse_plan
 from thalweg.facts import format_cluster, parse_cluster
+from thalweg.launch.rank_assignment import find_cluster
+from thalweg.launch.supervisor import Report
 from thalweg.plan import Choice
-from thalweg.runtime.launch import find_cluster
-from thalweg.runtime.supervisor import Report
 
 if TYPE_CHECKING:
     from thalweg.bench.comparison import RunAll

@@ -40,18 +40,18 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from thalweg.bench.injection import Compute
+from thalweg.bench.simulated_compute import Compute
 from thalweg.catalog import parse_plan
 from thalweg.errors import LabError, ScenarioError
 from thalweg.facts import Cluster, Duplex, Duration, read_cluster
 from thalweg.facts.cluster import MOST_WORKERS
 from thalweg.facts.cluster_file import duplex, lateness
-from thalweg.facts.tables import Table, load_toml, read_toml
+from thalweg.facts.toml_reader import Table, load_toml, read_toml
 from thalweg.lab import Event
 from thalweg.lab.event import links_of
 from thalweg.schedules import Group
-from thalweg.training.asked import plan_at_first
-from thalweg.training.averager import refuse_what_cannot_run
+from thalweg.training.auto.request import plan_at_first
+from thalweg.training.factory import refuse_what_cannot_run
 from thalweg.workloads import Job, find_job
 
 SETTLING = 15  # steps after an event that don't count

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thalweg.facts import Cluster, counted
-from thalweg.runtime.place import HERE, Place
-from thalweg.runtime.supervisor import Report, run_workers
+from thalweg.launch.place import HERE, Place
+from thalweg.launch.supervisor import Report, run_workers
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab

@@ -18,19 +18,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.bench.injection import Injection, Sleeps, shares_of
+from thalweg.bench.simulated_compute import Injection, Sleeps, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
-from thalweg.records import Late, Tally
-from thalweg.runtime import World
-from thalweg.runtime.launch import CLUSTER_VARIABLE
-from thalweg.runtime.world import LONGEST_PAUSE
+from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
+from thalweg.members.world import LONGEST_PAUSE, World
+from thalweg.observe import Late, Tally
 from thalweg.training import Run, attach
-from thalweg.training.incident import Incident
-from thalweg.training.overlap import Timing
-from thalweg.training.steering import Chosen
-from thalweg.training.watch import Adjustment
+from thalweg.training.auto.policy import Chosen
+from thalweg.training.compression_overlap import Timing
+from thalweg.training.contention_monitor import Adjustment
+from thalweg.training.membership_change import Incident
 from thalweg.workloads import Job
 
 TO_HEAR_IT = 2 * LONGEST_PAUSE  # seconds until all have looked at the store

@@ -12,21 +12,21 @@ from time import time
 from typing import TYPE_CHECKING
 
 from thalweg.catalog import parse_plan
-from thalweg.chaos.conductor import BEHIND, Conductor
+from thalweg.chaos.checks.invariants import violations
 from thalweg.chaos.disk import Disk
+from thalweg.chaos.exact_job import BATCH, foretold, samples
 from thalweg.chaos.fault import OF_LINKS, Kind
+from thalweg.chaos.fault_actions import Means
+from thalweg.chaos.fault_sampler import draw
 from thalweg.chaos.history import History, Lost, Violation
-from thalweg.chaos.invariants import violations
-from thalweg.chaos.job import BATCH, foretold, samples
-from thalweg.chaos.means import Means
-from thalweg.chaos.nemesis import draw
-from thalweg.chaos.timing import Felt, felt
+from thalweg.chaos.injector import BEHIND, Conductor
+from thalweg.chaos.recovery_times import Felt, felt
 from thalweg.chaos.worker import Task, work
 from thalweg.errors import ThalwegError, UsageError
 from thalweg.facts import Cluster
-from thalweg.runtime.crew import OnLine
-from thalweg.runtime.place import HERE
-from thalweg.runtime.supervisor import run_workers
+from thalweg.launch.place import HERE
+from thalweg.launch.supervisor import run_workers
+from thalweg.launch.worker_group import OnLine
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from thalweg.chaos.fault import KINDS
+from thalweg.chaos.recovery_times import Felt
 from thalweg.chaos.run import Outcome
-from thalweg.chaos.timing import Felt
 
 Row = dict[str, Any]
 

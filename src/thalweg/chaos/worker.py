@@ -14,18 +14,7 @@ from typing import Any
 
 import thalweg
 from thalweg.catalog import parse_plan
-from thalweg.chaos.history import (
-    Commit,
-    Ended,
-    Event,
-    Named,
-    Refused,
-    Saved,
-    Sent,
-    Starved,
-    as_dict,
-)
-from thalweg.chaos.job import (
+from thalweg.chaos.exact_job import (
     BATCH,
     SAVE_EVERY,
     Counted,
@@ -37,10 +26,21 @@ from thalweg.chaos.job import (
     snap,
     sums,
 )
-from thalweg.coding import is_compensated
+from thalweg.chaos.history import (
+    Commit,
+    Ended,
+    Event,
+    Named,
+    Refused,
+    Saved,
+    Sent,
+    Starved,
+    as_dict,
+)
 from thalweg.errors import CheckpointError
-from thalweg.runtime.forked import RESTARTS_VARIABLE
-from thalweg.runtime.supervisor import Report
+from thalweg.launch.supervisor import Report
+from thalweg.launch.worker_process import RESTARTS_VARIABLE
+from thalweg.redundancy import is_compensated
 from thalweg.training import Run
 
 EPOCHS = 1 << 30  # until it is told to stop

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thalweg.cli.job_options import Asked, Supposed, situation_of
 from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
-from thalweg.cli.situation import Asked, Supposed, situation_of
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import about
 from thalweg.predict import Advice, Advised, advise
-from thalweg.predict.advising import WORTH_IT
+from thalweg.predict.advisor import WORTH_IT
 from thalweg.predict.extra_steps import optimizer_named
 from thalweg.report.tables import table_of
 

@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 
 from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
+from thalweg.cli.job_options import workload_of
 from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.situation import workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about
 from thalweg.report.tables import table_of

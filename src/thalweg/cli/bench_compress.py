@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from thalweg.cli.job_options import BATCH, GPU, workload_of
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
-from thalweg.cli.situation import BATCH, GPU, workload_of
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Workload, about
 from thalweg.predict.assumptions import costs_of

@@ -16,7 +16,7 @@ from thalweg.facts import about
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.forecast import Checked, Choice
+    from thalweg.bench.prediction_check import Checked, Choice
 
 
 def command(
@@ -38,7 +38,7 @@ def command(
     All that is known beforehand is a calibration in the same lab. Where `auto` is among the plans,
     what it came to is put beside the best of the others.
     """
-    from thalweg.bench.forecast import Accuracy, checked, choices
+    from thalweg.bench.prediction_check import Accuracy, checked, choices
     from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
     predictions: list[Checked] = []

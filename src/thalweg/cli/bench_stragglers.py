@@ -15,8 +15,8 @@ from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size
 
 if TYPE_CHECKING:
-    from thalweg.bench.straggler_tables import Study
-    from thalweg.bench.stragglers import Trial
+    from thalweg.studies.stragglers.config import Trial
+    from thalweg.studies.stragglers.tables import Study
 
 NOTES = (
     "links: what the busiest NIC carries in an iteration, over its rate; at small messages a token "
@@ -79,8 +79,8 @@ def command(
 
     The same workers are late under every scheme. Every gradient is compared with the true one.
     """
-    from thalweg.bench.stragglers import TABLES, Tree, Trial
-    from thalweg.report.stragglers import draw_stragglers, table_of
+    from thalweg.studies.stragglers.config import TABLES, Tree, Trial
+    from thalweg.studies.stragglers.report import draw_stragglers, table_of
 
     chosen = _chosen(tables, TABLES)
     rate = Rate.parse(nic)
@@ -120,7 +120,7 @@ def command(
 def _measured(asked: Trial, tables: Sequence[str], rate: Rate) -> tuple[Study, list[str]]:
     """In a lab that is there meanwhile; and what is to be said of it."""
     from thalweg.bench.site import lab_site  # torch takes a second: not at import
-    from thalweg.bench.straggler_tables import study
+    from thalweg.studies.stragglers.tables import study
 
     with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
         return study(asked, tables, lab_site(lab), rate, bar.show), lab.notes

@@ -52,11 +52,11 @@ def command(
     In a lab, on local workers, or as one of torchrun's. Writes cluster.toml, cluster.machine.toml
     and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
     """
-    from thalweg.bench.calibrations import calibrate_at, calibrate_job  # torch takes a second
+    from thalweg.bench.calibrate_job import calibrate_at, calibrate_job  # torch takes a second
     from thalweg.bench.compress_costs import all_methods, method_of
-    from thalweg.bench.jobs import launched
+    from thalweg.bench.train_job import launched
+    from thalweg.launch.rank_assignment import find_seat
     from thalweg.plan import Choice
-    from thalweg.runtime.launch import find_seat
     from thalweg.workloads import find_job
 
     job = find_job(workload)

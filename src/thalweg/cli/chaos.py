@@ -17,9 +17,9 @@ from rich.table import Table
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import Place, lab_of, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.coding import allocation_of, is_relayed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
+from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.report.tables import table_of
 from thalweg.schedules import Group
 
@@ -188,9 +188,9 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
 
 def _can_garble() -> bool:
     """Whether bytes can be changed on their way. Without keys nobody would notice."""
-    from thalweg.lab.garbling import can_garble
-    from thalweg.lab.wiring import SPINE_ADDRESS
-    from thalweg.transports.protection import wants_encryption
+    from thalweg.lab.addressing import SPINE_ADDRESS
+    from thalweg.lab.packet_faults import can_garble
+    from thalweg.transports.security import wants_encryption
 
     return wants_encryption(os.environ, SPINE_ADDRESS) and can_garble()
 

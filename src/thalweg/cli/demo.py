@@ -135,7 +135,7 @@ def _declared(site: Site) -> Cluster:
 
 def _advised(site: Site, job: Job, terminal: Console) -> Advice | None:
     """From a calibration there; training goes on without it, after a line that says why."""
-    from thalweg.bench.calibrations import calibrate_at
+    from thalweg.bench.calibrate_job import calibrate_at
 
     try:
         with progress_bar("Calibrating") as bar:
@@ -163,9 +163,9 @@ def _advised(site: Site, job: Job, terminal: Console) -> Advice | None:
 
 def _trained(site: Site, job: Job, steps: int, advice: Advice | None) -> Rows:
     """A row for each plan, with what was predicted of the plan that it ended with."""
-    from thalweg.bench.jobs import step_rows, summary, train_at
+    from thalweg.bench.train_job import step_rows, summary, train_at
     from thalweg.bench.training import Recipe
-    from thalweg.training.asked import plan_at_first
+    from thalweg.training.auto.request import plan_at_first
 
     catalog = default_catalog()
     rows = []

@@ -19,7 +19,7 @@ from thalweg.report.tables import table_of
 if TYPE_CHECKING:
     from thalweg.bench.site import Site
     from thalweg.doctor import Finding
-    from thalweg.doctor.examine import Diagnosis
+    from thalweg.doctor.run_checks import Diagnosis
 
 FAILED = 1
 STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
@@ -43,7 +43,7 @@ def command(
     Alone on this host; with --workers or --lab; or started like your training, as one of torchrun's
     or srun's workers. Exit code 1 if a check fails.
     """
-    from thalweg.bench.jobs import launched  # torch takes a second: not at import
+    from thalweg.bench.train_job import launched  # torch takes a second: not at import
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
 
@@ -70,7 +70,7 @@ def command(
 
 def _diagnosis(is_launched: bool, place: Place, seconds: float) -> tuple[Diagnosis, str, list[str]]:
     """What was found, where, and what is to be known about that place."""
-    from thalweg.doctor.examine import examine
+    from thalweg.doctor.run_checks import examine
 
     placed = place != Place()
     if is_launched:
@@ -88,7 +88,7 @@ def _diagnosis(is_launched: bool, place: Place, seconds: float) -> tuple[Diagnos
 def _examined(site: Site, seconds: float, progress: Callable[..., None]) -> Diagnosis:
     """By workers of this command; one that is killed is found missing."""
     from thalweg.bench.site import by_all
-    from thalweg.doctor.examine import Diagnosis, examine
+    from thalweg.doctor.run_checks import Diagnosis, examine
 
     def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
         return examine(seconds, tell).packed()

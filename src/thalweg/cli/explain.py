@@ -23,8 +23,8 @@ from thalweg.report import (
     rows,
     settings,
 )
-from thalweg.rounds import without_groups
 from thalweg.schedules import Group
+from thalweg.steps import without_groups
 
 DATA = "25MB"
 

@@ -21,7 +21,7 @@ from thalweg.cli.options import (
     with_bundles,
 )
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.run_script import RestartsOption, with_interpreter
+from thalweg.cli.run import RestartsOption, with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
 from thalweg.report.tables import table_of
@@ -150,7 +150,7 @@ def run(
     THALWEG_CLUSTER, the file that tells attach() of the racks. Meanwhile, in another terminal,
     degrade, cut and kill.
     """
-    from thalweg.runtime.supervisor import run_command
+    from thalweg.launch.supervisor import run_command
 
     command = with_interpreter(arguments)
 

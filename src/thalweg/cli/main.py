@@ -22,12 +22,12 @@ from thalweg.cli import (
     plans,
     probe,
     report,
-    run_script,
     simulate,
     study,
     train,
     verify,
 )
+from thalweg.cli import run as run_script
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
 INTERRUPTED = 130

@@ -81,7 +81,7 @@ def write_file(path: Path, text: str) -> None:
 
 def told_choice(chosen: Mapping[str, Any]) -> str:
     """What `auto` has chosen, in a line."""
-    from thalweg.training.steering import Chosen  # torch takes a second: not at import
+    from thalweg.training.auto.policy import Chosen  # torch takes a second: not at import
 
     made = Chosen(**chosen)
     return f"from step {made.step}: {made} ({made.reason})"

@@ -12,8 +12,8 @@ import typer
 from thalweg.cli.options import ClusterOption, Place, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.facts import Duration, read_cluster
+from thalweg.launch.rank_assignment import find_seat
 from thalweg.plan import TRANSPORT
-from thalweg.runtime.launch import find_seat
 
 LIMIT = 3600.0  # seconds for all of it
 
@@ -40,10 +40,10 @@ def command(
     In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
     what contradicts them is told.
     """
-    from thalweg.bench.jobs import launched  # torch takes a second: not at import
     from thalweg.bench.site import by_all
+    from thalweg.bench.train_job import launched  # torch takes a second: not at import
     from thalweg.probing import Probed, measure, refuse_other_transports
-    from thalweg.report.cluster import draw_cluster, outcome_text, tables
+    from thalweg.report.probe_result import draw_cluster, outcome_text, tables
 
     def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
         found = measure(declared, timeout=timeout, progress=tell)

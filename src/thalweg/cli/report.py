@@ -14,9 +14,9 @@ from thalweg.cli.options import ClusterOption
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
-from thalweg.records.journal import read_records
-from thalweg.records.overview import Account, Overview, overview
-from thalweg.records.timeline import timeline
+from thalweg.observe.journal import read_records
+from thalweg.observe.run_report import Account, Overview, overview
+from thalweg.observe.timeline import timeline
 from thalweg.report.tables import table_of
 
 STEPS = re.compile(r"(\d*):(\d*)")

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
+from thalweg.cli.job_options import Asked, Supposed, situation_of
 from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_json
-from thalweg.cli.situation import Asked, Supposed, situation_of
 from thalweg.facts import about
-from thalweg.predict.depth import Depth, depth
 from thalweg.predict.estimate import Estimate
-from thalweg.predict.prediction import setting_of
-from thalweg.predict.replay import Passage
+from thalweg.predict.plan_detail import Depth, depth
+from thalweg.predict.predictor import setting_of
+from thalweg.predict.step_simulator import Passage
 from thalweg.report.tables import table_of
 
 LINKS = 6  # that are printed

@@ -15,7 +15,7 @@ from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Rate, read_machine
 from thalweg.predict.assumptions import assumed_machine
-from thalweg.predict.study import (
+from thalweg.studies.compression import (
     DATA_CENTRE,
     RATES,
     Constants,

@@ -11,7 +11,7 @@ import typer
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import Place, with_bundles
 from thalweg.cli.output import Bar, JsonOption, console, progress_bar, told_choice, write_json
-from thalweg.cli.run_script import RecordsOption, RestartsOption
+from thalweg.cli.run import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about
 
@@ -61,7 +61,7 @@ def command(
     Ctrl-C stops all workers at the same step; with --checkpoint they save there.
     """
     # torch takes a second: not at import
-    from thalweg.bench.jobs import launched, step_rows, summary, train_at, train_here
+    from thalweg.bench.train_job import launched, step_rows, summary, train_at, train_here
     from thalweg.bench.training import Recipe
     from thalweg.workloads import find_job
 

@@ -3,7 +3,7 @@
 from thalweg.compress.arrangement import Arrangement, Segment, arrange
 from thalweg.compress.codec import Codec, Elementwise, Gathered, Kernels, Summed
 from thalweg.compress.compressor import Compressor, Payload
-from thalweg.compress.feedback import Feedback
+from thalweg.compress.error_feedback import Feedback
 
 __all__ = [
     "Arrangement",

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from thalweg.compress.buffers import AT_ONCE
 from thalweg.compress.codec import Array, Layout, Slots
 from thalweg.compress.compressor import RATIO, WARMUP, Compressor
-from thalweg.compress.pieces import AT_ONCE
 from thalweg.compress.sparse import Sparse, sizes, takes
 from thalweg.declarations import Parameter
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from thalweg.compress.buffers import AT_ONCE, extents, pieces
 from thalweg.compress.codec import Array, Gathered, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.pieces import AT_ONCE, extents, pieces
-from thalweg.compress.signs import UNIT, Signs, takes
+from thalweg.compress.sign_bits import UNIT, Signs, takes
 from thalweg.facts import Tensor
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from thalweg.compress.buffers import aligned
 from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import Payload
-from thalweg.compress.feedback import blame
-from thalweg.compress.pieces import aligned
+from thalweg.compress.error_feedback import blame
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 

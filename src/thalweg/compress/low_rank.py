@@ -22,8 +22,8 @@ import numpy as np
 
 from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import as_matrix, pays
-from thalweg.compress.feedback import blame
-from thalweg.compress.seeds import generator
+from thalweg.compress.error_feedback import blame
+from thalweg.compress.generators import generator
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 

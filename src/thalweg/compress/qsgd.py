@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from numpy.random import BitGenerator
 
-from thalweg.compress.blocks import Blocks
+from thalweg.compress.bit_packing import Rounding, packed_nbytes
+from thalweg.compress.block_scaling import Blocks
+from thalweg.compress.buffers import AT_ONCE
 from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.packing import Rounding, packed_nbytes
-from thalweg.compress.pieces import AT_ONCE
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept
+from thalweg.compress.generators import generator
 from thalweg.compress.randomk import sizes, takes
-from thalweg.compress.seeds import generator
 
 
 class RandomBlock(Summed):

@@ -14,7 +14,7 @@ import numpy as np
 
 from thalweg.compress.codec import Array, Layout, Summed
 from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
-from thalweg.compress.seeds import generator
+from thalweg.compress.generators import generator
 from thalweg.facts import Tensor
 
 

@@ -19,10 +19,10 @@ from math import sqrt
 
 import numpy as np
 
+from thalweg.compress.buffers import AT_ONCE
 from thalweg.compress.codec import Array, Gathered, Layout
 from thalweg.compress.compressor import Payload, kept, pays
-from thalweg.compress.pieces import AT_ONCE
-from thalweg.compress.seeds import generator
+from thalweg.compress.generators import generator
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
 

@@ -13,13 +13,13 @@ from math import isfinite, sqrt
 
 import numpy as np
 
-from thalweg.compress.blocks import SMALLEST
+from thalweg.compress.bit_packing import Rounding, WholeFractions
+from thalweg.compress.block_scaling import SMALLEST
+from thalweg.compress.buffers import AT_ONCE, extents, pieces
 from thalweg.compress.codec import Array, Gathered, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.feedback import blame
-from thalweg.compress.packing import Rounding, WholeFractions
-from thalweg.compress.pieces import AT_ONCE, extents, pieces
-from thalweg.compress.seeds import ENCODE, random_bits
+from thalweg.compress.error_feedback import blame
+from thalweg.compress.generators import ENCODE, random_bits
 from thalweg.facts import Tensor
 
 CLIP = 2.5  # standard deviations

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from thalweg.doctor.finding import Finding
 from thalweg.facts import about
-from thalweg.runtime.launch import Seat
+from thalweg.launch.rank_assignment import Seat
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 SHOWN = re.compile(

@@ -18,8 +18,8 @@ import psutil
 
 from thalweg.doctor.finding import Finding
 from thalweg.facts import about
-from thalweg.runtime.world import INTERFACE_VARIABLES
-from thalweg.transports.protection import is_loopback
+from thalweg.members.world import INTERFACE_VARIABLES
+from thalweg.transports.security import is_loopback
 
 ELSEWHERE = "198.51.100.1"  # RFC 5737: nobody's; the default route is the way there
 VIRTUAL = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|cilium|lxc|lxd|podman|vnet|kube)")

@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 
 from thalweg.doctor.finding import Facts, Finding, by_host, concerning
-from thalweg.runtime.forked import fork
+from thalweg.launch.worker_process import fork
 
 PATIENCE = 10.0  # seconds for the child
 PAUSE = 0.005

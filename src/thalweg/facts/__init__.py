@@ -3,12 +3,7 @@
 from thalweg.facts.cluster import Cluster, Duplex, Host, Lateness, Link, Rack, rack_sizes
 from thalweg.facts.cluster_file import format_cluster, parse_cluster, read_cluster
 from thalweg.facts.machine import CodecCost, Figure, Machine, Road
-from thalweg.facts.machine_file import (
-    format_machine,
-    machine_path,
-    parse_machine,
-    read_machine,
-)
+from thalweg.facts.machine_file import format_machine, machine_path, parse_machine, read_machine
 from thalweg.facts.models import MODELS, model_named
 from thalweg.facts.units import Count, Duration, Rate, Size, about, counted
 from thalweg.facts.workload import Bucket, Costs, Tensor, Workload

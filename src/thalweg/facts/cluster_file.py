@@ -36,7 +36,7 @@ from thalweg.facts.cluster import (
     Rack,
     assumptions,
 )
-from thalweg.facts.tables import Table, load_toml, read_toml
+from thalweg.facts.toml_reader import Table, load_toml, read_toml
 from thalweg.facts.units import Duration
 
 COMMENT_WIDTH = 96

@@ -32,7 +32,7 @@ from typing import Any
 
 from thalweg.errors import ClusterError
 from thalweg.facts.machine import CodecCost, Figure, Machine, Road
-from thalweg.facts.tables import Table, load_toml, read_toml
+from thalweg.facts.toml_reader import Table, load_toml, read_toml
 
 MOST = 1e12
 _COSTS = tuple(field.name for field in fields(CodecCost))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import WorkloadError
-from thalweg.facts.tables import Table, load_toml, read_toml
+from thalweg.facts.toml_reader import Table, load_toml, read_toml
 from thalweg.facts.units import Duration
 from thalweg.facts.workload import Costs, Tensor, Workload
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rack, Rate
-from thalweg.facts.tables import Table
+from thalweg.facts.toml_reader import Table
 
 Direction = Literal["out", "in"]
 LinkAction = Literal["degrade", "restore", "flow", "cut", "heal"]

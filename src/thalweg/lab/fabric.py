@@ -21,11 +21,11 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
+from thalweg.lab.addressing import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
 from thalweg.lab.namespaces import RUN, create, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT, Shape, qdiscs
-from thalweg.lab.wiring import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
-from thalweg.runtime.crew import allow_descriptors
-from thalweg.runtime.forked import fork, signals_held
+from thalweg.launch.worker_group import allow_descriptors
+from thalweg.launch.worker_process import fork, signals_held
 
 CLONE_NEWNET = 0x40000000
 DESCRIPTORS_EACH = 5  # that pyroute2 holds for a namespace, and one to spare

@@ -18,20 +18,20 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
-from thalweg.lab import garbling, registry
-from thalweg.lab.director import EventDirector, Fired
+from thalweg.lab import packet_faults, registry
+from thalweg.lab.addressing import HOST_DEVICE, SPINE_ADDRESS, Wiring
 from thalweg.lab.event import Event, host_called
+from thalweg.lab.event_runner import EventDirector, Fired
 from thalweg.lab.fabric import Progress, Sockets, build, has_netem
 from thalweg.lab.links import Links
 from thalweg.lab.namespaces import enter, processes, refused, remove, settle_in
 from thalweg.lab.registry import Record
 from thalweg.lab.shaping import declared
-from thalweg.lab.wiring import HOST_DEVICE, SPINE_ADDRESS, Wiring
-from thalweg.runtime.crew import OnLine, OnMessage
-from thalweg.runtime.forked import RESTARTS_VARIABLE, signals_held
-from thalweg.runtime.launch import CLUSTER_VARIABLE
-from thalweg.runtime.place import Place
-from thalweg.runtime.supervisor import Report, ignore, print_prefixed, run_workers
+from thalweg.launch.place import Place
+from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
+from thalweg.launch.supervisor import Report, ignore, print_prefixed, run_workers
+from thalweg.launch.worker_group import OnLine, OnMessage
+from thalweg.launch.worker_process import RESTARTS_VARIABLE, signals_held
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 EventLike = Event | Mapping[str, Any]
@@ -314,10 +314,10 @@ class Lab:
 
     def garble(self, rank: int) -> None:
         """Some bytes of what its host sends to others, from now on."""
-        garbling.begin(self.wiring, rank)
+        packet_faults.begin(self.wiring, rank)
 
     def ungarble(self, rank: int) -> None:
-        garbling.end(self.wiring, rank)
+        packet_faults.end(self.wiring, rank)
 
     def restore(self) -> None:
         """All links as they were declared, and no flows."""

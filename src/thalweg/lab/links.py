@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from thalweg.errors import LabError
 from thalweg.facts import Link, Rate
+from thalweg.lab.addressing import SPINE_ADDRESS, Port, Wiring
 from thalweg.lab.event import BOTH, Direction, links_of
 from thalweg.lab.fabric import Sockets, look, shape
 from thalweg.lab.namespaces import enter, processes
 from thalweg.lab.registry import Record, State
 from thalweg.lab.shaping import Shape, declared
-from thalweg.lab.wiring import SPINE_ADDRESS, Port, Wiring
-from thalweg.runtime.forked import fork
+from thalweg.launch.worker_process import fork
 
 AT_ONCE = 1 << 18  # bytes that a flow sends
 PACING_RATE = 47  # SO_MAX_PACING_RATE, which the socket module has no name for

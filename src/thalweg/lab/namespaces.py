@@ -20,8 +20,8 @@ from time import monotonic, sleep
 from pyroute2 import netns
 
 from thalweg.errors import LabError
-from thalweg.lab.wiring import prefix
-from thalweg.runtime.forked import signals_held
+from thalweg.lab.addressing import prefix
+from thalweg.launch.worker_process import signals_held
 
 RUN = Path("/var/run/netns")
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000

@@ -29,8 +29,8 @@ import psutil
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, format_cluster, parse_cluster
+from thalweg.lab.addressing import Wiring
 from thalweg.lab.namespaces import refused
-from thalweg.lab.wiring import Wiring
 
 ROOT = Path("/run/thalweg/labs")
 MOST_LABS = 1000

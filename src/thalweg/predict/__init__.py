@@ -1,10 +1,10 @@
 """What synchronising would cost, reckoned before anything is run; and which plan to take."""
 
-from thalweg.predict.advising import advise
+from thalweg.predict.advisor import advise
+from thalweg.predict.closed_form.exchange import synchronisation_seconds
+from thalweg.predict.closed_form.symbols import Cost, Symbols
 from thalweg.predict.estimate import Advice, Advised, Breakdown, Estimate
-from thalweg.predict.prediction import predict
-from thalweg.predict.symbols import Cost, Symbols
-from thalweg.predict.synchronisation import synchronisation_seconds
+from thalweg.predict.predictor import predict
 from thalweg.predict.what_if import WhatIf
 
 __all__ = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from thalweg.errors import ClusterError, PlanError, WorkloadError
 from thalweg.facts import CodecCost, Costs, Duration, Figure, Machine, Workload, model_named
-from thalweg.predict.observed import Network
+from thalweg.predict.closed_form.ddp_step import Network
 
 RESNET50 = 25_557_032  # elements
 SPREAD = 0.3  # of an assumed figure

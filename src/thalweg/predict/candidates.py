@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from thalweg.catalog import Catalog
-from thalweg.coding import spare_ranks, waits_for_nobody
 from thalweg.declarations import Promise
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan
-from thalweg.rounds import compile_rounds
+from thalweg.redundancy import spare_ranks, waits_for_nobody
 from thalweg.schedules import Group
+from thalweg.steps import compile_rounds
 
 BASELINE = "ddp"
 EXACT = (BASELINE, "ring", "halving_doubling", "double_tree", "tree", "tuned", "ps", "umw")

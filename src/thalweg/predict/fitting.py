@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from thalweg.facts import Cluster, Duration, Figure, Machine, Road
-from thalweg.predict.flows import Flows
-from thalweg.predict.trial import DRAGGED, SMALL, Trial, crowd, schedules
+from thalweg.predict.calibration_trials import DRAGGED, SMALL, Trial, crowd, schedules
+from thalweg.predict.flow_simulator import Flows
 
 CLOSE = 1e-3  # of what was measured
 DIGITS = 7  # of the latency's seconds

@@ -1,6 +1,6 @@
 """Measuring a cluster: round trips, racks, NICs, uplinks."""
 
-from thalweg.probing.measuring import measure, probe, refuse_other_transports
+from thalweg.probing.api import measure, probe, refuse_other_transports
 from thalweg.probing.result import Probed
 
 __all__ = ["Probed", "measure", "probe", "refuse_other_transports"]

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from thalweg.engine.engine import Engine
 from thalweg.errors import BETWEEN_STEPS, NotFitted, RunError
 from thalweg.facts import (
     Cluster,
@@ -28,19 +29,28 @@ from thalweg.facts import (
     parse_cluster,
     parse_machine,
 )
+from thalweg.launch.rank_assignment import ONE_RACK
+from thalweg.members.abort import Alarm
+from thalweg.members.world import World
 from thalweg.plan import Choice, Settings
+from thalweg.predict.calibration_trials import (
+    ITEM,
+    SMALL,
+    Trial,
+    busy,
+    in_buckets,
+    schedules,
+    wanted,
+)
 from thalweg.predict.fitting import fit
-from thalweg.predict.trial import ITEM, SMALL, Trial, busy, in_buckets, schedules, wanted
-from thalweg.probing.assembly import cluster_of, names_of
-from thalweg.probing.codecs import measure_codecs
-from thalweg.probing.conductor import Conductor, Counted, Effort, Station, conducted
+from thalweg.probing.cluster_builder import cluster_of, names_of
+from thalweg.probing.codec_costs import measure_codecs
+from thalweg.probing.coordinator import Conductor, Counted, Effort, Station, conducted
 from thalweg.probing.nics import measure_nics
 from thalweg.probing.survey import Surveyed, declared_racks, in_one_rack, survey
 from thalweg.probing.together import Claim, Together
 from thalweg.probing.uplinks import measure_uplinks
 from thalweg.probing.worker import LEADER
-from thalweg.runtime import Alarm, Engine, World
-from thalweg.runtime.launch import ONE_RACK
 
 USUAL_BUCKET = Settings().bucket
 FITTED = "fitted"  # in the store

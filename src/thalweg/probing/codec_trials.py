@@ -22,12 +22,12 @@ from thalweg.compress import (
     Summed,
     arrange,
 )
+from thalweg.compress.buffers import aligned
 from thalweg.compress.codec import Array
 from thalweg.compress.compressor import own_arguments
-from thalweg.compress.pieces import aligned
 from thalweg.declarations import Value
+from thalweg.engine.arithmetic import TORCH_KERNELS
 from thalweg.facts import Tensor
-from thalweg.runtime.arithmetic import TORCH_KERNELS
 from thalweg.schedules.chunks import split
 
 NOISE = 1 << 20  # values, repeated as often as a bucket needs

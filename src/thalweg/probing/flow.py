@@ -22,7 +22,7 @@ from time import monotonic
 
 import numpy as np
 
-from thalweg.probing.exchange import BYTES, CONFIRMATIONS, Exchange
+from thalweg.probing.messages import BYTES, CONFIRMATIONS, Exchange
 from thalweg.transports import Array, Sending
 
 TARGET = 0.025  # seconds in queues

@@ -14,11 +14,11 @@ from time import monotonic
 from typing import Protocol
 
 from thalweg.facts import Cluster, Duplex, Host, Rack, about
-from thalweg.probing.assembly import by_host, cluster_of, half, names_of, uplinks_found
-from thalweg.probing.conductor import Station
-from thalweg.probing.inference import Racks, infer_racks
+from thalweg.probing.cluster_builder import by_host, cluster_of, half, names_of, uplinks_found
+from thalweg.probing.coordinator import Station
 from thalweg.probing.network import Network
 from thalweg.probing.nics import measure_nics
+from thalweg.probing.racks import Racks, infer_racks
 from thalweg.probing.result import Probed, outliers_of
 from thalweg.probing.uplinks import Uplink, measure_uplinks
 

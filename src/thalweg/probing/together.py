@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from thalweg.engine.engine import Engine, Task
+from thalweg.engine.execute import Part
 from thalweg.facts import Cluster
-from thalweg.runtime import Engine, Part, Task
 from thalweg.schedules import Group, Schedule
 from thalweg.schedules.topologies.ring import ring
 from thalweg.schedules.topologies.star import star

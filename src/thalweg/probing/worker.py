@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.probing.exchange import ANSWERS, ORDERS, PINGS, PONGS, Exchange
 from thalweg.probing.flow import receive_flow, send_flow
+from thalweg.probing.messages import ANSWERS, ORDERS, PINGS, PONGS, Exchange
 
 Order = dict[str, Any]
 LEADER = 0

@@ -18,8 +18,8 @@ from thalweg.report.advice_svg import (
     draw_whisker,
     whisker_scale,
 )
+from thalweg.report.cluster_svg import add_cluster, cluster_text
 from thalweg.report.page import add, details, page, plan_text, prose, section, table, written
-from thalweg.report.racks_svg import add_cluster, cluster_text
 from thalweg.report.sweep_svg import add_sweep
 
 MOST_ROWS = 25  # of the ranking that are shown at once

@@ -11,7 +11,7 @@ from math import ceil
 from statistics import fmean, median
 from xml.etree import ElementTree as ET
 
-from thalweg.records.record import Step, by_step
+from thalweg.observe.records import Step, by_step
 from thalweg.report.page import add
 
 MOST_CELLS, MOST_RANKS = 96, 48

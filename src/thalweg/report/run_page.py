@@ -11,14 +11,14 @@ from importlib.metadata import version
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.records.episodes import Episode
-from thalweg.records.overview import Account, Overview
-from thalweg.records.timeline import Aligned, Lane
+from thalweg.observe.run_report import Account, Overview
+from thalweg.observe.straggler_episodes import Episode
+from thalweg.observe.timeline import Aligned, Lane
 from thalweg.report.advice_svg import add_patterns, fill
+from thalweg.report.cluster_svg import cluster_text
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
 from thalweg.report.page import add, details, page, section, table, written
-from thalweg.report.racks_svg import cluster_text
-from thalweg.report.run_course import add_course
+from thalweg.report.run_step_times import add_course
 
 MOST_ROWS = 32
 MOST_LATE = 12

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import UsageError
-from thalweg.records.record import Step
-from thalweg.records.timeline import Timeline
+from thalweg.observe.records import Step
+from thalweg.observe.timeline import Timeline
 from thalweg.report.trace import mbit
 
 EVENTS = "events.out.tfevents.*"

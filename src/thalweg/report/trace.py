@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from thalweg.records.overview import Overview
-from thalweg.records.record import Round, Step
-from thalweg.records.timeline import Lane
+from thalweg.observe.records import Round, Step
+from thalweg.observe.run_report import Overview
+from thalweg.observe.timeline import Lane
 
 Argument = int | float | str
 

@@ -1,7 +1,7 @@
 """Who sends what to whom: moves, schedules, and the check that they keep their promise."""
 
 from thalweg.schedules.check import check, check_code
-from thalweg.schedules.coded import coded_tree
+from thalweg.schedules.coded_tree import coded_tree
 from thalweg.schedules.collectives import (
     all_gather,
     all_reduce,
@@ -12,12 +12,12 @@ from thalweg.schedules.collectives import (
     reduce_scatter,
     scatter,
 )
-from thalweg.schedules.contention import Contention, Rates, judge
 from thalweg.schedules.dataflow import Arrow, Message, Order, Progress, Timeline, order, timeline
 from thalweg.schedules.group import Group
-from thalweg.schedules.meeting import Meeting, connected
 from thalweg.schedules.moves import Kind, Move, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
+from thalweg.schedules.shuffle.averaging_group import Meeting, connected
+from thalweg.schedules.shuffle.contended_links import Contention, Rates, judge
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.traffic import Traffic, together, traffic
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster, Duplex
-from thalweg.schedules.contention import Contention, declared, judge
+from thalweg.schedules.shuffle.contended_links import Contention, declared, judge
 
 
 @dataclass(frozen=True, slots=True)

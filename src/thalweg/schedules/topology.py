@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from thalweg.declarations import Parameter
-from thalweg.schedules.contention import Contention
 from thalweg.schedules.group import Group
-from thalweg.schedules.meeting import Meeting
 from thalweg.schedules.schedule import Schedule
+from thalweg.schedules.shuffle.averaging_group import Meeting
+from thalweg.schedules.shuffle.contended_links import Contention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from thalweg.errors import CheckpointError
-from thalweg.training.packing import pack, unpack
+from thalweg.training.state_encoding import pack, unpack
 
 FORMAT = 1
 LEFT_BEHIND = 60.0  # seconds since another host's writer last wrote

@@ -17,9 +17,9 @@ import torch
 from torch.nn.utils import get_total_norm
 
 from thalweg.errors import NotFinite, RunError, ranks_text
-from thalweg.runtime import World
-from thalweg.training.itinerary import Clock
-from thalweg.transports.line import Store
+from thalweg.members.world import World
+from thalweg.training.compiled_steps import Clock
+from thalweg.transports.store_client import Store
 
 Told = Mapping[int, Sequence[str]]  # parameters by rank
 

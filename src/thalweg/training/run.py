@@ -17,38 +17,41 @@ import torch
 from torch import nn
 
 from thalweg.catalog import parse_plan
-from thalweg.coding import is_coded, is_relayed, waits_for_nobody
+from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
+from thalweg.members.abort import Alarm
+from thalweg.members.agreement import Change
+from thalweg.members.world import World
+from thalweg.observe import Late, Tally
+from thalweg.observe.monitor import COMPARED_EVERY
 from thalweg.plan import Plan, What
 from thalweg.predict import Advice
-from thalweg.records import Late, Tally
-from thalweg.runtime import Alarm, Arrivals, Change, World
-from thalweg.runtime.observation import COMPARED_EVERY
-from thalweg.training.asked import allowed, is_auto
-from thalweg.training.asynchronous import AsynchronousAverager
-from thalweg.training.auto import CHANGE as ADVICE
-from thalweg.training.auto import Autopilot, Helm
-from thalweg.training.averager import is_native, trainable
-from thalweg.training.coded import CodedAverager
+from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
+from thalweg.training.auto.controller import CHANGE as ADVICE
+from thalweg.training.auto.controller import Autopilot, Helm
+from thalweg.training.auto.measurement import Surveyor
+from thalweg.training.auto.policy import Chosen
+from thalweg.training.auto.request import allowed, is_auto
+from thalweg.training.backward_hooks import Hook
+from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
+from thalweg.training.compression_overlap import Timing
+from thalweg.training.compressor_state import folded
+from thalweg.training.contention_monitor import CHANGE, Adjustment, contention_in
+from thalweg.training.data.loader import IsOver
 from thalweg.training.digest import digest
-from thalweg.training.feed import IsOver
+from thalweg.training.exchanges.native import NativeAverager
+from thalweg.training.exchanges.server import AsynchronousAverager
+from thalweg.training.exchanges.tree import CodedAverager
+from thalweg.training.factory import is_native, trainable
 from thalweg.training.finite import Told, not_finite
-from thalweg.training.gradients import GradientAverager, SteppedAverager
-from thalweg.training.held import folded
-from thalweg.training.hook import Hook
-from thalweg.training.incident import Incident
-from thalweg.training.native import NativeAverager
-from thalweg.training.observer import Observer
-from thalweg.training.overlap import Timing
-from thalweg.training.parameters import ParameterAverager
-from thalweg.training.regrouping import Regrouping
-from thalweg.training.replicas import warn_of_what_differs, what_differs
-from thalweg.training.session import Session
-from thalweg.training.slots import has_other_slots, statistics_of
-from thalweg.training.steering import Chosen
-from thalweg.training.surveying import Surveyor
-from thalweg.training.survival import Survival
-from thalweg.training.watch import CHANGE, Adjustment, contention_in
+from thalweg.training.lifecycle import Session
+from thalweg.training.membership_change import Incident
+from thalweg.training.optimizer_state import has_other_slots, statistics_of
+from thalweg.training.recovery import Regrouping
+from thalweg.training.rendezvous import Survival
+from thalweg.training.sources.gradients import GradientAverager, SteppedAverager
+from thalweg.training.sources.parameters import ParameterAverager
+from thalweg.training.step_timer import Observer
 
 log = logging.getLogger("thalweg")
 NOW_AND_THEN = 8  # steps between two looks at which parameters are trained

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from thalweg.engine.arithmetic import arithmetic_of
+from thalweg.engine.engine import Engine, Task
+from thalweg.engine.execute import Part
 from thalweg.errors import PeerFailed, PeerLate, RunError
 from thalweg.facts import Size
-from thalweg.runtime import Engine, Part, Task, arithmetic_of
 from thalweg.schedules import Group, Schedule, broadcast, check
 from thalweg.schedules.topologies.ring import ring
+from thalweg.training.buckets import as_array
+from thalweg.training.compiled_steps import Clock
 from thalweg.training.digest import digest
-from thalweg.training.itinerary import Clock
-from thalweg.training.layout import as_array
 
 AT_ONCE = Size.parse("8MB")
 ON_EVERY_RANK = "call run.consensus and run.save on every rank"

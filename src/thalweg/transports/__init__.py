@@ -2,7 +2,7 @@
 
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
 from thalweg.transports.recorded import Message, RecordedTransport
-from thalweg.transports.refusal import Refusal
+from thalweg.transports.rejections import Refusal
 from thalweg.transports.tcp import TcpTransport
 from thalweg.transports.transport import (
     SENT,

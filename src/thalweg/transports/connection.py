@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thalweg.transports.card import Card
 from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
-from thalweg.transports.refusal import Refusal
+from thalweg.transports.peer_record import Card
+from thalweg.transports.rejections import Refusal
 from thalweg.transports.transport import Add, Array, Landing
 
 IDLE = 5  # seconds of silence after which the kernel asks whether the other end is there

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from thalweg.transports.card import LONGEST, Card, Sealer
 from thalweg.transports.cipher import KEY_NBYTES, RecordCipher, derived
+from thalweg.transports.peer_record import LONGEST, Card, Sealer
 
 MAGIC, VERSION = b"thlw", 4
 PREFIX = struct.Struct("<4sHH")  # magic, version, bytes that follow

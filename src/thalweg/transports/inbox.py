@@ -13,7 +13,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from thalweg.errors import PeerLate, TransportClosed, TransportError
-from thalweg.transports.refusal import Refusal, Tally
+from thalweg.transports.rejections import Refusal, Tally
 from thalweg.transports.transport import Address, Array
 
 EARLY = 512  # messages of later formations that are kept

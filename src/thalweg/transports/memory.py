@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from thalweg.transports.inbox import Inbox
-from thalweg.transports.line import Store
+from thalweg.transports.store_client import Store
 from thalweg.transports.transport import SENT, Address, Array, Label, Landings, Sending
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic
 
-from thalweg.transports.line import Store
+from thalweg.transports.store_client import Store
 from thalweg.transports.transport import Address, Array, Label, Landings, Sending, Transport
 
 KEPT = 100_000  # messages

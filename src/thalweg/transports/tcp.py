@@ -24,9 +24,9 @@ import torch
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Outbound, Outgoing
 from thalweg.transports.inbox import Inbox, late
-from thalweg.transports.line import Store
-from thalweg.transports.protection import Protection
-from thalweg.transports.refusal import Refusal
+from thalweg.transports.rejections import Refusal
+from thalweg.transports.security import Protection
+from thalweg.transports.store_client import Store
 from thalweg.transports.transport import (
     SENT,
     Address,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.transports.line import Store
+from thalweg.transports.store_client import Store
 
 Array = NDArray[Any]
 

@@ -14,12 +14,12 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from thalweg.errors import TransportError
-from thalweg.transports.card import Card
 from thalweg.transports.cipher import RecordCipher
 from thalweg.transports.connection import Inbound, Outbound, Outgoing, Place, Received, Refused
-from thalweg.transports.door import Door
-from thalweg.transports.line import Store
-from thalweg.transports.protection import Protection
+from thalweg.transports.endpoint import Door
+from thalweg.transports.peer_record import Card
+from thalweg.transports.security import Protection
+from thalweg.transports.store_client import Store
 
 LINGER = 2.0  # seconds for what was sent last to leave
 PAUSE = 0.005  # seconds between two looks whether it has

@@ -1,6 +1,5 @@
 """Small real training jobs on data that ships with their packages."""
 
-from thalweg.workloads.find import all_jobs, find_job, parse_job, read_job
 from thalweg.workloads.job import (
     Batch,
     Job,
@@ -12,6 +11,7 @@ from thalweg.workloads.job import (
     mean_loss,
     seeded,
 )
+from thalweg.workloads.lookup import all_jobs, find_job, parse_job, read_job
 
 __all__ = [
     "Batch",

@@ -10,7 +10,7 @@ of a rack owns an equal share of it, and every piece has one owner in every rack
 the result goes back along the chain.
 
 `compress=between`: a compressor works between the racks alone, where links are slow, on what each
-rack has added up without loss. That is several rounds, which `thalweg.rounds` makes.
+rack has added up without loss. That is several rounds, which `thalweg.steps` makes.
 
 Slabs of the data go through the phases one after the other, so that the racks, the uplinks and the
 racks again are busy at the same time.

@@ -12,11 +12,11 @@ from __future__ import annotations
 from math import lcm
 
 from thalweg.declarations import Parameter
-from thalweg.schedules.contention import Contention
 from thalweg.schedules.group import Group
-from thalweg.schedules.meeting import Meeting
 from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.table import adopt
+from thalweg.schedules.shuffle.averaging_group import Meeting
+from thalweg.schedules.shuffle.contended_links import Contention
+from thalweg.schedules.shuffle.group_table import adopt
 from thalweg.schedules.topologies.ring import pieces_of, round_ring
 from thalweg.schedules.topology import Topology
 

@@ -1,0 +1,169 @@
+"""Calibration of a site, and a profile of a job there, by all workers of a run.
+
+The job is profiled in a few steps at which nobody meets, so what is seen is computation alone, with
+all workers busy. Its model is thrown away afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import torch
+
+from thalweg.bench.simulated_compute import Injection, Sleeps
+from thalweg.bench.site import Site, by_all
+from thalweg.engine.engine import Engine
+from thalweg.facts import (
+    Cluster,
+    Machine,
+    Workload,
+    format_cluster,
+    format_machine,
+    format_workload,
+    parse_cluster,
+    parse_machine,
+    parse_workload,
+)
+from thalweg.members.world import World
+from thalweg.plan import Choice
+from thalweg.probing.calibration import calibrate
+from thalweg.training import attach
+from thalweg.training.auto.profile import Profile, Profiled, merged
+from thalweg.workloads import Job
+from thalweg.workloads.job import describe
+
+ALONE = "local_sgd(every=1000000)"  # nobody meets
+STEPS = 12  # of the job
+PATIENCE = 60.0  # seconds for anything beyond what it should take
+LIMIT = 3600.0  # seconds for all of it
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]+")
+Progress = Callable[[str, int, int], None]
+"""Called with what is being measured, how much of it is done, and of how much (0: not known)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Hosts of the cluster are as late as they were seen."""
+
+    cluster: Cluster
+    machine: Machine
+    workload: Workload
+    spread: float  # of a step's computation, relative to it
+    seconds: float  # that all of it took
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON can have it."""
+        return {
+            "cluster": format_cluster(self.cluster),
+            "machine": format_machine(self.machine),
+            "workload": format_workload(self.workload),
+            "spread": self.spread,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def unpacked(cls, fields: dict[str, Any]) -> Measured:
+        return cls(
+            cluster=parse_cluster(fields["cluster"]),
+            machine=parse_machine(fields["machine"]),
+            workload=parse_workload(fields["workload"]),
+            spread=fields["spread"],
+            seconds=fields["seconds"],
+        )
+
+
+def calibrate_at(
+    site: Site,
+    job: Job,
+    declared: Cluster | None,
+    codecs: Sequence[Choice],
+    progress: Progress,
+) -> Measured:
+    """By forks of this process at that site."""
+
+    def work(rank: int, tell: Progress) -> dict[str, Any]:
+        found = calibrate_job(job, declared, codecs, tell)
+        return found.packed() if rank == 0 else {}
+
+    return Measured.unpacked(by_all(site, work, progress, limit=LIMIT)[0])
+
+
+def calibrate_job(
+    job: Job,
+    declared: Cluster | None,
+    codecs: Sequence[Choice],
+    progress: Progress = lambda what, done, total: None,
+    *,
+    steps: int = STEPS,
+    injection: Injection | None = None,
+) -> Measured:
+    """As one of a run's workers; the same on all."""
+    start = monotonic()
+    world = World.join(PATIENCE)
+    alarm = world.alarm()
+    engine = Engine(world.transport(), alarm, PATIENCE)
+    try:
+        found = calibrate(
+            world,
+            alarm,
+            engine,
+            declared,
+            tensors=describe(name_of(job), job.model()).tensors,
+            codecs=codecs,
+            native=True,
+            progress=progress,
+        )
+        world.part(PATIENCE, alarm)
+    finally:
+        engine.close()
+    progress("steps", 0, steps)
+    profiled = profile_job(job, steps, injection=injection)
+    progress("steps", steps, steps)
+    return Measured(
+        cluster=profiled.placed(found.cluster),
+        machine=found.machine,
+        workload=profiled.workload,
+        spread=profiled.spread,
+        seconds=monotonic() - start,
+    )
+
+
+def profile_job(
+    job: Job, steps: int = STEPS, *, seed: int = 0, injection: Injection | None = None
+) -> Profiled:
+    """On all ranks of a run at once; the same on all."""
+    model = job.model(seed)
+    optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
+    run = attach(model, optimizer, sync=ALONE, data=job.data, batch=job.batch, seed=seed)
+    try:
+        with Profile(model, optimizer) as profile:
+            sleeps = None if injection is None else Sleeps(injection, run.rank)
+            if sleeps is not None:
+                sleeps.watch(model)
+            for batch in (
+                batch for epoch in run.epochs(sys.maxsize) for batch in run.batches(epoch)
+            ):
+                if sleeps is not None:
+                    sleeps.begin(run.step)
+                torch.autograd.backward(run.mean(job.losses(model, tuple(batch))))
+                optimizer.step()
+                optimizer.zero_grad()
+                if len(profile) == steps:
+                    break
+        own = torch.tensor(profile.seconds(), dtype=torch.float64)
+        table = torch.zeros(run.size, len(own), dtype=torch.float64)
+        table[run.rank] = run.size * own
+        run.average([table])
+    finally:
+        run.close()
+    return merged(name_of(job), profile.tensors, table.numpy())
+
+
+def name_of(job: Job) -> str:
+    """As files can have it: `synthetic(params=2.5M)` is `synthetic-params-2-5M`."""
+    return _NOT_IN_NAMES.sub("-", job.name).strip("-") or "job"

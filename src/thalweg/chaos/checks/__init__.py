@@ -1,0 +1,1 @@
+"""Checks of a recorded history: what must hold whatever faults were injected."""

@@ -1,0 +1,112 @@
+"""Codecs that give each block of elements its own scale: int8 and QSGD.
+
+    q = round(L g / m),  g ~ q m / L          m = max|g| of the block, L = levels on each side
+
+A unit is a block: its integers, then m / L as float32. A block whose m is below 2^-119 goes as
+zeros, since m / L would be subnormal.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.random import BitGenerator
+
+from thalweg.compress.bit_packing import packed_nbytes, packing
+from thalweg.compress.buffers import AT_ONCE, pieces
+from thalweg.compress.codec import Array, Elementwise, Layout
+from thalweg.compress.error_feedback import blame
+from thalweg.compress.generators import ENCODE, REDUCE, random_bits
+from thalweg.errors import NotFinite
+
+MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign
+SMALLEST = np.float32(2.0**-119)
+
+
+class Blocks(Elementwise):
+    """Not biased, or by less than half a level: what is left out is asked for only where parameters
+    are averaged."""
+
+    def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
+        super().__init__(*layout)
+        at_once = min(max(1, AT_ONCE // block), self.length // block)
+        self._packing = packing(bits, block, at_once)
+        self._unit = np.dtype([("levels", "u1", (packed_nbytes(bits, block),)), ("scale", "<f4")])
+        self.unit_nbytes = self._unit.itemsize
+        self._block = block
+        self._levels = np.float32((1 << (bits - 1)) - 1)
+        self._largest_scale = np.nextafter(np.finfo(np.float32).max / self._levels, np.float32(0))
+        self._at_once = at_once
+        self._sum = np.empty((self._at_once, block), np.float32)
+        self._scratch = np.empty((self._at_once, block), np.float32)
+
+    @abstractmethod
+    def _rounded(self, x: Array, random: BitGenerator) -> Array:
+        """To whole levels as int8; `x` may be overwritten."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.length // self._block * self.unit_nbytes
+
+    def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
+        random = random_bits(self.segments, ENCODE, step, rank)
+        blocks, units = values.reshape(-1, self._block), payload.view(self._unit)
+        for begin, end in pieces(0, len(units), self._at_once):
+            if not self._write(blocks[begin:end], units[begin:end], random):
+                blame(self.segments, values)
+        if keep:
+            for begin, end in pieces(0, len(units), self._at_once):
+                part = self._scratch[: end - begin]
+                self._read(units[begin:end], part)
+                blocks[begin:end] -= part
+
+    def reduce(
+        self, shards: Sequence[Array], into: Array, first: int, step: int, rank: int
+    ) -> None:
+        random = random_bits(self.segments, REDUCE, step, rank, first)
+        units, given = into.view(self._unit), [shard.view(self._unit) for shard in shards]
+        for begin, end in pieces(0, len(units), self._at_once):
+            total = self._sum[: end - begin]
+            self._add([shard[begin:end] for shard in given], total)
+            if not self._write(total, units[begin:end], random):
+                names = [segment.name for segment in self.segments]
+                raise NotFinite(names, " when those of all ranks are added up")
+
+    def decode(self, payload: Array, out: Array) -> None:
+        self.add_up([payload], out)
+
+    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
+        blocks, given = out.reshape(-1, self._block), [p.view(self._unit) for p in payloads]
+        for begin, end in pieces(0, len(blocks), self._at_once):
+            self._add([payload[begin:end] for payload in given], blocks[begin:end])
+
+    def _write(self, blocks: Array, units: Array, random: BitGenerator) -> bool:
+        """Whether all are finite; if not, nothing is written."""
+        x = self._scratch[: len(blocks)]
+        bits = x.view(np.int32)
+        np.bitwise_and(blocks.view(np.int32), MAGNITUDE, out=bits)
+        largest = bits.max(axis=1).view(np.float32)  # in the order of their bits; nan is the last
+        if not np.isfinite(largest).all():
+            return False
+        zeros = largest < SMALLEST
+        largest[zeros] = SMALLEST
+        scales = np.minimum(largest / self._levels, self._largest_scale)
+        factors = np.nextafter(self._levels / largest, np.float32(0))  # so that no |x| is above L
+        scales[zeros] = factors[zeros] = 0
+        np.multiply(blocks, factors[:, None], out=x)
+        self._packing.pack(self._rounded(x, random), units["levels"])
+        units["scale"] = scales
+        return True
+
+    def _add(self, shards: Sequence[Array], out: Array) -> None:
+        self._read(shards[0], out)
+        for shard in shards[1:]:
+            part = self._scratch[: len(out)]
+            self._read(shard, part)
+            out += part
+
+    def _read(self, units: Array, out: Array) -> None:
+        self._packing.unpack(units["levels"], out)
+        out *= units["scale"].astype(np.float32)[:, None]

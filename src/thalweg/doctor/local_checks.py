@@ -1,0 +1,172 @@
+"""What one rank finds out by itself, before it meets the others, also about what it was given: a
+cluster file, a secret, an interface, a disk, rights for a lab.
+
+What a run would refuse is told as a finding, and left out, so that the rest can still be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thalweg.doctor import environment, interfaces, limits, name_resolution, processor
+from thalweg.doctor.finding import Facts, Finding
+from thalweg.errors import ThalwegError
+from thalweg.facts import about, read_cluster
+from thalweg.launch.rank_assignment import CLUSTER_VARIABLE, Seat, find_cluster
+from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
+from thalweg.members.world import INTERFACE_VARIABLES, own_address
+from thalweg.probing.worker import introduction
+from thalweg.transports.security import ENCRYPTION_VARIABLE, FORMER_VARIABLE, wants_encryption
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+LEAST_DISK = 1e9  # bytes: checkpoints are larger
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
+STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    facts: Facts
+    findings: list[Finding]
+    environment: dict[str, Any]
+    variables: Mapping[str, str]  # that a run accepts
+    secret_is_readable: bool
+
+
+def look(seat: Seat) -> Own:
+    """Call it before this process has threads: a child tries what may end it."""
+    across = name_resolution.across_hosts(seat.size, os.environ)
+    tried = [processor.bfloat16()] if seat.local_rank == 0 else []
+    variables, refused = accepted(os.environ)
+    introduced = introduction()
+    host = introduced["name"]
+    lookup = name_resolution.look_up(socket.gethostname())
+    address = own_address(seat.address, variables)
+    seen = interfaces.look()
+    holder = interfaces.holder(address, seen)
+    found = environment.environment(seat, os.environ)
+    facts = Facts(
+        rank=seat.rank,
+        **introduced,
+        cpus=environment.cpus(),
+        threads=torch.get_num_threads(),
+        address=address,
+        interface=holder.name if holder else "",
+        versions=environment.versions(),
+        resolved=lookup.addresses,
+        gloo_interface=variables.get(GLOO_INTERFACE, ""),
+        buffers=limits.buffers(),
+    )
+    alone = seat.size == 1
+    hosts_store = seat.rank == 0 and not alone and not seat.hosted
+    findings: list[Finding | None] = [
+        *refused,
+        *tried,
+        interfaces.judge_alone(address, seen, variables)
+        if alone
+        else interfaces.judge(address, interfaces.why(seat.address, variables), seen),
+        name_resolution.lookups(host, address, lookup),
+        name_resolution.meeting_point(seat.address, across),
+        limits.open_files(seat.size, hosts_store=hosts_store),
+        limits.backlog(seat.size) if hosts_store or alone else None,
+        cluster_file(seat.size, os.environ),
+        disk(Path.cwd()) if seat.local_rank == 0 else None,
+        lab() if seat.rank == 0 else None,
+    ]
+    if alone:
+        findings += [
+            name_resolution.alone(host, lookup, facts.gloo_interface),
+            limits.buffers_alone(facts.buffers),
+            *processor.threads([facts]),
+        ]
+    return Own(
+        facts=facts,
+        findings=[finding for finding in findings if finding is not None],
+        environment=found,
+        variables=variables,
+        secret_is_readable=not any(finding.check == "secret" for finding in refused),
+    )
+
+
+def accepted(environment: Mapping[str, str]) -> tuple[dict[str, str], list[Finding]]:
+    """The environment without what `World.join` would refuse, and what that is."""
+    left = dict(environment)
+    found = []
+    for variable in INTERFACE_VARIABLES:
+        try:
+            if left.get(variable):
+                own_address(None, {variable: left[variable]})
+        except ThalwegError as error:
+            found.append(_failed("interface", error))
+            del left[variable]
+    try:
+        find_secret(left)
+    except ThalwegError as error:
+        found.append(_failed("secret", error))
+        left = {k: v for k, v in left.items() if k not in (SECRET_VARIABLE, SECRET_FILE_VARIABLE)}
+    try:
+        wants_encryption(left, "127.0.0.1")
+    except ThalwegError as error:
+        found.append(_failed("secret", error))
+        left = {k: v for k, v in left.items() if k not in (ENCRYPTION_VARIABLE, FORMER_VARIABLE)}
+    return left, found
+
+
+def cluster_file(size: int, environment: Mapping[str, str]) -> Finding | None:
+    """Alone, only whether it can be read: it describes runs, and this is none."""
+    path = environment.get(CLUSTER_VARIABLE)
+    if not path:
+        return None
+    try:
+        known = read_cluster(Path(path)) if size == 1 else find_cluster(None, size, environment)
+    except ThalwegError as error:
+        return _failed("cluster file", error)
+    detail = f"{CLUSTER_VARIABLE} names {path}: {known.workers} workers"
+    return Finding(check="cluster file", verdict="ok", detail=detail)
+
+
+def disk(folder: Path) -> Finding | None:
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < LEAST_DISK:
+            return Finding(
+                check="disk",
+                verdict="warn",
+                detail=f"{about(free, 'B')} are free under {folder}",
+                remedy="make room before checkpoints are written there, or start in another folder",
+            )
+        return Finding(check="disk", verdict="ok", detail=f"{about(free, 'B')} free under {folder}")
+    return None
+
+
+def lab() -> Finding:
+    """Whether one can be had here; nobody needs it to train."""
+    lacking = _lacking()
+    detail = f"none here: {lacking}" if lacking else "clusters can be tried on this machine (--lab)"
+    return Finding(check="lab", verdict="ok", detail=detail)
+
+
+def _lacking() -> str:
+    if sys.platform != "linux" or find_spec("pyroute2") is None:
+        return "it needs Linux and pyroute2"
+    with suppress(OSError, StopIteration, ValueError):
+        line = next(row for row in STATUS.read_text().splitlines() if row.startswith("CapEff"))
+        held = int(line.split()[1], 16)
+        if not (held >> CAP_NET_ADMIN & 1 and held >> CAP_SYS_ADMIN & 1):
+            return "it needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)"
+    return ""
+
+
+def _failed(check: str, error: ThalwegError) -> Finding:
+    return Finding(check=check, verdict="fail", detail=error.problem, remedy=error.remedy)

@@ -1,0 +1,1 @@
+"""Running rounds on a transport: the communication thread, and the relay of a coded tree."""

@@ -1,0 +1,286 @@
+"""Run a schedule: one rank's moves, on a transport.
+
+Moves start as soon as the earlier ones that share a chunk with them are done (`dataflow.order`),
+so chunks are in flight in both directions while others wait. Sums are taken in the order of the
+list, whatever the order of arrival: the result doesn't depend on timing. A chunk that was sent is
+not changed before its message has left.
+
+Every message is waited for. A schedule with quorums, which may do without some, is a `Node`'s.
+
+Groups that change from step to step shake hands: a rank sends to a peer once that has said that it
+takes part, and has finished once all of them have said that its messages are there. Otherwise who
+is early pushes its messages into a link that the peer's last group still needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import takewhile
+from time import monotonic
+
+import numpy as np
+
+from thalweg.engine.arithmetic import Arithmetic
+from thalweg.errors import ScheduleError, TransportError
+from thalweg.schedules import Kind, Move, Order, Progress, Schedule, order
+from thalweg.transports import SENT, Address, Array, Label, Landing, Sending, Transport
+
+READY, THERE = 0, 1  # the empty spans under which hands are shaken
+SIGNAL = np.zeros(1, np.uint8)
+View = Callable[[int, int], Array]
+"""From a span of chunks to the writable array that holds it on this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A schedule from one rank's side: its moves, and which waits for which. Made once, run at
+    every step."""
+
+    schedule: Schedule
+    rank: int
+    order: Order
+    handshake: bool = False
+    leading: Mapping[int, int] = field(default_factory=dict)  # see `Leading`
+    repeated: frozenset[tuple[int, int, int]] = frozenset()  # peer and span that come several times
+
+    @classmethod
+    def of(cls, schedule: Schedule, rank: int, *, handshake: bool = False) -> Part:
+        moves = order(schedule.moves(rank))
+        incoming = [move for move in moves.moves if move.kind is not Kind.SEND]
+        counts = Counter((move.peer, move.start, move.stop) for move in incoming)
+        leading = {p: _leading(schedule, p, rank) for p in {m.peer for m in incoming}}
+        return cls(
+            schedule,
+            rank,
+            moves,
+            handshake,
+            leading if handshake else {},
+            frozenset(key for key, count in counts.items() if count > 1),
+        )
+
+
+@dataclass(slots=True)
+class Leading:
+    """The messages of a peer that nothing but the link between the two holds up, from the first's
+    arrival to the last's: those that it sends without waiting for any, once this rank has said that
+    it takes part; in a pair all of them.
+    """
+
+    began: float
+    ended: float
+    nbytes: int = 0  # without the first's
+
+
+def _leading(schedule: Schedule, peer: int, rank: int) -> int:
+    """How many such messages there are."""
+    if len(schedule.ranks) == 2:
+        return sum(move.kind is Kind.SEND for move in schedule.moves(peer))
+    at_once = takewhile(lambda move: move.kind is Kind.SEND, schedule.moves(peer))
+    return sum(move.peer == rank for move in at_once)
+
+
+def flat(schedule: Schedule, vector: Array) -> View:
+    """Chunks one after the other in one vector, as all all-reduces have them."""
+    if len(vector) != schedule.elements:
+        raise TransportError(
+            f"{schedule.name} is for {schedule.elements} elements, and there are {len(vector)}",
+            "build it for this tensor",
+        )
+    offsets = schedule.offsets
+    return lambda start, stop: vector[offsets[start] : offsets[stop]]
+
+
+class Execution:
+    """One rank's part, under way: start what is ready, hand in what arrives, until all is done."""
+
+    def __init__(
+        self,
+        part: Part,
+        transport: Transport,
+        view: View,
+        step: int,
+        round_number: int,
+        deadline: float,
+        arithmetic: Arithmetic,
+    ) -> None:
+        self.transport = transport
+        self.rank = part.rank
+        self.view = view
+        self.step = step
+        self.round_number = round_number
+        self.deadline = deadline
+        self.arithmetic = arithmetic
+        self.order = part.order
+        self.progress = Progress(self.order)
+        self.ready = self.progress.ready  # a heap: the list's order is the priority
+        self.awaited: dict[Address, deque[int]] = {}
+        self.leaving: dict[int, list[Sending]] = {}  # what must have left before a move writes
+        self.sendings: list[Sending] = []
+        self.came: dict[int, float] = {}
+        self.leading: dict[int, Leading] = {}
+        self._landings: dict[Address, Landing] = {}  # of messages that are under way
+        self._repeated = part.repeated
+        self._expected = dict(part.leading)
+        self._held: dict[int, deque[int]] = {}  # sends to a peer that isn't ready
+        self._left: Counter[int] = Counter()  # messages that are to come from each peer
+        if part.handshake:
+            self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        """Tell those who will send to this rank that it is there."""
+        for move in self.order.moves:
+            if move.kind is Kind.SEND:
+                self._held.setdefault(move.peer, deque())
+            else:
+                self._left[move.peer] += 1
+        for peer in self._left:
+            self._signal(peer, READY)
+        for peer in self._held:
+            for signal in (READY, THERE):
+                self.awaited[Address(peer, self._signal_label(signal))] = deque([-1])
+
+    def _signal(self, peer: int, signal: int) -> None:
+        label = self._signal_label(signal)
+        self.sendings.append(self.transport.send(peer, label, SIGNAL, self.deadline))
+
+    def _signal_label(self, signal: int) -> Label:
+        return Label(self.step, self.round_number, signal, signal)
+
+    def _hear(self, address: Address) -> None:
+        """A peer is ready for what is sent to it, or has it."""
+        del self.awaited[address]
+        if address.label.start == READY:
+            for index in self._held.pop(address.peer):
+                self._send(index, self.order.moves[index])
+
+    def _note(self, peer: int, nbytes: int) -> None:
+        """That a message is there; the peer is told when it was the last."""
+        if self._expected.get(peer):
+            self._expected[peer] -= 1
+            now = monotonic()
+            lead = self.leading.setdefault(peer, Leading(now, now, -nbytes))
+            lead.ended = now
+            lead.nbytes += nbytes
+        if peer in self._left:
+            self._left[peer] -= 1
+            if not self._left[peer]:
+                self._signal(peer, THERE)
+
+    def start_ready(self) -> bool:
+        """Start every move that nothing holds back; whether all moves are done."""
+        while self.ready:
+            self._start(heappop(self.ready))
+        return not self.awaited
+
+    def wait_for_sendings(self) -> None:
+        """Until the vector may be changed."""
+        for sending in self.sendings:
+            sending.wait(self.deadline)
+
+    def _start(self, index: int) -> None:
+        move = self.order.moves[index]
+        if move.kind is Kind.SEND:
+            if move.peer in self._held:
+                self._held[move.peer].append(index)
+            else:
+                self._send(index, move)
+        elif move.quorum is not None or move.kind is Kind.ANSWER:
+            raise ScheduleError(f"{move} can't be waited for", "run it by a Node and a Relay")
+        else:
+            address = Address(move.peer, self._label(move))
+            self.awaited.setdefault(address, deque()).append(index)
+
+    def _send(self, index: int, move: Move) -> None:
+        array = self.view(move.start, move.stop)
+        sending = self.transport.send(move.peer, self._label(move), array, self.deadline)
+        if sending is not SENT:
+            self.sendings.append(sending)
+            for later in self.order.frees[index]:
+                self.leaving.setdefault(later, []).append(sending)
+        self._done(index)
+
+    def arrive(self, address: Address, array: Array) -> None:
+        """One of the messages that are awaited."""
+        if address.label.start == address.label.stop:
+            self._hear(address)
+            return
+        self.came.setdefault(address.peer, monotonic())
+        queue = self.awaited[address]
+        index = queue.popleft()
+        if not queue:
+            del self.awaited[address]
+        landing = self._landings.pop(address, None)
+        if landing is None:
+            self._take(index, address, array)
+        elif landing.array is not array:
+            raise TransportError(
+                f"rank {self.rank} got a message from rank {address.peer} at step {self.step}, "
+                f"round {self.round_number}, of which a part had come before",
+                "look at what happened to the connection between them",
+            )
+        self._note(address.peer, array.nbytes)
+        self._done(index)
+
+    def _take(self, index: int, address: Address, array: Array) -> None:
+        """Do what a move does with a message that lies elsewhere."""
+        move = self.order.moves[index]
+        target = self._target(index, move)
+        incoming = self._fitting(address, array, target)
+        if move.kind is Kind.ADD:
+            self.arithmetic.add(target, incoming)
+        else:
+            target[:] = incoming
+
+    def landing(self, address: Address, nbytes: int) -> Landing | None:
+        """Where an awaited message may be put, or added, while it arrives; None if it has to lie
+        elsewhere until it is there."""
+        peer, label = address
+        queue = self.awaited.get(address)
+        if queue is None or label.start == label.stop or address in self._landings:
+            return None
+        index = queue[0]
+        if (peer, label.start, label.stop) in self._repeated:
+            return None
+        if not all(sending.done for sending in self.leaving.get(index, ())):
+            return None
+        target = self.view(label.start, label.stop)
+        if target.nbytes != nbytes or not nbytes or not target.flags.c_contiguous:
+            return None
+        raw = target.reshape(-1).view(np.uint8)
+        if self.order.moves[index].kind is not Kind.ADD:
+            landing = Landing(raw)
+        else:
+            dtype, arithmetic = target.dtype, self.arithmetic
+
+            def add(at: int, piece: memoryview) -> None:
+                part = raw[at : at + len(piece)].view(dtype)
+                arithmetic.add(part, np.frombuffer(piece, dtype))
+
+            landing = Landing(raw, add)
+        self._landings[address] = landing
+        return landing
+
+    def _target(self, index: int, move: Move) -> Array:
+        """Where this move writes, once what was sent from there has left."""
+        for sending in self.leaving.pop(index, ()):
+            sending.wait(self.deadline)
+        return self.view(move.start, move.stop)
+
+    def _fitting(self, address: Address, array: Array, target: Array) -> Array:
+        if array.nbytes != target.nbytes:
+            raise TransportError(
+                f"rank {self.rank} expected {target.nbytes} bytes from rank {address.peer} at step "
+                f"{self.step}, round {self.round_number}, and got {array.nbytes}",
+                "give all ranks the same model and plan",
+            )
+        return array if array.dtype == target.dtype else array.view(target.dtype)
+
+    def _label(self, move: Move) -> Label:
+        return Label(self.step, self.round_number, move.start, move.stop)
+
+    def _done(self, index: int) -> None:
+        for later in self.progress.done(index):
+            heappush(self.ready, later)

@@ -1,0 +1,96 @@
+"""One rank of a star that takes the fastest workers' share, and the others' one step late.
+
+Live gradient compensation (Xu et al., INFOCOM 2021). Of N workers the first k make the step:
+
+    result(t) = g(t) + c(t),    g = N/k times the sum of the first k
+    c(t+1) = (N-k)/N (h(t) - g(t)),    h = the same mean of those that came after them, by now
+
+so that g + c is the mean over all, with the slow ones' part one step old. What is older is dropped.
+Each piece has fastest workers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from thalweg.codes import Allocation
+from thalweg.engine.tree_node import Node, Piece, Step
+from thalweg.transports import Array
+from thalweg.transports.best_effort import Letter, Sort
+
+
+@dataclass(slots=True)
+class _Decided:
+    """Of one piece: the last step that was decided, what of, and who came too late for it."""
+
+    step: int
+    estimate: Array  # g
+    used: frozenset[int]
+    late: dict[int, Array] = field(default_factory=dict)
+
+
+class FastestNode(Node):
+    """`k` answers are enough, this rank's own among them."""
+
+    def __init__(
+        self, rank: int, pieces: Sequence[Piece], allocation: Allocation, *, k: int
+    ) -> None:
+        super().__init__(rank, pieces, allocation)
+        self._k = k
+        self._workers = len(allocation.workers)
+        self._host = allocation.host
+        self._decided: dict[int, _Decided] = {}  # by piece
+
+    def contribute(self, step: int, round_number: int, vector: Array) -> list[Letter]:
+        letters = super().contribute(step, round_number, vector)
+        if step == self.floor - 1:  # too late for its step, and in time for the next one's
+            for index, piece in enumerate(self.pieces):
+                if piece.round == round_number:
+                    part = vector[piece.start : piece.stop]
+                    peer = self.rank if self.is_host else self._host
+                    late = Letter(peer, Sort.ANSWER, step, index, array=part)
+                    letters += self.arrive(late) if self.is_host else [late]
+        return letters
+
+    def arrive(self, letter: Letter) -> list[Letter]:
+        decided = self._decided.get(letter.piece) if letter.sort is Sort.ANSWER else None
+        if decided is not None and decided.step == letter.step:
+            if letter.peer not in decided.used:
+                decided.late[letter.peer] = self.fitting(letter)
+            return []
+        return super().arrive(letter)
+
+    def advance(self, step: int, opened: Step, index: int) -> None:
+        if not self.is_host:
+            super().advance(step, opened, index)
+            return
+        way = opened.ways[index]
+        answers = dict(way.answers)
+        if way.value is not None:
+            answers[self.rank] = way.value
+        if way.result is None and len(answers) >= self._k:
+            estimate = self._estimate(index, answers)
+            result = self._compensated(index, step, estimate)
+            self._decided[index] = _Decided(step, estimate, frozenset(answers))
+            self.finish(step, opened, index, result, 0)
+
+    def _estimate(self, index: int, answers: dict[int, Array]) -> Array:
+        """Of the sum over all, from these."""
+        arrays = [answers[rank] for rank in sorted(answers)]
+        scale = self._workers / len(arrays)
+        total = arrays[0].copy()
+        arithmetic = self.pieces[index].form.arithmetic
+        arithmetic.weigh(total, [(scale, array) for array in arrays], keep=False)
+        return total
+
+    def _compensated(self, index: int, step: int, estimate: Array) -> Array:
+        before = self._decided.get(index)
+        if before is None or before.step != step - 1 or not before.late:
+            return estimate
+        share = (self._workers - len(before.used)) / self._workers
+        rest = self._estimate(index, before.late)
+        result = estimate.copy()
+        terms = [(share, rest), (-share, before.estimate)]
+        self.pieces[index].form.arithmetic.weigh(result, terms, keep=True)
+        return result

@@ -1,0 +1,422 @@
+"""One rank of a coded tree, without its network: letters come in, letters go out.
+
+Every piece (a chunk of a round) makes its own way through the rank's moves of the schedule. What
+the runner adds to them is that nobody waits: a result, from above or decoded here, makes what was
+still to be done with its piece unnecessary, and goes on down at once, whatever this rank's own
+training is doing. So a rank may learn the results of many steps that it had no part in.
+
+    own part ──┐
+    answers ───┴─ decode and add ── answer to the parent ── result from there ── to the children
+
+Arrays are never changed after they were handed on: what came in is passed on as it is, and sums are
+made anew.
+
+A result is exact, unless the root was told to go on without some (`settle`): then it is what was
+there, scaled up, and says how many cells it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thalweg.codes import ROOT, Allocation
+from thalweg.codes.fractional import FractionalRepetition
+from thalweg.engine.arithmetic import NUMPY, Arithmetic
+from thalweg.errors import TransportError
+from thalweg.schedules import Kind, Move, Quorum, Schedule
+from thalweg.transports import Array
+from thalweg.transports.best_effort import Letter, Sort
+
+KEPT_NBYTES = 256 << 20  # of results, for a rank that is behind
+FEWEST_KEPT, MOST_KEPT = 2, 64  # steps
+MOST_OPEN = 4  # steps that are under way; further ones push out the oldest
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What numpy takes the values for, and how they are added."""
+
+    dtype: np.dtype[np.generic] = np.dtype(np.float32)
+    arithmetic: Arithmetic = NUMPY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One chunk of one round: where it lies in the round's vector, and what this rank does."""
+
+    round: int
+    start: int
+    stop: int
+    moves: tuple[Move, ...]
+    final: int  # from this move on it is the result
+    form: Form
+
+    @property
+    def nbytes(self) -> int:
+        return (self.stop - self.start) * self.form.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Way:
+    """How far a piece is."""
+
+    at: int = 0
+    value: Array | None = None
+    answers: dict[int, Array] = field(default_factory=dict)
+    partial: dict[int, tuple[Array, int]] = field(default_factory=dict)  # and cells covered
+    result: Array | None = None
+    covered: int = 0
+
+
+class Step:
+    def __init__(self, pieces: int) -> None:
+        self.ways = [_Way() for _ in range(pieces)]
+        self.left = pieces  # without a result
+        self.hurried = False
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All pieces of a step. `covered`: of how many cells, at least; 0 if of all."""
+
+    arrays: tuple[Array, ...]
+    covered: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+def pieces_of(schedules: Sequence[Schedule], forms: Sequence[Form], rank: int) -> tuple[Piece, ...]:
+    """This rank's part of the rounds of a step, piece by piece."""
+    found = []
+    for number, (schedule, form) in enumerate(zip(schedules, forms, strict=True)):
+        moves: dict[int, list[Move]] = {}
+        for move in schedule.moves(rank):
+            assert move.stop == move.start + 1
+            moves.setdefault(move.start, []).append(move)
+        for chunk, own in sorted(moves.items()):
+            gathers = [i for i, move in enumerate(own) if not move.kind.sends]
+            found.append(
+                Piece(
+                    round=number,
+                    start=schedule.offsets[chunk],
+                    stop=schedule.offsets[chunk + 1],
+                    moves=tuple(own),
+                    final=gathers[-1] + 1,
+                    form=form,
+                )
+            )
+    return tuple(found)
+
+
+class Node:
+    """`floor`: all steps before it are over. `finished`: the results of the last `kept` of them,
+    for those who are late."""
+
+    def __init__(
+        self,
+        rank: int,
+        pieces: Sequence[Piece],
+        allocation: Allocation,
+        most_kept: int | None = None,
+    ) -> None:
+        self.rank = rank
+        self.floor = 0
+        self.finished: dict[int, Results] = {}
+        self.followers: set[int] = set()
+        self.pieces = tuple(pieces)
+        self._computes = rank in allocation.weights
+        self.is_host = rank == allocation.host
+        self._above = None if self.is_host else allocation.above[rank]
+        self._below = allocation.below[rank]
+        self._cells = allocation.cells
+        self._cells_below = _cells_below(allocation)
+        self._open: dict[int, Step] = {}
+        self._out: list[Letter] = []
+        nbytes = sum(piece.nbytes for piece in self.pieces)
+        self.kept = max(FEWEST_KEPT, min(most_kept or MOST_KEPT, KEPT_NBYTES // max(1, nbytes)))
+
+    def contribute(self, step: int, round_number: int, vector: Array) -> list[Letter]:
+        """This rank's own part of a round, which is left alone from now on; what to send."""
+        opened = self._step(step)
+        if opened is not None:
+            for index, piece in enumerate(self.pieces):
+                way = opened.ways[index]
+                if piece.round == round_number and way.result is None and way.value is None:
+                    way.value = vector[piece.start : piece.stop]
+                    self.advance(step, opened, index)
+                    self._answer_in_part(step, opened, index)
+        return self._letters()
+
+    def arrive(self, letter: Letter) -> list[Letter]:
+        """What to send now that this has come."""
+        if letter.sort is Sort.FOLLOW:
+            self._follow(letter)
+            return self._letters()
+        opened = self._step(letter.step)
+        if opened is None:
+            return []
+        if letter.sort is Sort.HURRY:
+            return self.hurry(letter.step)
+        array = self.fitting(letter)
+        way = opened.ways[letter.piece]
+        if way.result is not None:
+            return []
+        if letter.sort is Sort.RESULT:
+            self.finish(letter.step, opened, letter.piece, array, letter.covered)
+        elif letter.sort is Sort.ANSWER:
+            way.answers.setdefault(letter.peer, array)
+            self.advance(letter.step, opened, letter.piece)
+            self._answer_in_part(letter.step, opened, letter.piece)
+        else:
+            _, covered = way.partial.get(letter.peer, (None, 0))
+            if letter.covered > covered:
+                way.partial[letter.peer] = array, letter.covered
+            self._answer_in_part(letter.step, opened, letter.piece)
+        return self._letters()
+
+    def answer_again(self, step: int) -> list[Letter]:
+        """What this rank answered in a step that isn't over: it may have been lost."""
+        opened = self._open.get(step)
+        for index, way in enumerate(opened.ways if opened else ()):
+            for move in self.pieces[index].moves[: way.at]:
+                if move.kind is Kind.ANSWER and way.result is None and way.value is not None:
+                    letter = Letter(move.peer, Sort.ANSWER, step, index, array=way.value)
+                    self._out.append(letter)
+        return self._letters()
+
+    def skip_to(self, step: int) -> None:
+        """Nothing before this step is of use."""
+        self.floor = max(self.floor, step)
+        for old in [old for old in self._open if old < self.floor]:
+            del self._open[old]
+
+    def hurry(self, step: int) -> list[Letter]:
+        """Everybody below is to send what it has; at the root, before `settle`."""
+        opened = self._step(step)
+        if opened is not None and not opened.hurried:
+            opened.hurried = True
+            self._out += [Letter(peer, Sort.HURRY, step) for peer in self._below]
+            for index in range(len(self.pieces)):
+                self._answer_in_part(step, opened, index)
+        return self._letters()
+
+    def settle(self, step: int) -> list[Letter] | None:
+        """At the root: go on with what there is, scaled up; None if there is nothing."""
+        opened = self._step(step)
+        if opened is None:
+            return []
+        for index, way in enumerate(opened.ways):
+            if way.result is None:
+                total, covered = self._in_part(index, way)
+                if total is None:
+                    return None
+                scaled = np.empty_like(total)
+                arithmetic = self.pieces[index].form.arithmetic
+                arithmetic.weigh(scaled, [(self._cells / covered, total)], keep=False)
+                self.finish(step, opened, index, scaled, covered)
+        return self._letters()
+
+    def missing(self, step: int) -> list[int]:
+        """At the root: who hasn't answered, and has no replica that has."""
+        opened = self._open.get(step)
+        if opened is None:
+            return []
+        for piece, way in zip(self.pieces, opened.ways, strict=True):
+            quorum = piece.moves[piece.final - 1].quorum
+            if way.result is None and quorum is not None:
+                own_is_there = way.at == piece.final - 1 and way.value is not None
+                there = {*way.answers, *([self.rank] if own_is_there else [])}
+                rows = {
+                    peer: quorum.code.row(member).tobytes()
+                    for member, peer in enumerate(quorum.peers)
+                }
+                known = {rows[peer] for peer in quorum.peers if peer in there}
+                return sorted(peer for peer in quorum.peers if rows[peer] not in known)
+        return []
+
+    # How a piece goes on
+
+    def _step(self, step: int) -> Step | None:
+        """None if it is over, or so old that newer ones need its place."""
+        if step < self.floor:
+            return None
+        if step not in self._open:
+            if len(self._open) >= MOST_OPEN:
+                oldest = min(self._open)
+                if step < oldest:
+                    return None
+                del self._open[oldest]
+            self._open[step] = Step(len(self.pieces))
+        return self._open[step]
+
+    def advance(self, step: int, opened: Step, index: int) -> None:
+        """Up to the result, as far as it goes; the root may overtake its own worker."""
+        way, piece = opened.ways[index], self.pieces[index]
+        while way.at < piece.final:
+            move = piece.moves[way.at]
+            if move.kind is Kind.COPY:
+                break
+            if move.quorum is not None:
+                total = self._decode(piece, way, move.quorum, arrived_at=way.at)
+                if total is None:
+                    break
+                way.value = total
+            elif way.value is None:
+                break
+            else:
+                self._out.append(Letter(move.peer, Sort.ANSWER, step, index, 0, way.value))
+            way.at += 1
+        if self.is_host and way.result is None:
+            last = piece.final - 1
+            if way.at <= last and (quorum := piece.moves[last].quorum) is not None:
+                total = self._decode(piece, way, quorum, arrived_at=way.at)
+                if total is None:
+                    return
+                way.value, way.at = total, piece.final
+            assert way.value is not None
+            self.finish(step, opened, index, way.value, 0)
+
+    def _decode(self, piece: Piece, way: _Way, quorum: Quorum, arrived_at: int) -> Array | None:
+        """What this quorum's answers stand for, and this rank's own part; None if one is
+        missing."""
+        arrays = {
+            m: way.answers[peer] for m, peer in enumerate(quorum.peers) if peer in way.answers
+        }
+        member = self.rank in quorum.peers
+        own_is_complete = piece.moves[arrived_at].quorum is quorum and way.value is not None
+        if member and own_is_complete and way.value is not None:
+            arrays[quorum.peers.index(self.rank)] = way.value
+        adds_own = not member and self._computes and not quorum.sent
+        if adds_own and not own_is_complete:
+            return None
+        weights = quorum.code.decode(frozenset(arrays))
+        if weights is None:
+            return None
+        terms = [(weight, arrays[m]) for m, weight in sorted(weights.items())]
+        total = (
+            way.value.copy() if adds_own and way.value is not None else np.empty_like(terms[0][1])
+        )
+        piece.form.arithmetic.weigh(total, terms, keep=adds_own)
+        return total
+
+    def finish(self, step: int, opened: Step, index: int, result: Array, covered: int) -> None:
+        way, piece = opened.ways[index], self.pieces[index]
+        way.result, way.covered, way.at = result, covered, piece.final
+        way.answers.clear()
+        way.partial.clear()
+        below = [move.peer for move in piece.moves[piece.final :]]
+        for peer in dict.fromkeys((*below, *sorted(self.followers))):
+            self._out.append(Letter(peer, Sort.RESULT, step, index, covered, result))
+        opened.left -= 1
+        if not opened.left:
+            covers = [way.covered for way in opened.ways if way.covered]
+            arrays = tuple(way.result for way in opened.ways if way.result is not None)
+            self.finished[step] = Results(arrays, min(covers, default=0))
+            while len(self.finished) > self.kept:
+                del self.finished[min(self.finished)]
+            self.skip_to(step + 1)
+
+    def _follow(self, letter: Letter) -> None:
+        """Results of this and all later steps, to somebody who lacks them."""
+        if letter.peer not in self._below:
+            self.followers.add(letter.peer)
+        for step, results in sorted(self.finished.items()):
+            if step >= letter.step:
+                for index, array in enumerate(results.arrays):
+                    self._out.append(
+                        Letter(letter.peer, Sort.RESULT, step, index, results.covered, array)
+                    )
+        for step, opened in sorted(self._open.items()):
+            for index, way in enumerate(opened.ways):
+                if way.result is not None and step >= letter.step:
+                    self._out.append(
+                        Letter(letter.peer, Sort.RESULT, step, index, way.covered, way.result)
+                    )
+
+    # What there is, if it isn't all
+
+    def _answer_in_part(self, step: int, opened: Step, index: int) -> None:
+        """Once in a hurry: what this piece has so far, whenever it has more."""
+        way, piece = opened.ways[index], self.pieces[index]
+        waits_for_result = way.at == piece.final - 1
+        if not opened.hurried or self._above is None or way.result is not None or waits_for_result:
+            return
+        total, covered = self._in_part(index, way)
+        if total is not None:
+            self._out.append(Letter(self._above, Sort.PARTIAL, step, index, covered, total))
+
+    def _in_part(self, index: int, way: _Way) -> tuple[Array | None, int]:
+        """The sum of what has come, and how many cells are in it."""
+        piece = self.pieces[index]
+        covered = self._cells_below[self.rank] if way.at else 1  # decoded, or its own alone
+        parts: list[tuple[Array, int]] = [] if way.value is None else [(way.value, covered)]
+        for at, move in enumerate(piece.moves[: piece.final]):
+            if move.quorum is None or at < way.at:
+                continue
+            own = _summed(piece, parts) if self.rank in move.quorum.peers else None
+            chosen = self._best_of_each_team(move.quorum, way, own)
+            answered_for = self.rank in move.quorum.peers or move.quorum.sent
+            parts = chosen if answered_for else [*parts, *chosen]
+        return _summed(piece, parts) or (None, 0)
+
+    def _best_of_each_team(
+        self, quorum: Quorum, way: _Way, own: tuple[Array, int] | None
+    ) -> list[tuple[Array, int]]:
+        code = quorum.code
+        assert isinstance(code, FractionalRepetition)
+        found: dict[int, tuple[Array, int]] = {}
+        for member, peer in enumerate(quorum.peers):
+            team = int(np.argmax(code.row(member)))
+            if peer == self.rank:
+                candidate = own
+            elif peer in way.answers:
+                candidate = way.answers[peer], self._cells_below[peer]
+            else:
+                candidate = way.partial.get(peer)
+            if candidate is not None and candidate[1] > found.get(team, (None, 0))[1]:
+                found[team] = candidate
+        return [found[team] for team in sorted(found)]
+
+    def fitting(self, letter: Letter) -> Array:
+        array, pieces = letter.array, self.pieces[letter.piece : letter.piece + 1]
+        expected = sum(piece.nbytes for piece in pieces)
+        if array is None or not pieces or array.nbytes != expected:
+            got = 0 if array is None else array.nbytes
+            raise TransportError(
+                f"rank {self.rank} expected {expected} bytes from rank {letter.peer} at step "
+                f"{letter.step}, piece {letter.piece}, and got {got}",
+                "give all ranks the same model and plan",
+            )
+        [piece] = pieces
+        return array if array.dtype == piece.form.dtype else array.view(piece.form.dtype)
+
+    def _letters(self) -> list[Letter]:
+        out, self._out = self._out, []
+        return out
+
+
+def _summed(piece: Piece, parts: Sequence[tuple[Array, int]]) -> tuple[Array, int] | None:
+    if not parts:
+        return None
+    total = np.empty_like(parts[0][0])
+    piece.form.arithmetic.weigh(total, [(1.0, array) for array, _ in parts], keep=False)
+    return total, sum(covered for _, covered in parts)
+
+
+def _cells_below(allocation: Allocation) -> dict[int, int]:
+    """How many cells a complete answer of each worker covers, its own included; for teams."""
+    branches = allocation.branches
+    found: dict[int, int] = {}
+    for node in reversed(list(branches.top_down())):
+        code = branches.codes.get(node)
+        firsts: dict[int, int] = {}
+        if isinstance(code, FractionalRepetition):
+            for member, child in enumerate(branches.children[node]):
+                firsts.setdefault(int(np.argmax(code.row(member))), child)
+        found[node] = (node != ROOT) + sum(found[child] for child in firsts.values())
+    return found

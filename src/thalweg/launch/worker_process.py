@@ -1,0 +1,299 @@
+"""What runs in the processes that the supervisor forks: its workers, and the guard.
+
+A worker leads a session of its own, so that Ctrl-C reaches the supervisor alone, writes its output
+and its messages into pipes, and leaves by `_exit`: it never returns into the supervisor's stack.
+
+The guard outlives a supervisor that is killed. Workers write their process id into its pipe before
+anything else; the supervisor strikes off those that ended. When the pipe closes, the supervisor is
+gone, and the guard kills the process groups that are still on the list.
+
+Fork while no other thread of this process runs; those of numpy's and torch's libraries may.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock, current_thread, main_thread
+from typing import Any, NoReturn, Protocol
+
+from thalweg.errors import ThalwegError, UsageError
+from thalweg.launch.place import Place
+
+HELD = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+PIPE_NBYTES = 1 << 16
+RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # how often this worker alone was restarted
+LONGEST_PROBLEM = 400  # characters
+
+
+class Report(Protocol):
+    """What a worker may call: sends one JSON object to the supervisor."""
+
+    def __call__(self, message: Mapping[str, Any]) -> None: ...
+
+
+Work = Callable[[int, Report], Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every worker is forked for."""
+
+    work: Work
+    place: Place
+    environment: Mapping[str, str] = field(repr=False)  # the job secret is in it
+    debug: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """What one worker is given: its rank, and its ends of the pipes."""
+
+    rank: int
+    restarts: int  # how often it was started before
+    stdout: int
+    stderr: int
+    messages: int
+    guard: int
+    not_mine: Sequence[int]  # the supervisor's own descriptors, which a worker must not hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a worker says of its own error."""
+
+    kind: str
+    problem: str
+    remedy: str
+    exit_code: int
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come when this is over. The mask holds them back from this thread and from
+    what it forks; a library's thread may still take one, which is noted."""
+    noted: list[int] = []
+    previous: dict[int, Any] = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        if current_thread() is main_thread():
+            for number in HELD:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    previous[number] = signal.signal(number, lambda came, _: noted.append(came))
+        yield
+    finally:
+        for ours, handler in previous.items():
+            signal.signal(ours, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for came in noted:
+            signal.raise_signal(came)
+
+
+def fork(child: Callable[[], NoReturn]) -> int:
+    """Fork, with signals held back until the child is ready for them; its process id."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()  # or both of us write it
+    with signals_held():
+        with warnings.catch_warnings():  # Python 3.12 and later warn of BLAS's threads too
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            child()
+    return pid
+
+
+def fork_guard() -> tuple[int, int]:
+    """Its process id, and the pipe to register in."""
+    reads, writes = os.pipe()
+    pid = fork(lambda: _be_guard(reads, writes))
+    os.close(reads)
+    return pid, writes
+
+
+def be_worker(post: Post, job: Job) -> NoReturn:
+    code = 1
+    gc.freeze()  # or the first full collection copies all memory that it shares with its parent
+    atexit._clear()  # what its parent has registered is for the parent's end
+    try:
+        os.setsid()
+        os.write(post.guard, b"%d\n" % os.getpid())
+        for descriptor in (post.guard, *post.not_mine):
+            os.close(descriptor)
+        _redirect(post)
+        os.environ.update(job.environment, RANK=str(post.rank))
+        os.environ.update(job.place.environment(post.rank))
+        os.environ[RESTARTS_VARIABLE] = str(post.restarts)
+        code = _outcome(post.rank, job, _Messages(post.messages))
+        if code == 0:
+            atexit._run_exitfuncs()  # as at the end of a script: a run is closed there
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _be_guard(registrations: int, supervisors_end: int) -> NoReturn:
+    """Block until the supervisor is gone, and kill the groups that it left."""
+    try:
+        os.close(supervisors_end)
+        os.setsid()
+        for ignored in (*HELD, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
+        groups: set[int] = set()
+        with os.fdopen(registrations, "rb") as lines:
+            for line in lines:
+                group = int(line)
+                groups.add(group) if group > 0 else groups.discard(-group)
+        for group in groups:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def program(command: Sequence[str]) -> Work:
+    """Work that becomes another program."""
+
+    def work(rank: int, report: Report) -> NoReturn:
+        for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(ignored_by_python, signal.SIG_DFL)
+        try:
+            os.execvp(command[0], list(command))
+        except OSError as error:
+            problem = f"can't run {command[0]}: {error.strerror}"
+            raise UsageError(problem, "name a program or a .py file") from None
+
+    return work
+
+
+class LinePipe:
+    """The supervisor's end of a worker's pipe, read by lines."""
+
+    def __init__(self, descriptor: int, on_line: Callable[[bytes], None], longest: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.ended = False
+        self._on_line = on_line
+        self._longest = longest
+        self._partial = b""
+
+    def read(self) -> int:
+        """Take some of what is there; how many bytes."""
+        try:
+            data = os.read(self.descriptor, PIPE_NBYTES)
+        except BlockingIOError:
+            return 0
+        self.ended = not data
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._on_line(line)
+        if self.ended or len(self._partial) > self._longest:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        """What had no end of line yet is told without."""
+        if self._partial:
+            self._on_line(self._partial)
+            self._partial = b""
+
+
+class _Messages:
+    """The worker's end of its message pipe: JSON lines `{kind: content}`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = Lock()
+
+    def send(self, kind: str, content: Mapping[str, Any]) -> None:
+        try:
+            left = json.dumps({kind: dict(content)}).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"a worker's {kind} can't travel as JSON: {error}",
+                "send numbers, texts, lists and dicts of them",
+            ) from None
+        with self._lock:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+    def report(self, message: Mapping[str, Any]) -> None:
+        self.send("message", message)
+
+
+def _redirect(post: Post) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (post.stdout, 1), (post.stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", 1, "utf-8", "backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
+
+
+def _outcome(rank: int, job: Job, messages: _Messages) -> int:
+    """Do the work, tell how it ended; the exit code."""
+    try:
+        _take_signals()
+        job.place.enter(rank)
+        messages.send("result", job.work(rank, messages.report) or {})
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leave:
+        return _exit_code(leave, messages)
+    except BaseException as error:
+        if job.debug:
+            traceback.print_exc()
+        failure = _failure(error, job.debug)
+        messages.send("failure", asdict(failure))
+        return failure.exit_code
+    return 0
+
+
+def _take_signals() -> None:
+    """As a fresh process would, whatever the supervisor does with them."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+
+def _exit_code(leave: SystemExit, messages: _Messages) -> int:
+    if leave.code is None or leave.code == 0:
+        messages.send("result", {})
+        return 0
+    if isinstance(leave.code, int):
+        return leave.code
+    print(leave.code, file=sys.stderr)
+    return 1
+
+
+def _failure(error: BaseException, debug: bool) -> Failure:
+    kind = type(error).__name__
+    if isinstance(error, ThalwegError):
+        return Failure(
+            kind=kind, problem=error.problem, remedy=error.remedy, exit_code=error.exit_code
+        )
+    remedy = "its traceback is above" if debug else "run with --debug for its traceback"
+    return Failure(kind=kind, problem=_in_one_line(error), remedy=remedy, exit_code=1)
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+    if len(text) > LONGEST_PROBLEM:
+        text = f"{text[:LONGEST_PROBLEM]} ..."
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text

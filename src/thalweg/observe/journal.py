@@ -1,0 +1,144 @@
+"""A rank's records in a file, a line each, that doesn't grow without bound.
+
+`rank-0003.jsonl` is written until it has half of what is allowed; then it becomes
+`rank-0003.old.jsonl`, in the place of the one before, and a new one begins. So there are always the
+newest records, at least half of what is allowed. The first lines of a file say whose it is and what
+its clock is.
+
+A disk that is full, or a folder that is gone, ends the recording and not the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from thalweg.errors import UsageError
+from thalweg.facts import Size
+from thalweg.observe.records import Moment, Opening, Record, parsed, written
+
+LARGEST = Size.parse("64MB")  # a rank's, in all
+NAME = re.compile(r"rank-(\d+)(\.old)?\.jsonl")
+log = logging.getLogger("thalweg")
+
+
+class Journal:
+    """One rank's, for one thread. One that was started again goes on after what it had written."""
+
+    def __init__(
+        self, folder: Path, rank: int, *, again: bool = False, largest: Size = LARGEST
+    ) -> None:
+        self.path = folder / f"rank-{rank:04}.jsonl"
+        self._old = folder / f"rank-{rank:04}.old.jsonl"
+        self._half = largest.nbytes // 2
+        self._nbytes = 0
+        self._opening: Opening | None = None
+        self._clock: Moment | None = None
+        self._file: TextIO | None = None
+        with self._telling():
+            folder.mkdir(parents=True, exist_ok=True)
+            if again and self.path.exists():
+                self.path.replace(self._old)
+            elif not again:
+                self._old.unlink(missing_ok=True)
+            self._begin()
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def add(self, records: Iterable[Record]) -> None:
+        """And write them out."""
+        if self._file is None:
+            return
+        with self._telling():
+            for record in records:
+                if isinstance(record, Opening):
+                    self._opening = record
+                elif isinstance(record, Moment):
+                    self._clock = record
+                self._write(record)
+            self._file.flush()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what was in the buffer is lost with the disk
+                file.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """That nothing more can be written, once."""
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            log.warning(
+                "%s can't be written (%s), so nothing more of this run is recorded; training goes "
+                "on",
+                self.path,
+                error.strerror,
+            )
+
+    def _write(self, record: Record) -> None:
+        line = written(record) + "\n"
+        if self._nbytes and self._nbytes + len(line) > self._half:
+            self._turn_over()
+        assert self._file is not None
+        self._file.write(line)
+        self._nbytes += len(line)
+
+    def _turn_over(self) -> None:
+        assert self._file is not None
+        self._file.close()
+        self.path.replace(self._old)
+        self._begin()
+        for record in (self._opening, self._clock):
+            if record is not None:
+                line = written(record) + "\n"
+                self._file.write(line)
+                self._nbytes += len(line)
+
+    def _begin(self) -> None:
+        self._file = self.path.open("w", encoding="utf-8")
+        self._nbytes = 0
+
+
+def read_records(folder: Path) -> Mapping[int, list[Record]]:
+    """By rank, oldest first. Lines that were cut off by the end of a process, or that a newer
+    version wrote, are passed over."""
+    files: dict[int, list[Path]] = {}
+    remedy = "name the folder that was given as records= or --records"
+    try:
+        for path in folder.iterdir():
+            if (match := NAME.fullmatch(path.name)) is not None:
+                files.setdefault(int(match[1]), []).append(path)
+    except OSError as reason:
+        raise UsageError(f"no records can be read in {folder}: {reason.strerror}", remedy) from None
+    if not files:
+        raise UsageError(f"there are no records in {folder}", remedy)
+    return {
+        rank: [r for path in sorted(paths, key=_old_first) for r in _lines(path)]
+        for rank, paths in sorted(files.items())
+    }
+
+
+def _old_first(path: Path) -> bool:
+    return not path.name.endswith(".old.jsonl")
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as reason:
+        raise UsageError(
+            f"can't read {path}: {reason.strerror}", "look at its permissions"
+        ) from None
+    for line in text.splitlines():
+        with suppress(ValueError):
+            if (record := parsed(line)) is not None:
+                yield record

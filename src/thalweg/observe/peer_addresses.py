@@ -1,0 +1,85 @@
+"""Whose address is whose: which rank a connection leads to, and how far the store is.
+
+Every rank publishes the addresses of its host. One that several hosts have, as bridges of
+containers do, tells nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any
+
+import psutil
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from thalweg.members.world import World
+from thalweg.transports.tcp_info import Sent, plain
+
+
+class Neighbours:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ranks: dict[str, int] | None = None
+        self._store = _endpoint(world.store)
+
+    def publish(self, store: Any) -> None:
+        own = [self._world.address, *sorted(own_addresses())]
+        store.set(_key(self._world.rank), json.dumps(own))
+
+    def find(self, store: Any) -> None:
+        """Everybody's, once all have published theirs."""
+        keys = [_key(rank) for rank in self._world.members]
+        if self._ranks is None and store.check(keys):
+            texts = zip(self._world.members, store.multi_get(keys), strict=True)
+            self._ranks = ranks_by_address({rank: json.loads(text) for rank, text in texts})
+
+    def rank_at(self, address: str) -> int | None:
+        """The first rank of the host that has it."""
+        return None if self._ranks is None else self._ranks.get(address)
+
+    def round_trip(self, sent: Sequence[Sent]) -> float:
+        """To the store, in seconds; 0 if nothing went there."""
+        return max((s.round_trip for s in sent if (s.address, s.port) == self._store), default=0.0)
+
+
+def ranks_by_address(addresses: dict[int, Sequence[str]]) -> dict[str, int]:
+    """Each rank's list begins with the one that it is found at."""
+    hosts: dict[str, set[frozenset[str]]] = {}
+    first: dict[str, int] = {}
+    for rank, own in sorted(addresses.items()):
+        for address in own:
+            hosts.setdefault(address, set()).add(frozenset(own))
+            first.setdefault(address, rank)
+    unique = {address: rank for address, rank in first.items() if len(hosts[address]) == 1}
+    found_at = {own[0]: first[own[0]] for own in addresses.values()}
+    return {a: r for a, r in {**unique, **found_at}.items() if not ip_address(a).is_loopback}
+
+
+def own_addresses() -> frozenset[str]:
+    """Of this host, in all of its networks."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return frozenset(
+        plain(found.address)
+        for interface in psutil.net_if_addrs().values()
+        for found in interface
+        if found.family in families
+    )
+
+
+def _endpoint(store: Store) -> tuple[str, int] | None:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if host is None or port is None:
+        return None
+    with suppress(OSError):
+        return plain(str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])), port
+    return None
+
+
+def _key(rank: int) -> str:
+    return f"addresses/{rank}"

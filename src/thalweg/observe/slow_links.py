@@ -1,0 +1,345 @@
+"""Whose link is slow, from what flows between hosts got in the same steps.
+
+A flow crosses a NIC out and a NIC in, and between racks an uplink out and one in: its *ways*. Its
+rate is what the kernel delivered while something was under way, so a flow that waits for its sender
+or its receiver isn't slow. In one step
+
+    a way gave       the bytes of all flows through it, over the longest time that one was busy
+    a flow may want  the least, over its ways, of what a way can give / the flows through it
+
+What a way can give is what the cluster's file declares, as far as the best flow of the middle rank
+reaches that. If it declares nothing, it is what the middle one of its kind gives in its better
+direction, in this step and no more than usually (links let bursts pass, and who waits for a slow
+one sends in bursts); or what it gave itself for most of the run, as far as NICs give as much.
+
+A way is *suspected* if it gave less than half of that in each of its last three steps, or less than
+two thirds in seven of the last eight, and if three quarters of the flows through it got less than
+two thirds of what they may want; without declared rates, only if it gave less than 0.4 each time,
+and where partners change from step to step, less than 0.35, since steps overlap there. A slow way
+slows down all flows through it, but each of these crosses others too, which are innocent. So of the
+suspects the host or rack is named whose slow flows of late have lost most time; and then, without
+all flows that cross it, the next, if any is suspected still and costs half as much at least, since
+who waits for a slow link holds up others' flows. If two explain the same, the one through which
+less flowed well meanwhile is named. If there is none, as with the uplinks of two racks, who takes
+longer to reach the store decides, since its messages wait in the queue before the slow link; if
+that doesn't tell either, all are named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from statistics import fmean, median
+from typing import NamedTuple
+
+from thalweg.facts import Cluster, Link
+from thalweg.observe.records import Flow
+
+SLOW, SLOWISH, GOOD = 0.5, 0.67, 0.75  # of what a way can give, and a flow may want
+UNDECLARED = 0.4  # the first, if nobody has declared that
+MIXING, OFTEN = 0.35, 0.3  # the first, if partners change at so many of the steps
+AS_BAD = 0.5  # of what the first one that is named costs
+QUICK, LOOKED_AT, ALL_BUT = 3, 8, 1  # steps of a way: the last few, all, and exceptions
+MOST = 0.75  # of the flows through a way
+OF_LATE = 12  # steps
+LONGEST_AGO = 40  # steps
+LEAST_NBYTES, LEAST_BUSY = 1 << 17, 0.002  # of a flow that tells something; bytes and seconds
+REMEMBERED = 200  # steps of a way
+ENOUGH = 5  # steps that tell what is usual
+MOST_NAMED = 3  # owners at once
+TELLING = 2  # flows that went well, more than through another
+QUEUED, TIMES_USUAL = 0.005, 3.0  # to the store: seconds more than others, and times as long
+Owner = tuple[str, str]
+"""`nic` and a host, or `uplink` and a rack."""
+
+
+class Seen(NamedTuple):
+    """A flow in a step; it got this share of what it may want."""
+
+    step: int
+    source: int
+    flow: Flow
+    ways: tuple[Link, ...]
+    got: float
+
+    def crosses(self, owners: Collection[Owner]) -> bool:
+        return any((way.kind, way.owner) in owners for way in self.ways)
+
+    @property
+    def longer(self) -> float:
+        """Seconds that it took more than if it had got what it may want."""
+        return self.flow.busy * (1 - min(1.0, self.got))
+
+
+class Limits(NamedTuple):
+    """Of what a way can give: slow in a few steps, in more steps, and good again."""
+
+    slow: float
+    slowish: float
+    good: float
+
+
+class Given(NamedTuple):
+    """What a way gave in a step, of what it can give, and to which flows."""
+
+    step: int
+    rate: float
+    can: float
+    flows: tuple[Seen, ...]
+
+    def without(self, owners: Collection[Owner]) -> Given | None:
+        """Its flows that cross none of these; None if there are none."""
+        if not owners:
+            return self
+        flows = tuple(seen for seen in self.flows if not seen.crosses(owners))
+        if not flows or len(flows) == len(self.flows):
+            return self if flows else None
+        return Given(self.step, _gave([seen.flow for seen in flows]), self.can, flows)
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """`owners` are several if nothing tells which of them it is; rates are in bytes per second,
+    `seconds` what the slow flows took longer, in a step."""
+
+    owners: tuple[Owner, ...]
+    gives: float
+    usual: float
+    seconds: float
+    since: int
+
+
+class Links:
+    """Of a cluster; rates that somebody has measured or stated count."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._declared = _declared(cluster)
+        self._given: dict[Link, deque[Given]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
+        self._lately: deque[list[Seen]] = deque(maxlen=OF_LATE)
+        self._newest: dict[Link, tuple[int, float]] = {}  # what each way gave last, and when
+        # Of what is declared, by each rank's best flow, and when.
+        self._reached: dict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=LOOKED_AT)
+        )
+        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._before: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._named: set[Owner] = set()
+
+    def forget(self) -> None:
+        """Other members, or another plan."""
+        self._given.clear()
+        self._lately.clear()
+        self._newest.clear()
+        self._reached.clear()
+        self._usual.clear()
+        self._before.clear()
+        self._named.clear()
+
+    def add(self, step: int, flows: Iterable[tuple[int, Flow]]) -> None:
+        """All flows of a step, with the ranks that they came from."""
+        told = [
+            (source, flow, self._cluster.path(source, flow.peer))
+            for source, flow in flows
+            if flow.nbytes >= LEAST_NBYTES and flow.busy >= LEAST_BUSY
+        ]
+        through: dict[Link, list[int]] = defaultdict(list)
+        for number, (_, _, ways) in enumerate(told):
+            for way in ways:
+                through[way].append(number)
+        gave = {way: _gave([told[n][1] for n in numbers]) for way, numbers in through.items()}
+
+        def got(flow: Flow, ways: Sequence[Link], can_give: Mapping[Link, float]) -> float:
+            wants = (can_give[way] / len(through[way]) for way in ways if way in can_give)
+            return flow.rate / max(min(wants, default=0.0), 1.0)
+
+        if self._declared:
+            best: dict[int, float] = {}
+            for source, flow, ways in told:
+                best[source] = max(best.get(source, 0.0), got(flow, ways, self._declared))
+            for source, share in best.items():
+                self._reached[source].append((step, share))
+        can_give = self._can_give(step, gave)
+        seen = [
+            Seen(step, source, flow, ways, got(flow, ways, can_give)) for source, flow, ways in told
+        ]
+        for way, numbers in through.items():
+            flows_through = tuple(seen[number] for number in numbers)
+            self._given[way].append(Given(step, gave[way], can_give[way], flows_through))
+        self._lately.append(seen)
+
+    def _can_give(self, step: int, gave: Mapping[Link, float]) -> dict[Link, float]:
+        for way, rate in gave.items():
+            self._newest[way] = step, rate
+            if (way.kind, way.owner) not in self._named:  # that isn't what it can give
+                self._before[way].append(rate)
+        new = {w: rate for w, (at, rate) in self._newest.items() if at > step - OF_LATE}
+        if self._declared:
+            lately = [
+                [s for at, s in some if at > step - OF_LATE] for some in self._reached.values()
+            ]
+            scale = min(1.0, median([max(shares) for shares in lately if shares] or [1.0]))
+            return {w: scale * self._declared.get(w, rate) for w, rate in gave.items()}
+        usual = {kind: self._usually(kind, _middle(new, kind)) for kind in ("nic", "uplink")}
+        return {w: max(usual[w.kind], min(usual["nic"], self._own(w))) for w in gave}
+
+    def _usually(self, kind: str, now: float) -> float:
+        """What ways of this kind give, but not more than for most of the run."""
+        self._usual[kind].append(now)
+        return min(now, median(self._usual[kind]))
+
+    def _own(self, way: Link) -> float:
+        """What it gave for most of the run; 0 before that is known."""
+        before = self._before[way]
+        return median(before) if len(before) >= ENOUGH else 0.0
+
+    def blamed(self, store: Mapping[int, float]) -> list[Blamed]:
+        """Whose links are slow; `store` is how long each rank takes to reach it."""
+        found: list[Blamed] = []
+        explained: list[Owner] = []
+        limits = self._limits()
+        while len(found) < MOST_NAMED:
+            ways = self._suspects(explained, limits)
+            if not ways:
+                break
+            slow = [
+                seen
+                for flows in self._lately
+                for seen in flows
+                if seen.got < SLOWISH and not seen.crosses(explained)
+            ]
+            if not slow:  # it is long ago
+                break
+            owners = self._named_of(ways, slow, store)
+            blamed = self._blamed(owners, ways, slow)
+            if found and blamed.seconds < AS_BAD * found[0].seconds:
+                break
+            found.append(blamed)
+            explained += owners
+        self._named = set(explained)
+        return found
+
+    def _suspects(self, explained: Collection[Owner], limits: Limits) -> set[Link]:
+        newest = max((at for at, _ in self._newest.values()), default=0)
+        ways = set()
+        for way, given in self._given.items():
+            if all(one.rate >= GOOD * one.can for one in [*given][-ALL_BUT - 1 :]):
+                continue  # most are, and there may be many
+            new = (one.without(explained) for one in given if one.step > newest - LONGEST_AGO)
+            if self._is_slow(way, [one for one in new if one is not None], limits):
+                ways.add(way)
+        return ways
+
+    def _is_slow(self, way: Link, given: Sequence[Given], limits: Limits) -> bool:
+        """Who was named has to be good again to be let off."""
+        quick = limits.good if (way.kind, way.owner) in self._named else limits.slow
+        for limit, number, most in ((quick, QUICK, 0), (limits.slowish, LOOKED_AT, ALL_BUT)):
+            looked_at = given[-number:]
+            enough = sum(one.rate >= limit * one.can for one in looked_at)
+            if len(looked_at) < number or enough > most:
+                continue
+            flows = [seen for one in looked_at for seen in one.flows]
+            few, good = sum(s.got < SLOWISH for s in flows), sum(s.got >= GOOD for s in flows)
+            if few and few >= MOST * (few + good):
+                return True
+        return False
+
+    def _limits(self) -> Limits:
+        """Where partners change from step to step, not all are at the same step at the same time,
+        and flows share links with those of others."""
+        pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
+        changes = [before != now for before, now in pairwise(pairs)]
+        if sum(changes) > OFTEN * len(changes):
+            return Limits(MIXING, MIXING, SLOW)
+        if not self._declared:
+            return Limits(UNDECLARED, UNDECLARED, GOOD)
+        return Limits(SLOW, SLOWISH, GOOD)
+
+    def _named_of(
+        self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
+    ) -> tuple[Owner, ...]:
+        """The owner of suspected ways through which slow flows went that took longest."""
+        went: dict[Owner, set[int]] = {(way.kind, way.owner): set() for way in ways}
+        since = {way: self._slow_since(way) for way in ways}  # what was before had other causes
+        for number, seen in enumerate(slow):
+            for way in ways.intersection(seen.ways):
+                if seen.step >= since[way]:
+                    went[way.kind, way.owner].add(number)
+        worst = max(went, key=lambda owner: sum(slow[number].longer for number in went[owner]))
+        equal = sorted(owner for owner in went if went[owner] == went[worst])
+        if len(equal) > 1 and went[worst]:
+            equal = self._least_good(equal, min(slow[number].step for number in went[worst]))
+        return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
+
+    def _least_good(self, owners: Sequence[Owner], since: int) -> list[Owner]:
+        """Those through which least flowed well meanwhile: that speaks for a link."""
+        flows = [seen for some in self._lately for seen in some if seen.step >= since]
+        good = {
+            owner: sum(seen.got >= GOOD and seen.crosses((owner,)) for seen in flows)
+            for owner in owners
+        }
+        least = min(good.values())
+        return [owner for owner in owners if good[owner] < least + TELLING]
+
+    def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
+        """The one whose ranks take much longer than the others' to reach the store; all of them if
+        there is none."""
+        times = {owner: [store[r] for r in self._ranks(owner) if store.get(r)] for owner in owners}
+        if not all(times.values()):
+            return owners
+        *_, second, first = sorted(owners, key=lambda owner: fmean(times[owner]))
+        usual = fmean(times[second])
+        queued = fmean(times[first]) > max(usual + QUEUED, TIMES_USUAL * usual)
+        return [first] if queued else owners
+
+    def _ranks(self, owner: Owner) -> tuple[int, ...]:
+        kind, name = owner
+        if kind == "nic":
+            return next(host.ranks for host in self._cluster.hosts if host.name == name)
+        return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
+
+    def _blamed(
+        self, owners: tuple[Owner, ...], suspects: set[Link], slow: Sequence[Seen]
+    ) -> Blamed:
+        ways = [way for way in suspects if (way.kind, way.owner) in owners]
+        steps: dict[int, float] = {}  # flows of a step are slow at the same time
+        for seen in slow:
+            if seen.crosses(owners):
+                steps[seen.step] = max(steps.get(seen.step, 0.0), seen.longer)
+        last = [self._given[way][-1] for way in ways]
+        return Blamed(
+            owners=owners,
+            gives=min(given.rate for given in last),
+            usual=max(given.can for given in last),
+            seconds=fmean(steps.values()) if steps else 0.0,
+            since=min(map(self._slow_since, ways)),
+        )
+
+    def _slow_since(self, way: Link) -> int:
+        """The first of its last steps, as far as they are remembered, at which it was slow."""
+        newest_first = reversed(self._given[way])
+        slow = list(takewhile(lambda one: one.rate < GOOD * one.can, newest_first))
+        return (slow or [self._given[way][-1]])[-1].step
+
+
+def _gave(flows: Sequence[Flow]) -> float:
+    """A way, in a step: bytes per second."""
+    return sum(flow.nbytes for flow in flows) / max(flow.busy for flow in flows)
+
+
+def _middle(rates: Mapping[Link, float], kind: str) -> float:
+    """What the middle one of a kind gives in its better direction; 0 if there are none."""
+    better: dict[str, float] = {}
+    for way, rate in rates.items():
+        if way.kind == kind:
+            better[way.owner] = max(rate, better.get(way.owner, 0.0))
+    return median(better.values()) if better else 0.0
+
+
+def _declared(cluster: Cluster) -> dict[Link, float]:
+    """Unless nobody has looked at the cluster."""
+    if any(text.endswith("NICs") for text in cluster.assumed):
+        return {}
+    return {link: rate.bits_per_second / 8 for link, rate in cluster.rates().items()}

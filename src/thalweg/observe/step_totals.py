@@ -1,0 +1,79 @@
+"""What a rank's steps took, added up, and the table of it at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from thalweg.facts import Cluster, about
+from thalweg.observe.records import Step
+from thalweg.observe.straggler import Late, told
+
+MOST_ROWS = 16
+COLUMNS = ("rank", "host", "steps", "a step", "computing", "exposed", "hidden", "between")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Seconds, over all steps but the first, which sets things up. `settled` is waiting at safe
+    points and in calls between steps."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    computing: float = 0.0
+    exposed: float = 0.0
+    hidden: float = 0.0
+    settled: float = 0.0
+    encoding: float = 0.0
+    nbytes: int = 0  # sent to other hosts
+
+    def add(self, step: Step) -> None:
+        self.steps += 1
+        self.seconds += step.seconds
+        self.computing += step.computing
+        self.exposed += step.exposed
+        self.hidden += step.hidden
+        self.settled += step.settled
+        self.encoding += sum(each.ended - each.began for each in step.encodings)
+        self.nbytes += sum(flow.nbytes for flow in step.flows)
+
+    def each(self) -> dict[str, float]:
+        """A step's, on average; `steps` is their number."""
+        number = max(1, self.steps)
+        means = {name: value / number for name, value in asdict(self).items()}
+        return {**means, "steps": float(self.steps)}
+
+    def entries(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Self:
+        return cls(**entries)
+
+
+def summary_text(
+    cluster: Cluster,
+    tallies: Mapping[int, Tally],
+    changes: Iterable[tuple[int, Sequence[Late]]],
+) -> str:
+    """Where each rank's time went, and who was late; of many ranks, those that compute longest."""
+    longest = sorted(tallies, key=lambda rank: -tallies[rank].each()["computing"])
+    shown = sorted(longest[:MOST_ROWS])
+    rows = [COLUMNS, *(_row(cluster, rank, tallies[rank]) for rank in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    if len(longest) > MOST_ROWS:
+        lines.append(f"and {len(longest) - MOST_ROWS} ranks that compute for less long")
+    before: Sequence[Late] = ()
+    for step, late in changes:
+        lines.append(f"step {step}: {told(late, before)}")
+        before = late
+    return "\n".join(["where the time of a step went, exposed and hidden communication:", *lines])
+
+
+def _row(cluster: Cluster, rank: int, tally: Tally) -> tuple[str, ...]:
+    each = tally.each()
+    names = ("seconds", "computing", "exposed", "hidden", "settled")
+    figures = (about(each[name], "s") for name in names)
+    return (str(rank), cluster.host(rank).name, str(tally.steps), *figures)

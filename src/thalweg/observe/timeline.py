@@ -1,0 +1,362 @@
+"""All ranks of a run on one clock, each step once.
+
+A rank writes down moments of its own clock, and now and then what the run's common clock shows
+(`Clock`). A rank that never did is put where its steps end when the others' do, by the median over
+the steps that it has in common with them; it says so.
+
+A rank that was started again goes on in the same file. Its clock is another one if its host is, or
+if it shows less than before. A step that was redone counts as it was the last time; what had come
+after it the first time is void.
+
+    run's time = t + offset(t)
+
+The offset of a rank's clock is known at a few moments, straight between two of them, and constant
+before the first and after the last. Where two of them are further apart than clocks drift, somebody
+has set the clock, and the earlier holds until the later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import median
+from typing import NamedTuple, Self
+
+from thalweg.errors import ranks_text
+from thalweg.facts import Cluster, Host, Rack
+from thalweg.facts.cluster import assumptions
+from thalweg.observe.records import Encoding, Moment, Note, Opening, Record, Round, Step
+
+SLACK = 10.0  # seconds: a host that was started again shows less by more
+DRIFT = 1e-3  # seconds a second, at most: a kernel slews a clock by half of it
+
+
+class Aligned(StrEnum):
+    CLOCK = "clock"  # compared with the run's common one
+    STEPS = "steps"  # by when its steps end
+    NOT = "not"  # nothing to go by: it begins when the others do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One rank's part, on the run's clock. `error` is how far that may be off, in seconds, if it is
+    known; `openings` are from which step on it was in which formation."""
+
+    rank: int
+    host: str
+    rack: str
+    steps: tuple[Step, ...]
+    notes: tuple[Note, ...]
+    openings: tuple[tuple[int, Opening], ...]
+    aligned: Aligned
+    error: float | None
+
+
+class Formation(NamedTuple):
+    """From this step on, these members, under one plan."""
+
+    step: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Lanes by rank; `size` is how many ranks the run had, and `remarks` are what a reader should
+    know of how they came together."""
+
+    lanes: Mapping[int, Lane]
+    size: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> range:
+        """From the first that anybody tells of to the last."""
+        numbers = [step.step for lane in self.lanes.values() for step in lane.steps]
+        return range(min(numbers), max(numbers) + 1) if numbers else range(0)
+
+    @property
+    def by_rank(self) -> dict[int, tuple[Step, ...]]:
+        return {rank: lane.steps for rank, lane in self.lanes.items()}
+
+    @property
+    def formations(self) -> list[Formation]:
+        """Each time that members or plan changed."""
+        openings = [found for lane in self.lanes.values() for found in lane.openings]
+        changes: dict[int, tuple[int, ...]] = {}
+        before: tuple[object, ...] = ()
+        for step, opening in sorted(openings, key=lambda found: found[0]):
+            if (opening.members, opening.sync) != before:
+                before = opening.members, opening.sync
+                changes[step] = opening.members or tuple(self.lanes)
+        plans = {n.step for lane in self.lanes.values() for n in lane.notes if n.topic == "plan"}
+        for step in sorted(plans - changes.keys()):
+            earlier = [members for other, members in sorted(changes.items()) if other < step]
+            changes[step] = earlier[-1] if earlier else tuple(self.lanes)
+        return [Formation(step, members) for step, members in sorted(changes.items())]
+
+    def cut(self, first: int | None, last: int | None) -> Timeline:
+        """To the steps from `first` to `last`, both included; None is as far as there are any."""
+
+        def inside(step: int) -> bool:
+            return (first is None or step >= first) and (last is None or step <= last)
+
+        lanes = {
+            rank: replace(
+                lane,
+                steps=tuple(step for step in lane.steps if inside(step.step)),
+                notes=tuple(note for note in lane.notes if inside(note.step)),
+            )
+            for rank, lane in self.lanes.items()
+        }
+        return replace(self, lanes=lanes)
+
+
+@dataclass(slots=True)
+class _Life:
+    """As long as one clock goes."""
+
+    host: str
+    moments: list[Moment] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    latest: float = float("-inf")
+
+    def saw(self, moment: float) -> None:
+        self.latest = max(self.latest, moment)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a rank's file tells, by its own clocks."""
+
+    rank: int
+    lives: list[_Life] = field(default_factory=list)
+    openings: list[tuple[int, Opening]] = field(default_factory=list)
+
+    @property
+    def opening(self) -> Opening | None:
+        return self.openings[-1][1] if self.openings else None
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for life in self.lives for step in life.steps]
+
+
+def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
+    """Of what all ranks wrote, oldest first."""
+    told = {rank: _told(rank, written) for rank, written in sorted(records.items())}
+    sizes = (one.opening.size for one in told.values() if one.opening is not None)
+    size = next(sizes, max(told, default=-1) + 1)
+    older = [rank for rank in told if rank >= size]
+    remarks = [
+        f"{ranks_text(older)}: left out, since the run had {size} ranks: of an earlier one"
+        for _ in older[:1]
+    ]
+    told = {rank: one for rank, one in told.items() if rank < size}
+    missing = tuple(rank for rank in range(size) if rank not in told or not told[rank].steps)
+    remarks += [f"{ranks_text(missing)}: no steps on record" for _ in missing[:1]]
+    lanes = _aligned(told)
+    for how, words in (
+        (Aligned.STEPS, "no comparison of clocks on record; put where their steps end together"),
+        (Aligned.NOT, "no comparison of clocks on record, and no step in common with others"),
+    ):
+        ranks = tuple(rank for rank, lane in lanes.items() if lane.aligned is how)
+        remarks += [f"{ranks_text(ranks)}: {words}" for _ in ranks[:1]]
+    return Timeline(lanes=lanes, size=size, remarks=tuple(remarks))
+
+
+def cluster_of(run: Timeline) -> Cluster:
+    """Where the ranks were, as they tell it; rates are assumed. Ranks of which nothing is on record
+    have a host of their own, in the first rack."""
+    peers = [flow.peer for lane in run.lanes.values() for s in lane.steps for flow in s.flows]
+    hosts: dict[str, list[int]] = {}
+    racks: dict[str, list[str]] = {}
+    first = next((lane.rack for lane in run.lanes.values()), "rack0")
+    for rank in range(max([run.size, *(peer + 1 for peer in peers)])):
+        lane = run.lanes.get(rank)
+        host, rack = (f"host of rank {rank}", first) if lane is None else (lane.host, lane.rack)
+        if host not in hosts:
+            racks.setdefault(rack, []).append(host)
+        hosts.setdefault(host, []).append(rank)
+    return Cluster(
+        racks=tuple(
+            Rack(name=rack, hosts=tuple(Host(name=n, ranks=tuple(hosts[n])) for n in names))
+            for rack, names in racks.items()
+        ),
+        assumed=assumptions(nic=True, latency=True),
+    )
+
+
+def _told(rank: int, records: Iterable[Record]) -> _Told:
+    told = _Told(rank)
+    pending: Opening | None = None
+    seen: set[Opening] = set()
+    for record in records:
+        if isinstance(record, Opening):
+            if record not in seen:  # a file that was begun anew repeats it
+                seen.add(record)
+                pending = record
+                _begin_life(told, record)
+            continue
+        if not told.lives:
+            told.lives.append(_Life(""))
+        life = told.lives[-1]
+        if isinstance(record, Moment):
+            life.moments.append(record)
+        elif isinstance(record, Note):
+            life.notes.append(record)
+            life.saw(record.at)
+        else:
+            formed = _undone(told, record.step)
+            pending = formed if pending is None else pending
+            if pending is not None:
+                told.openings.append((record.step, pending))
+                pending = None
+            life.steps.append(record)
+            life.saw(record.end)
+    if pending is not None:
+        told.openings.append((told.steps[-1].step + 1 if told.steps else 0, pending))
+    return told
+
+
+def _begin_life(told: _Told, opening: Opening) -> None:
+    last = told.lives[-1] if told.lives else _Life("")
+    last.host = last.host or opening.host  # a clock may have been compared before it
+    if not told.lives or last.host != opening.host or opening.at < last.latest - SLACK:
+        told.lives.append(_Life(opening.host))
+    told.lives[-1].saw(opening.at)
+
+
+def _undone(told: _Told, step: int) -> Opening | None:
+    """If it is done again, nothing of it or after it counts. The formation that it was in, if that
+    began no earlier."""
+    for life in reversed(told.lives):
+        while life.steps and life.steps[-1].step >= step:
+            life.steps.pop()
+        if life.steps:
+            break
+    formed = None
+    while told.openings and told.openings[-1][0] >= step:
+        formed = formed or told.openings[-1][1]
+        told.openings.pop()
+    return formed
+
+
+def _aligned(told: Mapping[int, _Told]) -> dict[int, Lane]:
+    clocks: dict[tuple[int, int], tuple[Clock, Aligned]] = {}
+    ends: dict[int, list[float]] = {}
+    lives = {(rank, n): life for rank, one in told.items() for n, life in enumerate(one.lives)}
+    for key, life in lives.items():
+        if life.moments:
+            clocks[key] = Clock.of(life.moments), Aligned.CLOCK
+    if lives and not any(lives[key].steps for key in clocks):  # whose steps are most is as good
+        key = max(lives, key=lambda each: len(lives[each].steps))
+        clocks[key] = Clock.shifted(0.0), Aligned.STEPS
+    for key, (clock, _) in clocks.items():
+        for step in lives[key].steps:
+            ends.setdefault(step.step, []).append(clock(step.end))
+    usual = {number: median(found) for number, found in ends.items()}
+    begins = [clock(s.begin) for key, (clock, _) in clocks.items() for s in lives[key].steps[:1]]
+    for key, life in lives.items():
+        if key not in clocks:
+            clocks[key] = _by_steps(life, usual, min(begins, default=0.0))
+    return {rank: _lane(one, clocks) for rank, one in told.items()}
+
+
+def _by_steps(life: _Life, ends: Mapping[int, float], begin: float) -> tuple[Clock, Aligned]:
+    apart = [ends[step.step] - step.end for step in life.steps if step.step in ends]
+    if apart:
+        return Clock.shifted(median(apart)), Aligned.STEPS
+    own = life.steps[0].begin if life.steps else life.latest
+    return Clock.shifted(begin - own), Aligned.NOT
+
+
+def _lane(told: _Told, clocks: Mapping[tuple[int, int], tuple[Clock, Aligned]]) -> Lane:
+    steps: list[Step] = []
+    notes: list[Note] = []
+    found: list[tuple[Clock, Aligned]] = []
+    for number, life in enumerate(told.lives):
+        clock, how = clocks[told.rank, number]
+        steps += (_shifted(step, clock) for step in life.steps)
+        notes += (replace(note, at=clock(note.at)) for note in life.notes)
+        if life.steps or life.notes:
+            found.append((clock, how))
+    worst = max((how for _, how in found), key=list(Aligned).index, default=Aligned.NOT)
+    errors = [clock.error for clock, how in found if how is Aligned.CLOCK]
+    opening = told.opening
+    return Lane(
+        rank=told.rank,
+        host=opening.host if opening else f"host of rank {told.rank}",
+        rack=opening.rack if opening else "rack0",
+        steps=tuple(steps),
+        notes=tuple(notes),
+        openings=tuple(told.openings),
+        aligned=worst,
+        error=max(errors) if worst is Aligned.CLOCK else None,
+    )
+
+
+def _shifted(step: Step, clock: Clock) -> Step:
+    return replace(
+        step,
+        begin=clock(step.begin),
+        first=clock(step.first),
+        last=clock(step.last),
+        averaged=clock(step.averaged),
+        optimized=clock(step.optimized),
+        end=clock(step.end),
+        rounds=tuple(_shifted_round(each, clock) for each in step.rounds),
+        encodings=tuple(
+            Encoding(each.bucket, clock(each.began), clock(each.ended)) for each in step.encodings
+        ),
+    )
+
+
+def _shifted_round(each: Round, clock: Clock) -> Round:
+    started = clock(each.started)
+    offset = started - each.started  # clocks don't drift much in a round, and peers are many
+    peers = {peer: came + offset for peer, came in each.peers.items()}
+    return Round(each.bucket, clock(each.ready), started, clock(each.ended), peers)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The moments at which it is known, in order; at least one."""
+
+    moments: tuple[Moment, ...]
+    _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_at", tuple(moment.at for moment in self.moments))
+
+    @classmethod
+    def of(cls, moments: Iterable[Moment]) -> Self:
+        """Of two at the same moment, the later counts."""
+        found = {moment.at: moment for moment in moments}
+        return cls(tuple(found[at] for at in sorted(found)))
+
+    @classmethod
+    def shifted(cls, offset: float) -> Self:
+        """One that is off by so much, always."""
+        return cls((Moment(at=0.0, offset=offset, error=0.0),))
+
+    def __call__(self, at: float) -> float:
+        """The run's time."""
+        after = bisect_right(self._at, at)
+        if after == 0:
+            return at + self.moments[0].offset
+        before = self.moments[after - 1]
+        if after == len(self.moments):
+            return at + before.offset
+        then = self.moments[after]
+        passed, grown = then.at - before.at, then.offset - before.offset
+        if abs(grown) > DRIFT * passed + before.error + then.error:
+            return at + before.offset
+        return at + before.offset + grown * (at - before.at) / passed
+
+    @property
+    def error(self) -> float:
+        """Seconds, usually."""
+        return median(moment.error for moment in self.moments)

@@ -1,0 +1,193 @@
+"""A step in closed form, for clusters that are too large to be replayed.
+
+Nothing is compiled and no link is counted: 100,000 workers take as long as a hundred. Uneven
+clusters are taken for even ones with their largest rack, slowest NIC and slowest uplink. Every
+bucket's exchange takes what its form says (`closed_forms.py`), in as many chunks as are best for
+it; buckets follow one another on the links: bucket b begins when it is ready and b-1 is over, so
+the last one is exposed.
+
+    T = forward + max{ backward, end of the last bucket } + encode + decode + optimizer
+
+Nobody codes on another device here: encoding and decoding take backward's time. Late workers cost
+the expected maximum of their lateness, as if all waited for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from thalweg.catalog import Catalog
+from thalweg.compress import Compressor, Payload
+from thalweg.errors import PlanError
+from thalweg.facts import Bucket, Cluster, CodecCost, Lateness, Machine, Road, Workload
+from thalweg.plan import Plan
+from thalweg.predict.closed_form import topologies as forms
+from thalweg.predict.closed_form.exchange import Form, form_of
+from thalweg.predict.closed_form.symbols import Cost, Symbols
+from thalweg.predict.compiled_step import codec_cost
+from thalweg.predict.estimate import Breakdown
+from thalweg.predict.straggler_recurrence import expected_latest
+from thalweg.schedules import Group
+from thalweg.schedules.topologies.hierarchical import BETWEEN
+from thalweg.steps import warm_up
+
+IN_STAGES = ("halving_doubling",)  # that no chunks follow one another through
+
+
+def parts_by_forms(
+    plan: Plan, group: Group, workload: Workload, road: Road, machine: Machine, catalog: Catalog
+) -> Breakdown:
+    """Of a step; PlanError for plans without a form."""
+    exchanges = _Exchanges(plan, group, road, catalog)
+    buckets = workload.buckets(plan.settings.bucket)
+    seconds = [exchanges.seconds(bucket) for bucket in buckets]
+    costs = workload.costs
+    compute = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
+    if plan.averages_parameters:
+        hidden = plan.cadence.delay * compute  # by the steps that it travels for
+        exposed = max(0.0, sum(seconds) - hidden) / plan.cadence.every
+    else:
+        over = 0.0
+        for bucket, lasts in zip(buckets, seconds, strict=True):
+            over = max(over, bucket.ready_seconds) + lasts
+        exposed = max(0.0, over - costs.backward.seconds)
+    encode, decode = _codec_seconds(plan, buckets, exchanges, machine)
+    waiting = expected_latest(_lateness(group.cluster, group))
+    return Breakdown(
+        compute=compute, encode=encode, decode=decode, transfer=exposed, waiting=waiting
+    )
+
+
+def _lateness(cluster: Cluster, group: Group) -> list[Lateness]:
+    return [cluster.host(rank).late for rank in group.ranks]
+
+
+def _codec_seconds(
+    plan: Plan, buckets: Iterable[Bucket], exchanges: _Exchanges, machine: Machine
+) -> tuple[float, float]:
+    if plan.precision is None:
+        return 0.0, 0.0
+    cost, encode, decode = codec_cost(plan.precision, machine), 0.0, 0.0
+    for bucket in buckets:
+        encode += cost.bucket.value + cost.encode.value * bucket.elements
+        decode += exchanges.decoding(bucket, cost) * bucket.elements
+    every = 1 if plan.cadence.inside else plan.cadence.every  # racks compress in between, too
+    return encode / every, decode / every
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A form's seconds for any number of bytes: it is a straight line in them but for the chunks,
+    which grow with their root."""
+
+    whole: Cost  # of one byte, in one piece
+    is_cut: bool
+
+    def seconds(self, nbytes: float) -> float:
+        busiest, exposed = self.whole.busiest, self.whole.transfer - self.whole.busiest
+        chunks = 1.0
+        if self.is_cut and self.whole.each > 0:
+            chunks = max(1.0, sqrt(exposed * nbytes / self.whole.each))
+        latency = self.whole.latency + (chunks - 1) * self.whole.each
+        return latency + nbytes * (busiest + exposed / chunks)
+
+
+class _Among:
+    """Exchanges of payloads among one group, with the form of what adds them up there."""
+
+    def __init__(self, x: Symbols, form: Form, plan: Plan, compressor: Compressor | None) -> None:
+        one_byte = replace(x, S=1.0)
+        self.size = x.N
+        self._summable = compressor is None or compressor.summable
+        self._elementwise = compressor is not None and compressor.elementwise
+        self._shards = self._elementwise and not plan.averages_parameters
+        self._added = _Line(form(one_byte), plan.topology.name not in IN_STAGES)
+        self._gathered = _Line(forms.all_gather(one_byte), False)
+        self._exchanged = _Line(forms.all_to_all(one_byte), False)
+
+    def seconds(self, payload: Payload) -> float:
+        if self._is_added(payload):
+            return self._added.seconds(payload.nbytes)
+        whole = self._gathered.seconds(self.size * payload.nbytes)
+        return min(whole, self._two_shots(payload)) if self._shards else whole
+
+    def decoding(self, payload: Payload, cost: CodecCost) -> float:
+        """Seconds for an element of it."""
+        if self._is_added(payload):
+            return cost.decode.value
+        whole = self._gathered.seconds(self.size * payload.nbytes)
+        if self._shards and self._two_shots(payload) < whole:
+            return cost.decoding_shards
+        return cost.decoding(self.size, always=not self._elementwise)
+
+    def _is_added(self, payload: Payload) -> bool:
+        return payload.exact or self._summable
+
+    def _two_shots(self, payload: Payload) -> float:
+        return self._exchanged.seconds(payload.nbytes) + self._gathered.seconds(payload.nbytes)
+
+
+class _Exchanges:
+    """What a plan's exchanges take, in closed form."""
+
+    def __init__(self, plan: Plan, group: Group, road: Road, catalog: Catalog) -> None:
+        topology = plan.topology
+        form = form_of(topology.name, topology.arguments, group) if not _waits(plan) else None
+        if form is None:
+            raise PlanError(
+                f"{plan} has no closed form, and {group.size} workers are too many for a replay",
+                "predict it for fewer",
+            )
+        x = _symbols(group, road)
+        rack, leaders = replace(x, N=x.G, C=1), replace(x, N=x.C, G=1)
+        self._plan = plan
+        self._compressor = catalog.compressors[plan.precision.name] if plan.precision else None
+        self._between = plan.topology.arguments.get("compress") == BETWEEN and x.C > 1
+        self._chain = _Line(forms.chain(replace(rack, S=1.0)), True)
+        scopes = [leaders if self._between else x]
+        if plan.topology.name == "shuffle":  # one of each rack, and at the same time the others
+            rest = replace(rack, N=x.G - 1, G=x.G - 1)
+            scopes = [leaders, rest] if x.G > 1 else [leaders]
+        self._at_once = [_Among(scope, form, plan, self._compressor) for scope in scopes]
+        self._in_racks = _Among(rack, form, plan, self._compressor)
+
+    def seconds(self, bucket: Bucket) -> float:
+        """Until all meet again: of their meeting, and of what racks do at the steps between."""
+        payloads = self._payloads(bucket)
+        total = sum(max(among.seconds(one) for among in self._at_once) for one in payloads)
+        if self._between:
+            total += 2 * self._chain.seconds(bucket.nbytes)
+        if self._plan.cadence.inside:
+            steps = self._plan.cadence.every - 1
+            total += steps * sum(map(self._in_racks.seconds, payloads))
+        return total
+
+    def decoding(self, bucket: Bucket, cost: CodecCost) -> float:
+        """Seconds for an element when all meet."""
+        payloads = self._payloads(bucket)
+        return max(among.decoding(one, cost) for among in self._at_once for one in payloads)
+
+    def _payloads(self, bucket: Bucket) -> list[Payload]:
+        if self._compressor is None or self._plan.precision is None:
+            return [Payload("values", bucket.elements, bucket.itemsize, exact=True)]
+        arguments = self._plan.precision.arguments
+        return self._compressor.payloads(bucket.tensors, warm_up(self._plan), **arguments)
+
+
+def _symbols(group: Group, road: Road) -> Symbols:
+    """With the rates that one flow reaches, and messages that take their receiver's time."""
+    x, share = Symbols.of(group, 1.0), road.share(1)
+    return replace(
+        x,
+        alpha=x.alpha + road.message.value,
+        beta1=max(x.beta1 / share, road.byte.value),
+        beta2=x.beta2 / share,
+    )
+
+
+def _waits(plan: Plan) -> bool:
+    """For a quorum, for nobody, or on two levels at once: what only a replay tells."""
+    cadence = plan.cadence
+    return plan.redundancy is not None or cadence.staleness is not None or cadence.two_levels

@@ -1,0 +1,410 @@
+"""Whether replicas averaged in groups come together, how fast, and how far apart they stay.
+
+*Mixing*: which replicas a plan mixes at each step, with what weights: W_t, read off its rounds.
+After a local step x_i + u_i on every rank, the averages of step t give
+
+    x(t) = W_t (x(t-1) + u(t))
+
+W_t has a block for each exchange that begins at t: row i holds equal weights on those whose sum the
+exchange promises to rank i (the postcondition of the schedule that is run). Who meets nobody keeps
+its own. Rows and columns add up to one, so the mean over all ranks is kept.
+
+An average that is applied `delay` steps later, as those of DS-Sync's windows are, mixes the same as
+if it were applied at once: x += mean(sent) - sent keeps the steps taken meanwhile, and its members
+meet nobody else until then. Only in between do replicas differ by more: see `expected_drift`.
+
+Compressed averages add the mean of what was sent to each of them, so their mean is kept too; how
+they mix is worked out as if nothing were lost.
+
+*Contraction*: how fast a table of exchanges brings replicas together, if nothing drives them apart.
+With P = W_{T-1} ... W_0 over a period of T steps, less the mean:
+
+    lambda_2   the largest absolute eigenvalue: the rate in the long run, lambda_2^(1/T) a step
+    sigma_2    the largest singular value: what one period leaves of the worst disagreement
+    k(eps)     steps until eps is left of the worst disagreement, from the worst step to begin with
+
+Both are one for tables that aren't connected and zero for those that reach the mean exactly. Long
+periods leave less than a floating-point number tells from rounding, so products are kept scaled;
+lambda_2 is Gelfand's lim ||P^m||^(1/m), by squaring.
+
+*Drift*: how far apart a table lets replicas be expected, the root mean square of their distances to
+their mean. If every rank's step adds independent noise of variance one to each value,
+
+    B_t = A_{t-1} + I - 11'/N      covariance of the differences to the mean, before averaging
+    A_t = W_t B_t W_t'             and after it
+
+has one periodic solution for a connected table. With A_0' = P A_0 P' + Q over a period, it is
+A_0 = sum of P^k Q P'^k, added up by doubling (Smith, SIAM J. Appl. Math., 1968). Expected drift is
+tr(A_t)/N, averaged over the period; before averaging it is (N-1)/N more, one step's noise.
+
+A result that is applied d steps later leaves its members as they were for d steps: each adds
+tr(B_t) - tr(A_t) over its members. With delay=1 and a meeting at every step this makes tr(B_t), as
+it must: x(t) = W_{t-1} x(t-1) + u(t) is averaged a step later.
+Units: variance of one rank's step, for one value. With noise of variance v in each of n values,
+replicas are sqrt(drift * v * n) from their mean.
+
+*Crossing*: what a table costs where it hurts, bytes that leave the busiest rack a step. Drift can
+always be bought with bytes, so tables are to be compared by both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, inf, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.catalog import Catalog
+from thalweg.errors import PlanError
+from thalweg.facts import Link, Size, Workload
+from thalweg.plan import Plan
+from thalweg.schedules import Group, connected, traffic
+from thalweg.steps import PART, Round, compile_rounds, cycle
+
+Matrix = NDArray[np.float64]
+MOST_STEPS = 4096  # of a longer period, only so many are looked at
+ONE_VALUE = Workload.of_size(Size.parse("4B"))
+NOTHING = 1e-10  # a step that leaves less of what was there leaves nothing but rounding
+SQUARINGS = 30
+LONGEST_COUNTED = 512  # steps, where k(eps) is counted and not estimated
+PHASES = 512  # to begin with; of longer periods, the first
+DOUBLINGS = 60
+SETTLED = 1e-12  # of the whole
+LITTLE = 1e-3  # of the disagreement
+MOST_CROSSED_STEPS = 64
+MODEL = Workload.of_size(Size.parse("100KB"))  # large enough for even chunks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Those who mix, and how: a block of W, for the members in the order of `ranks`."""
+
+    ranks: tuple[int, ...]
+    places: NDArray[np.intp]  # of the members among all
+    weights: Matrix
+    lasts: int = 1  # steps for which its members meet nobody else
+    delay: int = 0  # steps until its result is applied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixing:
+    """The exchanges that begin at each of the first steps of a period, mostly all of them. One that
+    comes later in a step is of what the earlier ones have made."""
+
+    ranks: tuple[int, ...]
+    period: int
+    steps: tuple[tuple[Exchange, ...], ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether everybody's knowledge reaches everybody. If and only if it does, the product of
+        the W_t of a period, again and again, goes to the mean of all (von Neumann and Halperin on
+        products of projections; for gossip, every W_t has a positive diagonal)."""
+        reached = (
+            (
+                exchange.ranks[i],
+                *(exchange.ranks[j] for j in np.flatnonzero(exchange.weights[i])),
+            )
+            for exchanges in self.steps
+            for exchange in exchanges
+            for i in range(len(exchange.ranks))
+        )
+        return connected(self.ranks, ([members] for members in reached))
+
+    @property
+    def longest_pause(self) -> int | None:
+        """The most steps from one meeting of a rank to its next; None if somebody has none."""
+        met: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        for step, exchanges in enumerate(self.steps):
+            for exchange in exchanges:
+                for rank in exchange.ranks:
+                    met[rank].append(step)
+        if not all(met.values()):
+            return None
+        length = len(self.steps)
+        return max(
+            later - earlier
+            for steps in met.values()
+            for earlier, later in zip(steps, [*steps[1:], steps[0] + length], strict=True)
+        )
+
+    def only(self, exchanges: Sequence[Exchange]) -> Mixing:
+        """As if there were one step, with these alone."""
+        return Mixing(self.ranks, 1, (tuple(exchanges),))
+
+    def mixed(self, step: int, values: Matrix) -> Matrix:
+        """W_t times values, a row for each rank."""
+        result = values.copy()
+        for exchange in self.steps[step % len(self.steps)]:
+            result[exchange.places] = exchange.weights @ result[exchange.places]
+        return result
+
+    def mixed_first(self, step: int, values: Matrix) -> Matrix:
+        """Values times W_t: what a later product becomes if step t comes before it."""
+        result = values.copy()
+        for exchange in reversed(self.steps[step % len(self.steps)]):
+            result[:, exchange.places] = result[:, exchange.places] @ exchange.weights
+        return result
+
+
+def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
+    """Of any plan that averages parameters."""
+    if not plan.averages_parameters:
+        raise PlanError(f"{plan} averages {plan.what.value}, replicas never differ", "try dssync")
+    plain = replace(plan, precision=None)
+    period = cycle(plain, group, catalog)
+    ranks = tuple(sorted(group.ranks))
+    places = {rank: place for place, rank in enumerate(ranks)}
+    steps = [
+        tuple(_exchanges(rounds, places))
+        for rounds in (
+            compile_rounds(plain, group, ONE_VALUE, step, catalog)
+            for step in range(min(period, MOST_STEPS))
+        )
+    ]
+    if period == len(steps):  # rings go both ways by turns, which mixes the same
+        period = _repeats(steps)
+    return Mixing(ranks, period, tuple(steps[:period]))
+
+
+def _repeats(steps: list[tuple[Exchange, ...]]) -> int:
+    """The least number of steps after which everything is the same."""
+    seen = [{(each.ranks, each.weights.tobytes(), each.lasts) for each in step} for step in steps]
+    lengths = (n for n in range(1, len(steps)) if len(steps) % n == 0)
+    return next((n for n in lengths if seen == seen[:n] * (len(seen) // n)), len(steps))
+
+
+def _exchanges(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[Exchange]:
+    """Parts that racks exchange among their like are together an average of everybody's."""
+    across = None
+    for round_ in rounds:
+        if round_.payload.name == PART:
+            across = round_
+        elif round_.group.size > 1:
+            yield _exchange(round_, places)
+    if across is not None:
+        size = len(places)
+        everybody = np.full((size, size), 1 / size)
+        yield Exchange(tuple(places), np.arange(size), everybody, delay=across.delay)
+
+
+def _exchange(round_: Round, places: dict[int, int]) -> Exchange:
+    members = round_.schedule.ranks
+    weights = np.array([_row(round_, rank, members) for rank in members])
+    return Exchange(
+        members,
+        np.array([places[rank] for rank in members], dtype=np.intp),
+        weights,
+        lasts=round_.lasts,
+        delay=round_.delay,
+    )
+
+
+def _row(round_: Round, rank: int, members: tuple[int, ...]) -> list[float]:
+    """The mean that this rank is promised."""
+    promised = round_.schedule.after.holds(rank, 0)
+    assert isinstance(promised, int), "parameters are averaged without a code"
+    return [(promised >> peer & 1) / promised.bit_count() for peer in members]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contraction:
+    gap: float  # 1 - lambda_2
+    sigma_gap: float  # 1 - sigma_2
+    per_step: float
+
+
+def contraction_of(mixing: Mixing) -> Contraction:
+    if not mixing.is_connected:
+        return Contraction(gap=0.0, sigma_gap=0.0, per_step=1.0)
+    product, scale = _centred(np.eye(mixing.size)), 0.0
+    steps = len(mixing.steps)
+    for step in range(steps):
+        product, scale = _scaled(_centred(mixing.mixed(step, product)), scale)
+    sigma = float(np.linalg.norm(product, 2)) * exp(scale)
+    eigenvalue = 0.0
+    for squaring in range(1, SQUARINGS + 1):
+        product, scale = _scaled(_centred(product @ product), 2 * scale)
+        eigenvalue = scale / 2**squaring  # its logarithm
+    rate = exp(eigenvalue / steps)
+    return Contraction(gap=1 - exp(eigenvalue), sigma_gap=1 - sigma, per_step=rate)
+
+
+def steps_to(mixing: Mixing, eps: float, rate: float) -> int | None:
+    """k(eps): None if never. Estimated by `rate`, that of a step in the long run, where it is
+    slow."""
+    if rate >= 1.0:
+        return None
+    expected = ceil(log(eps) / log(rate)) if rate > 0 else 0
+    if expected > LONGEST_COUNTED:
+        return expected
+    window = _Window(mixing)
+    longest = 0
+    for start in range(min(len(mixing.steps), PHASES)):
+        window.grow(start + longest)
+        while window.left_over() > eps:
+            longest += 1
+            window.grow(start + longest)
+        window.drop_first()
+    return longest
+
+
+class _Window:
+    """The product of the matrices of steps in a row, later ones to the left; drops the first step,
+    takes in the next. What the longest windows have to take in never gets less, since no W_t makes
+    replicas differ by more: so the search goes forward only."""
+
+    def __init__(self, mixing: Mixing) -> None:
+        self.mixing = mixing
+        self.begins = self.ends = 0
+        self.older: deque[Matrix] = deque()  # products from each step to where `newer` begins
+        self.newer = _centred(np.eye(mixing.size))
+
+    def grow(self, ends: int) -> None:
+        for step in range(self.ends, ends):
+            self.newer = _centred(self.mixing.mixed(step, self.newer))
+        self.ends = max(self.ends, ends)
+
+    def drop_first(self) -> None:
+        if self.begins == self.ends:
+            self.grow(self.ends + 1)
+        if not self.older:
+            product = self.newer = _centred(np.eye(self.mixing.size))
+            for step in reversed(range(self.begins, self.ends)):
+                product = self.mixing.mixed_first(step, product)
+                self.older.appendleft(product)
+        self.older.popleft()
+        self.begins += 1
+
+    def left_over(self) -> float:
+        whole = self.newer @ self.older[0] if self.older else self.newer
+        return float(np.linalg.norm(whole, 2))
+
+
+def _centred(values: Matrix) -> Matrix:
+    """Less the mean over ranks, which rounding brings back."""
+    means: Matrix = values.mean(axis=0)
+    return values - means
+
+
+def _scaled(product: Matrix, scale: float) -> tuple[Matrix, float]:
+    """With a norm of one, and the logarithm of what it had."""
+    norm = float(np.linalg.norm(product))
+    if norm < NOTHING:
+        return np.zeros_like(product), -inf
+    return product / norm, scale + log(norm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedDrift:
+    """Variances: of the replicas between two steps, and of what they are after a step and before
+    anything of it is averaged; both averaged over a period, and `worst` before averaging."""
+
+    after: float
+    before: float
+    worst: float
+
+
+def expected_drift(mixing: Mixing) -> ExpectedDrift:
+    """Infinite if the table isn't connected."""
+    if not mixing.is_connected:
+        return ExpectedDrift(after=inf, before=inf, worst=inf)
+    steps, noise = len(mixing.steps), 1 - 1 / mixing.size
+    covariance = _stationary(mixing)
+    apart = np.zeros(steps)
+    for step, exchanges in enumerate(mixing.steps):
+        at_once = mixing.only([e for e in exchanges if not e.delay])
+        before = _averaged(at_once, 0, covariance + _noise(mixing.size))
+        covariance = _averaged(mixing, step, covariance + _noise(mixing.size))
+        apart[step] += np.trace(covariance)
+        for exchange in exchanges:
+            own = np.diagonal(before - covariance)[exchange.places].sum()
+            for later in range(exchange.delay):
+                apart[(step + later) % steps] += own
+    apart /= mixing.size
+    after = float(apart.mean())
+    return ExpectedDrift(after=after, before=after + noise, worst=float(apart.max()) + noise)
+
+
+def _stationary(mixing: Mixing) -> Matrix:
+    """A after the last step of a period."""
+    own = np.zeros((mixing.size, mixing.size))  # what one period's noise leaves
+    product = _noise(mixing.size)
+    for step in range(len(mixing.steps)):
+        own = _averaged(mixing, step, own + _noise(mixing.size))
+        product = mixing.mixed(step, product)
+        product -= product.mean(axis=0)
+    for _ in range(DOUBLINGS):
+        more = product @ own @ product.T
+        own = own + more
+        if np.trace(more) <= SETTLED * np.trace(own):
+            break
+        product = product @ product
+    return own
+
+
+def _averaged(mixing: Mixing, step: int, covariance: Matrix) -> Matrix:
+    return mixing.mixed(step, mixing.mixed(step, covariance).T).T
+
+
+def _noise(size: int) -> Matrix:
+    """Of independent steps of variance one, less their mean."""
+    return np.eye(size) - 1 / size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """`looked_at`: so many steps of the period; the figures are those of a table that begins anew
+    after them."""
+
+    connected: bool
+    gap: float  # 1 - lambda_2 of a period's product
+    sigma_gap: float  # 1 - sigma_2
+    contraction: float  # a step, in the long run
+    steps_to_little: int | None  # until a thousandth is left; None: never
+    drift: float  # variance, in units of one step's noise
+    drift_before: float  # averaging
+    period: int
+    looked_at: int
+    longest_pause: int | None  # steps from a meeting of a rank to its next; None: never
+
+
+def outlook(plan: Plan, group: Group, catalog: Catalog) -> Outlook:
+    return outlook_of(mixing_of(plan, group, catalog))
+
+
+def outlook_of(mixing: Mixing) -> Outlook:
+    found, apart = contraction_of(mixing), expected_drift(mixing)
+    return Outlook(
+        connected=mixing.is_connected,
+        gap=found.gap,
+        sigma_gap=found.sigma_gap,
+        contraction=found.per_step,
+        steps_to_little=steps_to(mixing, LITTLE, found.per_step),
+        drift=apart.after,
+        drift_before=apart.before,
+        period=mixing.period,
+        looked_at=len(mixing.steps),
+        longest_pause=mixing.longest_pause,
+    )
+
+
+def crossing(plan: Plan, group: Group, catalog: Catalog, period: int) -> float | None:
+    """In units of the model, averaged over a period or its first steps; None for a single rack. A
+    window's bytes are counted once, however many steps it lasts."""
+    if len(group.racks) == 1:
+        return None
+    steps = min(period, MOST_CROSSED_STEPS)
+    leaving: Counter[Link] = Counter()
+    for step in range(steps):
+        for round_ in compile_rounds(plan, group, MODEL, step, catalog):
+            leaving.update(traffic(round_.schedule, group.cluster).links)
+    uplinks = [n for link, n in leaving.items() if (link.kind, link.direction) == ("uplink", "out")]
+    return max(uplinks, default=0) / steps / MODEL.nbytes

@@ -1,0 +1,160 @@
+"""Which hosts are in one rack, and how sure that is: by latency if it tells, else by rates.
+
+By latency, hosts are clustered by leaders. A host that has no rack yet leads: it pings all others
+that have none, and their round trips are split at the widest gap between two of them (as a ratio);
+the near ones are its rack. So each rack takes one sweep over the hosts that are left, at most N * C
+round trips in all.
+
+A gap can be found in any noise. So all of these are measured once more, and a few pairs that didn't
+count before; the racks hold if in this second look every round trip across is longer than every one
+within, by a fair ratio. Otherwise latency doesn't tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from random import Random
+from typing import Literal
+
+from thalweg.probing.contention import Contention
+from thalweg.probing.network import Network
+from thalweg.probing.racks_by_bandwidth import Sharing, racks_by_rates
+
+Sureness = Literal["sure", "likely", "guess"]
+FEWEST_HOSTS = 4  # for two flows
+CLEAR_RATIO = 1.3  # of round trips across to those within racks
+LEAST_RATIO = 1.15  # of a round trip across to one within a rack
+CHECKS_A_RACK = 3
+
+Rack = frozenset[int]
+Trips = dict[tuple[int, int], float]
+"""Seconds, by the two hosts in ascending order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """`racks` is None if latency doesn't tell; `ratio` is that of the shortest round trip across to
+    the longest within a rack."""
+
+    racks: list[Rack] | None
+    round_trips: Trips
+    ratio: float
+
+
+def racks_by_latency(network: Network, draw: Random) -> Latency:
+    racks, first = _by_leaders(network)
+    if len(racks) == 1:
+        return Latency(racks=None, round_trips=first, ratio=1.0)
+    pairs = [*first, *_checks(racks, draw)]
+    second = {pair: network.round_trip(*pair) for pair in dict.fromkeys(pairs)}
+    ratio = separation(racks, second)
+    return Latency(
+        racks=racks if ratio >= LEAST_RATIO else None,
+        round_trips={pair: min(t, first.get(pair, t)) for pair, t in second.items()},
+        ratio=ratio,
+    )
+
+
+def _by_leaders(network: Network) -> tuple[list[Rack], Trips]:
+    left = list(range(network.size))
+    racks: list[Rack] = []
+    seen: Trips = {}
+    border: float | None = None
+    while left:
+        leader = left.pop(0)
+        times = {other: network.round_trip(leader, other) for other in left}
+        seen |= {(leader, other): seconds for other, seconds in times.items()}
+        border = widest_gap(list(times.values())) or border
+        near = {host for host in left if border is None or times[host] < border}
+        racks.append(frozenset({leader, *near}))
+        left = [host for host in left if host not in near]
+    return racks, seen
+
+
+def widest_gap(times: Sequence[float]) -> float | None:
+    """Its middle, if it is wide enough."""
+    ordered = sorted(times)
+    gaps = [(far / near, sqrt(far * near)) for near, far in pairwise(ordered)]
+    if not gaps or max(gaps)[0] < LEAST_RATIO:
+        return None
+    return max(gaps)[1]
+
+
+def separation(racks: Sequence[Rack], trips: Mapping[tuple[int, int], float]) -> float:
+    """The shortest across to the longest within; 0 if there are not both."""
+    rack_of = {host: number for number, rack in enumerate(racks) for host in rack}
+    within = [t for (one, other), t in trips.items() if rack_of[one] == rack_of[other]]
+    across = [t for (one, other), t in trips.items() if rack_of[one] != rack_of[other]]
+    return min(across) / max(within) if within and across else 0.0
+
+
+def _checks(racks: Sequence[Rack], draw: Random) -> list[tuple[int, int]]:
+    """Pairs within racks, and across."""
+    pairs = []
+    everybody = frozenset[int]().union(*racks)
+    for rack in racks:
+        for _ in range(CHECKS_A_RACK):
+            if len(rack) > 2:
+                pairs.append(draw.sample(sorted(rack), 2))
+            pairs.append([draw.choice(sorted(rack)), draw.choice(sorted(everybody - rack))])
+    return [(min(pair), max(pair)) for pair in pairs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Racks:
+    """`told` by latency or by rates; None: by neither, and it is assumed that there is one rack."""
+
+    racks: Sequence[Rack]
+    told: Literal["latency", "rates"] | None
+    sureness: Sureness
+    reason: str
+    round_trips: dict[tuple[int, int], float]
+
+
+def infer_racks(network: Network, draw: Random) -> Racks:
+    latency = racks_by_latency(network, draw)
+    if latency.racks is not None:
+        return Racks(
+            racks=latency.racks,
+            told="latency",
+            sureness="sure" if latency.ratio >= CLEAR_RATIO else "likely",
+            reason=f"round trips across racks take at least {latency.ratio:.2f}x as long as those "
+            f"within, in all of {len(latency.round_trips)} pairs",
+            round_trips=latency.round_trips,
+        )
+    contention = Contention(network, draw)
+    contention.look_round()
+    return _by_rates(network.size, latency, racks_by_rates(contention))
+
+
+def _by_rates(size: int, latency: Latency, sharing: Sharing) -> Racks:
+    if not sharing.racks:
+        reason = (
+            "neither latency nor rates tell hosts apart: no two flows slow each other down, so an "
+            "uplink carries those of two hosts at least"
+        )
+        if sharing.crowded:
+            reason += "; more flows at once do, so declare racks with --cluster if there are any"
+        elif size < FEWEST_HOSTS:
+            reason = f"racks can't be told apart among {size} hosts: rates need four"
+        return Racks(
+            racks=[frozenset(range(size))],
+            told=None,
+            sureness="guess",
+            reason=reason,
+            round_trips=latency.round_trips,
+        )
+    scattered = len(sharing.loose) > 1
+    whole = sharing.agreed == sharing.checks >= len(sharing.racks) and not scattered
+    return Racks(
+        racks=sharing.racks,
+        told="rates",
+        sureness="sure" if whole else "likely",
+        reason="hosts of a rack slow each other's flows to other racks down, and others don't: "
+        f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)"
+        + (f"; {len(sharing.loose)} hosts that share with nobody count as one rack" * scattered),
+        round_trips=latency.round_trips,
+    )

@@ -1,0 +1,1 @@
+"""Everything that `thalweg explain` prints or draws."""

@@ -1,0 +1,212 @@
+"""An explanation for scripts: what holds for the whole, and rows.
+
+A row of kind `round` is an exchange with all its messages. Under a code, and where there are no
+rounds, a row of kind `worker` is what one worker computes, or sends and receives.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from thalweg.codes import ROOT
+from thalweg.report.explain.async_plan import Mailbox
+from thalweg.report.explain.coded_plan import Coded, Part, RootTraffic
+from thalweg.report.explain.groups import Groups
+from thalweg.report.explain.step_view import Explanation, Scene
+
+Entries = dict[str, Any]
+
+
+def settings(explanation: Explanation) -> Entries:
+    plan, guarantee = explanation.plan, explanation.guarantee
+    slowest = explanation.slowest_link()
+    groups = explanation.groups
+    turns = () if groups is None else groups.turns
+    common: Entries = {
+        "sync": str(plan),
+        "workers": explanation.group.size,
+        "racks": [list(rack) for rack in explanation.group.racks],
+        "bytes": explanation.workload.nbytes,
+        "step": explanation.step,
+        "choices": {
+            "topology": str(plan.topology),
+            "what": plan.what.value,
+            "cadence": str(plan.cadence),
+            "redundancy": str(plan.redundancy) if plan.redundancy else None,
+            "precision": str(plan.precision) if plan.precision else None,
+        },
+        "promise": guarantee.promise.value,
+        "result": guarantee.result,
+        "late": guarantee.late,
+        "dead": guarantee.dead,
+        "protected": guarantee.protected,
+        "period": 1 if groups is None else groups.period,
+        "turns": [[list(meeting.ranks) for meeting in turn] for turn in turns],
+        "lasts": [[meeting.lasts for meeting in turn] for turn in turns],
+        "sequential_moves": explanation.sequential_moves,
+        "sent": explanation.traffic.sent,
+        "received": explanation.traffic.received,
+        "links": {str(link): n for link, n in sorted(explanation.traffic.links.items())},
+        "slowest_link": str(slowest[0]) if slowest else None,
+        "slowest_link_seconds": slowest[1] if slowest else None,
+        "uncompressed_seconds": explanation.uncompressed_seconds,
+    }
+    if groups is not None:
+        common["mixing"] = _mixing(groups)
+    if explanation.coded is not None:
+        common["code"] = _code(explanation.coded)
+    if explanation.mailbox is not None:
+        common["mailbox"] = _mailbox(explanation.mailbox)
+    return common
+
+
+def _mixing(groups: Groups) -> Entries | None:
+    """Variances, in units of one step's noise; None for what is endless."""
+    found = groups.outlook
+    if found is None:
+        return None
+    return {
+        "connected": found.connected,
+        "gap": found.gap,
+        "sigma_gap": found.sigma_gap,
+        "contraction": found.contraction,
+        "steps_to_1e-3": found.steps_to_little,
+        "drift": found.drift if isfinite(found.drift) else None,
+        "drift_before": found.drift_before if isfinite(found.drift_before) else None,
+        "period": found.period,
+        "looked_at": found.looked_at,
+        "longest_pause": found.longest_pause,
+        "crossing": groups.crossing,
+        "racks_in_pairs": groups.pairs,
+        "kept_apart": [
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "bits_per_second": each.rate.bits_per_second,
+                "usual_bits_per_second": each.usual.bits_per_second,
+                "wanted": each.wanted,
+                "steps": each.steps,
+            }
+            for each in groups.apart
+        ],
+    }
+
+
+def rows(explanation: Explanation) -> list[Entries]:
+    found = [row for scene in explanation.scenes for row in _rounds(scene)]
+    if explanation.coded is not None:
+        view = explanation.coded
+        found += [_computes(view, rank) for rank in view.allocation.workers]
+    if explanation.mailbox is not None:
+        traffic, root = explanation.traffic, explanation.mailbox.root
+        found += [
+            {
+                "kind": "worker",
+                "rank": rank,
+                "answers": root if rank != root else None,
+                "sends": traffic.sent[rank],
+                "receives": traffic.received[rank],
+            }
+            for rank in explanation.group.order
+        ]
+    return found
+
+
+def _rounds(scene: Scene) -> list[Entries]:
+    """One for each group: who, how much, and every message with its beat."""
+    found = []
+    for round_ in scene.rounds:
+        members = set(round_.group.ranks)
+        found.append(
+            {
+                "kind": "round",
+                "step": round_.step,
+                "when": round_.when.value,
+                "bucket": round_.bucket,
+                "payload": round_.payload.name,
+                "bytes": round_.payload.nbytes,
+                "group": list(round_.group.order),
+                "schedule": round_.schedule.name,
+                "postcondition": round_.schedule.after.text,
+                "chunks": len(round_.schedule.sizes),
+                "sequential_moves": scene.sequential_moves,
+                "beats": len(scene.beats),
+                "moves": [
+                    {
+                        "beat": beat,
+                        "from": message.source,
+                        "to": message.target,
+                        "chunks": [message.start, message.stop],
+                        "then": kind.value,
+                    }
+                    for beat, arrows in enumerate(scene.beats, start=1)
+                    for message, kind in arrows
+                    if message.source in members
+                ],
+            }
+        )
+    return found
+
+
+def _code(view: Coded) -> Entries:
+    allocation, said = view.allocation, view.tolerance
+    loads = allocation.loads.values()
+    return {
+        "root": allocation.host,
+        "root_computes": allocation.host in allocation.weights,
+        "root_answers": view.root_answers,
+        "root_traffic": _root_traffic(view.at_root) if view.at_root is not None else None,
+        "layers": [list(layer) for layer in allocation.branches.layers() if layer != (ROOT,)],
+        "batch": view.batch,
+        "cells": [str(cut) for cut in allocation.cuts],
+        "least_load": str(min(loads)),
+        "largest_load": str(max(loads)),
+        "redundancy": float(view.redundancy),
+        "amplification": allocation.amplification,
+        "tolerance": {
+            "per_parent": said.per_parent,
+            "under_every_parent": said.under_every_parent,
+            "anywhere": said.anywhere,
+            "last_layer": said.leaves,
+            "at_best": said.at_best,
+            "breaking": list(said.breaking),
+            "breaking_last_layer": list(said.breaking_leaves),
+            "enough": list(said.enough),
+        },
+        "waiting": view.waiting,
+    }
+
+
+def _root_traffic(found: RootTraffic) -> Entries:
+    return {"down": found.results, "up": found.answers, "received": found.received}
+
+
+def _computes(view: Coded, rank: int) -> Entries:
+    allocation = view.allocation
+    parent = allocation.branches.parents[rank]
+    [team] = [quota for quota in view.quotas(parent) if rank in quota.members]
+    return {
+        "kind": "worker",
+        "rank": rank,
+        "answers": None if parent == ROOT else parent,
+        "children": list(allocation.branches.children[rank]),
+        "team": list(team.members),
+        "team_may_miss": team.spare,
+        "load": str(allocation.loads[rank]),
+        "parts": [_part(part, str) for part in view.parts(rank)],
+        "samples": None if view.batch is None else [_part(p, int) for p in view.samples(rank)],
+    }
+
+
+def _part(part: Part, number: type[int] | type[str]) -> Entries:
+    return {"from": number(part.start), "to": number(part.stop), "weight": part.weight}
+
+
+def _mailbox(found: Mailbox) -> Entries:
+    return {
+        "root": found.root,
+        "up_bytes": found.up_nbytes,
+        "down_bytes": found.down_nbytes,
+        "story": dict(found.story),
+    }

@@ -1,0 +1,225 @@
+"""What a plan does at one step, worked out: its rounds, checked, in time, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from thalweg.catalog import Catalog, Guarantee
+from thalweg.errors import UsageError
+from thalweg.facts import Link, Workload, counted
+from thalweg.plan import Plan
+from thalweg.redundancy import is_coded
+from thalweg.report.explain.async_plan import Mailbox, has_mailbox, mailbox
+from thalweg.report.explain.coded_plan import Coded, RootTraffic, coded
+from thalweg.report.explain.groups import Groups, groups_of
+from thalweg.schedules import (
+    Arrow,
+    Group,
+    Kind,
+    Schedule,
+    Timeline,
+    Traffic,
+    check,
+    timeline,
+    together,
+    traffic,
+)
+from thalweg.steps import Round, compile_rounds
+
+MOST_WORKERS_DRAWN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Rounds of different groups that run at the same time, and their moves beat by beat.
+
+    Groups of more than `MOST_WORKERS_DRAWN` are checked and counted, but not put in time.
+    """
+
+    rounds: tuple[Round, ...]
+    beats: tuple[tuple[Arrow, ...], ...]
+    sequential_moves: int | None
+    traffic: Traffic
+
+    @property
+    def title(self) -> str:
+        first = self.rounds[0]
+        names = sorted({round_.schedule.name for round_ in self.rounds})
+        return f"{first}, by {' and '.join(names)}"
+
+    @property
+    def seats(self) -> tuple[tuple[int, ...], ...]:
+        """Everybody who takes part, as the cluster has them, rack by rack."""
+        ranks = [rank for round_ in self.rounds for rank in round_.group.ranks]
+        return Group(tuple(ranks), self.rounds[0].group.cluster).racks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    plan: Plan
+    guarantee: Guarantee
+    group: Group
+    workload: Workload
+    step: int
+    scenes: tuple[Scene, ...]
+    uncompressed_seconds: float | None  # of the same plan without its compressor
+    groups: Groups | None = None  # where replicas differ
+    coded: Coded | None = None
+    mailbox: Mailbox | None = None  # instead of scenes
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of all rounds together, or of one step of everybody if there are none."""
+        if self.mailbox is not None:
+            return self.mailbox.traffic
+        return together(scene.traffic for scene in self.scenes)
+
+    @property
+    def sequential_moves(self) -> int | None:
+        if self.mailbox is not None:
+            return None
+        numbers = [scene.sequential_moves for scene in self.scenes]
+        return None if None in numbers else sum(number or 0 for number in numbers)
+
+    def slowest_link(self) -> tuple[Link, float] | None:
+        """The link that takes longest for its bytes, and how long at its full rate."""
+        return _slowest_link(self.traffic, self.group)
+
+
+def explain(
+    plan: Plan,
+    group: Group,
+    workload: Workload,
+    step: int,
+    catalog: Catalog,
+    batch: int | None = None,
+) -> Explanation:
+    """Raises ScheduleError if a schedule doesn't keep its promise. `batch` numbers the samples that
+    a code gives each worker."""
+    view = coded(plan, group, batch, catalog) if is_coded(plan, catalog) else None
+    if view is None and batch is not None:
+        raise UsageError(
+            f"{plan} has no code, so everybody computes its share of a batch", "leave --batch out"
+        )
+    if has_mailbox(plan):
+        return _without_rounds(plan, group, workload, step, catalog)
+    compiled = compile_rounds(plan, group, workload, step, catalog)
+    at_once: dict[int, list[Round]] = {}
+    for round_ in compiled:
+        at_once.setdefault(round_.number, []).append(round_)
+    director = _Director(group)
+    scenes = tuple(director.scene(tuple(rounds)) for rounds in at_once.values())
+    return Explanation(
+        plan=plan,
+        guarantee=catalog.guarantee(plan),
+        group=group,
+        workload=workload,
+        step=step,
+        scenes=scenes,
+        uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
+        groups=groups_of(plan, group, catalog),
+        coded=None if view is None else replace(view, at_root=_at_root(view, scenes, workload)),
+    )
+
+
+def _at_root(view: Coded, scenes: tuple[Scene, ...], workload: Workload) -> RootTraffic | None:
+    host = view.allocation.host
+    schedules = [round_.schedule for scene in scenes for round_ in scene.rounds]
+    if not schedules:
+        return None
+    sent = {Kind.SEND: 0, Kind.ANSWER: 0}
+    for schedule in schedules:
+        for move in schedule.moves(host):
+            if move.kind.sends:
+                sent[move.kind] += schedule.span_bytes(move)
+    return RootTraffic(
+        data=workload.nbytes,
+        results=sent[Kind.SEND],
+        answers=sent[Kind.ANSWER],
+        received=sum(scene.traffic.received[host] for scene in scenes),
+    )
+
+
+def _without_rounds(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+) -> Explanation:
+    plain = None
+    if plan.precision is not None:
+        as_it_is = mailbox(replace(plan, precision=None), group, workload, step, catalog)
+        slowest = _slowest_link(as_it_is.traffic, group)
+        plain = slowest[1] if slowest else None
+    return Explanation(
+        plan=plan,
+        guarantee=catalog.guarantee(plan),
+        group=group,
+        workload=workload,
+        step=step,
+        scenes=(),
+        uncompressed_seconds=plain,
+        mailbox=mailbox(plan, group, workload, step, catalog),
+    )
+
+
+def among(group: Group) -> str:
+    """How many, in words."""
+    workers = counted(group.size, "worker")
+    return f"{workers} in {len(group.racks)} racks" if len(group.racks) > 1 else workers
+
+
+def first_step(plan: Plan) -> int:
+    """The first step at which something travels."""
+    return 0 if plan.cadence.inside else plan.cadence.every - 1
+
+
+class _Director:
+    """Makes scenes; looks at a schedule that several buckets share only once."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.seen: dict[int, tuple[Schedule, Timeline | None, Traffic]] = {}
+
+    def scene(self, at_once: tuple[Round, ...]) -> Scene:
+        looked = [self._look_at(round_.schedule) for round_ in at_once]
+        lines = [line for _, line, _ in looked if line is not None]
+        merged = zip_longest(*(line.beats for line in lines))
+        return Scene(
+            rounds=at_once,
+            beats=tuple(
+                tuple(arrow for arrows in beat if arrows for arrow in arrows) for beat in merged
+            ),
+            sequential_moves=max((line.sequential_moves for line in lines), default=None),
+            traffic=together(found for _, _, found in looked),
+        )
+
+    def _look_at(self, schedule: Schedule) -> tuple[Schedule, Timeline | None, Traffic]:
+        if id(schedule) not in self.seen:
+            check(schedule)
+            drawn = len(schedule.ranks) <= MOST_WORKERS_DRAWN
+            self.seen[id(schedule)] = (
+                schedule,
+                timeline(schedule) if drawn else None,
+                traffic(schedule, self.group.cluster),
+            )
+        return self.seen[id(schedule)]
+
+
+def _uncompressed(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+) -> float | None:
+    """What the busiest link would take if nothing were compressed; None if nothing is."""
+    if plan.precision is None:
+        return None
+    plain = compile_rounds(replace(plan, precision=None), group, workload, step, catalog)
+    shared = {id(r.schedule): r.schedule for r in plain}  # by buckets of one size
+    found = {key: traffic(schedule, group.cluster) for key, schedule in shared.items()}
+    slowest = _slowest_link(together(found[id(r.schedule)] for r in plain), group)
+    return slowest[1] if slowest else None
+
+
+def _slowest_link(found: Traffic, group: Group) -> tuple[Link, float] | None:
+    rates = group.cluster.rates()
+    seconds = {
+        link: rates[link].seconds(nbytes) for link, nbytes in found.links.items() if link in rates
+    }
+    return max(seconds.items(), key=lambda entry: entry[1], default=None)

@@ -1,0 +1,265 @@
+"""A table of meetings: who meets at which step, as a function of the step alone.
+
+What is too slow to meet the others at every step (`contention.py`) is kept in pairs that take
+several steps: a window. In it the two meet nobody else, and nobody waits for them.
+
+    a slow rack (Figure 5)   an envoy of it and one of another rack, both of them rotating; the
+                             others of the rack go on among themselves
+    a slow host (Figure 6)   it and another host of its rack by turns; it represents nobody
+
+Windows last 2, 4 or 8 steps and begin at multiples of that, so they nest, and who is away is known
+from the step alone. Longer ones choose first. All others meet as usual (Figure 4): the
+representatives of racks, all together or in pairs, and the rest of each rack.
+
+A table is adopted only if the union of its meetings over one period is connected, so that
+everybody's knowledge reaches everybody, and if nobody has to do without a meeting for more than 8
+steps. Where that isn't so (all racks of two, several slow hosts in a small rack), every second step
+is left to whole racks, windows are made shorter, and at last nothing is kept apart.
+
+Figures are those of DS-Sync (Wang et al., 2022).
+
+Pairs rotate by the circle method: everybody meets everybody in as few turns as can be. One stands
+still, the others move one seat on at each turn, and those who sit opposite meet. With an odd number
+the seat of the one who stands still is empty: who sits opposite has a bye.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import lcm
+from typing import TypeVar
+
+from thalweg.schedules.group import Group
+from thalweg.schedules.shuffle.averaging_group import Meeting, connected
+from thalweg.schedules.shuffle.contended_links import LONGEST, Contention
+
+LOOKED_AT = 2048  # steps, where a period is longer
+
+Members = tuple[int, ...]
+T = TypeVar("T")
+
+
+@lru_cache(maxsize=64)
+def adopt(group: Group) -> Table:
+    """The first of its tables, the best first, that is sound."""
+    wanted = group.contended
+    tables = [
+        Table(group, wanted.at_most(steps), whole_racks=whole_racks)
+        for steps in (LONGEST, LONGEST // 2, 2, 1)
+        for whole_racks in (False, True)
+    ]
+    return next((table for table in tables if table.is_sound), tables[-1])
+
+
+@dataclass(frozen=True)
+class Table:
+    """`whole_racks`: they meet at every second step."""
+
+    group: Group
+    contention: Contention
+    whole_racks: bool
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everybody's knowledge reaches everybody, and nobody is alone for long."""
+        steps = range(min(self.period, LOOKED_AT))
+        meetings = ([members for members, _ in self._begin(step)] for step in steps)
+        mixes = connected(self.group.ranks, meetings)
+        into_the_next = range(steps.stop + LONGEST)
+        return mixes and (not self.contention or self._longest_pause(into_the_next) <= LONGEST)
+
+    def _longest_pause(self, steps: range) -> int:
+        """The most steps from one meeting of a rank to its next, from the beginning to its first,
+        or from its last to the end."""
+        last = dict.fromkeys(self.group.ranks, -1)
+        pauses = [1]
+        for step in steps:
+            for members, _ in self._begin(step):
+                for rank in members:
+                    pauses.append(step - last[rank])
+                    last[rank] = step
+        return max(*pauses, *(steps.stop - step for step in last.values()))
+
+    @property
+    def period(self) -> int:
+        racks = self.group.racks
+        fast = [len(rack) - sum(map(self._is_slow, rack)) for rack in racks]
+        shuffled = lcm(*map(len, racks), *(number for number in fast if number))
+        between = circle_turns(len(self._near)) if self.contention.pairs else 1
+        steps = (2 if self.whole_racks else 1) * lcm(shuffled, between)
+        windows = [window * lcm(shuffled, circle_turns(len(racks))) for window in self._windows]
+        rests = 2 * max(self._windows, default=1) if any(map(self._rests, racks)) else 1
+        return lcm(steps, rests, *windows)
+
+    def begin(self, step: int) -> Iterator[Meeting]:
+        for members, lasts in self._begin(step):
+            yield Meeting(self.group.subgroup(members), lasts)
+
+    def _begin(self, step: int) -> Iterator[tuple[Members, int]]:
+        away: set[int] = set()
+        for window in self._windows:
+            for members in self._kept_apart(window, step // window, away):
+                away.update(members)
+                if step % window == 0:
+                    yield members, window
+        for members in self._usual(step, away):
+            yield members, 1
+
+    # What is slow
+
+    @cached_property
+    def _windows(self) -> list[int]:
+        """The longest first."""
+        paces = {
+            *(self._pace(rack) for rack in self.group.racks),
+            *(self._inner_pace(rack) for rack in self.group.racks),
+        }
+        return sorted(paces - {1}, reverse=True)
+
+    def _kept_apart(self, window: int, turn: int, away: set[int]) -> Iterator[Members]:
+        for rack in self.group.racks:
+            if self._inner_pace(rack) == window:
+                yield from self._partners(rack, turn, away)
+        if self._outer_pace == window:
+            yield from self._envoys(turn, away)
+
+    def _partners(self, rack: Members, turn: int, away: set[int]) -> Iterator[Members]:
+        """Each slow host with another one; those for whom no other is left, with the last pair, and
+        so is one who would be left alone. One that isn't slow stays, to represent the rack; where
+        there is one at most, the rack is free to meet others in every second window."""
+        slow = [rank for rank in rack if self._is_slow(rank)]
+        if self._rests(rack) and turn % 2:
+            return
+        if len(slow) == len(rack):
+            there = tuple(rank for rank in rack if rank not in away)
+            if len(there) > 1:
+                yield there
+            return
+        fast = tuple(rank for rank in rack if rank not in slow)
+        others = [rank for rank in _from(fast, turn) if rank not in away]
+        if not others:
+            return
+        number = min(len(slow), max(1, len(others) - 1))
+        pairs = list(zip(slow[:number], others, strict=False))
+        alone = len(others) - number - (self._pace(rack) > 1) == 1 and not self._speaks(rack)
+        yield from pairs[:-1]
+        yield (*pairs[-1], *slow[number:], *others[number : number + alone])
+
+    def _speaks(self, rack: Members) -> bool:
+        """Whether it has a representative at every step."""
+        return self._pace(rack) == 1 and len(self._near) > 1
+
+    @cached_property
+    def _near(self) -> list[Members]:
+        """The racks that aren't slow."""
+        return [rack for rack in self.group.racks if self._pace(rack) == 1]
+
+    def _envoys(self, turn: int, away: set[int]) -> Iterator[Members]:
+        racks = self.group.racks
+        for one, other in circle_pairs(range(len(racks)), turn):
+            if max(self._pace(racks[one]), self._pace(racks[other])) == 1:
+                continue
+            sent = [self._delegate(racks[rack], turn, away) for rack in (one, other)]
+            if None not in sent:
+                yield tuple(rank for rank in sent if rank is not None)
+
+    def _is_slow(self, rank: int) -> bool:
+        return rank in self._host_paces
+
+    @cached_property
+    def _host_paces(self) -> dict[int, int]:
+        """Of slow hosts' ranks."""
+        paces = dict(self.contention.hosts)
+        hosts = ((rank, self.group.cluster.host(rank).name) for rank in self.group.ranks)
+        return {rank: paces[name] for rank, name in hosts if name in paces}
+
+    def _pace(self, rack: Members) -> int:
+        return self._paces[rack]
+
+    @cached_property
+    def _paces(self) -> dict[Members, int]:
+        """Of racks among racks."""
+        if len(self.group.racks) == 1:
+            return {self.group.racks[0]: 1}
+        own = dict(self.contention.racks)
+        return {
+            rack: max(
+                own.get(self.group.cluster.rack(rack[0]).name, 1),
+                self._inner_pace(rack) if all(map(self._is_slow, rack)) else 1,
+            )
+            for rack in self.group.racks
+        }
+
+    def _inner_pace(self, rack: Members) -> int:
+        """Of the slow hosts in it."""
+        most = LONGEST // 2 if self._rests(rack) else LONGEST
+        return min(most, max(self._host_paces.get(rank, 1) for rank in rack))
+
+    def _rests(self, rack: Members) -> bool:
+        """Whether it is free of its slow hosts in every second window only."""
+        slow = sum(map(self._is_slow, rack))
+        return slow > 0 and len(rack) - slow <= 1
+
+    @cached_property
+    def _outer_pace(self) -> int:
+        return max(self._paces.values())
+
+    # What isn't
+
+    def _usual(self, step: int, away: set[int]) -> Iterator[Members]:
+        turn, whole = divmod(step, 2) if self.whole_racks else (step, 0)
+        chosen = [] if whole or len(self.group.racks) == 1 else list(self._between(turn, away))
+        yield from chosen
+        met = {rank for members in chosen for rank in members} | away
+        for rack in self.group.racks:
+            staying = tuple(
+                rank for rank in rack if rank not in met and not self._is_slow_among(rank, rack)
+            )
+            if len(staying) > 1:
+                yield staying
+
+    def _between(self, turn: int, away: set[int]) -> Iterator[Members]:
+        """Their representatives."""
+        found = [self._delegate(rack, turn, away) for rack in self._near]
+        if self.contention.pairs:
+            for one, other in circle_pairs(found, turn):
+                if one is not None and other is not None:
+                    yield (one, other)
+            return
+        there = tuple(rank for rank in found if rank is not None)
+        if len(there) > 1:
+            yield there
+
+    def _delegate(self, rack: Members, turn: int, away: set[int]) -> int | None:
+        """Who is next to speak for its rack."""
+        free = [rank for rank in _from(rack, turn) if rank not in away]
+        return next((rank for rank in free if not self._is_slow_among(rank, rack)), None)
+
+    def _is_slow_among(self, rank: int, rack: Members) -> bool:
+        """Slower than others of its rack."""
+        return self._is_slow(rank) and not all(map(self._is_slow, rack))
+
+
+def _from(rack: Members, turn: int) -> Members:
+    first = turn % len(rack)
+    return (*rack[first:], *rack[:first])
+
+
+def circle_pairs(members: Sequence[T], turn: int) -> list[tuple[T, T]]:
+    """Who meets whom at this turn."""
+    moving: list[T | None] = list(members) if len(members) % 2 else list(members[:-1])
+    standing = None if len(members) % 2 else members[-1] if members else None
+    if not moving:
+        return []
+    shift = turn % len(moving)
+    seats = [*moving[shift:], *moving[:shift]]
+    opposite = [(seats[i], seats[-i]) for i in range(1, (len(seats) + 1) // 2)]
+    met = [(seats[0], standing), *opposite]
+    return [(one, other) for one, other in met if one is not None and other is not None]
+
+
+def circle_turns(number: int) -> int:
+    """After so many, everybody has met everybody, and it begins anew."""
+    return max(1, number if number % 2 else number - 1)

@@ -1,0 +1,317 @@
+"""From a plan and a step to the rounds of that step: the same on every rank, without asking.
+
+Gradient plans have a round for each payload of each bucket, when the bucket is ready; parameter
+plans after the optimizer step. A payload that can be added goes through the topology's own
+schedule. One that can't is exchanged in two shots (each rank decodes and adds one shard, then all
+gather the shards) or gathered whole, whichever costs less here. Averaging parameters never takes
+two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q's. Before
+compression starts (`warmup`) everything goes as it is; but parameters of two bytes go as float32,
+since a mean that is rounded to their own type would move replicas that are equal.
+
+A plan may compress between racks alone: each adds up inside, the first of every rack exchange what
+they have, and hand it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import lcm
+
+from thalweg.catalog import Catalog, default_catalog
+from thalweg.compress import Payload, arrange
+from thalweg.declarations import Promise
+from thalweg.errors import PlanError
+from thalweg.facts import Bucket, Workload
+from thalweg.plan import Choice, Plan, What
+from thalweg.redundancy import allocation_of, is_coded
+from thalweg.schedules import (
+    Group,
+    Meeting,
+    Schedule,
+    Topology,
+    all_gather,
+    all_to_all,
+    broadcast,
+    coded_tree,
+    reduce,
+)
+from thalweg.schedules.chunks import split
+from thalweg.schedules.topologies.hierarchical import BETWEEN
+from thalweg.schedules.topologies.ring import ring
+
+ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
+PART = "part"  # of a bucket, which is exchanged among those who have the same
+CHAIN = 1  # fanout of a tree
+INSIDE, BACK = "rack's sum", "result"  # where only racks exchange what is compressed
+
+
+class When(Enum):
+    READY = "when the bucket is ready"
+    AFTER = "after the optimizer step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One exchange among one group. Rounds of different groups may share a number: they run at the
+    same time. A payload that takes two shots has two stages."""
+
+    step: int
+    number: int  # in this step
+    stage: int  # of its payload
+    when: When
+    delay: int  # steps until the result is applied
+    lasts: int  # steps for which its members meet nobody else
+    bucket: int
+    span: tuple[int, int]  # elements of the bucket, from and to
+    group: Group
+    what: What
+    payload: Payload
+    codec: Choice | None
+    schedule: Schedule
+    promise: Promise
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket}: {self.payload.name} of {self.what.value}"
+
+    def contributions(self, rank: int) -> int:
+        """How many members' this rank's result is made of."""
+        if self.schedule.name in (ALL_GATHER, ALL_TO_ALL):  # which add nothing up
+            return self.group.size
+        return self.schedule.divisor(rank)
+
+
+def compile_rounds(
+    plan: Plan,
+    group: Group,
+    workload: Workload,
+    step: int,
+    catalog: Catalog | None = None,
+) -> tuple[Round, ...]:
+    """All rounds of all groups at this step, in order; a rank takes part in those of its groups."""
+    compiler = _Compiler(plan, step, catalog or default_catalog())
+    return tuple(compiler.rounds(group, travelling(plan, workload)))
+
+
+def travelling(plan: Plan, workload: Workload) -> Workload:
+    """The job, with the types in which its tensors travel if nothing is compressed."""
+    return workload.in_float32() if plan.averages_parameters else workload
+
+
+def cycle(plan: Plan, group: Group, catalog: Catalog | None = None) -> int:
+    """The number of steps after which the rounds repeat."""
+    catalog = catalog or default_catalog()
+    topology = _schedulable(plan, catalog)
+    turns = catalog.compressors[plan.precision.name].period if plan.precision else 1
+    return lcm(plan.cadence.every * topology.period(group), turns)
+
+
+def without_groups(plan: Plan, group: Group, catalog: Catalog | None = None) -> str:
+    """The remark that a plan of changing groups has only one here; empty where that isn't so."""
+    divide = (catalog or default_catalog()).topologies[plan.topology.name].groups
+    if divide is None or group.size == 1 or len(group.racks) > 1 or len(divide(group, 0)) > 1:
+        return ""
+    return (
+        f"{plan} has no groups here: all {group.size} workers are in one rack, so all of them "
+        "average at every step; describe the racks in a cluster file, or use ring"
+    )
+
+
+def warm_up(plan: Plan) -> int:
+    """Steps before compression starts."""
+    steps = plan.precision.arguments["warmup"] if plan.precision is not None else 0
+    assert isinstance(steps, int)
+    return steps
+
+
+class _Compiler:
+    def __init__(self, plan: Plan, step: int, catalog: Catalog) -> None:
+        self.plan = plan
+        self.step = step
+        self.meeting = step // plan.cadence.every  # turns are taken by those who meet
+        self.catalog = catalog
+        self.promise = catalog.guarantee(plan).promise
+        self.topology = _schedulable(plan, catalog)
+        self.compressor = catalog.compressors[plan.precision.name] if plan.precision else None
+        self.compresses = self.compressor is not None and step >= warm_up(plan)
+        self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
+
+    def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
+        if self.plan.cadence.two_levels and len(group.racks) > 1:
+            yield from self._two_levels(group, workload)
+            return
+        if self.compresses and self._only_between(group):
+            yield from self._between_racks(group, workload)
+            return
+        meetings = self._meetings(group)
+        first = 0
+        for bucket in workload.buckets(self.plan.settings.bucket) if meetings else ():
+            for payload in self._payloads(bucket):
+                stages = 0
+                for meeting in meetings:
+                    schedules = self._schedules_once(meeting.group, payload)
+                    stages = max(stages, len(schedules))
+                    for stage, schedule in enumerate(schedules):
+                        yield self._round(first + stage, stage, bucket, meeting, payload, schedule)
+                first += stages
+
+    def _two_levels(self, group: Group, workload: Workload) -> Iterator[Round]:
+        """Racks average at every step. When all are to meet, the j-th of each rack then average the
+        j-th part of what their racks have, which is applied a step late: while that travels, the
+        next step is computed."""
+        slots = min(len(rack) for rack in group.racks)
+        meet = (self.step + 1) % self.plan.cadence.every == 0
+        across = [group.subgroup([rack[slot] for rack in group.racks]) for slot in range(slots)]
+        number = 0
+        for bucket in workload.buckets(self.plan.settings.bucket):
+            [payload] = self._payloads(bucket)
+            for rack in group.racks:
+                meeting = Meeting(group.subgroup(rack))
+                schedule = ring(meeting.group, payload.elements, payload.itemsize, self.step)
+                round_ = self._round(number, 0, bucket, meeting, payload, schedule)
+                yield replace(round_, delay=0)
+            start = 0
+            for members, size in zip(across, split(bucket.elements, slots), strict=True):
+                part = Payload(PART, size, bucket.itemsize, exact=True)
+                schedule = ring(members, size, bucket.itemsize, self.step)
+                round_ = self._round(number + 1, 0, bucket, Meeting(members), part, schedule)
+                start += size
+                if meet:
+                    yield replace(round_, span=(start - size, start))
+            number += 2
+
+    def _only_between(self, group: Group) -> bool:
+        return self.plan.topology.arguments.get("compress") == BETWEEN and len(group.racks) > 1
+
+    def _between_racks(self, group: Group, workload: Workload) -> Iterator[Round]:
+        """The first of each rack adds up what the others have, exchanges it with its like, and
+        hands the result out."""
+        leaders = Meeting(group.subgroup([rack[0] for rack in group.racks]))
+        number = 0
+        for bucket in workload.buckets(self.plan.settings.bucket):
+            yield from self._inside_racks(number, bucket, group, INSIDE, reduce)
+            number += 1
+            for payload in self._payloads(bucket):
+                for stage, schedule in enumerate(self._schedules_once(leaders.group, payload)):
+                    yield self._round(number, stage, bucket, leaders, payload, schedule)
+                    number += 1
+            yield from self._inside_racks(number, bucket, group, BACK, broadcast)
+            number += 1
+
+    def _inside_racks(
+        self,
+        number: int,
+        bucket: Bucket,
+        group: Group,
+        name: str,
+        build: Callable[[Group, int, int, int, int], Schedule],
+    ) -> Iterator[Round]:
+        payload = replace(self._whole(bucket), name=name)
+        for rack in group.racks:
+            meeting = Meeting(group.subgroup(rack))
+            schedule = build(meeting.group, payload.elements, payload.itemsize, rack[0], CHAIN)
+            yield self._round(number, 0, bucket, meeting, payload, schedule)
+
+    def _meetings(self, group: Group) -> tuple[Meeting, ...]:
+        cadence = self.plan.cadence
+        if (self.step + 1) % cadence.every == 0:
+            divide = self.topology.groups
+            return (Meeting(group),) if divide is None else divide(group, self.meeting)
+        if cadence.inside:
+            return tuple(Meeting(group.subgroup(rack)) for rack in group.racks)
+        return ()
+
+    def _payloads(self, bucket: Bucket) -> list[Payload]:
+        if not self.compresses or self.compressor is None or self.plan.precision is None:
+            return [self._whole(bucket)]
+        arguments = self.plan.precision.arguments
+        return self.compressor.payloads(bucket.tensors, self.step, **arguments)
+
+    def _whole(self, bucket: Bucket) -> Payload:
+        """Everything as it is, with what fills tensors up for the compressor."""
+        arguments = self.plan.precision.arguments if self.plan.precision else {}
+        elements = arrange(bucket.tensors, self.compressor, arguments).elements
+        return Payload("values", elements, bucket.itemsize, exact=True)
+
+    def _schedules_once(self, group: Group, payload: Payload) -> list[Schedule]:
+        """Buckets of one size share their schedules."""
+        key = group.ranks, payload
+        if key not in self.built:
+            self.built[key] = self._schedules(group, payload)
+        return self.built[key]
+
+    def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+        if payload.exact or self.compressor is None or self.compressor.summable:
+            return [self._topology_schedule(group, payload)]
+        shards = self.compressor.elementwise and not self.plan.averages_parameters
+        if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
+            return [
+                all_to_all(group, payload.elements, payload.itemsize),
+                all_gather(group, payload.elements, payload.itemsize),
+            ]
+        return [all_gather(group, payload.elements * group.size, payload.itemsize)]
+
+    def _topology_schedule(self, group: Group, payload: Payload) -> Schedule:
+        size = payload.elements, payload.itemsize
+        arguments = self.plan.topology.arguments
+        if is_coded(self.plan, self.catalog):
+            return coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))
+        return self.topology.build(group, *size, self.meeting, **arguments)
+
+    def _round(
+        self,
+        number: int,
+        stage: int,
+        bucket: Bucket,
+        meeting: Meeting,
+        payload: Payload,
+        schedule: Schedule,
+    ) -> Round:
+        return Round(
+            step=self.step,
+            number=number,
+            stage=stage,
+            when=When.AFTER if self.plan.averages_parameters else When.READY,
+            delay=self.plan.cadence.delay + (meeting.lasts - 1) * self.plan.cadence.every,
+            lasts=meeting.lasts,
+            bucket=bucket.index,
+            span=(0, bucket.elements),
+            group=meeting.group,
+            what=self.plan.what,
+            payload=payload,
+            codec=None if payload.exact else self.plan.precision,
+            schedule=schedule,
+            promise=self.promise,
+        )
+
+
+def _two_shot_seconds(group: Group, payload: Payload) -> float:
+    """An exchange of shards, in which a rack's members each send to all other racks, and a ring
+    that gathers the shards; each NIC carries (N-1)/N of the payload in both."""
+    others, size = group.size - 1, group.size
+    nic = 2 * others / size * payload.nbytes / group.slowest_nic()
+    uplinks = [
+        (len(rack) * (size - len(rack)) + others) / size * payload.nbytes / rate
+        for rack, rate in group.uplinks()
+    ]
+    return max([nic, *uplinks]) + 2 * others * group.longest_seconds()
+
+
+def _gather_seconds(group: Group, payload: Payload) -> float:
+    """A ring that gathers everybody's whole payload: N-1 of them on every NIC and uplink."""
+    others = group.size - 1
+    transfer = others * payload.nbytes / group.slowest_bytes_per_second()
+    return transfer + others * group.longest_seconds()
+
+
+def _schedulable(plan: Plan, catalog: Catalog) -> Topology:
+    """The plan's topology; PlanError for plans that have no common rounds."""
+    if plan.topology.name == "auto":
+        raise PlanError("auto has no rounds before it has chosen", "name a plan")
+    topology = catalog.topologies[plan.topology.name]
+    if plan.cadence.staleness is not None:
+        raise PlanError(f"{plan} has no common rounds: everybody goes at its own pace", "try ps")
+    if plan.redundancy is not None and not is_coded(plan, catalog):
+        raise PlanError(f"{plan} has no common rounds: what is late comes when it comes", "try gc")
+    return topology

@@ -1,0 +1,1 @@
+"""Reproductions of published results; no other package imports them."""

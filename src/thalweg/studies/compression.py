@@ -1,0 +1,266 @@
+"""Does compression pay? The study of Agarwal et al. (MLSys 2022), over many set-ups at once.
+
+Each set-up is a model with a batch a worker, so many workers, a rate of their links, and a
+compressor. Its step is compared with DDP's (`observed`), in seconds of backward and what follows.
+Buckets are DDP's 25 MB, from real shapes. Compression comes after backward, as the paper has it,
+all tensors at once.
+
+Two sets of constants. *Paper*: its encode and decode times on V100, payloads that can't be added up
+gathered by everybody. *Yours*: a machine's codecs, and payloads of which shards can be reduced go
+in two shots where that sends less.
+
+The grid is what the paper's repository (uw-mad-dash/GradCompressionUtility) shows: 16 hosts with
+4 V100 each; ResNet-50 and -101 with 16, 32 and 64 images a worker, and BERT; PowerSGD, SignSGD,
+Top-K and MSTop-K at the ranks and shares below; links held to 1, 2, 4, 8 and 20 Gbit/s, and the 10
+of those hosts (p3.8xlarge) themselves. It doesn't say BERT's batch: 4, 8 and 12 sequences of 512
+tokens are taken. A data centre's links are those of these hosts, or faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.compress import Compressor
+from thalweg.declarations import Value
+from thalweg.errors import PlanError
+from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
+from thalweg.predict.assumptions import assumed_machine, workload_of
+from thalweg.predict.closed_form import ddp_step
+from thalweg.predict.closed_form.ddp_step import Codec, Compressed, Dense, Network, Sent
+
+BUCKET = Size.parse("25MiB")
+ALPHA = 15e-6  # seconds of a message: TCP in a data centre
+DATA_CENTRE = 10.0  # Gbit/s
+JOBS: Mapping[str, tuple[int, ...]] = {
+    "resnet50": (16, 32, 64),
+    "resnet101": (16, 32, 64),
+    "bert-base": (4, 8, 12),
+}
+WORKERS = (64,)
+RATES = (1.0, 2.0, 4.0, 8.0, 10.0, 20.0)  # Gbit/s
+PAPER_METHODS = (
+    "powersgd(rank=4)",
+    "powersgd(rank=8)",
+    "powersgd(rank=16)",
+    "sign",
+    "topk(ratio=0.2)",
+    "topk(ratio=0.1)",
+    "topk(ratio=0.01)",
+    "topk(ratio=0.001)",
+    "mstopk(ratio=0.1)",
+    "mstopk(ratio=0.01)",
+    "mstopk(ratio=0.001)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Where steps and codecs take their times from; `two_shot`: whether shards are reduced."""
+
+    name: str
+    whose: str  # in words, for headings
+    machine: Machine
+    methods: Sequence[str]
+    two_shot: bool
+    gpu: str = "v100"
+
+
+def paper_constants() -> Constants:
+    machine = assumed_machine("v100")
+    return Constants(
+        name="paper",
+        whose="the paper's V100",
+        machine=machine,
+        methods=PAPER_METHODS,
+        two_shot=False,
+    )
+
+
+def constants_of(machine: Machine, whose: str = "your machine") -> Constants:
+    methods = list(machine.codecs)
+    return Constants(name="yours", whose=whose, machine=machine, methods=methods, two_shot=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    model: str
+    batch: int
+    workers: int
+    gbps: float
+    method: str
+    dense: float  # seconds
+    compressed: float
+
+    @property
+    def vs_ddp(self) -> float:
+        """Speed-up: above 1 is faster."""
+        return self.dense / self.compressed
+
+    @property
+    def wins(self) -> bool:
+        return self.compressed < self.dense
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """It pays below so many Gbit/s: 0 is never, inf always."""
+
+    model: str
+    batch: int
+    workers: int
+    method: str
+    gbps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sufficient:
+    """How many times smaller gradients must be, at no cost, for links to keep up with backward."""
+
+    model: str
+    batch: int
+    workers: int
+    gbps: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    constants: Constants
+    outcomes: Sequence[Outcome]
+    break_evens: Sequence[BreakEven]  # of each model with its largest batch, on the most workers
+    ratios: Sequence[Sufficient]  # at 10 Gbit/s, on the most workers
+
+    @property
+    def in_data_centres(self) -> list[Outcome]:
+        return [each for each in self.outcomes if each.gbps >= DATA_CENTRE]
+
+
+def wins(outcomes: Iterable[Outcome]) -> tuple[int, int]:
+    """In how many compression wins, and of how many."""
+    found = [each.wins for each in outcomes]
+    return sum(found), len(found)
+
+
+def study(
+    constants: Constants,
+    *,
+    jobs: Mapping[str, Sequence[int]] = JOBS,
+    workers: Sequence[int] = WORKERS,
+    rates: Sequence[float] = RATES,
+) -> Study:
+    outcomes: list[Outcome] = []
+    break_evens: list[BreakEven] = []
+    ratios: list[Sufficient] = []
+    for model, batches in jobs.items():
+        for batch in batches:
+            workload = workload_of(model, constants.gpu, batch)
+            for many in workers:
+                outcomes += _outcomes(constants, workload, batch, many, rates)
+            ratios.append(_sufficient(workload, batch, max(workers)))
+        workload = workload_of(model, constants.gpu, max(batches))
+        break_evens += _break_evens(constants, workload, max(batches), max(workers))
+    return Study(constants=constants, outcomes=outcomes, break_evens=break_evens, ratios=ratios)
+
+
+def _outcomes(
+    constants: Constants, workload: Workload, batch: int, workers: int, rates: Sequence[float]
+) -> Iterator[Outcome]:
+    dense = dense_step(workload, workers)
+    for method in constants.methods:
+        compressed = compressed_step(constants, method, workload, workers)
+        for gbps in rates:
+            network = Network.of_gbps(gbps, ALPHA)
+            yield Outcome(
+                model=workload.name,
+                batch=batch,
+                workers=workers,
+                gbps=gbps,
+                method=method,
+                dense=dense.seconds(network),
+                compressed=compressed.seconds(network),
+            )
+
+
+def _break_evens(
+    constants: Constants, workload: Workload, batch: int, workers: int
+) -> Iterator[BreakEven]:
+    dense = dense_step(workload, workers)
+    for method in constants.methods:
+        compressed = compressed_step(constants, method, workload, workers)
+        below = ddp_step.pays_below(dense, compressed, ALPHA)
+        yield BreakEven(
+            model=workload.name,
+            batch=batch,
+            workers=workers,
+            method=method,
+            gbps=8 * below / 1e9,
+        )
+
+
+def _sufficient(workload: Workload, batch: int, workers: int) -> Sufficient:
+    network = Network.of_gbps(DATA_CENTRE, ALPHA)
+    return Sufficient(
+        model=workload.name,
+        batch=batch,
+        workers=workers,
+        gbps=DATA_CENTRE,
+        ratio=ddp_step.sufficient_ratio(dense_step(workload, workers), network),
+    )
+
+
+def dense_step(workload: Workload, workers: int) -> Dense:
+    return Dense(
+        compute=workload.costs.backward.seconds,
+        buckets=[bucket.nbytes for bucket in workload.buckets(BUCKET)],
+        workers=workers,
+    )
+
+
+def compressed_step(
+    constants: Constants, method: str, workload: Workload, workers: int
+) -> Compressed:
+    compressor, _ = _parsed(method)
+    shards = constants.two_shot and compressor.elementwise and workers > 2
+    gathers = not compressor.summable and not shards
+    collective = ddp_step.all_gather if gathers else ddp_step.ring
+    return Compressed(
+        compute=workload.costs.backward.seconds,
+        codec=_codec(constants.machine.codecs[method], workload, all_payloads=gathers),
+        payloads=[
+            Sent(nbytes, ddp_step.ring if exact else collective)
+            for nbytes, exact in _payloads(method, workload.tensors)
+        ],
+        workers=workers,
+    )
+
+
+def _parsed(method: str) -> tuple[Compressor, Mapping[str, Value]]:
+    precision = parse_plan(f"ring+{method}").precision
+    if precision is None:
+        raise PlanError(f"{method!r} is no compressor", "write it like powersgd(rank=2)")
+    return default_catalog().compressors[precision.name], precision.arguments
+
+
+def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> Codec:
+    """Who reduces a shard decodes a p-th of every payload, and then the shards' sums."""
+    elements = sum(tensor.elements for tensor in workload.tensors)
+    decode = cost.decode.value if all_payloads else cost.decoding_shards
+    own = cost.bucket.value + (cost.encode.value + decode) * elements
+    return Codec(own=own, gathered=cost.gathered.value * elements if all_payloads else 0.0)
+
+
+@lru_cache(maxsize=256)  # the same for every batch, and any number of workers
+def _payloads(method: str, tensors: tuple[Tensor, ...]) -> tuple[tuple[float, bool], ...]:
+    """Bytes, and whether they go as they are; where steps differ, of a step in their mean."""
+    compressor, arguments = _parsed(method)
+    steps = [compressor.payloads(tensors, step, **arguments) for step in range(compressor.period)]
+    if len(steps) == 1:
+        return tuple((payload.nbytes, payload.exact) for payload in steps[0])
+    mean = {
+        exact: sum(p.nbytes for step in steps for p in step if p.exact is exact) / len(steps)
+        for exact in (False, True)
+    }
+    return tuple((nbytes, exact) for exact, nbytes in mean.items() if nbytes)

@@ -1,0 +1,219 @@
+"""Figure 2 of CodedReduce: what an iteration takes if some workers are late, under four schemes.
+
+    umw   a master waits for every worker                 1/N of the data each
+    gc    a master decodes from all but S                 so many more as the code needs
+    rar   ring all-reduce, torch's own over Gloo          1/N each
+    cr    CodedReduce on a tree                           as the tree's allocation says
+
+The master, or the tree's root, is beside the workers. An iteration ends when the root has the
+gradient (a worker, for the ring), and takes the time between two such ends: no barrier makes all
+begin at once. Who is late is drawn for each worker and iteration from a seed, the same for every
+scheme. There are two ways of being late:
+
+    held   the message is held back for so long; a worker whose iteration is over by then drops it
+    away   the worker is away for so long, comes back, and goes on with the current iteration; its
+           communication thread passes on what others send all the while
+
+Computing is a sleep in proportion to the worker's part of the data, so that a few cores can play
+many workers. Every gradient that comes out is compared with the true one.
+
+What can be said without running anything is here: who is late when, which iterations a scheme can't
+do without waiting, and what the links take. With t = M / rate for a message of M bytes, the busiest
+NIC sends or receives in an iteration
+
+    umw, gc   N t              the master's, a model to each worker
+    rar       2 (N-1)/N t      everybody's
+    cr        n t              every parent's, a model to each child
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thalweg.catalog import parse_plan
+from thalweg.codes import ROOT, Allocation, Branches
+from thalweg.errors import UsageError
+from thalweg.facts import Cluster, Rate
+from thalweg.redundancy import allocation_of
+from thalweg.schedules import Group
+
+Scheme = Literal["umw", "gc", "rar", "cr"]
+Way = Literal["held", "away"]
+SCHEMES: tuple[Scheme, ...] = ("umw", "gc", "rar", "cr")
+TABLES = ("held", "delays", "compute", "pauses", "surface")
+WARM_UP = 5  # iterations that tell how long one takes
+UNCOUNTED = WARM_UP + 1  # and one in which all learn how many there will be
+MOST_WORKERS = 300
+MOST_NBYTES = 1_500_000_000  # of one message of each worker, which are held in memory
+LONGEST = 60.0  # seconds, for a delay and for computing; an iteration has to end some time
+RACKS = 4  # without a limit on their uplinks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A regular one: every parent has `fanout` children, and may do without `stragglers`."""
+
+    fanout: int
+    layers: int
+    stragglers: int
+
+    def __post_init__(self) -> None:
+        n, s = self.fanout, self.stragglers
+        if n < 2 or self.layers < 1:
+            raise UsageError(
+                f"a tree of {self.layers} layers of {n} children isn't one",
+                "give at least 2x1: two children, one layer",
+            )
+        if n > MOST_WORKERS or self.layers > MOST_WORKERS or self.workers > MOST_WORKERS:
+            raise UsageError(
+                f"a tree of {self.text} has too many workers for one machine",
+                f"give one of at most {MOST_WORKERS}, like 4x3 or 12x2",
+            )
+        if s >= n:
+            raise UsageError(
+                f"a parent of {n} can't do without {s} of them",
+                f"give --stragglers {n - 1} or less, or a wider tree",
+            )
+        if n % (s + 1):
+            teams = [str(k - 1) for k in range(1, n + 1) if n % k == 0]
+            raise UsageError(
+                f"{n} children don't make teams of {s + 1} that can do without {s}",
+                f"give --stragglers {', '.join(teams[:-1])} or {teams[-1]}",
+            )
+
+    @classmethod
+    def parse(cls, text: str, stragglers: int) -> Self:
+        match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,6})\s*", text)
+        if match is None:
+            raise UsageError(
+                f"{text!r} is not a tree", "write it like 4x3: four children, three layers"
+            )
+        return cls(fanout=int(match[1]), layers=int(match[2]), stragglers=stragglers)
+
+    @property
+    def text(self) -> str:
+        return f"{self.fanout}x{self.layers}"
+
+    @property
+    def workers(self) -> int:
+        """n + n^2 + ... + n^L."""
+        return sum(self.fanout**layer for layer in range(1, self.layers + 1))
+
+    def more_redundant(self) -> Tree:
+        """For three stragglers a parent, or the most below that teams allow."""
+        allowed = [s for s in (3, 2, 1) if self.fanout % (s + 1) == 0]
+        most = allowed[0] if allowed else self.fanout - 1
+        return Tree(fanout=self.fanout, layers=self.layers, stragglers=most)
+
+    def cluster(self, nic: Rate) -> Cluster:
+        """A host for each worker and one for the root, which is rank 0."""
+        hosts = self.workers + 1
+        racks = min(RACKS, hosts)
+        sizes = [hosts // racks + (rack < hosts % racks) for rack in range(racks)]
+        return Cluster.regular(sizes, nic=nic, uplink=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One scheme under one kind of lateness. Workers are ranks from 1."""
+
+    scheme: Scheme
+    tree: Tree
+    elements: int  # of float32, in a message
+    late: float  # with this probability
+    delay: float  # seconds
+    compute: float  # seconds, for all data
+    iterations: int
+    budget: float  # seconds after which fewer iterations will do
+    way: Way = "held"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.late <= 1:
+            raise UsageError(
+                f"a worker can't be late with probability {self.late:g}", "give one from 0 to 1"
+            )
+        if self.elements < 2:
+            raise UsageError(
+                f"a message of {4 * self.elements} bytes has no room for two classes",
+                "give at least 8B: a float32 for each",
+            )
+        if 4 * self.elements * self.workers > MOST_NBYTES:
+            most = MOST_NBYTES // self.workers // 1_000_000
+            raise UsageError(
+                f"{self.workers} messages of {4 * self.elements} bytes don't fit into memory "
+                "before the clock starts",
+                f"give messages of at most {most}MB",
+            )
+        if max(self.delay, self.compute) > LONGEST:
+            raise UsageError(
+                f"{max(self.delay, self.compute):g} s is too long for one iteration",
+                f"give a delay and a compute time of at most {LONGEST:g}s",
+            )
+
+    @property
+    def workers(self) -> int:
+        return self.tree.workers
+
+    @property
+    def steps(self) -> int:
+        """Iterations at most, those that don't count included."""
+        return UNCOUNTED + self.iterations
+
+    @property
+    def stragglers(self) -> int:
+        """How many the scheme can do without: of a parent's children, or of all."""
+        same_fraction = self.tree.stragglers * self.workers // self.tree.fanout
+        return {"umw": 0, "gc": same_fraction, "rar": 0, "cr": self.tree.stragglers}[self.scheme]
+
+    @property
+    def sync(self) -> str:
+        """As a plan: whose shares of the data these are, and, but for the ring, how they are
+        summed."""
+        if self.scheme == "cr":
+            return (
+                f"codedreduce(fanout={self.tree.fanout}, stragglers={self.stragglers}, "
+                "root=separate)"
+            )
+        return f"gc(stragglers={self.stragglers}, root=separate)"
+
+    def allocation(self, cluster: Cluster) -> Allocation:
+        return allocation_of(parse_plan(self.sync), Group.everybody(cluster))
+
+    def lateness(self) -> NDArray[np.bool_]:
+        """By iteration and rank; a longer trial begins as a shorter one does. Nobody is late by
+        nothing, nor is the root."""
+        draws = np.random.default_rng(self.seed).random((self.steps, self.workers + 1))
+        found = draws < (self.late if self.delay else 0.0)
+        found[:, 0] = False
+        return found
+
+    def beyond(self, allocation: Allocation, counted: int) -> int:
+        """In how many of the counted iterations more were late than the scheme can do without."""
+        late = self.lateness()[UNCOUNTED : UNCOUNTED + counted]
+        return sum(not can_do_without(allocation.branches, each) for each in late)
+
+    def link_seconds(self, rate: Rate) -> float:
+        """How long the busiest NIC is busy in an iteration."""
+        n = self.workers
+        messages = {"umw": n, "gc": n, "rar": 2 * (n - 1) / n, "cr": self.tree.fanout}
+        return messages[self.scheme] * rate.seconds(4 * self.elements)
+
+
+def can_do_without(branches: Branches, late: NDArray[np.bool_]) -> bool:
+    """Whether the root can decode if those never answer, nor pass on what is below them."""
+    answered: set[int] = set()
+    for node in reversed(list(branches.top_down())):
+        children = branches.children[node]
+        arrived = frozenset(m for m, child in enumerate(children) if child in answered)
+        decoded = not children or branches.codes[node].decode(arrived) is not None
+        if node == ROOT:
+            return decoded
+        if decoded and not late[node]:
+            answered.add(node)
+    return False

@@ -1,0 +1,210 @@
+"""The straggler study as tables and as a picture.
+
+The picture has a panel of bars for each table: mean iteration times with a line from the 5th to the
+95th percentile, on a logarithmic axis; and a map for each rival of how many times faster
+CodedReduce is, by message size, delay and share of late workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from thalweg.facts import about
+from thalweg.report.loss_plot import as_svg
+from thalweg.report.tables import table_of as blank_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = Mapping[str, Any]
+COLOURS = {"umw": "C0", "gc": "C1", "rar": "C2", "cr": "C3"}
+RIVALS = ("umw", "gc", "rar")
+TITLES = {
+    "held": "late messages are held back",
+    "delays": "by delay",
+    "compute": "by what computing takes",
+    "pauses": "late workers are away",
+    "surface": "cr is so many times faster",
+}
+VARIED = {"delays": "delay", "compute": "compute"}  # in seconds
+WIDTH = 0.2  # of a bar
+
+
+def label(row: Row) -> str:
+    """The scheme, and how many it can do without."""
+    sign = "S" if row["scheme"] == "gc" else "s"  # of all, or of a parent's children
+    return f"{row['scheme']} {sign}={row['stragglers']}" if row["stragglers"] else row["scheme"]
+
+
+# In the terminal
+
+
+def table_of(name: str, rows: Sequence[Row]) -> Table:
+    return _surface_table(rows) if name == "surface" else _times_table(name, rows)
+
+
+def _times_table(name: str, rows: Sequence[Row]) -> Table:
+    varied = VARIED.get(name)
+    stronger = any("stronger_cr_speedup" in row for row in rows)
+    headings = ["load", "mean", "p50", "p95", "p99", "count", "links"]
+    headings += [] if name == "pauses" else ["beyond", "waits"]
+    headings += ["cr faster", *([f"{label(rows[-1])} faster"] if stronger else [])]
+    headings += ["vs none late"] if name == "delays" else []
+    figures = (f">{heading}" for heading in (*headings, "exact"))
+    first = [f">{varied}"] if varied else []
+    table = blank_table(*first, "scheme", *figures, title=_title(name, rows[0]))
+    for row in rows:
+        cells = [about(row[varied], "s")] if varied else []
+        cells += [label(row), *_figures(row, with_waits=name != "pauses")]
+        cells += [_times(row["cr_speedup"])]
+        cells += [_times(row["stronger_cr_speedup"])] if stronger else []
+        cells += [_times(row["mean_vs_none_late"])] if name == "delays" else []
+        table.add_row(*cells, _verdict(row))
+    return table
+
+
+def _figures(row: Row, *, with_waits: bool) -> list[str]:
+    if row["mean"] is None:
+        return ["failed", *[""] * (8 if with_waits else 6)]
+    times = [about(row[figure], "s") for figure in ("mean", "p50", "p95", "p99")]
+    waits = [str(row["beyond"]), about(row["waits"], "s")] if with_waits else []
+    return [
+        f"{row['load']:.3f}",
+        *times,
+        str(row["iterations"]),
+        about(row["bound"], "s"),
+        *waits,
+    ]
+
+
+def _verdict(row: Row) -> str:
+    return "yes" if row["exact"] else "failed" if row["error"] else f"{row['wrong']} WRONG"
+
+
+def _surface_table(rows: Sequence[Row]) -> Table:
+    over = (f">over {rival}" for rival in RIVALS)
+    headings = (">bytes", ">delay", ">late", ">cr mean", *over, ">exact")
+    table = blank_table(*headings, title=_title("surface", rows[0]))
+    for (nbytes, delay, late), cell in _cells(rows).items():
+        mean = cell["cr"]["mean"]
+        table.add_row(
+            about(nbytes, "B"),
+            about(delay, "s"),
+            f"{late:.0%}",
+            "failed" if mean is None else about(mean, "s"),
+            *(_times(cell[rival]["cr_speedup"]) for rival in RIVALS),
+            "yes" if all(row["exact"] for row in cell.values()) else "NO",
+        )
+    return table
+
+
+def _cells(rows: Sequence[Row]) -> dict[tuple[int, float, float], dict[str, Row]]:
+    """By bytes, delay and share of late workers: the schemes' rows."""
+    found: dict[tuple[int, float, float], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row["bytes"], row["delay"], row["late"]), {})[row["scheme"]] = row
+    return found
+
+
+def _title(name: str, row: Row) -> str:
+    if name == "surface":
+        return f"{TITLES[name]}: compute {about(row['compute'], 's')}"
+    said = [about(row["bytes"], "B"), f"{row['late']:.3g} of the workers late"]
+    said += [] if name == "delays" else [f"by {about(row['delay'], 's')}"]
+    said += [] if name == "compute" else [f"compute {about(row['compute'], 's')}"]
+    return f"{TITLES[name]}: {', '.join(said)}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3g}x"
+
+
+# As a picture
+
+
+def draw_stragglers(title: str, tables: Mapping[str, Sequence[Row]]) -> str:
+    """SVG."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    timed = [name for name in tables if name != "surface"]
+    heights = [3.4] * -(-len(timed) // 2) + ([3.6] if "surface" in tables else [])
+    figure = Figure(figsize=(11, max(1.0, sum(heights)) + 0.5), layout="constrained")
+    FigureCanvasSVG(figure)
+    figure.suptitle(title)
+    grid = figure.add_gridspec(len(heights) or 1, 6, height_ratios=heights or [1])
+    for number, name in enumerate(timed):
+        place, alone = divmod(number, 2), len(timed) == 1
+        columns = slice(0, 6) if alone else slice(3 * place[1], 3 * place[1] + 3)
+        _draw_times(figure.add_subplot(grid[place[0], columns]), name, tables[name])
+    if "surface" in tables:
+        for number, rival in enumerate(RIVALS):
+            at = grid[len(heights) - 1, 2 * number : 2 * number + 2]
+            _draw_map(figure.add_subplot(at), rival, tables["surface"])
+    return as_svg(figure)
+
+
+def _draw_times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
+    """Bars in groups of one setting."""
+    varied = VARIED.get(name)
+    settings = list(dict.fromkeys(row[varied] for row in rows)) if varied else [None]
+    for number, setting in enumerate(settings):
+        group = [row for row in rows if not varied or row[varied] == setting]
+        for slot, row in enumerate(group):
+            at = number * (len(group) + 1) * WIDTH + slot * WIDTH
+            _draw_bar(axes, at, row, named=number == 0)
+    size = len(rows) // len(settings)
+    middles = [(n * (size + 1) + (size - 1) / 2) * WIDTH for n in range(len(settings))]
+    axes.set_xticks(middles, ["" if s is None else about(s, "s") for s in settings])
+    axes.set(ylabel="seconds an iteration", yscale="log")
+    drawn = [row for row in rows if row["mean"]]
+    if drawn:  # room for figures and the legend above
+        axes.set_ylim(
+            min(row["p5"] for row in drawn) / 2,
+            max(max(row["mean"], row["p95"]) for row in drawn) * 6,
+        )
+    axes.set_title(_title(name, rows[0]), fontsize="small")
+    axes.grid(axis="y", alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="x-small", ncols=5, loc="upper center")
+
+
+def _draw_bar(axes: Axes, at: float, row: Row, *, named: bool) -> None:
+    if row["mean"] is None:
+        return
+    strong = row["scheme"] == "cr" and row["stragglers"] > 1
+    axes.bar(
+        at,
+        row["mean"],
+        WIDTH,
+        color=COLOURS[row["scheme"]],
+        alpha=0.6 if strong else 1.0,
+        label=label(row) if named else None,
+    )
+    axes.plot([at, at], [row["p5"], row["p95"]], color="black", lw=1.2)
+    top = max(row["mean"], row["p95"])
+    axes.annotate(about(row["mean"], "s"), (at, top), ha="center", fontsize=6, va="bottom")
+
+
+def _draw_map(axes: Axes, rival: str, rows: Sequence[Row]) -> None:
+    """Sizes down, delays and shares across; colours by the logarithm."""
+    from matplotlib.colors import LogNorm
+
+    cells = _cells(rows)
+    sizes = list(dict.fromkeys(nbytes for nbytes, _, _ in cells))
+    columns = list(dict.fromkeys((delay, late) for _, delay, late in cells))
+    ratios = [
+        [cells[size, *column][rival]["cr_speedup"] or float("nan") for column in columns]
+        for size in sizes
+    ]
+    axes.imshow(ratios, norm=LogNorm(0.1, 100), cmap="RdYlGn", aspect="auto")
+    for y, line in enumerate(ratios):
+        for x, ratio in enumerate(line):
+            axes.annotate(f"{ratio:.3g}", (x, y), ha="center", va="center", fontsize=7)
+    axes.set_yticks(range(len(sizes)), [about(size, "B") for size in sizes])
+    texts = [f"{about(delay, 's')}\n{late:.0%}" for delay, late in columns]
+    axes.set_xticks(range(len(columns)), texts, fontsize=7)
+    axes.set_title(f"{TITLES['surface']} than {rival}", fontsize="small")

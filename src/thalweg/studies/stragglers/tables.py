@@ -1,0 +1,195 @@
+"""The tables of the straggler study: which trials each one needs, and a row for every trial.
+
+    held      the setting that was asked for
+    delays    the same with delays of 0, 0.5 and 2 s: what lateness costs, and what it costs if
+              nobody is late
+    compute   the same with computing for free, and for 200 ms over all data
+    pauses    the same with workers that are away, and CodedReduce with more redundancy as well
+    surface   message size x delay x share of late workers
+
+A trial that several tables need is run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from thalweg.bench.site import Site
+from thalweg.errors import LabError, ThalwegError
+from thalweg.facts import Rate, about
+from thalweg.studies.stragglers.config import SCHEMES, TABLES, Trial
+from thalweg.studies.stragglers.problem import Softmax
+from thalweg.studies.stragglers.trial_run import Outcome, Prepared, Progress, run_trial
+
+DELAYS = (0.0, 0.5, 2.0)  # seconds
+COMPUTES = (0.0, 0.2)  # seconds
+SURFACE_NBYTES = (40_000, 200_000, 1_000_000)
+SURFACE_DELAYS = (0.5, 2.0)  # seconds
+SURFACE_LATE = (0.02, 0.05, 0.1)
+
+Row = dict[str, Any]
+Tell = Callable[[int, int, str], None]
+"""Called with how many trials are done, of how many, and what is being measured."""
+
+
+def trials_of(table: str, asked: Trial) -> list[Trial]:
+    """`asked` says everything but the scheme."""
+    settings = {
+        "held": [asked],
+        "delays": [replace(asked, delay=delay) for delay in sorted({*DELAYS, asked.delay})],
+        "compute": [
+            replace(asked, compute=compute) for compute in sorted({*COMPUTES, asked.compute})
+        ],
+        "pauses": [replace(asked, way="away")],
+        "surface": [
+            replace(asked, elements=nbytes // 4, delay=delay, late=late)
+            for nbytes in SURFACE_NBYTES
+            for delay in SURFACE_DELAYS
+            for late in SURFACE_LATE
+        ],
+    }[table]
+    trials = [replace(setting, scheme=scheme) for setting in settings for scheme in SCHEMES]
+    stronger = asked.tree.more_redundant()
+    if table == "pauses" and stronger != asked.tree:
+        trials.append(replace(settings[0], scheme="cr", tree=stronger))
+    return trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Rows by table. `wrong` are those with a gradient that wasn't exact, or that ended in an
+    error."""
+
+    tables: dict[str, list[Row]]
+
+    @property
+    def wrong(self) -> list[Row]:
+        return [row for rows in self.tables.values() for row in rows if not row["exact"]]
+
+    @property
+    def errors(self) -> list[str]:
+        """Each one once."""
+        said = (f"{row['scheme']}: {row['error']}" for row in self.wrong if row["error"])
+        return list(dict.fromkeys(said))
+
+
+def study(asked: Trial, tables: Sequence[str], site: Site, rate: Rate, tell: Tell) -> Study:
+    wanted = {name: trials_of(name, asked) for name in TABLES if name in tables}
+    todo = list(dict.fromkeys(trial for trials in wanted.values() for trial in trials))
+    rows: dict[Trial, Row] = {}
+    problem: Softmax | None = None
+    for number, trial in enumerate(todo):
+        tell(number, len(todo), f"{trial.scheme}, {in_words(trial)}")
+        if problem is None or problem.elements != trial.elements:
+            problem = None  # before the next one needs memory
+            problem = Softmax.for_workers(trial.workers, trial.elements, trial.seed)
+
+        def heard(done: int, of: int, number: int = number, trial: Trial = trial) -> None:
+            tell(number, len(todo), f"{trial.scheme} {done}/{of}, {in_words(trial)}")
+
+        try:
+            rows[trial] = _measured(trial, site, problem, rate, heard)
+        except LabError:
+            raise
+        except ThalwegError as error:
+            rows[trial] = row_of_failure(trial, rate, str(error))
+    tell(len(todo), len(todo), "")
+    return Study(
+        tables={
+            name: compared(name, [rows[trial] for trial in trials])
+            for name, trials in wanted.items()
+        }
+    )
+
+
+def _measured(trial: Trial, site: Site, problem: Softmax, rate: Rate, heard: Progress) -> Row:
+    """A function of its own, so that a trial's messages are gone before the next one's come."""
+    prepared = Prepared.of(trial, site, problem)
+    return row_of(prepared, run_trial(prepared, site, heard), rate)
+
+
+def in_words(trial: Trial) -> str:
+    """Short enough for a line beside a progress bar."""
+    size, delay = about(4 * trial.elements, "B"), about(trial.delay, "s")
+    return f"{size}, {trial.late:.0%} {trial.way} {delay}"
+
+
+def row_of(prepared: Prepared, outcome: Outcome, rate: Rate) -> Row:
+    trial, seconds = prepared.trial, np.array(outcome.seconds)
+    held = trial.way == "held"
+    beyond = prepared.trial.beyond(prepared.allocation, len(seconds)) if held else None
+    p5, p50, p95, p99 = (float(p) for p in np.percentile(seconds, (5, 50, 95, 99)))
+    return {
+        **_setting(trial, rate),
+        "mean": float(seconds.mean()),
+        "p5": p5,
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "exact": not outcome.wrong,
+        "wrong": len(outcome.wrong),
+        "iterations": len(seconds),
+        "load": prepared.load,
+        "beyond": beyond,
+        "waits": None if beyond is None else beyond / len(seconds) * trial.delay,
+        "error": None,
+        "seconds": list(outcome.seconds),
+    }
+
+
+def row_of_failure(trial: Trial, rate: Rate, error: str) -> Row:
+    figures = ("mean", "p5", "p50", "p95", "p99", "wrong", "iterations", "load", "beyond", "waits")
+    return {
+        **_setting(trial, rate),
+        **dict.fromkeys(figures),
+        "exact": False,
+        "error": error,
+        "seconds": [],
+    }
+
+
+def _setting(trial: Trial, rate: Rate) -> Row:
+    return {
+        "scheme": trial.scheme,
+        "stragglers": trial.stragglers,
+        "bytes": 4 * trial.elements,
+        "late": trial.late,
+        "delay": trial.delay,
+        "compute": trial.compute,
+        "way": trial.way,
+        "bound": trial.link_seconds(rate),
+    }
+
+
+def compared(table: str, rows: Sequence[Row]) -> list[Row]:
+    """With how many times faster CodedReduce was in the same setting; where it has a row with more
+    redundancy, the same for that one; and what lateness costs, where there is a row without."""
+    found = []
+    for row in rows:
+        coded = _alike(rows, row, scheme="cr")
+        row = {**row, "cr_speedup": _over(row, coded[0], "mean")}
+        if len(coded) > 1:
+            row["stronger_cr_speedup"] = _over(row, coded[1], "mean")
+        if table == "delays":
+            [calm] = _alike(rows, row, scheme=row["scheme"], delay=0.0)
+            row["mean_vs_none_late"] = _over(row, calm, "mean")
+            row["p95_vs_none_late"] = _over(row, calm, "p95")
+        found.append(row)
+    return found
+
+
+def _alike(rows: Sequence[Row], like: Row, **other: Any) -> list[Row]:
+    """Those of the same setting, but for `other`."""
+    keys = ("bytes", "late", "delay", "compute", "way")
+    wanted = {**{key: like[key] for key in keys}, **other}
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def _over(row: Row, other: Row, figure: str) -> float | None:
+    if row[figure] is None or other[figure] is None:
+        return None
+    return float(row[figure] / other[figure])

@@ -1,0 +1,289 @@
+"""`attach()`: an ordinary training script becomes a distributed one."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.doctor.preflight import publish, quick
+from thalweg.engine.engine import Engine
+from thalweg.errors import PlanError, UsageError
+from thalweg.facts import Cluster, Duration, counted, format_cluster
+from thalweg.launch.rank_assignment import RECORDS_VARIABLE, find_cluster
+from thalweg.members.membership import Membership
+from thalweg.members.world import World
+from thalweg.plan import Plan
+from thalweg.probing.worker import introduction
+from thalweg.redundancy import allocation_of, is_relayed
+from thalweg.schedules import Group
+from thalweg.steps import without_groups
+from thalweg.training.auto.request import is_auto, plan_at_first
+from thalweg.training.consistency_check import agree, compare, description, host_names, hosts_of_all
+from thalweg.training.data.loader import Feed
+from thalweg.training.data.position import Course
+from thalweg.training.data.sampler import Batches
+from thalweg.training.factory import refuse_what_cannot_run
+from thalweg.training.lifecycle import Session
+from thalweg.training.rendezvous import Survival
+from thalweg.training.run import Run
+from thalweg.training.shutdown import Ending, errors_in_one_line, show_log_lines
+from thalweg.training.snapshot import Stateful
+from thalweg.transports import Transport
+
+log = logging.getLogger("thalweg")
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    sync: str | Plan = "ring",
+    data: Dataset[Any] | None = None,
+    batch: int | None = None,
+    state: Sequence[Stateful] = (),
+    resume: str | Path | None = None,
+    seed: int = 0,
+    cluster: Cluster | str | Path | None = None,
+    loader: Mapping[str, Any] | None = None,
+    timeout: str | float = "10min",
+    records: str | Path | None = None,
+    nonfinite: str = "raise",
+    wrap: Callable[[Transport], Transport] = lambda transport: transport,
+) -> Run:
+    """Synchronise this model's training with all other workers' under the plan `sync`; under
+    "auto", or "auto(allow=lossy)", under the one that turns out to be the fastest here.
+
+    data, batch  samples, and how many of them all workers together take at a step; `run.batches`
+                 then yields this worker's. Without them, use your own loader.
+    state        objects with `state_dict` and `load_state_dict` that go into checkpoints
+    resume       a folder that `run.save` wrote into; the newest checkpoint in it is taken up, and
+                 if there is none the run starts from the beginning
+    seed         of the order of samples
+    cluster      what is known of the network (a `Cluster` or its file); by default the file that
+                 THALWEG_CLUSTER names, or else all hosts alike
+    loader       options for torch's DataLoader, such as num_workers
+    timeout      how long to wait for the others before giving up; a number is in seconds
+    records      a folder to record every step in, a file for each rank, for `thalweg report`; by
+                 default the one that THALWEG_RECORDS names, or else nothing is recorded
+    nonfinite    what happens in a step whose gradients have inf or nan in them: "raise" an error
+                 that names parameter, rank and step, or "skip" it, as a GradScaler expects: on all
+                 ranks, or on this one alone if the plan averages parameters
+    wrap         puts something round the transport: a recorder, or faults for tests
+
+    Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
+    optimizer or data differ between them.
+    """
+    errors_in_one_line()
+    show_log_lines()
+    seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
+    world = World.join(seconds)
+    alarm = world.alarm()
+    ending = Ending(world, alarm)
+    with ending.telling_errors():
+        plan = sync if isinstance(sync, Plan) else parse_plan(sync)
+        places: dict[str, str] = {}  # the store's keys for them, if nobody describes the cluster
+
+        def hosts() -> list[str]:
+            own = [str(introduction()[key]) for key in ("name", "machine", "stack")]
+            places.update(hosts_of_all(world, alarm, own, seconds))
+            return host_names(places.values())
+
+        group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
+        refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
+        _refuse_auto_for_ddp(plan, model)
+        optimizer = _of_torch(optimizer)
+        _refuse_a_stranger(model, optimizer)
+        _refuse_unknown_choice(nonfinite, plan, model, optimizer)
+        feed = _feed(plan, group, world, data, batch, seed, loader or {})
+        settings = {
+            "batch": batch,
+            "samples": feed and feed.batches.samples,
+            "seed": seed,
+            "state objects": len(state),
+            "resume": "given" if resume else "absent",
+            "nonfinite": nonfinite,
+            "racks": group.racks,
+            "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
+            "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
+            "THALWEG_ENCRYPTION": world.protection.mode,
+            "THALWEG_SECRET": world.protection.fingerprint,
+        }
+        own = description(str(plan), model, optimizer, settings)
+        if _may_change(world, model):
+            members = Membership(world.store, world.rank, world.size, seconds)
+            members.calls_for = lambda rank: False  # until all have begun
+            world = replace(world, membership=members)
+        publish(world)
+        returns = world.restarted and world.membership is not None
+        if returns:
+            ending.is_spare = True  # the others go on without it
+            reference = compare(world, alarm, own, seconds)
+        else:
+            reference = agree(world, alarm, own, seconds)
+        for finding in quick(world):
+            log.warning(finding.line)
+        if world.rank == 0 and world.protection.encrypted and not _is_protected(plan):
+            log.warning(
+                "%s sends over torch's own connections: unlike this run's others they are neither "
+                "authenticated nor encrypted",
+                plan,
+            )
+        engine = Engine(wrap(world.transport()), alarm, seconds, world.membership)
+        survival = None
+        if world.membership is not None:
+            survival = Survival(world, world.membership, engine, {**reference, **places})
+            if returns:
+                world = survival.find()
+                alarm = world.alarm()
+        try:
+            session = Session(
+                model=model,
+                optimizer=optimizer,
+                plan=plan_at_first(plan),
+                group=group,
+                engine=engine,
+                ending=ending,
+                course=Course(feed),
+                state=state,
+            )
+            skips = nonfinite == "skip"
+            run = Run(session, plan, world, alarm, survival, _records(records), skips=skips)
+            run.start(None if resume is None else Path(resume), returns=returns)
+        except BaseException:
+            engine.close()
+            raise
+    if world.rank == 0:
+        log.info("%s", _start_line(plan, group, world))
+        if remark := without_groups(plan_at_first(plan), group):
+            log.warning("%s", remark)
+    atexit.register(run.close)  # others may still be reading what this rank sent last
+    return run
+
+
+def _start_line(plan: Plan, group: Group, world: World) -> str:
+    """What was started, where, over what, and what becomes of it if a worker dies."""
+    if group.size == 1:
+        return f"plan {plan}: one worker, nothing to synchronise"
+    hosts = {group.cluster.host(rank).name for rank in group.ranks}
+    if not _is_protected(plan):
+        carried = "torch's own connections, neither authenticated nor encrypted"
+    elif world.protection.encrypted:
+        joins = "authenticated and" if world.protection.secret else "not authenticated, but"
+        carried = f"TCP, {joins} encrypted"
+    else:
+        carried = "TCP, not encrypted"
+    dead = "the run ends"
+    if world.membership is not None:
+        promised = default_catalog().guarantee(plan).dead
+        dead = "as the chosen plan has it" if is_auto(plan) else promised
+    return (
+        f"plan {plan}: {counted(group.size, 'worker')} on {counted(len(hosts), 'host')}, over "
+        f"{carried}; if a worker dies: {dead}"
+    )
+
+
+def _records(given: str | Path | None) -> Path | None:
+    named = given or os.environ.get(RECORDS_VARIABLE)
+    return Path(named) if named else None
+
+
+def _may_change(world: World, model: nn.Module) -> bool:
+    """Whether members may leave and come: not where torch's own connections are needed, which
+    don't come back."""
+    return world.size > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:
+    if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
+        raise PlanError(
+            f"a DDP object keeps its plan, and {plan} changes it",
+            "attach the model without DDP round it, or name a plan",
+        )
+
+
+def _is_protected(plan: Plan) -> bool:
+    return default_catalog().guarantee(plan_at_first(plan)).protected
+
+
+def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer, or the one that it wraps if it can't say when it steps, as trainers' can't."""
+    found, hooks = optimizer, "_optimizer_step_pre_hooks"
+    while not hasattr(found, hooks) and hasattr(found, "optimizer"):
+        found = found.optimizer
+    if not isinstance(found, torch.optim.Optimizer) or not hasattr(found, hooks):
+        raise UsageError(
+            f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
+            "give attach() the torch optimizer that steps",
+        )
+    return found
+
+
+def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    ours = {id(parameter) for parameter in model.parameters()}
+    if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            "the optimizer has parameters that are not the model's, which nobody would average",
+            "make it from model.parameters(), after the model is complete, or put the others into "
+            "the model",
+        )
+
+
+def _refuse_unknown_choice(
+    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    if nonfinite not in ("raise", "skip"):
+        raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    if nonfinite == "skip" and is_ddp and plan.precision is not None:
+        raise PlanError(
+            f"under a DDP object {plan} can't tell the other ranks to skip a step",
+            "attach the model without DDP round it",
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    others = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if nonfinite == "skip" and others:
+        raise UsageError(
+            f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
+            "give attach() one optimizer for all that is trained, or leave nonfinite out",
+        )
+
+
+def _digest(cluster: Cluster) -> str:
+    return blake2b(format_cluster(cluster).encode(), digest_size=4).hexdigest()
+
+
+def _feed(
+    plan: Plan,
+    group: Group,
+    world: World,
+    data: Dataset[Any] | None,
+    batch: int | None,
+    seed: int,
+    loader: Mapping[str, Any],
+) -> Feed | None:
+    if (data is None) != (batch is None):
+        raise UsageError("data= and batch= go together", "give attach() both or neither")
+    if data is None or batch is None:
+        return None
+    length = getattr(data, "__len__", None)
+    if length is None:
+        raise UsageError("the data has no length", "use a map-style dataset, or your own loader")
+    batches = Batches(
+        samples=length(),
+        batch=batch,
+        size=world.size,
+        seed=seed,
+        allocation=allocation_of(plan, group) if is_relayed(plan) else None,
+    )
+    return Feed(data=data, batches=batches, loader=loader, rank=world.rank)

@@ -1,0 +1,197 @@
+"""What a step of a training costs without communication, seen while it trains.
+
+    a step   ... optimizer's end | forward, and what is before it | backward            | ...
+                                 start                            first gradient    last | optimizer
+
+What is between the last gradient and the optimizer is communication under gradient plans, and
+isn't counted; under plans that average parameters, profile steps at which nobody meets. Where a
+step has several backwards, the last one counts as such, and those before it belong to forward.
+
+A worker is late at a step if it comes to its last gradient far later than the middle worker (of an
+even number, the earlier of the two in the middle): by more than five deviations and a fifth of a
+step. Each looks at its own clock only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import sqrt
+from statistics import fmean
+from time import perf_counter
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from thalweg.facts import Cluster, Costs, Duration, Host, Lateness, Tensor, Workload
+from thalweg.training.backward_hooks import Hook, after_gradient
+from thalweg.training.buckets import DTYPES
+from thalweg.training.factory import trainable
+
+DEVIATIONS, OF_A_STEP = 5.0, 0.2  # later than both: late
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+ALIKE = 3.0  # standard deviations within which hosts are equally often late
+DIGITS = 7  # of seconds
+Seconds = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Moments by this rank's clock."""
+
+    start: float
+    optimizer: float = 0.0  # it begins
+    end: float = 0.0
+    ready: dict[str, float] = field(default_factory=dict)
+
+
+class Profile:
+    """Watches a model and its optimizer until it is closed, one step after the other."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = dict(trainable(model))
+        self._steps: list[_Step] = []
+        self._now: _Step | None = None  # nobody knows when the first began
+        self._hooks: list[Any] = [
+            *(
+                after_gradient(p, partial(self._ready, name))
+                for name, p in self._parameters.items()
+            ),
+            optimizer.register_step_pre_hook(Hook(lambda *_: self._optimizes())),
+            optimizer.register_step_post_hook(Hook(lambda *_: self._ends())),
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def __len__(self) -> int:
+        """Whole steps so far."""
+        return len(self._steps)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(
+            Tensor(name=name, shape=tuple(p.shape), dtype=DTYPES[p.dtype])
+            for name, p in self._parameters.items()
+        )
+
+    def seconds(self) -> list[float]:
+        """Of each step: forward, backward, optimizer, and when each tensor's gradient was ready,
+        counted from the first (a tensor without one: at the end). All ranks have as many."""
+        return [second for step in self._steps for second in self._row(step)]
+
+    def _row(self, step: _Step) -> list[float]:
+        first, last = min(step.ready.values()), max(step.ready.values())
+        ready = [step.ready.get(name, last) - first for name in self._parameters]
+        return [first - step.start, last - first, step.end - step.optimizer, *ready]
+
+    def _ready(self, name: str, _: torch.Tensor) -> None:
+        if self._now is not None:
+            if name in self._now.ready:  # another backward
+                self._now.ready.clear()
+            self._now.ready[name] = perf_counter()
+
+    def _optimizes(self) -> None:
+        if self._now is not None:
+            self._now.optimizer = perf_counter()
+
+    def _ends(self) -> None:
+        now = perf_counter()
+        if self._now is not None and self._now.ready:
+            self._now.end = now
+            self._steps.append(self._now)
+        self._now = _Step(now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """Over all ranks: the workload with what the middle rank takes, how late each rank is, and the
+    standard deviation of what a step computes, relative to it, lateness apart."""
+
+    workload: Workload
+    late: tuple[Lateness, ...]  # by rank
+    spread: float
+
+    def placed(self, cluster: Cluster) -> Cluster:
+        """The cluster, with its hosts as late as they were seen. Every rank of a host is as likely
+        to be late as they are on average, so that as many are as were."""
+
+        def seen(host: Host) -> Host:
+            return replace(host, late=_together([self.late[rank] for rank in host.ranks]))
+
+        racks = (
+            replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
+        )
+        return replace(cluster, racks=tuple(racks))
+
+
+def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> Profiled:
+    """From every rank's `Profile.seconds`, a row for each (`Together.compare`)."""
+    steps = table.reshape(len(table), -1, 3 + len(tensors))  # ranks, steps, figures
+    middle = np.median(np.median(steps, axis=1), axis=0).round(DIGITS)
+    forward, backward, optimizer, *ready = middle.tolist()
+    arrivals = steps[:, :, 0] + steps[:, :, 1]
+    usual = forward + backward + optimizer
+    excess = arrivals - np.quantile(arrivals, 0.5, axis=0, method="lower")
+    excess -= np.median(excess, axis=1, keepdims=True)  # who is always slower isn't late
+    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(excess)))
+    workload = Workload(
+        name=name,
+        tensors=tuple(
+            Tensor(name=t.name, shape=t.shape, dtype=t.dtype, ready=Duration(second))
+            for t, second in zip(tensors, ready, strict=True)
+        ),
+        costs=Costs(
+            forward=Duration(forward), backward=Duration(backward), optimizer=Duration(optimizer)
+        ),
+    )
+    limit = max(DEVIATIONS * deviation, OF_A_STEP * usual)
+    return Profiled(
+        workload=workload,
+        late=lateness(excess, limit),
+        spread=deviation / usual if usual else 0.0,
+    )
+
+
+def lateness(excess: Seconds, limit: float) -> tuple[Lateness, ...]:
+    """Of each rank, from how much later than the middle one it was at each step. Those that are
+    about equally often late are taken for equal, since a few steps tell little of each."""
+    late, (ranks, steps) = excess > limit, excess.shape
+    often = late.mean(axis=1)
+    middle = float(np.median(often))
+    apart = ALIKE * sqrt(max(middle * (1 - middle), 1 / steps) / steps)
+    alike = np.abs(often - middle) <= apart
+    pooled = _lateness(excess[alike], late[alike])
+    return tuple(
+        pooled if alike[rank] else _lateness(excess[rank], late[rank]) for rank in range(ranks)
+    )
+
+
+def _lateness(excess: Seconds, late: NDArray[np.bool_]) -> Lateness:
+    if not late.any():
+        return Lateness()
+    return Lateness(
+        probability=float(late.mean()),
+        delay=Duration(round(float(np.median(excess[late])), DIGITS)),
+    )
+
+
+def _together(late: Sequence[Lateness]) -> Lateness:
+    """Of ranks that are taken for alike: the mean probability, and the mean of the delays."""
+    probability = fmean(one.probability for one in late)
+    if not probability:
+        return Lateness()
+    lost = fmean(one.probability * one.delay.seconds for one in late)
+    return Lateness(probability=probability, delay=Duration(round(lost / probability, DIGITS)))

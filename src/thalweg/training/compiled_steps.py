@@ -1,0 +1,119 @@
+"""The rounds of every step from this rank's side: compiled, checked before any byte moves, kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.catalog import default_catalog
+from thalweg.engine.engine import Task
+from thalweg.engine.execute import Part
+from thalweg.errors import BETWEEN_STEPS
+from thalweg.facts import Workload
+from thalweg.plan import Plan
+from thalweg.schedules import Group, Schedule, check
+from thalweg.steps import Round, compile_rounds, cycle, warm_up
+from thalweg.training.buckets import FlatBucket
+from thalweg.transports import Array
+
+KEPT = 256  # steps of a long cycle
+
+
+class Clock:
+    """Which step this is, and which numbers its rounds have. All ranks count alike.
+
+    What is shared between steps has numbers of its own, so that a rank that shares alone never
+    meets the others' rounds of training."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+        self._next_round = 0
+        self.shared = 0  # rounds before this step, so far
+
+    def claim_between(self) -> int:
+        self.shared += 1
+        return BETWEEN_STEPS + self.shared - 1
+
+    def claim(self, rounds: int) -> int:
+        """The number of the first of so many rounds."""
+        first = self._next_round
+        self._next_round += rounds
+        return first
+
+    def tick(self) -> None:
+        self.go_to(self.step + 1)
+
+    def go_to(self, step: int) -> None:
+        """Its rounds, and those before it, are numbered from the first."""
+        self.step = step
+        self._next_round = self.shared = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A round that this rank takes part in."""
+
+    round: Round
+    part: Part
+    divisor: int  # contributions that the result is made of: each divided by it, a sum is a mean
+
+    def task(
+        self, bucket: FlatBucket, step: int, first_round: int, vector: Array | None = None
+    ) -> Task:
+        """For the engine; the rounds of this step are numbered from `first_round` on. On the
+        bucket's own vector, or another of its kind."""
+        return Task(
+            part=self.part,
+            vector=bucket.vector if vector is None else vector,
+            step=step,
+            round_number=first_round + self.round.number,
+            bucket=bucket.index,
+            arithmetic=bucket.arithmetic,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One step: the stops of this rank, and how many round numbers all ranks use up."""
+
+    stops: tuple[Stop, ...]
+    numbers: int
+
+    def of(self, bucket: int) -> list[Stop]:
+        return [stop for stop in self.stops if stop.round.bucket == bucket]
+
+
+class Itinerary:
+    def __init__(self, plan: Plan, group: Group, workload: Workload, rank: int) -> None:
+        self._plan = plan
+        self._group = group
+        self._workload = workload
+        self._rank = rank
+        self._cycle = cycle(plan, group, default_catalog())
+        self._warm = warm_up(plan)
+        self._handshake = default_catalog().topologies[plan.topology.name].mixes
+        self._legs: dict[int, Leg] = {}
+        self._parts: dict[int, tuple[Schedule, Part]] = {}  # by identity: buckets share schedules
+
+    def at(self, step: int) -> Leg:
+        place = step % self._cycle
+        if step >= self._warm:  # the same place of a later cycle
+            place += -(-self._warm // self._cycle) * self._cycle
+        if place not in self._legs:
+            if len(self._legs) >= KEPT:
+                self._legs.clear()
+                self._parts.clear()
+            self._legs[place] = self._compile(place)
+        return self._legs[place]
+
+    def _compile(self, step: int) -> Leg:
+        rounds = compile_rounds(self._plan, self._group, self._workload, step)
+        own = [r for r in rounds if self._rank in r.group.ranks]
+        stops = tuple(Stop(r, self._part(r.schedule), r.contributions(self._rank)) for r in own)
+        return Leg(stops, 1 + max((r.number for r in rounds), default=-1))
+
+    def _part(self, schedule: Schedule) -> Part:
+        if id(schedule) not in self._parts:
+            check(schedule)
+            part = Part.of(schedule, self._rank, handshake=self._handshake)
+            self._parts[id(schedule)] = schedule, part
+        return self._parts[id(schedule)][1]

@@ -1,0 +1,100 @@
+"""Whether buckets are compressed while backward still runs, or when it is over; and what both take.
+
+Encoding needs the cores that backward needs, so doing both at once may take longer than one after
+the other. It is tried: a few steps each way by turns, timed from the first gradient to the last
+average; the mean over all ranks decides. Results don't depend on it, to the last bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import monotonic, thread_time
+
+import torch
+
+from thalweg.engine.engine import Chain, Task
+
+SETTLING = 2  # steps that aren't timed
+TRIALS = 3  # steps each way
+KEPT = 4096  # steps
+FAR_TOO_LONG = 1e9  # seconds, for a way that never came to an end
+Average = Callable[[Sequence[torch.Tensor]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of one step, on this rank, in seconds."""
+
+    step: int
+    backward: float  # from the first gradient to the last
+    exposed: float  # from there until all averages are in place
+    codec: float  # CPU time of encoding and decoding
+    serial: bool  # one after the other
+
+
+class Overlap:
+    """`average` overwrites tensors with their mean over all ranks; None if there is no choice.
+    `first` is the first step at which anything is compressed; steps are counted from it, so that
+    all ranks decide at the same."""
+
+    def __init__(self, average: Average | None, first: int, fixed: bool | None) -> None:
+        self.is_serial = fixed is False
+        self.timings: deque[Timing] = deque(maxlen=KEPT)
+        self._average = average if fixed is None else None
+        self._first = first
+        self._begun = self._computed = 0.0
+        self._codec = 0.0
+
+    def begin(self) -> None:
+        """The first gradient is there."""
+        self._begun = monotonic()
+        self._codec = 0.0
+
+    def backward_is_over(self) -> None:
+        self._computed = monotonic()
+
+    def end(self, step: int) -> None:
+        """All averages are there."""
+        now = monotonic()
+        backward, exposed = self._computed - self._begun, now - self._computed
+        self.timings.append(Timing(step, backward, exposed, self._codec, self.is_serial))
+        taken = step - self._first + 1
+        if self._average is None or taken < SETTLING:
+            return
+        if taken >= SETTLING + 2 * TRIALS:
+            self._decide(self._average)
+            self._average = None
+        else:
+            self.is_serial = (taken - SETTLING) % 2 == 0
+
+    def timed(self, chain: Chain) -> Chain:
+        """The same chain, of which the CPU time is counted."""
+        while True:
+            began = thread_time()
+            tasks: Sequence[Task] | None = next(chain, None)
+            self._codec += thread_time() - began
+            if tasks is None:
+                return
+            yield tasks
+
+    def _decide(self, average: Average) -> None:
+        tried = [t for t in self.timings if t.step >= self._first + SETTLING]
+        seconds = torch.tensor(
+            [
+                median([t.backward + t.exposed for t in tried if t.serial is way] or [FAR_TOO_LONG])
+                for way in (False, True)
+            ]
+        )
+        average([seconds])
+        overlapped, serial = seconds.tolist()
+        self.is_serial = serial < overlapped
+        logging.getLogger("thalweg").info(
+            "compressing %s backward: %.0f ms a step while it runs, %.0f ms after it",
+            "after" if self.is_serial else "during",
+            1000 * overlapped,
+            1000 * serial,
+        )

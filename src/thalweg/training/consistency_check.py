@@ -1,0 +1,132 @@
+"""All ranks must hold the same plan, model and optimizer: said before the first byte moves.
+
+Everybody publishes a description in the store and compares its own with rank 0's; everybody then
+learns who differs, and in what.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from thalweg.errors import Mismatch, PeerLost, ranks_text
+from thalweg.members.abort import Alarm
+from thalweg.members.world import World
+
+Description = dict[str, Any]
+SAME = "same"
+REFERENCE = "same/0"  # in the store: rank 0's
+
+
+def description(
+    plan: str, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
+) -> Description:
+    """What has to be equal, in words and numbers that survive JSON."""
+    return {
+        "plan": plan,
+        "model": {
+            **{
+                name: _kind(p) + ("" if p.requires_grad else " frozen")
+                for name, p in model.named_parameters()
+            },
+            **{f"buffer {name}": _kind(b) for name, b in model.named_buffers()},
+        },
+        "optimizer": {
+            "class": type(optimizer).__name__,
+            **{
+                f"group {i}, {key}": repr(value)
+                for i, group in enumerate(optimizer.param_groups)
+                for key, value in (*group.items(), ("parameters", len(group["params"])))
+                if isinstance(value, bool | int | float | str | tuple)
+            },
+        },
+        "attach()": {key: repr(value) for key, value in settings.items()},
+    }
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:
+    """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes. What those
+    compare with who come later: it is to be in the store as long as the run goes on."""
+    if world.rank == 0:
+        world.put(REFERENCE, json.dumps(own))
+    different = _difference(world, alarm, own, timeout)
+    world.put(f"verdict/{world.rank}", different or SAME)
+    who: dict[str, list[int]] = {}
+    for rank in range(world.size):
+        verdict = _from(world, alarm, rank, f"verdict/{rank}", timeout).decode()
+        if verdict != SAME:
+            who.setdefault(verdict, []).append(rank)
+    if who:
+        said = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
+        raise Mismatch(
+            f"not all ranks hold the same as rank 0 ({said})",
+            "start all of them with the same script and arguments",
+        )
+    return {REFERENCE: json.dumps(own)}
+
+
+def hosts_of_all(world: World, alarm: Alarm, own: Sequence[str], timeout: float) -> dict[str, str]:
+    """The store's keys that say which host each rank is on, rank by rank. `own` is this rank's: its
+    name, and what else tells it from others of that name. A rank that was started again is
+    reckoned to the host that it had."""
+    text = json.dumps(own)
+    world.line.ask(lambda store: store.compare_set(f"host/{world.rank}", "", text))
+    keys = [f"host/{rank}" for rank in range(world.size)]
+    return {k: _from(world, alarm, rank, k, timeout).decode() for rank, k in enumerate(keys)}
+
+
+def host_names(published: Iterable[str]) -> list[str]:
+    """One name for each host, rank by rank; those that share a name are numbered."""
+    identities = [tuple(json.loads(text)) for text in published]
+    names: dict[tuple[str, ...], str] = {}
+    for identity in identities:
+        taken = sum(other[0] == identity[0] for other in names if other != identity)
+        names.setdefault(identity, f"{identity[0]}-{taken + 1}" if taken else identity[0])
+    return [names[identity] for identity in identities]
+
+
+def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:
+    """Mismatch, on this rank alone, if it differs from what rank 0 had when all began."""
+    different = _difference(world, alarm, own, timeout)
+    if different:
+        raise Mismatch(
+            f"rank {world.rank} comes back with something else than it had ({different})",
+            "start it with the same script and arguments as the others",
+        )
+    return {REFERENCE: json.dumps(own)}
+
+
+def _difference(world: World, alarm: Alarm, own: Description, timeout: float) -> str:
+    reference = json.loads(_from(world, alarm, 0, REFERENCE, timeout))
+    return next(differences(reference, json.loads(json.dumps(own))), "")
+
+
+def differences(reference: Description, own: Description) -> Iterator[str]:
+    """In what a rank differs from rank 0, first things first."""
+    if own["plan"] != reference["plan"]:
+        yield f"plan {own['plan']}, on rank 0 {reference['plan']}"
+    for part in ("model", "optimizer", "attach()"):
+        for name in {**reference[part], **own[part]}:
+            mine, there = own[part].get(name, "absent"), reference[part].get(name, "absent")
+            if mine != there:
+                yield f"{part}: {name} is {mine}, on rank 0 {there}"
+    if list(own["model"]) != list(reference["model"]):
+        yield "model: the parameters are in another order"
+
+
+def _from(world: World, alarm: Alarm, rank: int, key: str, timeout: float) -> bytes:
+    found = world.wait_for(key, timeout, alarm)
+    if found is None:
+        raise PeerLost(
+            f"rank {rank} hasn't come within {timeout:g} s",
+            "is it running, with the same number of workers? or allow more with timeout=",
+        )
+    return found

@@ -1,0 +1,1 @@
+"""How a bucket is synchronised: rounds, a coded tree, a server, a native collective."""

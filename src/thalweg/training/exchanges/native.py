@@ -1,0 +1,357 @@
+"""Torch's own path: DistributedDataParallel, either round a plain model or as it came.
+
+For a plain model, DDP holds its parameters and is run from hooks of the model's own forward, as
+torch's `replicate` does, so that the script keeps its model. For a DDP object the plan's rounds run
+in its communication hook; with the plan `ddp` it is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic, sleep
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg.compress import arrange
+from thalweg.engine.engine import Chain, Engine, Task
+from thalweg.errors import NotFinite, RunError
+from thalweg.facts import Size, Tensor
+from thalweg.members.membership import Membership
+from thalweg.plan import Plan, Settings
+from thalweg.schedules import Group
+from thalweg.training.backward_hooks import AtTheEnd, Hook
+from thalweg.training.buckets import DTYPES, Layout, scaled_into
+from thalweg.training.compiled_steps import Clock, Itinerary
+from thalweg.training.compressor_state import (
+    RESIDUAL,
+    KeepsNothing,
+    Slots,
+    hand_over,
+    parts_that_add_up,
+    windows,
+)
+from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.exchanges.pending_reductions import PendingReductions
+from thalweg.training.finite import is_finite, not_finite
+from thalweg.transports import Array
+
+PATIENCE = 30.0  # seconds for it to be known who is gone
+PAUSE = 0.02
+
+
+class GradBucket(Protocol):
+    """Torch's, as far as it is needed here."""
+
+    def index(self) -> int: ...
+
+    def buffer(self) -> torch.Tensor: ...
+
+    def gradients(self) -> list[torch.Tensor]: ...
+
+    def parameters(self) -> list[torch.Tensor]: ...
+
+
+Tell = Callable[[Sequence[str]], None]
+"""Called with the parameters whose gradient here is not finite."""
+
+
+def _bad_in(bucket: GradBucket, names: Mapping[int, str], tell: Tell) -> list[str]:
+    """Whose gradients are not finite; the others are told of it before anything is sent."""
+    if is_finite(bucket.buffer()):
+        return []
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    bad = not_finite({names[id(parameter)]: gradient for parameter, gradient in pairs})
+    if bad:
+        tell(bad)
+    return bad
+
+
+class NativeAverager(KeepsNothing):
+    """DDP in place, round a plain model, which keeps its class and its calls. Where members may
+    change, a step that is broken off ends in `broken_off`, as with other plans; who is left goes on
+    without torch's group, which can't lose anybody."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        membership: Membership | None,
+        broken_off: Callable[[], None],
+        tell: Tell,
+    ) -> None:
+        self._tell = tell
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._membership = membership
+        self._broken_off = broken_off
+        self._reductions: PendingReductions | None = None
+        self._end: AtTheEnd | None = None
+        options: dict[str, Any] = {}
+        if plan.settings.bucket != Settings().bucket:
+            options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
+        self._went_forward = False
+        parameters = nn.ParameterList(model.parameters())
+        self._ddp: Any = DistributedDataParallel(parameters, **options)
+        if membership is not None:
+            self._reductions = PendingReductions(lambda: membership.is_called)
+            # DDP looks the second parameter up by its name
+            self._ddp.register_comm_hook(self, lambda averager, bucket: averager.send(bucket))
+        self._hooks = [
+            model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after)),
+        ]
+
+    def join_forward(self) -> None:
+        """It was made in one that is under way, whose hooks torch has listed already."""
+        self._before(self._ddp, (), {})
+
+    def _before(self, model: nn.Module, args: Any, kwargs: Any = None) -> Any:
+        if self._ddp is None:  # another plan was taken up at the beginning of this forward, for
+            return None  # which torch had listed this hook already
+        self._went_forward = True
+        DistributedDataParallel._active_ddp_module = self._ddp
+        return self._ddp._pre_forward(*args, **kwargs)
+
+    def _after(self, model: nn.Module, args: Any, output: Any) -> Any:
+        DistributedDataParallel._active_ddp_module = None
+        return self._ddp._post_forward(output)
+
+    def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+        assert self._reductions is not None
+        if self._end is None or not self._end.is_to_come():
+            self._end = AtTheEnd(self._finish_after_ddp)
+        _bad_in(bucket, self._names, self._tell)
+        return self._reductions.start(bucket.buffer(), dist.get_world_size())
+
+    def _finish_after_ddp(self) -> None:
+        """DDP's own end of backward was queued after this one."""
+        AtTheEnd(self._finish)
+
+    def _finish(self) -> None:
+        reductions, membership = self._reductions, self._membership
+        if reductions is None or membership is None or not reductions.broken:
+            return
+        membership.broke(*membership.formation.members)  # one of them: the backend doesn't tell
+        deadline = monotonic() + PATIENCE
+        while not membership.is_called:  # who is gone, if the backend lost a connection
+            if monotonic() > deadline:
+                raise RunError(
+                    f"torch's all-reduce failed, and everybody is there: {reductions.broken}",
+                    "start the run again: it goes on from its last checkpoint",
+                )
+            sleep(PAUSE)
+        self._broken_off()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with self._ddp.no_sync():
+            yield
+
+    def after_step(self) -> None:
+        self.refuse_unaveraged()
+        self._went_forward = False
+
+    def refuse_unaveraged(self) -> None:
+        """DDP has averaged in backward, if the model itself was called in this step."""
+        if not self._went_forward:
+            raise RunError(
+                "the model wasn't called in this step, and torch's DDP averages only what comes "
+                "out of model(...)",
+                "call the model itself, or use the plan ring",
+            )
+
+    def settle(self) -> None:
+        """Nothing is on its way between two steps."""
+
+    def break_off(self) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """DDP's own hooks go with its reducer."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._reductions is not None:
+            self._reductions.close()
+        if DistributedDataParallel._active_ddp_module is self._ddp:  # inside a forward
+            DistributedDataParallel._active_ddp_module = None
+        self._ddp = None
+
+
+class DdpAdapter:
+    """A DDP object whose buckets travel by our rounds; by torch's own if the plan is `ddp`."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        plan: Plan,
+        group: Group,
+        engine: Engine,
+        clock: Clock,
+        tell: Tell,
+        *,
+        native: bool,
+    ) -> None:
+        self._tell = tell
+        self._model = model
+        self._plan = plan
+        self._group = group
+        self._engine = engine
+        self._clock = clock
+        self._compression = Compression.of(plan)
+        self._names = {id(p): name for name, p in model.module.named_parameters()}
+        self._ways: dict[int, _Way] = {}
+        self._held: dict[str, dict[str, Array]] = {}  # of buckets that are no more
+        self._sent: list[Future[None]] = []
+        self._end: AtTheEnd | None = None
+        if not native:
+            # DDP looks the second parameter up by its name
+            model.register_comm_hook(self, lambda adapter, bucket: adapter.send(bucket))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with self._model.no_sync():
+            yield
+
+    def after_step(self) -> None:
+        """DDP averages in backward."""
+
+    def settle(self) -> None:
+        """Nothing is on its way between two steps."""
+
+    def detach(self) -> None:
+        """DDP keeps its communication hook."""
+
+    def break_off(self) -> None:
+        """Members can't change under a DDP object."""
+
+    @property
+    def held_before(self) -> Slots:
+        return {}
+
+    @property
+    def held(self) -> Slots:
+        ways = self._ways.values()
+        found = windows(way.compressed for way in ways if way.compressed is not None)
+        for kind, arrays in self._held.items():
+            found[kind] = {**arrays, **found.get(kind, {})}
+        return found
+
+    def take(self, held: Slots) -> Mapping[str, Array]:
+        """By the buckets that DDP is about to make."""
+        self._held = {k: dict(arrays) for k, arrays in parts_that_add_up(held).items()}
+        left = {n: a for n, a in self._held.get(RESIDUAL, {}).items() if not self._keeps(n)}
+        for arrays in self._held.values():
+            for name in left:
+                arrays.pop(name, None)
+        return left
+
+    def _keeps(self, name: str) -> bool:
+        """Whether something is left out of this parameter, and kept."""
+        if self._compression is None or not self._compression.keeps:
+            return False
+        parameter = self._model.module.get_parameter(name)
+        fact = Tensor(name=name, shape=tuple(parameter.shape), dtype=DTYPES[parameter.dtype])
+        return bool(self._compression.arrange([fact]).compressed)
+
+    @torch.no_grad()
+    def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
+        if self._end is None or not self._end.is_to_come():
+            self._finish()  # one that failed may have buckets on their way
+            self._end = AtTheEnd(self._finish)
+        way = self._way(bucket)
+        leg = way.itinerary.at(self._clock.step)
+        first = self._clock.claim(leg.numbers)
+        bad = _bad_in(bucket, self._names, self._tell)
+        for view, gradient in zip(way.views, bucket.gradients(), strict=True):
+            scaled_into(view, gradient, 1 / self._group.size)
+        if way.compressed is None:
+            work: Task | Chain = leg.stops[0].task(way.bucket, self._clock.step, first)
+        elif bad:  # which a compressor would keep, and need not send
+            work = _refused(
+                NotFinite(bad, f" on rank {self._engine.rank} at step {self._clock.step}")
+            )
+        else:
+            work = way.compressed.chain(leg.stops, self._clock.step, first)
+        sent = self._engine.submit(work)
+        result: torch.futures.Future[Any] = torch.futures.Future()
+        sent.add_done_callback(lambda _: result.set_result(way.gathered()))
+        self._sent.append(sent)
+        return result
+
+    def _finish(self) -> None:
+        """Raise what went wrong, before DDP takes the results: it would put it in its own words."""
+        sent, self._sent = self._sent, []
+        self._engine.wait(sent)
+
+    def _way(self, bucket: GradBucket) -> _Way:
+        """Kept from step to step; DDP lays its buckets out anew once, and then what was left out of
+        a parameter goes with it."""
+        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        kept = self._ways.get(bucket.index())
+        if kept is not None and kept.names == names:
+            return kept
+        self._leave([index for index in self._ways if index >= bucket.index()])
+        gradients = dict(zip(names, bucket.gradients(), strict=True))
+        way = _Way(gradients, bucket.buffer(), self._compression, self._engine.rank)
+        undivided = replace(self._plan, settings=replace(self._plan.settings, bucket=way.limit))
+        way.itinerary = Itinerary(undivided, self._group, way.workload, self._engine.rank)
+        self._ways[bucket.index()] = way
+        if way.compressed is not None:
+            hand_over(self._held, [way.compressed])
+            for arrays in self._held.values():
+                for name in names:
+                    arrays.pop(name, None)
+        return way
+
+    def _leave(self, old: Sequence[int]) -> None:
+        """Buckets that are no more; those before them are new already."""
+        for index in old:
+            way = self._ways.pop(index)
+            if way.compressed is not None:
+                for kind, arrays in parts_that_add_up(way.compressed.slots).items():
+                    self._held.setdefault(kind, {}).update(arrays)
+
+
+def _refused(error: NotFinite) -> Chain:
+    """Ends the run on all ranks, as whatever fails under way does."""
+    raise error
+    yield
+
+
+class _Way:
+    """What one of DDP's buckets needs to travel."""
+
+    itinerary: Itinerary
+
+    def __init__(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        compression: Compression | None,
+        rank: int,
+    ) -> None:
+        self.names = list(gradients)
+        self.limit = Size(max(1, buffer.nbytes))  # all in one
+        arranged = arrange if compression is None else compression.arrange
+        like = {name: gradients[name] for name in reversed(self.names)}
+        layout = Layout.of(like, self.limit, arranged)
+        [self.bucket] = layout.buckets
+        self.workload = layout.workload
+        self.views = [self.bucket.views[name] for name in self.names]
+        self.compressed: CompressedBucket | None = None
+        if compression is not None:
+            self.compressed = CompressedBucket(self.bucket, compression, rank)
+        in_order = self.compressed is None or self.compressed.codec is None
+        self._result = self.bucket.flat if in_order else torch.empty_like(buffer, device="cpu")
+
+    def gathered(self) -> torch.Tensor:
+        """In the order of DDP's buffer."""
+        if self._result is not self.bucket.flat:
+            torch.cat([view.reshape(-1) for view in self.views], out=self._result)
+        return self._result

@@ -1,0 +1,204 @@
+"""The server of `asp`, without its network: letters come in, letters go out.
+
+Every gradient is a step of its own, taken when it comes, on the parameters as they are then. Who
+has sent one is answered with the parameters, unless that would let it get more than `staleness`
+steps ahead of the slowest (stale synchronous parallel, Ho et al., NIPS 2013): then it waits until
+the slowest has come that far. The optimizer is a copy of the script's, whose settings it follows;
+of the learning rate each of N workers has an N-th, so that N gradients move the parameters about as
+far as one step with their mean does.
+
+    ASK     "give me the parameters, I have taken so many steps"     answered at once
+    ANSWER  a bucket of a gradient                                   answered when it is due
+    MEET    "give them to me when all others are here"               all get the same
+    FOLLOW  "I still wait for the answer to this request"            the answer, or HURRY: send it
+    LEAVE   "I am through"                                           no answer
+
+Requests are numbered, and so are gradients, whose numbers outlive the server: `applied` says up to
+which number each worker's are in the parameters. So a letter that comes twice, or a gradient that
+is sent again to another server, changes nothing. Nobody waits for a worker that was given up; its
+next request registers it again, beside the slowest, with the steps that it is to leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from thalweg.training.buckets import Layout
+from thalweg.training.sources.gradients import FLAGS
+from thalweg.transports import Array
+from thalweg.transports.best_effort import Letter, Sort
+
+NOT_HERE = -(1 << 62)  # the clock of one who is to say how many steps it has taken
+
+
+class ParameterServer:
+    """`layout` has a buffer for the gradients of these parameters, and their flags. `clocks` are
+    the steps that each worker has taken."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        clocks: Mapping[int, int],
+        staleness: int,
+        applied: Mapping[int, int],
+    ) -> None:
+        self.optimizer = deepcopy(optimizer)
+        self.clocks = dict(clocks)
+        self.applied = dict(applied)
+        self.slots: dict[str, Any] = {}  # the optimizer's, as they were at the last meeting
+        self._script = optimizer
+        self._layout = layout
+        self._staleness = staleness
+        copies = {
+            id(theirs): own
+            for group, copied in zip(
+                optimizer.param_groups, self.optimizer.param_groups, strict=True
+            )
+            for theirs, own in zip(group["params"], copied["params"], strict=True)
+        }
+        self.parameters = {name: copies[id(p)] for name, p in parameters.items() if id(p) in copies}
+        self._flags = list(parameters)
+        self._share = len(self.clocks)
+        self._given_up: dict[int, int] = {}  # clocks of those who are gone
+        self._moved: dict[int, int] = {}  # steps that one who was gone is to leave out
+        self._coming: dict[int, dict[int, Array]] = {}  # buckets of gradients that aren't whole
+        self._newest: dict[int, int] = {}  # the last request of each worker,
+        self._waiting: dict[int, int] = {}  # ... of those who wait for the slowest,
+        self._met: dict[int, int] = {}  # ... of those who are at a meeting,
+        self._answered: dict[int, int] = {}  # ... and the last that was answered
+        self._answers = 0
+
+    def arrive(self, letter: Letter) -> list[Letter]:
+        """What to send now that this has come."""
+        worker, number = letter.peer, letter.step
+        if letter.sort is Sort.LEAVE:
+            return self.lose(worker)
+        if number < self._newest.get(worker, 0):
+            return []
+        if number == self._answered.get(worker):
+            return self._answer({worker: number}) if letter.sort is Sort.FOLLOW else []
+        self._register(worker, number)
+        if number not in (self._waiting.get(worker), self._met.get(worker)):
+            if letter.sort is Sort.FOLLOW:
+                return [Letter(worker, Sort.HURRY, number)]
+            if letter.sort is Sort.ASK:
+                self.clocks[worker] = max(self.clocks[worker], letter.covered)
+                self._moved[worker] = self.clocks[worker] - letter.covered
+                return [*self._answer({worker: number}), *self._released()]
+            if letter.sort is Sort.MEET:
+                self._met[worker] = number
+            elif not self._push(letter):
+                return []
+        return self._released()
+
+    def lose(self, worker: int) -> list[Letter]:
+        """A worker is gone, and nobody waits for it: what to send."""
+        if worker not in self.clocks:
+            return []
+        self._given_up[worker] = self.clocks.pop(worker)
+        self._met.pop(worker, None)
+        return self._released()
+
+    def _register(self, worker: int, number: int) -> None:
+        """A worker whose request isn't answered is here, whatever was thought of it."""
+        if number > self._newest.get(worker, 0):
+            self._newest[worker] = number
+            self._coming[worker] = {}
+            self._moved[worker] = 0
+        if worker in self._given_up:
+            was = self._given_up.pop(worker)
+            self.clocks[worker] = max(was, min(self.clocks.values(), default=was))
+            self._moved[worker] += self.clocks[worker] - was
+
+    def _push(self, letter: Letter) -> bool:
+        """Whether the gradient is whole with this bucket, and so is applied."""
+        worker, gradient, buckets = letter.peer, letter.covered, self._coming[letter.peer]
+        assert letter.array is not None
+        buckets[letter.piece] = letter.array
+        if len(buckets) < len(self._layout.buckets):
+            return False
+        self._coming[worker] = {}
+        if gradient > self.applied.get(worker, 0):
+            self._take_step(buckets)
+            self.applied[worker] = gradient
+        self.clocks[worker] += 1
+        self._waiting[worker] = letter.step
+        return True
+
+    def _released(self) -> list[Letter]:
+        """Answers to those who need not wait any longer. A meeting is of those who have taken the
+        same number of steps; who has taken more has missed it, and isn't waited for."""
+        clocks, met = self.clocks, self._met
+        slowest = min((clock for worker, clock in clocks.items() if worker not in met), default=0)
+        free = {
+            worker: number
+            for worker, number in self._waiting.items()
+            if worker in clocks and clocks[worker] <= slowest + self._staleness
+        }
+        over = {
+            worker: number
+            for worker, number in met.items()
+            if all(
+                clock > clocks[worker] or (other in met and clock == clocks[worker])
+                for other, clock in clocks.items()
+            )
+        }
+        if over:
+            self.slots = deepcopy(self.optimizer.state_dict()["state"])
+        for worker in free:
+            del self._waiting[worker]
+        for worker in over:
+            del met[worker]
+        return self._answer({**free, **over})
+
+    def _answer(self, requests: Mapping[int, int]) -> list[Letter]:
+        """The parameters as they are now, bucket by bucket, to these workers. A head comes first:
+        how many steps a worker is to leave out, and pairs of workers and numbers. All pieces have
+        the number of this answer."""
+        if not requests:
+            return []
+        self._answers += 1
+        arrays = self._arrays()
+        applied = [number for pair in sorted(self.applied.items()) for number in pair]
+        letters = []
+        for worker, number in sorted(requests.items()):
+            self._answered[worker] = number
+            head = np.array([self._moved[worker], *applied], np.int64)
+            for piece, array in enumerate([head, *arrays]):
+                letters.append(Letter(worker, Sort.RESULT, number, piece, self._answers, array))
+        return letters
+
+    @torch.no_grad()
+    def _arrays(self) -> list[Array]:
+        arrays = []
+        for bucket in self._layout.buckets:
+            for name, view in bucket.views.items():
+                if name in self.parameters:
+                    view.copy_(self.parameters[name])
+            arrays.append(bucket.vector.copy())
+        return arrays
+
+    @torch.no_grad()
+    def _take_step(self, gradients: Mapping[int, Array]) -> None:
+        for bucket in self._layout.buckets:
+            bucket.take(gradients[bucket.index])
+        views = {name: view for b in self._layout.buckets for name, view in b.views.items()}
+        *flags, is_bad = (views[FLAGS] != 0).tolist()
+        if is_bad:  # the worker has found that its gradients are not finite
+            return
+        took_part = dict(zip(self._flags, flags, strict=True))
+        for name, parameter in self.parameters.items():
+            parameter.grad = views[name].to(parameter.device) if took_part[name] else None
+        for theirs, own in zip(self._script.param_groups, self.optimizer.param_groups, strict=True):
+            own.update({key: value for key, value in theirs.items() if key != "params"})
+            if "lr" in own:
+                own["lr"] = own["lr"] / self._share
+        self.optimizer.step()

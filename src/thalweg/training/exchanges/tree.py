@@ -1,0 +1,361 @@
+"""Coded plans: a rank hands in its part of the sum, and takes the step's result when it is there,
+whether it was waited for or not.
+
+The relay's thread goes on meanwhile, so a rank that was late finds the results of the steps that it
+missed waiting for it. It goes through them at its next safe points, on a few samples each, and
+takes up the others' gradients instead of its own. If it is so far behind that they aren't kept any
+more, it takes over another rank's state instead (`handover.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import inf
+from time import monotonic, sleep
+
+import numpy as np
+import torch
+from torch import nn
+
+from thalweg.codes import Allocation
+from thalweg.compress import Summed, arrange
+from thalweg.engine.arithmetic import Arithmetic, arithmetic_of
+from thalweg.engine.arrivals import Arrivals
+from thalweg.engine.first_k_node import FastestNode
+from thalweg.engine.tree_join import join_tree
+from thalweg.engine.tree_node import Form, Node, Piece
+from thalweg.engine.tree_relay import Relay
+from thalweg.errors import RunError
+from thalweg.members.abort import Alarm
+from thalweg.members.world import World
+from thalweg.plan import Plan
+from thalweg.redundancy import allocation_of, fastest, is_compensated
+from thalweg.schedules import Group, Schedule, check, coded_tree
+from thalweg.training.buckets import FlatBucket, Layout
+from thalweg.training.compiled_steps import Clock
+from thalweg.training.data.position import Course
+from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.exchanges.rounds import CarriesNothingOver, Fill
+from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.snapshot import State
+from thalweg.training.sources.gradients import GradientAverager, layout_of
+from thalweg.transports import Array
+
+PAUSE = 0.01  # seconds between two looks at who is through
+LONG = 20.0  # seconds of absence after which a tree is planted without that rank
+
+
+class CodedAverager(GradientAverager):
+    """`course` says whether what is computed now belongs into the sum; `snapshot` is what this rank
+    holds before the step."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: Plan,
+        group: Group,
+        clock: Clock,
+        world: World,
+        alarm: Alarm,
+        *,
+        course: Course,
+        snapshot: Callable[[], State],
+        broken_off: Callable[[], None],
+        tell: Callable[[Sequence[str]], None],
+    ) -> None:
+        compression = Compression.of(plan)
+        arranged = arrange if compression is None else compression.arrange
+        layout = layout_of(parameters, plan.settings.bucket, arranged)
+        channels = Channels(layout, compression, world.rank)
+        allocation = allocation_of(plan, group)
+        relay = _open(plan, group, allocation, channels, world, alarm, clock.step)
+        self.tree = Tree(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
+        self._course = course
+        self._relayed = RelayCarrier(self.tree, relay, layout, channels, clock, course)
+        largest = inf if compression is None else compression.compressor.largest
+        super().__init__(parameters, layout, self._relayed, broken_off, tell, largest)
+
+    def break_off(self) -> None:
+        super().break_off()
+        self.tree.close()
+
+    def _is_good(self) -> bool:
+        """What came of the step is the same on all ranks, whoever's answers it was decoded from."""
+        flats = {str(bucket.index): bucket.flat for bucket in self._layout.buckets}
+        return all(map(is_finite, flats.values())) or not not_finite(flats)
+
+    def _ready(self, name: str, parameter: torch.Tensor) -> None:
+        self._course.computed = True
+        super()._ready(name, parameter)
+
+    @property
+    def approximate(self) -> Mapping[int, float]:
+        """Steps whose sum was scaled up from a part of the data, and how large that was."""
+        return self._relayed.approximate
+
+
+class Tree:
+    """This rank's place in a coded tree."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        allocation: Allocation,
+        world: World,
+        snapshot: Callable[[], State],
+        *,
+        waits: bool,
+    ) -> None:
+        self.allocation = allocation
+        self._waits = waits  # if more are absent than the code can do without
+        self._relay = relay
+        self._world = world
+        self._snapshot = snapshot
+        self._astray = False
+
+    @property
+    def is_root(self) -> bool:
+        return self._relay.rank == self.allocation.host
+
+    @property
+    def arrivals(self) -> Arrivals:
+        return self._relay.arrivals
+
+    def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
+        """Whether the tree is to be planted anew without this rank, given who is absent since when:
+        the root, or one that is away for long; or so many are that the code can't do without, or
+        with those who are late."""
+        if rank == self.allocation.host or monotonic() - absent.get(rank, monotonic()) > LONG:
+            return True
+        return self._waits and (len(absent) > self._relay.spare or self._relay.stalls)
+
+    def has(self, step: int) -> bool:
+        """Whether its result is here, so that nobody waits for this rank's part."""
+        return self._relay.has(step)
+
+    def left_behind(self, step: int) -> bool:
+        """Whether this rank can't go on by itself: a result that it needs can't be had any more."""
+        return self._astray or self._relay.missed(step)
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether what this rank holds is nobody else's, until it takes another's state."""
+        return self._astray
+
+    def lose(self) -> None:
+        """It went on without a result, and holds what nobody else does."""
+        self._astray = True
+
+    def serve(self) -> None:
+        """Give this rank's state to whoever asked for it. Between two steps, or while it waits for
+        a result: what it holds is from before the step until then."""
+        if self._relay.asked():
+            self._relay.give_state(self._snapshot().in_bytes())
+
+    def take(self, after: int = -1) -> State:
+        """Another rank's state beyond the step `after`; the parent's if it answers."""
+        state = State.of_bytes(self._relay.take_state(lambda a: State.of_bytes(a).step > after))
+        self._relay.follow_from(state.step)
+        self._astray = False
+        return state
+
+    def part(self, seconds: float, state: State) -> bool:
+        """Wait until all neighbours are through as well, or gone; they may need results and this
+        state until then. False if it takes too long."""
+        self._relay.give_state(state.in_bytes(), from_now_on=True)
+        deadline = monotonic() + seconds
+        with suppress(RunError):  # the store is gone, and so are the others
+            self._world.put(f"through/{self._relay.rank}", "")
+            while any(not self._is_through(rank) for rank in self._relay.present()):
+                if monotonic() >= deadline:
+                    return False
+                sleep(PAUSE)
+        return True
+
+    @property
+    def is_closed(self) -> bool:
+        """Also where members were to meet anew, and that ended in an error."""
+        return self._relay.is_closed
+
+    def close(self) -> None:
+        self._relay.close()
+
+    def _is_through(self, rank: int) -> bool:
+        return self._world.line.ask(lambda store: store.check([f"through/{rank}"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One vector of a step that is added up."""
+
+    vector: Array
+    arithmetic: Arithmetic
+
+
+class Channels:
+    """All vectors that the buckets of a layout travel in: each whole, or its payload and what goes
+    as it is. They are added on their way up a tree, so payloads must be linear, and take one
+    round."""
+
+    def __init__(self, layout: Layout, compression: Compression | None, rank: int) -> None:
+        self.all: list[Channel] = []
+        self._layout = layout
+        self._compressed: dict[int, CompressedBucket] = {}
+        self._under_way: dict[int, Iterator[Array]] = {}
+        self._step = -1  # of those
+        self._of: dict[int, list[int]] = {}
+        for bucket in layout.buckets:
+            if compression is not None:
+                self._compressed[bucket.index] = CompressedBucket(bucket, compression, rank)
+            vectors = self._vectors(bucket)
+            first = len(self.all)
+            self._of[bucket.index] = list(range(first, first + len(vectors)))
+            self.all += vectors
+
+    def contribution(self, bucket: FlatBucket, step: int) -> list[tuple[int, Array]]:
+        """What this rank adds to which channel; copies."""
+        self._encode(bucket, step)
+        return [(number, self.all[number].vector.copy()) for number in self._of[bucket.index]]
+
+    def finish(self, step: int) -> None:
+        """The channels hold the step's result: put it into the buckets."""
+        for index, payload in list(self._under_way.items()):
+            for _ in payload:
+                raise AssertionError("a linear codec has one round")
+            self._compressed[index].store()
+        self._under_way.clear()
+
+    def open(self, step: int) -> None:
+        """Make channels ready for a step's result, also those that this rank added nothing to."""
+        if self._step != step:
+            self._under_way.clear()  # of a step whose result never came
+        for bucket in self._layout.buckets:
+            if bucket.index not in self._under_way:
+                self._encode(bucket, step)
+
+    def _encode(self, bucket: FlatBucket, step: int) -> None:
+        compressed = self._compressed.get(bucket.index)
+        if compressed is None or not isinstance(compressed.codec, Summed):
+            return
+        values = compressed.load()
+        payload = compressed.codec.rounds(values, values, step, keep=False)
+        next(payload)
+        self._step = step
+        self._under_way[bucket.index] = payload
+
+    def _vectors(self, bucket: FlatBucket) -> list[Channel]:
+        compressed = self._compressed.get(bucket.index)
+        rest = bucket.vector[bucket.arrangement.length :]
+        exact = [Channel(rest, bucket.arithmetic)] if len(rest) else []
+        if compressed is None or not isinstance(compressed.codec, Summed):
+            return exact
+        values = compressed.load()
+        payload = next(compressed.codec.rounds(values, values, 0, keep=False))
+        return [Channel(payload, arithmetic_of(compressed.carries)), *exact]
+
+
+class RelayCarrier(CarriesNothingOver):
+    def __init__(
+        self,
+        tree: Tree,
+        relay: Relay,
+        layout: Layout,
+        channels: Channels,
+        clock: Clock,
+        course: Course,
+    ) -> None:
+        self.approximate: dict[int, float] = {}
+        self._tree = tree
+        self._relay = relay
+        self._presence = float(tree.allocation.held(relay.rank).sum())
+        self._layout = layout
+        self._channels = channels
+        self._clock = clock
+        self._course = course
+        self._begun = -1  # step that a part was handed in for
+        self._last = -1  # step that was summed up
+
+    def begin(self) -> None:
+        if self._last == self._clock.step:
+            raise RunError(
+                "two backwards in one step: a code would add up the first one's sums again",
+                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
+            )
+        self._course.refuse_second_step()
+        self._course.refuse_skipped_batch()
+
+    def send(self, bucket: FlatBucket, fill: Fill) -> None:
+        if self._course.counts:
+            is_finite = fill(1.0, self._presence)
+            for channel, vector in self._channels.contribution(bucket, self._clock.step):
+                if not is_finite:  # nan throughout: each piece may be decoded from other answers
+                    vector.view(np.uint8).fill(0xFF)
+                self._relay.contribute(self._clock.step, channel, vector)
+            self._begun = self._clock.step
+
+    def finish(self) -> None:
+        step = self._clock.step
+        results = self._relay.result(step, when_asked=self._tree.serve)
+        self._last = step
+        if results is None:  # too late even for that: the next safe point puts it right
+            self._tree.lose()
+            for bucket in self._layout.buckets:
+                bucket.vector.fill(0)
+            return
+        if results.covered:
+            self.approximate[step] = results.covered / self._tree.allocation.cells
+        self._channels.open(step)
+        for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
+            self._channels.all[piece.round].vector[piece.start : piece.stop] = array
+        self._channels.finish(step)
+
+    def let_go(self) -> None:
+        self._layout = replace(self._layout, buckets=())
+
+    def drop(self) -> None:
+        """Nothing has to be waited for: what travels is a copy. But it can't be taken back."""
+        if self._begun == self._clock.step != self._last:
+            raise RunError(
+                "a backward failed after a part of it had gone into the sum",
+                "let this worker end: the others go on without it, and it may come back",
+            )
+
+
+def _open(
+    plan: Plan,
+    group: Group,
+    allocation: Allocation,
+    channels: Channels,
+    world: World,
+    alarm: Alarm,
+    first: int,
+) -> Relay:
+    @cache
+    def schedule(elements: int, itemsize: int) -> Schedule:
+        built = coded_tree(group, elements, itemsize, allocation)
+        check(built)
+        return built
+
+    make: Callable[[int, Sequence[Piece], Allocation], Node] = Node
+    if is_compensated(plan):
+        make = partial(FastestNode, k=fastest(plan, group.size))
+    return join_tree(
+        world,
+        alarm,
+        allocation,
+        [schedule(len(channel.vector), channel.vector.itemsize) for channel in channels.all],
+        [Form(channel.vector.dtype, channel.arithmetic) for channel in channels.all],
+        timeout=world.timeout,
+        beyond=_beyond(plan),
+        make=make,
+        first=first,
+    )
+
+
+def _beyond(plan: Plan) -> str:
+    """What happens if more are late than the code can do without."""
+    assert plan.redundancy is not None
+    return str(plan.redundancy.arguments.get("beyond", "wait"))

@@ -1,0 +1,225 @@
+"""What a plan does for a model, and which kind of it a plan needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.compress import arrange
+from thalweg.engine.engine import Engine
+from thalweg.errors import PlanError
+from thalweg.facts import Size, Workload
+from thalweg.members.abort import Alarm
+from thalweg.members.agreement import Agreement
+from thalweg.members.world import World
+from thalweg.plan import Plan, What
+from thalweg.redundancy import is_relayed, root_of, spare_ranks, waits_for_nobody
+from thalweg.schedules import Group
+from thalweg.steps import compile_rounds
+from thalweg.training.compiled_steps import Clock
+from thalweg.training.compressor_state import Slots
+from thalweg.training.contention_monitor import Watch
+from thalweg.training.data.position import Course
+from thalweg.training.exchanges.compressed import Compression
+from thalweg.training.exchanges.native import DdpAdapter, NativeAverager
+from thalweg.training.exchanges.rounds import EngineCarrier
+from thalweg.training.exchanges.server import AsynchronousAverager, Ledger
+from thalweg.training.exchanges.tree import CodedAverager
+from thalweg.training.finite import BadGradients
+from thalweg.training.optimizer_state import averaged_tensors
+from thalweg.training.snapshot import State
+from thalweg.training.sources.gradients import SteppedAverager, layout_of
+from thalweg.training.sources.parameters import ParameterAverager, TwoLevelAverager
+from thalweg.transports import Array
+
+UNDER_WAY = "plan"  # in the store: which one runs, and since when
+ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
+
+
+class Averager(Protocol):
+    @property
+    def held(self) -> Slots:
+        """What the compressor keeps from step to step."""
+
+    @property
+    def held_before(self) -> Slots:
+        """What it kept before the step that was begun, if that was broken off."""
+
+    def take(self, held: Slots) -> Mapping[str, Array]:
+        """Go on with what another one held; residuals that it has no place for are returned."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward adds gradients up without averaging them."""
+
+    def after_step(self) -> None:
+        """The optimizer has stepped."""
+
+    def settle(self) -> None:
+        """Wait for what is on its way, and apply it."""
+
+    def detach(self) -> None:
+        """Leave the model as if it had never been there."""
+
+    def break_off(self) -> None:
+        """The same at once, whatever is on its way: it is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where plans run: this rank among the members of a formation. `snapshot` is what it holds
+    before a step; `broken_off` is called when a step was, and its members meet anew. Parameters
+    are averaged from the step `begins` on. `root` has the newest parameters of a run under `asp`,
+    whose members have met anew."""
+
+    world: World
+    alarm: Alarm
+    group: Group
+    engine: Engine
+    clock: Clock
+    course: Course
+    agreement: Agreement
+    bad_gradients: BadGradients
+    snapshot: Callable[[], State]
+    broken_off: Callable[[], None]
+    begins: int = 0
+    root: int | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def averager(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> Averager:
+        """From the clock's step on."""
+        if self.world.rank == self.keeper(plan):  # one who comes back is to find it
+            self.world.put(UNDER_WAY, json.dumps([str(plan), self.clock.step]))
+        parameters = trainable(model)
+        tell = self.bad_gradients.tell
+        native = is_native(plan)
+        if isinstance(model, DistributedDataParallel):
+            _refuse_for_ddp(plan)
+            return DdpAdapter(model, plan, self.group, self.engine, self.clock, tell, native=native)
+        if native and self.group.size > 1:  # alone there is nothing to average
+            self.world.join_process_group()
+            return NativeAverager(model, plan, self.world.membership, self.broken_off, tell)
+        if plan.averages_parameters:
+            return self._by_parameters(model, optimizer, plan)
+        if is_relayed(plan):
+            return self._relayed(parameters, plan)
+        if plan.cadence.staleness is not None:
+            return AsynchronousAverager(
+                parameters,
+                optimizer,
+                self.world.room(f"server/{max(self.clock.step, self.begins)}"),
+                self.alarm,
+                root=self.keeper(plan),
+                staleness=plan.cadence.staleness,
+                bucket=plan.settings.bucket,
+                steps=self.clock.step,
+                anew=self.root is not None,
+                ledger=self.ledger,
+                broken_off=self.broken_off,
+            )
+        compression = Compression.of(plan)
+        arranged = arrange if compression is None else compression.arrange
+        layout = layout_of(parameters, plan.settings.bucket, arranged)
+        largest = inf if compression is None else compression.compressor.largest
+        carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
+        return SteppedAverager(parameters, layout, carrier, self.broken_off, tell, largest)
+
+    def _by_parameters(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
+    ) -> ParameterAverager:
+        room = self.world.room(f"groups/{self.clock.step}")
+        tensors = partial(
+            averaged_tensors,
+            model,
+            optimizer if plan.what is What.EVERYTHING else None,
+            room,
+            self.alarm,
+        )
+
+        def watch(group: Group, nbytes: int) -> Watch:
+            return Watch(group, room, self.agreement, self.engine.arrivals, nbytes)
+
+        two_levels = plan.cadence.two_levels and len(self.group.racks) > 1
+        adjusts = plan.topology.arguments.get("adjust") and self.group.size > 1 and not two_levels
+        kind = TwoLevelAverager if two_levels else ParameterAverager
+        return kind(
+            tensors,
+            plan,
+            self.group,
+            self.engine,
+            self.clock,
+            watch if adjusts else None,
+            begins=self.begins,
+            broken_off=self.broken_off,
+        )
+
+    def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:
+        since = self.clock.step
+        return CodedAverager(
+            parameters,
+            plan,
+            self.group,
+            self.clock,
+            self.world.room(f"tree/{since}"),
+            self.alarm,
+            course=self.course,
+            snapshot=self.snapshot,
+            broken_off=self.broken_off,
+            tell=self.bad_gradients.tell,
+        )
+
+    def tree_under_way(self) -> tuple[Plan, int] | None:
+        """The coded plan that the others run, and since which step; None if it has no code, or
+        they don't run one yet: they may be waiting for what this rank was before it died."""
+        found = self.world.wait_for(UNDER_WAY, 0.0, self.alarm)
+        if found is None:
+            return None
+        text, since = json.loads(found)
+        plan = parse_plan(text)
+        return (plan, since) if is_relayed(plan) else None
+
+    def keeper(self, plan: Plan) -> int:
+        """The rank that writes and reads checkpoints."""
+        root = self.root if self.root is not None else root_of(plan, self.group)
+        return self.group.ranks[0] if root is None else root
+
+
+def _refuse_for_ddp(plan: Plan) -> None:
+    remedy = "attach the model without DDP round it"
+    if plan.averages_parameters:
+        raise PlanError(f"a DDP object averages gradients, and {plan} parameters", remedy)
+    if waits_for_nobody(plan):
+        raise PlanError(f"a DDP object waits for everybody, and {plan} for nobody", remedy)
+
+
+def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise PlanError("the model has no parameter that is trained", "unfreeze some")
+    return parameters
+
+
+def is_native(plan: Plan) -> bool:
+    return default_catalog().is_native(plan)
+
+
+def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
+    """Plans that this version doesn't run, or not here: said before anything moves."""
+    if waits_for_nobody(plan):
+        spare_ranks(plan, group)
+    else:
+        compile_rounds(plan, group, ANY_WORKLOAD, 0)
+    if is_relayed(plan) and not has_data:
+        raise PlanError(
+            f"{plan} gives late workers less of the data to go through, which your loader can't",
+            "give data= and batch= to attach()",
+        )

@@ -1,0 +1,101 @@
+"""The tensors that an optimizer keeps for each parameter, in an order that all ranks share.
+
+Replicas that went their own ways may not even have the same ones: a parameter that one rank never
+used has no momentum there. What a rank lacks is zero, as if it had been there from the start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from thalweg.errors import RunError
+from thalweg.members.abort import Alarm
+from thalweg.members.world import World
+from thalweg.training.state_encoding import kinds_of
+
+OPTIMIZER = "optimizer/"  # before a slot's place
+STATISTICS = ("running_mean", "running_var")
+MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
+
+
+def averaged_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, alarm: Alarm, step: int
+) -> dict[str, torch.Tensor]:
+    """What a parameter plan averages from this step on, by name: the trained parameters, batch
+    norm's statistics, and this optimizer's slots."""
+    tensors: dict[str, torch.Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
+    tensors |= statistics_of(model)
+    if optimizer is not None:
+        slots = slots_of_all(optimizer, world, alarm, step, world.timeout)
+        tensors |= {f"{OPTIMIZER}{place}": slot for place, slot in slots.items()}
+    return tensors
+
+
+def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The running statistics of its batch norms, by name."""
+    found: dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name in STATISTICS:
+            values = getattr(module, name, None)
+            is_new = all(values is not other for other in found.values())  # modules may share it
+            if is_new and isinstance(values, torch.Tensor) and values.is_floating_point():
+                found[f"{prefix}.{name}"] = values
+    return found
+
+
+def has_other_slots(optimizer: torch.optim.Optimizer, averaged: Mapping[str, torch.Tensor]) -> bool:
+    """Whether it keeps something since, or in another tensor, that is not averaged."""
+    own = _slots(optimizer).items()
+    return any(averaged.get(f"{OPTIMIZER}{place}") is not slot for place, slot in own)
+
+
+def never_negative(name: str) -> bool:
+    """Whether it is a mean of squares: a difference that is added late must not change that."""
+    return name.rpartition("/")[2].rpartition(".")[2] in MEANS_OF_SQUARES
+
+
+def slots_of_all(
+    optimizer: torch.optim.Optimizer, world: World, alarm: Alarm, number: int, timeout: float
+) -> dict[str, torch.Tensor]:
+    """This rank's floating-point slots by place, those included that only other ranks had until
+    now; for the `number`-th meeting of all ranks."""
+    own = _slots(optimizer)
+    kinds = kinds_of(own)
+    world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
+    for rank in world.members:
+        found = world.wait_for(f"slots/{number}/{rank}", timeout, alarm)
+        if found is None:
+            raise RunError(
+                f"rank {rank} hasn't come to the change of plan within {timeout:g} s",
+                "look at what it does there, or allow more time with timeout=",
+            )
+        kinds |= json.loads(found)
+    return {place: _slot(optimizer, place, *kinds[place]) for place in sorted(kinds)}
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{i}/{j}/{key}": value
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+
+
+def _slot(
+    optimizer: torch.optim.Optimizer, place: str, shape: list[int], dtype: str
+) -> torch.Tensor:
+    i, j, key = place.split("/", 2)
+    parameter = optimizer.param_groups[int(i)]["params"][int(j)]
+    state = optimizer.state[parameter]
+    if not isinstance(state.get(key), torch.Tensor):
+        state[key] = torch.zeros(shape, dtype=getattr(torch, dtype), device=parameter.device)
+    slot: torch.Tensor = state[key]
+    return slot

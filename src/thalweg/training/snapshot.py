@@ -1,0 +1,138 @@
+"""A run's state from one rank to another: for one that was too far behind, or comes back.
+
+As in a checkpoint, but whole and in memory: JSON, and the tensors as safetensors has them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import nn
+
+from thalweg.errors import RunError
+from thalweg.training.data.position import Position
+from thalweg.training.state_encoding import kinds_of, pack, unpack
+from thalweg.transports import Array
+
+LENGTH = struct.Struct("<Q")
+
+
+class Stateful(Protocol):
+    """A scheduler, a scaler, or anything else that has to travel with the training."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a rank holds before `step`."""
+
+    step: int
+    position: Position
+    shared: int  # rounds between steps, so far
+    agreed: int  # changes of plan and the like, up to there
+    ended: bool  # its training is over
+    plan: str
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    objects: list[Any]
+    held: dict[str, dict[str, torch.Tensor]]  # of the compressor, what is equal on all ranks
+
+    def in_parts(self) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """A head that says what there is, and the tensors themselves, none of them copied."""
+        parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "objects": self.objects,
+            "held": self.held,
+        }
+        tree, tensors = pack(parts, "state")
+        head = {
+            "step": self.step,
+            "position": [self.position.epoch, self.position.batch],
+            "shared": self.shared,
+            "agreed": self.agreed,
+            "ended": self.ended,
+            "plan": self.plan,
+            "tree": tree,
+            "tensors": kinds_of(tensors),
+        }
+        return json.dumps(head).encode(), tensors
+
+    @classmethod
+    def of_parts(cls, head: bytes, tensors: dict[str, torch.Tensor]) -> State:
+        said = json.loads(head)
+        epoch, batch = said["position"]
+        numbers = [epoch, batch, *(said[name] for name in ("step", "shared", "agreed"))]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("a count that is none")
+        if type(said["ended"]) is not bool or type(said["plan"]) is not str:
+            raise TypeError("no plan, or no end")
+        return cls(
+            step=said["step"],
+            position=Position(epoch=epoch, batch=batch),
+            shared=said["shared"],
+            agreed=said["agreed"],
+            ended=said["ended"],
+            plan=said["plan"],
+            **unpack(said["tree"], tensors),
+        )
+
+    def in_bytes(self) -> Array:
+        head, tensors = self.in_parts()
+        return np.frombuffer(LENGTH.pack(len(head)) + head + save(tensors), np.uint8)
+
+    @classmethod
+    def of_bytes(cls, array: Array) -> State:
+        """RunError if they aren't what `in_bytes` made."""
+        try:
+            return cls._read(array.tobytes())
+        except (
+            *(LookupError, RecursionError, TypeError, ValueError),
+            *(SafetensorError, struct.error),
+        ) as error:
+            raise RunError(
+                "the state of the run that another rank sent can't be read "
+                f"({str(error).partition(chr(10))[0]})",
+                "start all workers with the same version of Thalweg, from the last checkpoint",
+            ) from None
+
+    @classmethod
+    def _read(cls, data: bytes) -> State:
+        (length,) = LENGTH.unpack_from(data)
+        head = data[LENGTH.size : LENGTH.size + length]
+        return cls.of_parts(head, load(data[LENGTH.size + length :]))
+
+    def load_into(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
+    ) -> None:
+        """Once: an optimizer keeps the tensors that it is given."""
+        model.load_state_dict(self.model)
+        optimizer.load_state_dict(self.optimizer)
+        vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
+        for held, state in zip(objects, self.objects, strict=True):
+            held.load_state_dict(state)
+
+    def settings(
+        self, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
+    ) -> Callable[[], None]:
+        """Loads again what scripts change at the end of an epoch, and holds no more than that."""
+        states, groups = self.objects, self.optimizer["param_groups"]
+
+        def load() -> None:
+            for own, group in zip(optimizer.param_groups, groups, strict=True):
+                own.update({name: group[name] for name in group if name != "params"})
+            for held, state in zip(objects, states, strict=True):
+                held.load_state_dict(state)
+
+        return load

@@ -1,0 +1,1 @@
+"""Where the tensors of a bucket come from, and where results are written."""

@@ -1,0 +1,274 @@
+"""A state dict as JSON and named tensors: what pickle would keep, without running code on reading.
+
+Numbers, text, None and lists stand for themselves in the JSON; all else is an object with one key,
+the tag that says what it is:
+
+    (1, 2)                          {"tuple": [1, 2]}
+    {"lr": 0.1}                     {"dict": {"lr": 0.1}}
+    {0: None}                       {"items": [[0, null]]}
+    a tensor, at state[0]["x"]      {"tensor": "0.x"}, and its values beside the JSON by that name
+
+What comes back is equal bit by bit and of the same type, with two exceptions: tensors are plain,
+contiguous and on the CPU, and objects that were one come back as two.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64decode, b64encode
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import CheckpointError
+from thalweg.members.agreement import Json
+
+DEEPEST = 100
+Kinds = dict[str, tuple[list[int], str]]  # shape and type of tensors, by name
+_REMEDY = "keep only tensors, numbers, text and plain containers of these in it"
+_WHOLE = 2**63  # from there on as hex: Python bounds the decimal digits that it reads
+_NUMPY_KINDS = "biufcmM"  # numbers and times: not objects, whose bytes are addresses
+_STORED = {  # by every safetensors; complex128 goes as pairs of float64
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16),
+    *(torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "Size": torch.Size,
+    "frozenset": frozenset,
+    "set": set,
+    "tuple": tuple,
+}
+_MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
+    "Counter": Counter,
+    "OrderedDict": OrderedDict,
+    "items": dict,
+}
+_FACTORIES: dict[str | None, Callable[[], Any] | None] = {
+    None: None,
+    **{kind.__name__: kind for kind in (dict, float, int, list, set, str)},
+}
+_LEAVES: dict[str, Callable[[Any], Any]] = {
+    "bytearray": lambda text: bytearray(b64decode(text)),
+    "bytes": b64decode,
+    "complex": lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),
+    "device": torch.device,
+    "dtype": lambda name: _dtype(name),
+    "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+    "int": lambda text: int(text, 16),
+    "str": lambda text: b64decode(text).decode("utf-8", "surrogatepass"),
+    "numpy": lambda parts: np.frombuffer(b64decode(parts[1]), _kind(parts[0]))[0],
+}
+
+
+def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
+    return {n: (list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()}
+
+
+def places_for(kinds: Kinds, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Where tensors of these kinds can be put: in one's own, if they are of the same kind, which
+    saves memory."""
+    places = {}
+    for name, (shape, dtype) in kinds.items():
+        kind = getattr(torch, dtype)
+        mine = own.get(name)
+        if mine is None or list(mine.shape) != shape or mine.dtype != kind:
+            mine = torch.empty(shape, dtype=kind)
+        places[name] = mine
+    return places
+
+
+def pack(state: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
+    """The state as JSON, and its tensors by their place in it; errors call the state `name`.
+
+    Tensors that lie in memory as a file wants them are not copied."""
+    packer = _Packer(name)
+    return packer.pack(state, ()), packer.tensors
+
+
+def unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
+    """The state of which `pack` made these two; ValueError if it didn't."""
+    try:
+        return _unpack(tree, tensors)
+    except (
+        *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+        *(MemoryError, struct.error),
+    ) as error:
+        raise ValueError(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
+
+
+def _unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_unpack(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    content: Any
+    ((tag, content),) = tree.items()
+    if tag == "dict":
+        return {key: _unpack(value, tensors) for key, value in content.items()}
+    if tag in _SEQUENCES:
+        return _SEQUENCES[tag](_unpack(item, tensors) for item in content)
+    if tag in _MAPPINGS:
+        return _MAPPINGS[tag](dict(_unpack(content, tensors)))
+    if tag == "defaultdict":
+        return defaultdict(_FACTORIES[content[0]], _unpack(content[1], tensors))
+    if tag == "attributes":
+        whole = _unpack(content[0], tensors)
+        if type(whole) not in (Counter, OrderedDict):
+            raise TypeError(f"a {type(whole).__name__} has no attributes")
+        vars(whole).update(_unpack(content[1], tensors))
+        return whole
+    if tag == "tensor":
+        return tensors[content]
+    if tag == "complex tensor":
+        return torch.view_as_complex(tensors[content].clone())  # in a file it may lie unaligned
+    if tag == "array":
+        name, dtype, shape = content
+        return tensors[name].numpy().view(_kind(dtype)).reshape(shape).copy()
+    return _LEAVES[tag](content)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name} is no type of tensors")
+    return found
+
+
+def _kind(text: str) -> np.dtype[Any]:
+    found = np.dtype(text)
+    if found.kind not in _NUMPY_KINDS:
+        raise TypeError(f"{text} is no type of numbers")
+    return found
+
+
+class _Packer:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tensors: dict[str, Tensor] = {}
+        self.storages: set[int] = set()
+
+    def pack(self, x: Any, path: tuple[Any, ...]) -> Json:
+        if len(path) > DEEPEST:
+            problem = f"{self.name} is nested more than {DEEPEST} deep, or contains itself"
+            raise CheckpointError(problem, _REMEDY)
+        kind = type(x)
+        if kind is dict and all(type(key) is str and _is_unicode(key) for key in x):
+            return {"dict": {key: self.pack(value, (*path, key)) for key, value in x.items()}}
+        if kind is dict:
+            return {"items": self.items(x, path)}
+        if kind is list:
+            return self.sequence(x, path)
+        if kind in (tuple, torch.Size):
+            return {kind.__name__: self.sequence(x, path)}
+        if kind in (set, frozenset):
+            return self.members(x, path)
+        if kind in (Counter, OrderedDict):
+            whole: Json = {kind.__name__: self.items(x, path)}
+            attributes = vars(x)  # a module's state_dict() has its format's versions there
+            return {"attributes": [whole, self.pack(attributes, path)]} if attributes else whole
+        if kind is defaultdict and x.default_factory in _FACTORIES.values():
+            factory = x.default_factory and x.default_factory.__name__
+            return {"defaultdict": [factory, self.pack(dict(x), path)]}
+        if isinstance(x, Tensor):
+            return self.tensor(x, path)
+        if kind is np.ndarray and x.dtype.kind in _NUMPY_KINDS:
+            values = torch.from_numpy(np.array(x, order="C").reshape(-1).view(np.uint8))
+            return {"array": [self.place(values, path), x.dtype.str, list(x.shape)]}
+        packed = _leaf(x)
+        if packed is None and x is not None:
+            article = "an" if kind.__name__[0] in "aeiouAEIOU" else "a"
+            raise CheckpointError(f"{self.at(path)} is {article} {kind.__name__}", _REMEDY)
+        return packed
+
+    def sequence(self, x: Iterable[Any], path: tuple[Any, ...]) -> list[Json]:
+        return [self.pack(item, (*path, index)) for index, item in enumerate(x)]
+
+    def items(self, x: dict[Any, Any], path: tuple[Any, ...]) -> list[Json]:
+        return [[self.key(key, path), self.pack(x[key], (*path, key))] for key in x]
+
+    def members(self, x: set[Any] | frozenset[Any], path: tuple[Any, ...]) -> Json:
+        """Sorted, since the order of a set of texts differs from process to process."""
+        return {type(x).__name__: sorted((self.key(m, path) for m in x), key=json.dumps)}
+
+    def key(self, x: Any, path: tuple[Any, ...]) -> Json:
+        """Of a dict or set: found again by its value, so that a tensor can't be one."""
+        if type(x) is frozenset:
+            return self.members(x, path)
+        if type(x) is tuple:
+            return {"tuple": [self.key(member, path) for member in x]}
+        packed = _leaf(x)
+        if packed is None and x is not None:
+            problem = f"{self.at(path)} has a key of type {type(x).__name__}"
+            raise CheckpointError(problem, "use numbers, text or tuples of these for keys")
+        return packed
+
+    def tensor(self, x: Tensor, path: tuple[Any, ...]) -> Json:
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            problem = f"{self.at(path)} is a {type(x).__name__}, not a plain tensor"
+            raise CheckpointError(problem, _REMEDY)
+        if x.layout is not torch.strided or x.dtype not in _STORED or x.device.type == "meta":
+            problem = f"{self.at(path)} is a tensor of {x.dtype}, {x.layout}, on {x.device}"
+            raise CheckpointError(problem, "make it a dense one of a common type")
+        plain = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if plain.dtype is torch.complex128:
+            return {"complex tensor": self.place(torch.view_as_real(plain), path)}
+        return {"tensor": self.place(plain, path)}
+
+    def place(self, values: Tensor, path: tuple[Any, ...]) -> str:
+        """Under a name that tells its path, with a storage that no other tensor looks into."""
+        storage = values.untyped_storage()
+        if storage.nbytes() != values.nbytes or storage.data_ptr() in self.storages:
+            values = values.clone()
+        self.storages.add(values.untyped_storage().data_ptr())
+        wanted = ".".join(str(part) for part in path) if path else self.name
+        wanted = name = wanted.encode("utf-8", "backslashreplace").decode()
+        count = 1
+        while name in self.tensors or name == "__metadata__":  # which safetensors keeps for itself
+            count += 1
+            name = f"{wanted}~{count}"
+        self.tensors[name] = values
+        return name
+
+    def at(self, path: tuple[Any, ...]) -> str:
+        return self.name + "".join(f"[{part!r}]" for part in path)
+
+
+def _leaf(x: Any) -> Json:
+    """What holds nothing else; None for None, and for what can't be packed."""
+    kind = type(x)
+    if kind is bool:
+        return bool(x)
+    if kind is int:
+        return int(x) if abs(x) < _WHOLE else {"int": hex(x)}
+    if kind is float:
+        return float(x) if isfinite(x) else {"float": struct.pack(">d", x).hex()}
+    if kind is str:
+        return str(x) if _is_unicode(x) else {"str": _text(x.encode("utf-8", "surrogatepass"))}
+    if kind is complex:
+        return {"complex": struct.pack(">dd", x.real, x.imag).hex()}
+    if kind in (bytes, bytearray):
+        return {kind.__name__: _text(x)}
+    if kind is torch.dtype:
+        return {"dtype": str(x).removeprefix("torch.")}
+    if kind is torch.device:
+        return {"device": str(x)}
+    if isinstance(x, np.generic) and x.dtype.kind in _NUMPY_KINDS:
+        return {"numpy": [x.dtype.str, _text(x.tobytes())]}
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    """Halves of surrogate pairs, as in undecodable file names, don't survive JSON."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode("ascii")

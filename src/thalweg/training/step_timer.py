@@ -1,0 +1,163 @@
+"""The moments of each step, seen from the training thread, under any plan.
+
+    begin ... first gradient ... last gradient ... averages in place ... optimizer ... end
+
+The first gradient is the first hook that is called in a backward. The last is where autograd's
+graph is through: a callback that is queued at the first gradient runs before those of DDP and of
+our averagers, which wait for the others; one that it queues itself runs after them. So nothing has
+to be counted, and no plan has to tell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+import thalweg
+from thalweg.engine.arrivals import Arrivals
+from thalweg.members.activity import WAITING
+from thalweg.observe import Step
+from thalweg.observe.journal import Journal
+from thalweg.observe.monitor import Observation
+from thalweg.observe.step_totals import summary_text
+from thalweg.training.backward_hooks import AtTheEnd, after_gradient
+from thalweg.training.factory import trainable
+from thalweg.training.lifecycle import Session
+from thalweg.training.membership_change import Incident
+
+log = logging.getLogger("thalweg")
+FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", "a safe point"
+
+
+class Observer:
+    """One run's. To be made before a plan runs: its hooks are to be called first. `arrivals` are
+    those of the plan that runs; `records` is the folder to write steps into, if any. `averaged` is
+    called at the very end of every backward."""
+
+    def __init__(
+        self,
+        session: Session,
+        arrivals: Callable[[], Arrivals],
+        records: Path | None,
+        averaged: Callable[[], None],
+    ) -> None:
+        self._call_when_averaged = averaged
+        self.computed = False  # a backward came to its end since the optimizer's last step
+        self.blocked = 0.0  # seconds that observing took of the training thread's
+        self._session = session
+        self._plan, self._members = session.plan, session.world.members
+        self._end: AtTheEnd | None = None
+        self._step = session.step
+        world = session.world
+        self.observation = Observation(
+            world,
+            session.everybody.cluster,
+            str(session.plan),
+            arrivals,
+            None if records is None else Journal(records, world.rank, again=world.restarted),
+            thalweg.__version__,
+        )
+        self._hooks = [after_gradient(p, self._gradient) for p in trainable(session.model).values()]
+        self._begin(monotonic())
+
+    def follow(self) -> None:
+        """The plan and the members, if they have changed."""
+        session = self._session
+        if session.plan is not self._plan or session.world.members != self._members:
+            self._plan, self._members = session.plan, session.world.members
+            self.observation.note("plan", session.step, str(session.plan))
+            self.observation.begin(session.world, str(session.plan))
+
+    def note_incident(self, incident: Incident) -> None:
+        self.observation.note("incident", incident.step, incident.reason)
+
+    def summary(self) -> str:
+        seen = self.observation
+        return summary_text(self._session.everybody.cluster, seen.tallies, seen.changes)
+
+    def tell(self) -> None:
+        """The summary, on the log, when all have ended: by the first of those who were left."""
+        self.observation.listen_once_more()
+        if self.observation.difference and not self._session.ending.failed:
+            log.error("%s", self.observation.difference)
+        if self.observation.is_first and len(self._members) > 1:
+            log.info("%s", self.summary())
+
+    def _begin(self, now: float) -> None:
+        self._began = now
+        self._settled = 0.0
+        self._first = self._last = self._averaged = self._optimized = 0.0
+        self.observation.activity.comes_to(FORWARD, self._step)
+
+    @contextmanager
+    def settling(self, what: str = BETWEEN) -> Iterator[None]:
+        """Between two steps: what all do together, or wait for."""
+        began = monotonic()
+        self.observation.activity.comes_to(what, self._step)
+        try:
+            yield
+        finally:
+            self._settled += monotonic() - began
+            self.observation.activity.comes_to(FORWARD, self._step)
+
+    def _gradient(self, _: torch.Tensor) -> None:
+        if self._end is not None and self._end.is_to_come():
+            return
+        self._session.course.refuse_unweighed()  # before anything of it is sent
+        self._end = AtTheEnd(self._is_through)
+        if not self._first:
+            self._first = monotonic()
+            self.observation.activity.comes_to(BACKWARD, self._step)
+
+    def _is_through(self) -> None:
+        """Autograd is; what waits for others runs between this and what is queued here."""
+        self._session.course.refuse_unweighed(through=True)
+        self.computed = True
+        self._last = monotonic()
+        self.observation.activity.comes_to(WAITING, self._step)
+        AtTheEnd(self._are_averaged)
+
+    def _are_averaged(self) -> None:
+        self._averaged = monotonic()
+        self.observation.activity.comes_to(OPTIMIZER, self._step)
+        AtTheEnd(self._call_when_averaged)  # when torch's own path is through, too
+
+    def stepped(self) -> None:
+        """The optimizer has; parameters may be averaged next."""
+        self._optimized = monotonic()
+        self.observation.activity.comes_to(WAITING, self._step)
+
+    def ended(self, step: int) -> None:
+        """A step that counts is over, and this one begins."""
+        now = monotonic()
+        if self._first:
+            self.observation.hand_in(
+                Step(
+                    step=step,
+                    begin=self._began,
+                    settled=self._settled,
+                    first=self._first,
+                    last=self._last,
+                    averaged=self._averaged,
+                    optimized=self._optimized,
+                    end=now,
+                ),
+                self.observation.connections.sent(),
+            )
+        self.begin(step + 1, now)
+        self.blocked += monotonic() - now
+
+    def begin(self, step: int, now: float | None = None) -> None:
+        """This step, whatever was before: one that was broken off isn't told of."""
+        self._step = step
+        self._begin(monotonic() if now is None else now)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self.observation.close()

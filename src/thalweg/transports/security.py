@@ -1,0 +1,60 @@
+"""How a worker's sockets are protected, and what they have refused.
+
+Connections are encrypted (`cipher`) where others than this host can listen in, and plain on the
+loopback interface; THALWEG_ENCRYPTION forces one of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from thalweg.errors import LaunchError
+from thalweg.transports.peer_record import Sealer
+from thalweg.transports.rejections import Tally
+
+ENCRYPTION_VARIABLE = "THALWEG_ENCRYPTION"
+FORMER_VARIABLE = "THALWEG_CURVE"  # its name when ZeroMQ encrypted; still understood
+ON, OFF = "on", "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """`run` is the run's name in the store: a card of one isn't a card of another."""
+
+    encrypted: bool = False
+    secret: bytes | None = field(default=None, repr=False)
+    run: str = ""
+    refused: Tally = field(default_factory=lambda: Tally(0))
+
+    def sealer(self, purpose: str) -> Sealer:
+        return Sealer(purpose=purpose, run=self.run, secret=self.secret, encrypted=self.encrypted)
+
+    @property
+    def mode(self) -> str:
+        return ON if self.encrypted else OFF
+
+    @property
+    def fingerprint(self) -> str:
+        """By which ranks see that they have the same secret, and nobody sees which."""
+        if self.secret is None:
+            return "absent"
+        return hmac.digest(self.secret, f"same/{self.run}".encode(), "sha256").hex()[:8]
+
+
+def wants_encryption(environment: Mapping[str, str], address: str) -> bool:
+    """Whether a worker that listens at this address encrypts its connections."""
+    name = ENCRYPTION_VARIABLE if environment.get(ENCRYPTION_VARIABLE) else FORMER_VARIABLE
+    said = environment.get(name, "").lower()
+    if said not in ("", ON, OFF):
+        raise LaunchError(f"{name} is {said!r}", f"set it to {ON} or {OFF}, or unset it")
+    return said == ON or (not said and not is_loopback(address))
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,186 @@
+"""Predictions of a scenario: phases between events, and how close they came."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from thalweg import Cluster, Workload, predict
+from thalweg.bench.prediction_check import Accuracy, Checked, Forecast, checked, choices
+from thalweg.bench.scenario import Scenario
+from thalweg.facts import Duration, Machine, Rate, Size
+from thalweg.lab import Event
+from thalweg.predict.what_if import scaled
+from thalweg.workloads import find_job
+
+DECLARED = Cluster.regular([2, 2], nic="100mbit", uplink="100mbit", latency=Duration(0.0))
+WORKLOAD = Workload.of_size(Size.parse("1MB"))
+
+
+def scenario(*events: Event) -> Scenario:
+    return Scenario(
+        name="test",
+        cluster=DECLARED,
+        events=events,
+        job=find_job("synthetic(params=250k)"),
+        steps=60,
+        syncs=("ring",),
+        warmup=10,
+    )
+
+
+def forecast(found: Cluster = DECLARED) -> Forecast:
+    return Forecast(declared=DECLARED, cluster=found, machine=Machine(), workload=WORKLOAD)
+
+
+def degraded(**rates: str) -> Cluster:
+    slower = [replace(rack, uplink=None) for rack in DECLARED.racks]
+    made = Cluster.regular([2, 2], nic="100mbit", uplink=[rates["first"], rates["second"]])
+    return replace(
+        DECLARED,
+        racks=tuple(replace(a, uplink=b.uplink) for a, b in zip(slower, made.racks, strict=True)),
+    )
+
+
+def test_without_events_it_is_the_plans_prediction() -> None:
+    found = forecast().of(scenario(), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
+
+
+def test_a_slower_uplink_counts_for_the_steps_after_it() -> None:
+    """Steps 11 to 20 count before the event after step 20, and 36 to 60 after it."""
+    event = Event(action="degrade", at_step=20, rack=0, rate=Rate.parse("20mbit"))
+    before = predict("ring", DECLARED, WORKLOAD).seconds
+    after = predict("ring", degraded(first="20mbit", second="100mbit"), WORKLOAD).seconds
+    found = forecast().of(scenario(event), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx((10 * before + 25 * after) / 35)
+    assert after > 3 * before
+
+
+def test_what_is_restored_is_as_before() -> None:
+    events = (
+        Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit")),
+        Event(action="restore", at_step=2, rack=0),
+    )
+    found = forecast().of(scenario(*events), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
+
+
+def test_links_give_the_share_of_their_rate_that_was_measured() -> None:
+    event = Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit"))
+    full = forecast().of(scenario(event), "ring")
+    half = forecast(scaled(DECLARED, 0.5)).of(scenario(event), "ring")
+    assert full is not None
+    assert half is not None
+    assert half.seconds == pytest.approx(2 * full.seconds, rel=1e-3)
+
+
+def test_an_uplink_that_was_never_full_can_become_slow() -> None:
+    unlimited = replace(
+        DECLARED, racks=tuple(replace(rack, uplink=None) for rack in DECLARED.racks)
+    )
+    event = Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit"))
+    found, known = (
+        forecast(unlimited).of(scenario(event), "ring"),
+        forecast().of(scenario(event), "ring"),
+    )
+    assert found is not None
+    assert known is not None
+    assert found.seconds == pytest.approx(known.seconds)
+
+
+def test_what_happened_before_the_probe_was_measured() -> None:
+    """An uplink of a fifth, which is restored: before that as measured, after it as declared."""
+    slow = degraded(first="20mbit", second="100mbit")
+    at_first = Event(action="degrade", at_step=0, rack=0, rate=Rate.parse("20mbit"))
+    found = forecast(slow).of(scenario(at_first), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx(predict("ring", slow, WORKLOAD).seconds)
+    restored = Event(action="restore", at_step=1, rack=0)
+    found = forecast(slow).of(scenario(at_first, restored), "ring")
+    assert found is not None
+    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
+
+
+def test_plans_that_adjust_are_predicted_as_adjusted() -> None:
+    """A host that becomes slow is kept apart under dssync, unless its table is fixed."""
+    event = Event(action="degrade", at_step=1, host=1, rate=Rate.parse("10mbit"))
+    adjusted = forecast().of(scenario(event), "dssync")
+    fixed = forecast().of(scenario(event), "dssync(adjust=false)")
+    assert adjusted is not None
+    assert fixed is not None
+    assert adjusted.seconds < 0.8 * fixed.seconds
+
+
+def test_other_events_are_not_predicted() -> None:
+    assert forecast().of(scenario(Event(action="flow", at_step=20, rack=0)), "ring") is None
+
+
+def test_accuracy_by_hand() -> None:
+    def one(predicted: float, measured: float) -> Checked:
+        return Checked(
+            scenario="s", sync="ring", predicted=predicted, low=0.9, high=1.1, measured=measured
+        )
+
+    found = Accuracy.of([one(1.0, 1.0), one(1.0, 0.8), one(1.05, 1.0), one(1.0, 2.0)])
+    assert found.predictions == 4
+    assert found.median == pytest.approx((0.05 + 0.25) / 2)
+    assert found.within == pytest.approx(0.5)
+    assert found.covered == pytest.approx(0.5)
+
+
+def row(sync: str, promise: str, seconds: list[float], **more: Any) -> dict[str, Any]:
+    return {
+        "sync": sync,
+        "promise": promise,
+        "seconds": seconds,
+        "seconds_per_step": 1.0,
+        "predicted_seconds_per_step": 1.1,
+        "predicted_low": 1.0,
+        "predicted_high": 1.2,
+        "error": None,
+        **more,
+    }
+
+
+def test_auto_is_put_beside_the_best_of_its_class_by_the_last_steps() -> None:
+    asked = replace(scenario(), syncs=("ring", "dssync", "auto(allow=exact)"))
+    chosen = [[{"sync": "double_tree"}]]
+    rows = [
+        row("ring", "exact", [9.0] * 35 + [2.0] * 25),
+        row("dssync", "eventual", [1.0] * 60),
+        row("auto(allow=exact)", "exact", [5.0] * 35 + [2.2] * 25, choices=chosen),
+    ]
+    [found] = choices(asked, rows)
+    assert (found.chosen, found.best) == ("double_tree", "ring")
+    assert found.behind == pytest.approx(0.1)
+
+
+def test_auto_alone_is_put_beside_nothing() -> None:
+    """Or where all that were named have failed."""
+    asked = replace(scenario(), syncs=("ring", "auto(allow=exact)"))
+    auto = row("auto(allow=exact)", "exact", [2.0] * 60, choices=[[]])
+    assert choices(asked, [auto]) == []
+    assert choices(asked, [row("ring", "exact", [], error="no"), auto]) == []
+
+
+def test_what_was_not_predicted_is_not_checked() -> None:
+    asked = replace(scenario(), syncs=("ring", "umw", "auto(allow=exact)"))
+    rows = [
+        row("ring", "exact", [1.0]),
+        row("umw", "exact", [1.0], predicted_seconds_per_step=None),
+        row("auto(allow=exact)", "exact", [1.0]),
+    ]
+    assert [one.sync for one in checked(asked, rows)] == ["ring"]
+
+
+def test_averages_every_few_steps_count_as_often_as_they_are_among_the_steps() -> None:
+    """Of the steps 11 to 60 every eighth is one: 16, 24, ... 56, six of fifty."""
+    plan = "local_sgd(every=8)"
+    usual = predict(plan, DECLARED, WORKLOAD).parts.transfer
+    found = forecast().of(replace(scenario(), syncs=(plan,)), plan)
+    assert found is not None
+    assert found.parts.transfer == pytest.approx(usual * 8 * 6 / 50)

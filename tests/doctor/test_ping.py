@@ -1,0 +1,90 @@
+"""One rank calls another, over real sockets of this machine."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+from dataclasses import replace
+from time import time
+
+import pytest
+
+from thalweg.doctor.finding import Facts
+from thalweg.doctor.ping import OK, call_all, ping, reason, send_flow
+from thalweg.doctor.ping_server import HELLO, PINGS, Listener
+
+HERE = "127.0.0.1"
+PATIENCE = 5.0
+
+
+def peer(listener: Listener, rank: int = 1) -> Facts:
+    return Facts(rank=rank, address=HERE, port=listener.port, token=listener.token)
+
+
+def test_a_round_trip_and_the_others_clock() -> None:
+    with Listener(1, HERE, clock=lambda: time() - 40) as listener:
+        call = ping(0, peer(listener), PATIENCE)
+    assert (call.caller, call.peer, call.outcome) == (0, 1, OK)
+    assert 0 < call.trip < 1
+    assert abs(call.ahead + 40) <= call.trip
+
+
+def test_a_flow_has_a_rate_and_ends() -> None:
+    with Listener(1, HERE) as listener:
+        rate = send_flow(peer(listener), 0.2, PATIENCE)
+    assert rate is not None
+    assert rate > 1e6
+
+
+@pytest.mark.parametrize("change", [{"token": "0" * 32}, {"rank": 2}])
+def test_who_answers_as_another_is_a_stranger(change: dict[str, str | int]) -> None:
+    with Listener(1, HERE) as listener:
+        wrong = replace(peer(listener), **change)  # type: ignore[arg-type]
+        assert ping(0, wrong, PATIENCE).outcome == "somebody else has that address here"
+        assert send_flow(wrong, 0.1, PATIENCE) is None
+
+
+def test_a_stranger_gets_nothing() -> None:
+    with Listener(1, HERE) as listener:
+        for said in (b"GET / HTTP/1.1\r\n" * 9, HELLO.pack(b"x" * 32, PINGS, 0.0)):
+            with socket.create_connection((HERE, listener.port), timeout=PATIENCE) as stranger:
+                stranger.sendall(said)
+                with suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b""
+        assert ping(0, peer(listener), PATIENCE).outcome == OK  # and others are served
+
+
+def test_refused_silent_and_ended() -> None:
+    with socket.create_server((HERE, 0)) as mute:
+        port = mute.getsockname()[1]
+        silent = Facts(rank=1, address=HERE, port=port, token="0" * 32)
+        assert ping(0, silent, 0.2).outcome == "connected, but nobody answers"
+    assert ping(0, silent, 0.2).outcome == "refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError(), "timed out"),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), "timed out"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "no route"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "no route"),
+        (PermissionError(errno.EPERM, "Operation not permitted"), "forbidden here"),
+        (ConnectionResetError(), "connected, and then broken off"),
+        (OSError(errno.ENOBUFS, "No buffer space available"), "No buffer space available"),
+    ],
+)
+def test_reasons_have_names(error: OSError, words: str) -> None:
+    assert reason(error) == words
+
+
+def test_many_at_once() -> None:
+    listeners = [Listener(rank, HERE) for rank in range(40)]
+    for listener in listeners:
+        listener.__enter__()
+    calls = call_all(99, [peer(listener, rank) for rank, listener in enumerate(listeners)])
+    for listener in listeners:
+        listener.__exit__(None, None, None)
+    assert [call.outcome for call in calls] == [OK] * 40
+    assert [call.peer for call in calls] == list(range(40))

@@ -1,0 +1,152 @@
+"""Names and addresses, which need no namespaces."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from thalweg.errors import LabError
+from thalweg.facts import Cluster, Host, Link, Rack
+from thalweg.lab.addressing import (
+    GATEWAY,
+    MOST_HOSTS,
+    MOST_RACKS,
+    SPINE_ADDRESS,
+    Port,
+    Wiring,
+    mac,
+    prefix,
+)
+
+
+def wired(*rack_sizes: int, interleaved: bool = False) -> Wiring:
+    return Wiring("lab1", Cluster.regular(rack_sizes, interleaved=interleaved))
+
+
+@pytest.mark.parametrize("rack_sizes", [[1], [3, 1, 2], [MOST_HOSTS], [1] * MOST_RACKS])
+def test_every_address_is_there_once(rack_sizes: list[int]) -> None:
+    wiring = wired(*rack_sizes)
+    hosts = [wiring.address(name) for name in wiring.hosts]
+    racks = [wiring.rack_address(number) for number in range(len(rack_sizes))]
+    addresses = [*hosts, *racks, SPINE_ADDRESS, GATEWAY]
+    assert len({ip_address(address) for address in addresses}) == len(addresses)
+
+
+def test_the_most_that_can_be_wired() -> None:
+    wiring = wired(*[MOST_HOSTS] * MOST_RACKS)
+    assert len(wiring.hosts) == 255 * 254
+    addresses = {wiring.address(name) for name in wiring.hosts} | {SPINE_ADDRESS}
+    assert len(addresses) == 255 * 254 + 1
+    assert all(map(ip_address, addresses))
+
+
+@pytest.mark.parametrize(
+    ("rack_sizes", "problem"),
+    [
+        ([MOST_HOSTS + 1], "1 racks of up to 255 hosts"),
+        ([1] * (MOST_RACKS + 1), "256 racks of up to 1 hosts"),
+    ],
+)
+def test_more_than_there_are_addresses(rack_sizes: list[int], problem: str) -> None:
+    with pytest.raises(LabError) as caught:
+        wired(*rack_sizes)
+    assert str(caught.value) == (
+        f"{problem} are more than there are addresses; "
+        "take at most 255 racks, and 254 hosts in each"
+    )
+
+
+@pytest.mark.parametrize("lab", ["", "Lab", "a.b", "a/b", "-a", "ä", "a b", "a" * 33, "a\n"])
+def test_what_is_no_name_for_a_lab(lab: str) -> None:
+    with pytest.raises(LabError) as caught:
+        Wiring(lab, Cluster.flat(1))
+    assert str(caught.value) == (
+        f"{lab!r} is no name for a lab; take up to 32 lower-case letters, digits, _ and -"
+    )
+
+
+@pytest.mark.parametrize("lab", ["a", "0", "lab_1-x", "a" * 32])
+def test_names_for_a_lab(lab: str) -> None:
+    assert Wiring(lab, Cluster.flat(1)).host("host0") == f"thalweg.{lab}.host0"
+
+
+def test_a_namespace_for_each_and_each_begins_with_the_labs_name() -> None:
+    wiring = wired(2, 3)
+    names = wiring.namespaces()
+    assert len(set(names)) == len(names) == 1 + 2 + 5
+    assert all(name.startswith(prefix("lab1")) for name in names)
+    assert not any(name.startswith((prefix("lab"), prefix("lab11"))) for name in names)
+
+
+def test_whatever_racks_and_hosts_are_called_namespaces_differ() -> None:
+    names = ("spine", "rack0", "host0", "localhost")
+    racks = [
+        Rack(name=name, hosts=(Host(name=name, ranks=(rank,)),)) for rank, name in enumerate(names)
+    ]
+    wiring = Wiring("lab1", Cluster(racks=tuple(racks)))
+    assert len(set(wiring.namespaces())) == 1 + 4 + 4
+    table = [line.split() for line in wiring.host_table().splitlines()]
+    assert ["10.84.0.1", "spine"] in table
+    assert ["10.84.255.1", "@spine"] in table
+
+
+def test_the_host_of_a_rank() -> None:
+    wiring = wired(2, 2, interleaved=True)
+    assert [wiring.host_of(rank) for rank in range(4)] == [
+        f"thalweg.lab1.host{rank}" for rank in range(4)
+    ]
+    assert [wiring.address(f"host{rank}") for rank in range(4)] == [
+        "10.84.0.1",
+        "10.84.1.1",
+        "10.84.0.2",
+        "10.84.1.2",
+    ]
+
+
+def test_the_host_table_has_everybody() -> None:
+    wiring = wired(2, 1)
+    lines = [line.split() for line in wiring.host_table().splitlines()]
+    assert lines[0] == ["127.0.0.1", "localhost"]
+    found = {name: address for address, name in lines if ":" not in address}
+    assert found == {
+        "localhost": "127.0.0.1",
+        "spine": SPINE_ADDRESS,
+        "host0": "10.84.0.1",
+        "host1": "10.84.0.2",
+        "host2": "10.84.1.1",
+    }
+    mapped = {name: address for address, name in lines if ":" in address}
+    assert mapped == {n: f"::ffff:{a}" for n, a in found.items() if n != "localhost"}
+
+
+def test_each_direction_of_a_link_is_shaped_where_it_leaves() -> None:
+    wiring = wired(2, 2)
+    assert wiring.port(Link("nic", "host3", "out")) == Port("thalweg.lab1.host3", "eth0")
+    assert wiring.port(Link("nic", "host3", "in")) == Port(wiring.rack(1), "h1")
+    assert wiring.port(Link("uplink", "rack1", "out")) == Port(wiring.rack(1), "up")
+    assert wiring.port(Link("uplink", "rack1", "in")) == Port(wiring.spine, "r1")
+
+
+def test_two_ports_for_every_cable_and_none_twice() -> None:
+    wiring = wired(3, 1, 2)
+    cables = wiring.cables()
+    assert len(cables) == 3 + 6
+    ports = [port for cable in cables for port in (cable.near, cable.far)]
+    assert len(set(ports)) == len(ports)
+    assert all(len(port.device) <= 15 for port in ports)  # as the kernel wants it
+    links = [*wiring.cluster.rates(), *(Link("uplink", f"rack{n}", "out") for n in range(3))]
+    assert {wiring.port(link) for link in links} <= set(ports)
+    for cable in cables:
+        assert mac(cable.near, cable) != mac(cable.far, cable)
+
+
+def test_a_rack_reaches_its_hosts_and_the_spine_every_rack() -> None:
+    wiring = wired(2, 2)
+    for number, rack in enumerate(wiring.cluster.racks):
+        behind = ip_network(wiring.uplink(number).behind)
+        for host in rack.hosts:
+            address = ip_address(wiring.address(host.name))
+            assert address in behind
+            assert ip_network(wiring.nic(host.name).behind) == ip_network(address)
+        assert ip_address(SPINE_ADDRESS) not in behind

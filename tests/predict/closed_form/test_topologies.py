@@ -1,0 +1,202 @@
+"""The forms against the schedules: bytes on the busiest NIC and uplink, and sequential moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import log2, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.predict import as_printed, derived_forms
+from tests.schedules.test_topologies import build
+from thalweg.facts import Cluster, Duration
+from thalweg.predict.closed_form import topologies as forms
+from thalweg.predict.closed_form.symbols import Cost, Symbols, is_even
+from thalweg.schedules import Contention, Group, Schedule, timeline, traffic
+from thalweg.schedules.topologies import shuffle
+
+ITEM = 4
+FORMS: dict[str, Callable[[Symbols], Cost]] = {
+    "ring": forms.ring,
+    "native": forms.ring,
+    "star": forms.star,
+    "ps": lambda x: forms.ps(replace(x, P=x.N)),
+    "ps(servers=1)": lambda x: forms.ps(replace(x, P=1)),
+    "ps(servers=half)": lambda x: forms.ps(replace(x, P=(x.N + 1) // 2)),
+    "tree": lambda x: forms.tree(x, 2),
+    "tree(fanout=1)": lambda x: forms.tree(x, 1),
+    "tree(fanout=4)": lambda x: forms.tree(x, 4),
+    "double_tree": forms.double_tree,
+    "hierarchical": forms.hierarchical,
+    "hierarchical(form=leader)": forms.hierarchical_by_leaders,
+    "gossip": forms.gossip,
+}
+TREES = {"tree": 2, "tree(fanout=1)": 1, "tree(fanout=4)": 4, "double_tree": 2}
+SHAPES = [(1, 1), (1, 2), (1, 7), (2, 1), (2, 2), (2, 4), (3, 3), (4, 4), (5, 1), (4, 2), (3, 5)]
+
+
+def even(racks: int, members: int) -> Group:
+    cluster = Cluster.regular(
+        [members] * racks, nic="100mbit", uplink="100mbit", latency=Duration.parse("1ms")
+    )
+    return Group.everybody(cluster)
+
+
+def schedule_of(variant: str, group: Group, step: int = 0) -> tuple[Schedule, Symbols]:
+    elements = 27_720 * group.size
+    schedule = build(variant, group, elements, ITEM, step)
+    return schedule, Symbols.of(group, elements * ITEM)
+
+
+def assert_same_bytes(form: Cost, schedule: Schedule, group: Group) -> None:
+    found = traffic(schedule, group.cluster)
+    near = {"rel": 1e-3, "abs": 1}  # what doesn't divide by the number of chunks
+    assert form.nic == pytest.approx(found.busiest("nic"), **near)
+    assert form.uplink == pytest.approx(found.busiest("uplink"), **near)
+
+
+@pytest.mark.parametrize("variant", FORMS)
+@examples(30)
+@given(racks=st.integers(1, 9), members=st.integers(1, 9))
+def test_bytes_on_the_busiest_links(variant: str, racks: int, members: int) -> None:
+    group = even(racks, members)
+    schedule, x = schedule_of(variant, group)
+    assert_same_bytes(FORMS[variant](x), schedule, group)
+
+
+@pytest.mark.parametrize("variant", FORMS)
+@pytest.mark.parametrize(("racks", "members"), SHAPES)
+def test_sequential_moves(variant: str, racks: int, members: int) -> None:
+    """A tree's form counts hops, at each of which a parent takes in several children's messages."""
+    schedule, x = schedule_of(variant, even(racks, members))
+    real, said = timeline(schedule).sequential_moves, FORMS[variant](x).moves
+    assert said <= real <= said * 2 * TREES[variant] if variant in TREES else said == real
+
+
+@pytest.mark.parametrize("racks", [1, 2, 4, 8])
+@pytest.mark.parametrize("members", [1, 2, 4, 8])
+def test_halving_doubling_of_powers_of_two(racks: int, members: int) -> None:
+    group = even(racks, members)
+    schedule, x = schedule_of("halving_doubling", group)
+    form = forms.halving_doubling(x)
+    assert_same_bytes(form, schedule, group)
+    assert form.moves == timeline(schedule).sequential_moves == 2 * log2(group.size)
+    serial = forms.hierarchical(replace(x, alpha=0.0))  # in one chunk
+    assert form.transfer == pytest.approx(serial.transfer)
+
+
+@pytest.mark.parametrize("workers", range(2, 40))
+def test_halving_doubling_in_one_rack(workers: int) -> None:
+    group = even(1, workers)
+    schedule, x = schedule_of("halving_doubling", group)
+    form = forms.halving_doubling(x)
+    assert_same_bytes(form, schedule, group)
+    assert form.moves == timeline(schedule).sequential_moves
+
+
+@examples(30)
+@given(racks=st.integers(1, 9), members=st.integers(1, 9), turn=st.integers(0, 6))
+def test_exponential_gossip(racks: int, members: int, turn: int) -> None:
+    group = even(racks, members)
+    turns = (group.size - 1).bit_length()
+    if turns:
+        schedule, x = schedule_of("gossip(graph=exponential)", group, turn)
+        form = forms.gossip_exponential(x, 1 << turn % turns)
+        assert_same_bytes(form, schedule, group)
+
+
+@examples(30)
+@given(racks=st.integers(2, 9), members=st.integers(1, 9))
+def test_a_ring_that_goes_round_the_racks_leaves_each_at_every_hop(
+    racks: int, members: int
+) -> None:
+    cluster = Cluster.regular([members] * racks, nic="100mbit", uplink="100mbit", interleaved=True)
+    group = Group.everybody(cluster)
+    schedule, x = schedule_of("native", group)
+    assert_same_bytes(forms.ring(x, leaving=members), schedule, group)
+
+
+@pytest.mark.parametrize(("racks", "members"), [(4, 4), (2, 3), (3, 6), (5, 6)])
+def test_ds_sync_is_the_longer_of_two_rings(racks: int, members: int) -> None:
+    group = even(racks, members)
+    x = Symbols.of(group, 1e6 * group.size)
+
+    def turn(kept: Contention) -> float:
+        meetings = shuffle.groups(replace(group, contention=kept), 0)
+        return max(forms.ring(Symbols.of(m.group, x.S)).seconds for m in meetings)
+
+    assert derived_forms.ds_sync(x).seconds == turn(Contention())
+    pair = derived_forms.ds_sync(x, together=2)
+    assert pair.seconds <= derived_forms.ds_sync(x).seconds
+    whole = forms.ring(replace(x, N=members, C=1))  # of an odd number of racks one stays at home
+    longest = max(pair, whole, key=lambda form: form.seconds) if racks % 2 else pair
+    assert turn(Contention(pairs=True)) == longest.seconds
+    assert derived_forms.ds_sync(x).uplink in (0, pytest.approx(forms.hierarchical(x).uplink))
+
+
+def test_where_the_table_counts_half_duplex() -> None:
+    """On an even cluster with thin uplinks and no latency the table has twice what a pair takes,
+    twice what gossip does, and the ring and a hierarchy in one chunk as they are."""
+    x = Symbols(N=16, C=4, G=4, S=1.0, beta1=1.0, beta2=10.0)
+    assert as_printed.ring(x).transfer == forms.ring(x).transfer
+    assert as_printed.hierarchical(x).transfer == forms.hierarchical(x).transfer
+    assert as_printed.gossip(x).transfer == 2 * forms.gossip(x).transfer
+    assert as_printed.ds_sync(x).transfer == 2 * derived_forms.ds_sync(x, together=2).transfer
+    flat = replace(x, C=1, G=16, k=8)  # the table has one chunk too many
+    one_chunk = 2 * flat.S * flat.beta1 / flat.k
+    assert as_printed.double_tree(flat).transfer == pytest.approx(
+        forms.double_tree(flat).transfer + one_chunk
+    )
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4, 8, 16])
+def test_shards_spare_an_uplink_only_up_to_one_server_a_rack(servers: int) -> None:
+    x = Symbols(N=16, C=4, G=4, S=1.0, beta1=0.0, beta2=1.0, P=servers)
+    uplink = forms.ps(x).uplink
+    if servers <= x.C:
+        assert 1 <= uplink / (as_printed.ps(x).transfer / 2) <= 2
+    else:
+        assert uplink == 2 * x.G * (x.C - 1) / x.C > as_printed.ps(x).transfer
+
+
+@pytest.mark.parametrize("form", [forms.star, forms.hierarchical, forms.double_tree])
+def test_the_best_number_of_chunks(form: Callable[[Symbols], Cost]) -> None:
+    x = Symbols(N=16, C=4, G=4, S=4e6, alpha=1e-3, beta1=8e-8, beta2=8e-8)
+    best = derived_forms.best_chunks(form, x)
+    at = [form(replace(x, k=k)).seconds for k in range(1, 400)]
+    assert at.index(min(at)) + 1 == pytest.approx(best, abs=1)
+
+
+def test_the_papers_tree_has_the_papers_optimum() -> None:
+    x = Symbols(N=16, G=16, S=4e6, alpha=1e-3, beta1=8e-8)
+    best = derived_forms.best_chunks(forms.double_tree, x)
+    depth, wire = 4, x.S * x.beta1
+    assert best == pytest.approx(sqrt((depth - 1) * wire / x.alpha), rel=0.05)
+
+
+def test_local_sgd_shares_a_meeting_among_its_steps() -> None:
+    x = Symbols(N=8, C=2, G=4, S=1.0, beta1=1.0, beta2=4.0)
+    flat = derived_forms.per_step(forms.ring(x), every=8)
+    assert flat == forms.ring(x).seconds / 8
+    inside = forms.ring(replace(x, N=4, C=1))
+    both = derived_forms.per_step(forms.hierarchical(x), every=8, inside=inside)
+    assert both == (forms.hierarchical(x).seconds + 7 * 1.5) / 8
+
+
+def test_messages_sent_separately_cost_latency_and_no_bytes() -> None:
+    x = Symbols(N=8, C=2, G=4, S=1.0, alpha=1.0, beta1=1.0, beta2=4.0)
+    for form in (forms.ring, forms.hierarchical, forms.gossip, forms.double_tree):
+        one, ten = form(x), form(replace(x, L=10))
+        assert (ten.latency, ten.transfer) == (10 * one.latency, one.transfer)
+
+
+def test_what_is_even() -> None:
+    assert is_even(even(3, 4))
+    assert is_even(Group.everybody(Cluster.flat(5)))
+    assert not is_even(Group.everybody(Cluster.regular([3, 4])))
+    assert not is_even(Group.everybody(Cluster.regular([2, 2], uplink=["1gbit", "2gbit"])))
+    assert not is_even(Group.everybody(Cluster.regular([2], nic=["1gbit", "2gbit"])))

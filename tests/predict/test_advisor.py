@@ -1,0 +1,143 @@
+"""Advice: the order, the reasons, and what other clusters would change."""
+
+from dataclasses import replace
+from functools import cache
+from math import sqrt
+
+import pytest
+
+from thalweg import Cluster, Size, Workload, advise
+from thalweg.declarations import Promise
+from thalweg.errors import UsageError
+from thalweg.facts import Costs, Duration, Lateness, Rate, Tensor
+from thalweg.predict.advisor import breaks
+from thalweg.predict.estimate import Advice
+from thalweg.predict.what_if import WhatIf, scaled, slowest_nic, with_workers
+
+RACKS = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
+SMALL = Cluster.regular([2, 2], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
+
+
+@cache
+def advised(allow: Promise) -> Advice:
+    return advise(SMALL, job(), allow=allow)
+
+
+def job(size: str = "2MB", compute: float = 0.05) -> Workload:
+    costs = Costs(forward=Duration(compute / 3), backward=Duration(2 * compute / 3))
+    return replace(Workload.of_size(Size.parse(size)), costs=costs)
+
+
+def test_best_first_and_ddp_among_them() -> None:
+    advice = advise(RACKS, job())
+    seconds = [one.estimate.seconds for one in advice.ranking]
+    assert seconds == sorted(seconds)
+    assert "ddp" in {one.plan.text.preset.name for one in advice.ranking}
+    assert {one.promise for one in advice.ranking} == {Promise.EXACT}
+    assert advice.best.vs_ddp > 1.2
+    assert str(advice.best.plan) in advice.verdict
+    assert all(one.why and one.survives for one in advice.ranking)
+
+
+def test_parts_of_a_step_add_up_and_are_in_the_interval() -> None:
+    for one in advised(Promise.EVENTUAL).ranking:
+        estimate = one.estimate
+        assert estimate.low <= estimate.seconds <= estimate.high
+        assert (
+            min(
+                estimate.parts.compute,
+                estimate.parts.encode,
+                estimate.parts.decode,
+                estimate.parts.transfer,
+                estimate.parts.waiting,
+            )
+            >= -1e-12
+        )
+
+
+def test_what_is_not_allowed_is_not_advised() -> None:
+    lossy = advised(Promise.LOSSY)
+    assert {one.promise for one in lossy.ranking} == {Promise.EXACT, Promise.LOSSY}
+    eventual = advised(Promise.EVENTUAL)
+    assert {one.promise for one in eventual.ranking} == set(Promise)
+
+
+def test_plain_ddp_is_right_where_computing_is_all() -> None:
+    advice = advise(Cluster.regular([4], nic="100gbit"), job("1MB", compute=1.0))
+    assert "Plain DDP is the right answer" in advice.verdict
+
+
+def test_more_steps_for_lossy_plans_put_exact_ones_first() -> None:
+    dear = advise(SMALL, job(), allow=Promise.LOSSY, extra_steps={Promise.LOSSY: 100.0})
+    assert dear.best.promise is Promise.EXACT
+    assert any("10000%" in text for text in dear.assumed)
+
+
+def test_codes_are_left_out_without_data_and_it_is_said() -> None:
+    advice = advise(SMALL, job(), has_data=False)
+    assert not [one for one in advice.ranking if one.plan.redundancy is not None]
+    assert "data=" in advice.left_out["gc(stragglers=1)"]
+
+
+def test_late_workers_are_worth_a_code() -> None:
+    late = Lateness(probability=0.05, delay=Duration(5.0))
+    cluster = WhatIf(late=late).cluster(Cluster.regular([6], nic="1gbit"))
+    best = advise(cluster, job("100KB")).best
+    assert best.plan.redundancy is not None
+
+
+def test_smaller_buckets_where_backward_hides_them() -> None:
+    """Layers that are ready one after the other, and links that take as long as backward."""
+    cluster = Cluster.regular([4], nic="100mbit", latency=Duration(1e-5))
+    layers = tuple(Tensor(name=f"t{i}", shape=(125, 1000)) for i in range(16))
+    advice = advise(cluster, replace(job(compute=1.5), tensors=layers))
+    assert "bucket=" in str(advice.best.plan)
+
+
+def test_where_curves_cross() -> None:
+    """1/x and the constant 1 cross at 1; on a line of logarithms exactly."""
+    rates = (0.25, 1.0 / 2, 2.0, 4.0)
+    curves = {"links": tuple(1 / rate for rate in rates), "computing": (1.0,) * 4}
+    [found] = breaks(rates, curves)
+    assert (found.slower_links, found.faster_links) == ("computing", "links")
+    assert found.bits_per_second == pytest.approx(sqrt(0.5 * 2.0))
+
+
+def test_a_sweep_goes_down_with_faster_links() -> None:
+    sweep = advise(SMALL, job(), sweep=True).sweep
+    assert sweep is not None
+    for seconds in sweep.seconds.values():
+        assert list(seconds) == sorted(seconds, reverse=True)
+
+
+def test_what_if_the_links_were_faster() -> None:
+    faster = WhatIf(bandwidth=Rate.parse("1gbit")).cluster(RACKS)
+    assert slowest_nic(faster) == pytest.approx(1e9)
+    [uplink] = {rack.uplink for rack in faster.racks}
+    assert uplink is not None
+    assert uplink.out.bits_per_second == pytest.approx(250e6)
+    assert scaled(RACKS, 1.0) == RACKS
+
+
+def test_what_if_there_were_more_workers() -> None:
+    more = with_workers(RACKS, 13)
+    assert [len(rack.ranks) for rack in more.racks] == [7, 6]
+    assert sorted(rank for rack in more.racks for rank in rack.ranks) == list(range(13))
+    assert with_workers(RACKS, 1).workers == 1
+
+
+def test_what_if_computing_were_faster() -> None:
+    faster = WhatIf(compute=2.0).workload(job(compute=0.3))
+    assert faster.costs.backward.seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("workers", [0, -3, 10**9])
+def test_impossible_workers(workers: int) -> None:
+    with pytest.raises(UsageError, match="workers can't be"):
+        with_workers(RACKS, workers)
+
+
+@pytest.mark.parametrize("times", [0.0, -1.0, float("nan")])
+def test_impossible_computing(times: float) -> None:
+    with pytest.raises(UsageError, match="times as fast"):
+        WhatIf(compute=times).workload(job())

@@ -1,0 +1,87 @@
+"""Orders, pings and flows between ranks that are threads: no network, but real waiting."""
+
+from __future__ import annotations
+
+from threading import current_thread
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.threads import run_threads
+from thalweg.errors import PeerFailed, PeerLate
+from thalweg.members.abort import Alarm
+from thalweg.probing import worker
+from thalweg.probing.coordinator import Conductor, Effort
+from thalweg.probing.messages import Exchange
+from thalweg.probing.network import Flow
+from thalweg.probing.worker import serve
+from thalweg.transports import Transport
+
+QUICK = Effort(pings=5, short=0.05, long=0.1)
+
+
+@pytest.fixture
+def on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 1 and 2 are on one host, all on one machine."""
+
+    def introduction() -> dict[str, Any]:
+        rank = _RANKS[current_thread().name]
+        return {"name": f"h{min(rank, 1)}{rank // 3}", "machine": "m", "stack": "", "cores": 1}
+
+    monkeypatch.setattr(worker, "introduction", introduction)
+
+
+_RANKS: dict[str, int] = {}
+
+
+@pytest.mark.usefixtures("on_hosts")
+def test_rank_0_gathers_what_others_measure() -> None:
+    store = dist.HashStore()
+    counted: list[int] = []
+
+    def work(transport: Transport) -> Any:
+        _RANKS[current_thread().name] = transport.rank
+        exchange = Exchange(transport, Alarm(store, transport.rank, 4), 20.0)
+        if transport.rank:
+            return serve(exchange)
+        conductor = Conductor(exchange, 4, QUICK, counted.append)
+        assert [station.ranks for station in conductor.stations] == [(0,), (1, 2), (3,)]
+        assert (conductor.size, conductor.at_once) == (3, 1)
+        assert 0 < conductor.round_trip(0, 2) < 1
+        assert 0 < conductor.round_trip(2, 1) < 1
+        assert 0 < conductor.round_trip_of_ranks(1, 2) < 1
+        assert conductor.rates([Flow(1, 2)])[0] > 1e6
+        assert conductor.rates([Flow(0, 1)], short=True)[0] > 1e6
+        conductor.end({"found": 7})
+        return None
+
+    results = run_threads(range(4), work)
+    assert [results[rank] for rank in (1, 2, 3)] == [{"found": 7}] * 3
+    assert counted == list(range(1, 7))
+
+
+def test_who_waits_for_an_order_hears_the_alarm() -> None:
+    store = dist.HashStore()
+
+    def work(transport: Transport) -> None:
+        alarm = Alarm(store, transport.rank, 2)
+        if transport.rank == 0:
+            alarm.sound("the disk is full")
+        else:
+            serve(Exchange(transport, alarm, 20.0))
+
+    with pytest.raises(PeerFailed, match="rank 0 gave up: the disk is full"):
+        run_threads(range(2), work)
+
+
+def test_who_does_not_answer_is_late() -> None:
+    store = dist.HashStore()
+
+    def work(transport: Transport) -> None:
+        if transport.rank == 0:
+            exchange = Exchange(transport, Alarm(store, 0, 2), 0.2)
+            Conductor(exchange, 2, QUICK, lambda done: None)
+
+    with pytest.raises(PeerLate, match="rank 0 waited before step 0 for rank 1"):
+        run_threads(range(2), work)

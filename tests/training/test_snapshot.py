@@ -1,0 +1,149 @@
+"""A run's state from another rank: what was sent, or one error that says that it isn't one."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import nn
+
+from tests.examples import examples
+from thalweg.errors import RunError
+from thalweg.training.data.position import Position
+from thalweg.training.snapshot import LENGTH, State
+from thalweg.training.state_encoding import unpack
+from thalweg.transports import Array
+
+
+def a_state() -> State:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return State(
+        step=7,
+        position=Position(epoch=1, batch=2),
+        shared=4,
+        agreed=5,
+        ended=False,
+        plan="ring",
+        model=model.state_dict(),
+        optimizer=optimizer.state_dict(),
+        objects=[{"last": 0.1}],
+        held={"residual": {"weight": torch.zeros(2, 3)}},
+    )
+
+
+WHOLE = a_state().in_bytes()
+
+
+def refused_or_read(array: Array) -> None:
+    """Nothing else happens."""
+    with suppress(RunError):
+        State.of_bytes(array)
+
+
+def test_what_was_sent() -> None:
+    came = State.of_bytes(WHOLE)
+    assert (came.step, came.position, came.plan) == (7, Position(epoch=1, batch=2), "ring")
+    assert came.in_bytes().tobytes() == WHOLE.tobytes()
+
+
+def test_cut_short_anywhere() -> None:
+    for length in range(0, len(WHOLE), 7):
+        with pytest.raises(RunError, match="can't be read"):
+            State.of_bytes(WHOLE[:length])
+
+
+@given(st.binary(max_size=300))
+def test_anything_else(data: bytes) -> None:
+    refused_or_read(np.frombuffer(data, np.uint8))
+
+
+@examples(300)
+@given(st.integers(0, 2**32))
+def test_with_some_bytes_changed(seed: int) -> None:
+    draw = random.Random(seed)
+    data = bytearray(WHOLE.tobytes())
+    for _ in range(draw.choice([1, 2, 5, 50])):
+        data[draw.randrange(len(data))] = draw.randrange(256)
+    refused_or_read(np.frombuffer(bytes(data), np.uint8))
+
+
+TAGS = st.sampled_from(
+    [
+        *("dict", "tuple", "set", "frozenset", "Size", "Counter", "OrderedDict", "items"),
+        *("defaultdict", "attributes", "tensor", "complex tensor", "array", "bytes", "bytearray"),
+        *("complex", "device", "dtype", "float", "int", "str", "numpy", "another"),
+    ]
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["t", "<f4", "|O", "float32", "nn", "load", "cpu", "0x1f"])
+)
+trees = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TAGS, inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@examples(500)
+@given(trees)
+def test_a_tree_that_nobody_packed(tree: Any) -> None:
+    """It is read as something, or refused; and torch is what it was."""
+    before = dict(vars(torch.nn))
+    with suppress(ValueError):
+        unpack(tree, {"t": torch.arange(4.0)})
+    assert vars(torch.nn).keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"attributes": [{"dtype": "nn"}, {"dict": {"Linear": 1}}]},  # a module, to write into
+        {"dtype": "load"},
+        {"array": ["t", "|O", [2]]},  # addresses
+        {"numpy": ["|O", "AAAAAAAAAAA="]},
+        {"tuple": 5},
+        {"one": 1, "two": 2},
+        {},
+    ],
+)
+def test_what_pack_never_makes(tree: Any) -> None:
+    linear = torch.nn.Linear
+    with pytest.raises(ValueError, match=r"Error: "):
+        unpack(tree, {"t": torch.arange(16, dtype=torch.uint8)})
+    assert torch.nn.Linear is linear
+
+
+@pytest.mark.parametrize(
+    "changed", [{"step": -1}, {"step": "7"}, {"position": [1]}, {"ended": 0}, {"plan": None}]
+)
+def test_a_head_of_the_wrong_kind(changed: dict[str, Any]) -> None:
+    (length,) = LENGTH.unpack_from(WHOLE.tobytes())
+    head = json.loads(WHOLE.tobytes()[LENGTH.size : LENGTH.size + length])
+    rest = WHOLE.tobytes()[LENGTH.size + length :]
+    text = json.dumps({**head, **changed}).encode()
+    with pytest.raises(RunError, match="can't be read"):
+        State.of_bytes(np.frombuffer(LENGTH.pack(len(text)) + text + rest, np.uint8))
+
+
+def test_nested_without_end() -> None:
+    for opening, closing in (("[", "]"), ('{"tuple": [', "]}")):
+        text = (opening * 5000 + closing * 5000).encode()
+        data = LENGTH.pack(len(text)) + text + save({})
+        with pytest.raises(RunError, match="can't be read"):
+            State.of_bytes(np.frombuffer(data, np.uint8))
