@@ -15,7 +15,6 @@ PACKAGES = [
     "thalweg.facts",
     "thalweg.probing",
     "thalweg.report",
-    "thalweg.runtime",
     "thalweg.schedules",
     "thalweg.training",
     "thalweg.transports",

@@ -14,7 +14,7 @@ import os, sys
 from time import monotonic
 import numpy as np
 from thalweg.errors import PeerLost
-from thalweg.runtime import World
+from thalweg.members.world import World
 from thalweg.transports import Label
 world = World.join(30)
 rank, label, array = world.rank, Label(0, 0, 0, 1), np.ones(300_000)
