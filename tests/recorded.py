@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thalweg.observe import Encoding, Flow, Moment, Note, Opening, Round, Step
+from thalweg.observe import (
+    BucketRecord,
+    ClockSample,
+    EncodeRecord,
+    EventRecord,
+    FlowRecord,
+    RunHeader,
+    StepRecord,
+)
 from thalweg.observe.journal import Journal
 from thalweg.observe.records import Record
 
@@ -58,7 +66,9 @@ class Run:
                 found[rank].append(step)
         self._compare(found, at)
         over = self.own(0, at[0])
-        found[0].append(Note(at=over, step=self.steps - 1, topic="incident", text="it is over"))
+        found[0].append(
+            EventRecord(at=over, step=self.steps - 1, topic="incident", text="it is over")
+        )
         return found
 
     def written(self, folder: Path) -> Path:
@@ -68,8 +78,8 @@ class Run:
             journal.close()
         return folder
 
-    def _opening(self, rank: int) -> Opening:
-        return Opening(
+    def _opening(self, rank: int) -> RunHeader:
+        return RunHeader(
             rank=rank,
             size=self.ranks,
             host=f"host{rank}",
@@ -85,11 +95,11 @@ class Run:
             own = self.own(rank, moment)
             if rank not in self.unknown:
                 error = 0.0 if rank == 0 else ERROR
-                records[rank].append(Moment(at=own, offset=moment - own, error=error))
+                records[rank].append(ClockSample(at=own, offset=moment - own, error=error))
 
     def _step(
         self, number: int, begin: Mapping[int, float], noise: random.Random
-    ) -> tuple[dict[int, Step], dict[int, float]]:
+    ) -> tuple[dict[int, StepRecord], dict[int, float]]:
         """All ranks have a bucket before it is averaged; the second leaves while the first is
         still under way."""
         disturbed = self.since <= number <= self.until
@@ -110,7 +120,7 @@ class Run:
         optimized = {r: averaged[r] + applied[r] for r in times}
         over = dict.fromkeys(times, ends[-1]) if self.parameters else optimized
         steps = {
-            rank: Step(
+            rank: StepRecord(
                 step=number,
                 begin=self.own(rank, begin[rank]),
                 settled=SETTLED,
@@ -128,14 +138,16 @@ class Run:
         }
         return steps, over
 
-    def _encoding(self, rank: int, bucket: int, ready: float) -> Encoding:
+    def _encoding(self, rank: int, bucket: int, ready: float) -> EncodeRecord:
         began = ready + bucket * ENCODING
-        return Encoding(bucket, self.own(rank, began), self.own(rank, began + ENCODING))
+        return EncodeRecord(bucket, self.own(rank, began), self.own(rank, began + ENCODING))
 
-    def _round(self, rank: int, bucket: int, ready: Mapping[int, float], end: float) -> Round:
+    def _round(
+        self, rank: int, bucket: int, ready: Mapping[int, float], end: float
+    ) -> BucketRecord:
         started = ready[rank] + 0.001
         peers = {peer: max(ready[peer] + 0.002, started) for peer in ready if peer != rank}
-        return Round(
+        return BucketRecord(
             bucket,
             self.own(rank, ready[rank]),
             self.own(rank, started),
@@ -143,7 +155,7 @@ class Run:
             {peer: self.own(rank, came) for peer, came in peers.items()},
         )
 
-    def _flow(self, rank: int, disturbed: bool) -> Flow:
+    def _flow(self, rank: int, disturbed: bool) -> FlowRecord:
         peer = (rank + 1) % self.ranks
         share = min(self.thin.get(rank, 1.0), self.thin.get(peer, 1.0)) if disturbed else 1.0
-        return Flow(peer, NBYTES, 2 * AVERAGING / share)
+        return FlowRecord(peer, NBYTES, 2 * AVERAGING / share)

@@ -11,15 +11,15 @@ import numpy as np
 from tests.threads import run_threads
 from thalweg.codes import Allocation
 from thalweg.engine.arithmetic import NUMPY, Arithmetic
-from thalweg.engine.execute import Execution, Part, View, flat
-from thalweg.engine.tree_node import Form, Node, Results, pieces_of
+from thalweg.engine.execute import Execution, RankProgram, View, flat
+from thalweg.engine.tree_node import ElementType, Node, Results, pieces_of
 from thalweg.facts import Cluster
 from thalweg.schedules import Group, Schedule, coded_tree
 from thalweg.transports import Array, Transport
-from thalweg.transports.best_effort import Letter
+from thalweg.transports.best_effort import BestEffortMessage
 
 TIMEOUT = 20.0
-DOUBLE = Form(np.dtype(np.float64))
+DOUBLE = ElementType(np.dtype(np.float64))
 
 
 def run(schedule: Schedule, inputs: dict[int, Array]) -> dict[int, Array]:
@@ -28,7 +28,10 @@ def run(schedule: Schedule, inputs: dict[int, Array]) -> dict[int, Array]:
     def work(transport: Transport) -> Array:
         vector = inputs[transport.rank].copy()
         execute(
-            Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=TIMEOUT
+            RankProgram.of(schedule, transport.rank),
+            transport,
+            flat(schedule, vector),
+            timeout=TIMEOUT,
         )
         return vector
 
@@ -36,7 +39,7 @@ def run(schedule: Schedule, inputs: dict[int, Array]) -> dict[int, Array]:
 
 
 def execute(
-    part: Part,
+    part: RankProgram,
     transport: Transport,
     view: View,
     *,
@@ -60,7 +63,11 @@ class Mail:
     mixed with their own contributions; step after step on the same nodes."""
 
     def __init__(
-        self, allocation: Allocation, *schedules: Schedule, form: Form = DOUBLE, seed: int = 0
+        self,
+        allocation: Allocation,
+        *schedules: Schedule,
+        form: ElementType = DOUBLE,
+        seed: int = 0,
     ) -> None:
         self.allocation = allocation
         forms = [form] * len(schedules)
@@ -98,7 +105,7 @@ class Mail:
 
     def deliver(
         self,
-        under_way: list[tuple[int, int | Letter]],
+        under_way: list[tuple[int, int | BestEffortMessage]],
         inputs: Mapping[int, Array],
         gone: Collection[int] = (),
         cut: Collection[tuple[int, int]] = (),
@@ -111,13 +118,13 @@ class Mail:
             node = self.nodes[rank]
             sent = (
                 node.arrive(what)
-                if isinstance(what, Letter)
+                if isinstance(what, BestEffortMessage)
                 else node.contribute(self.step, what, inputs[rank])
             )
             under_way += [
-                (letter.peer, letter._replace(peer=rank))
-                for letter in sent
-                if letter.peer not in gone and (rank, letter.peer) not in cut
+                (message.peer, message._replace(peer=rank))
+                for message in sent
+                if message.peer not in gone and (rank, message.peer) not in cut
             ]
 
 

@@ -21,7 +21,7 @@ import pytest
 import sklearn.datasets  # once here, not in every fork
 
 from tests.cli.command import thalweg
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 
 assert sklearn.datasets
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -59,7 +59,7 @@ def in_forks(name: str, folder: Path, size: int) -> dict[int, str]:
     printed: dict[int, list[str]] = {rank: [] for rank in range(size)}
     kept = []  # until the fork ends: torch may hang where a process group that it left is freed
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         os.chdir(folder)
         kept.append(runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__"))
 

@@ -20,15 +20,15 @@ import thalweg.compress
 import thalweg.schedules.topologies
 from thalweg.codes import CodeFamily
 from thalweg.compress import Compressor
-from thalweg.declarations import Parameter, Promise, listed, nearest, settle
+from thalweg.declarations import Parameter, Promise, fill_defaults, listed, nearest
 from thalweg.errors import PlanError, UnsoundPlan
 from thalweg.facts import Size
 from thalweg.plan import TRANSPORT, Cadence, Call, Choice, Plan, PlanText, Settings
-from thalweg.presets import AVERAGED, PRESETS, Preset, averaged
+from thalweg.presets import AVERAGED_PARAMETERS, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
 
 COMPENSATE = "compensate"  # redundancy without a code: what was late is made up for
-SETTINGS = {
+SETTING_PARAMETERS = {
     "bucket": Parameter(
         kind=Size, default=Settings().bucket, help="gradients that travel together"
     ),
@@ -84,9 +84,9 @@ class Catalog:
                 f"write the plan first: ring+{written.preset}",
             )
         preset = _found(written.preset, self.presets, "plan")
-        values = settle(preset.name, written.preset.arguments, preset.parameters)
+        values = fill_defaults(preset.name, written.preset.arguments, preset.parameters)
         refuse_retired(dict(written.settings).get("transport"))
-        settings: dict[str, Any] = settle("@", written.settings, SETTINGS)
+        settings: dict[str, Any] = fill_defaults("@", written.settings, SETTING_PARAMETERS)
         plan = Plan(
             text=written,
             precision=self._precision(written.compressor),
@@ -158,7 +158,7 @@ class Catalog:
         if call is None:
             return None
         compressor = _found(call, self.compressors, "compressor")
-        values = settle(compressor.name, call.arguments, compressor.parameters)
+        values = fill_defaults(compressor.name, call.arguments, compressor.parameters)
         return Choice.of(compressor.name, values)
 
     def _refuse_unknown_code(self, plan: Plan) -> None:
@@ -300,7 +300,7 @@ def _preset_of(topology: Topology) -> Preset:
     return Preset(
         name=topology.name,
         summary=topology.summary,
-        parameters={**topology.parameters, **(AVERAGED if topology.mixes else {})},
+        parameters={**topology.parameters, **(AVERAGED_PARAMETERS if topology.mixes else {})},
         choose=choose,
     )
 

@@ -91,7 +91,7 @@ class Parameter:
             raise PlanError(f"{text!r} is not {names[self.kind]}", "write it so") from None
 
 
-def settle(
+def fill_defaults(
     owner: str, written: Iterable[tuple[str, str]], parameters: Mapping[str, Parameter]
 ) -> dict[str, Value]:
     """Every parameter with the value written or its default; PlanError names what is wrong."""

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 DEBUG_VARIABLE = "THALWEG_DEBUG"  # set: tracebacks instead of one line
 
 
-BETWEEN_STEPS = 1 << 24  # the number of the first round that belongs to no step
+FIRST_ROUND_BETWEEN_STEPS = 1 << 24  # the number of the first round that belongs to no step
 
 
 class ThalwegError(Exception):
@@ -188,5 +188,5 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _when(step: int, round_number: int) -> str:
-    between = round_number >= BETWEEN_STEPS
+    between = round_number >= FIRST_ROUND_BETWEEN_STEPS
     return f"before step {step}" if between else f"at step {step}, round {round_number},"

@@ -19,7 +19,7 @@ from thalweg.declarations import Value
 from thalweg.errors import PlanError
 from thalweg.facts import Size
 
-EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
+PLAN_EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
 TRANSPORT = "tcp"  # the one that there is, wherever something names it
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[+@(),=]))\s*")
 
@@ -203,5 +203,5 @@ class _Reader:
 
     def _wrong(self, why: str) -> NoReturn:
         raise PlanError(
-            f"can't read the plan {self.text!r} at character {self.place + 1}: {why}", EXAMPLE
+            f"can't read the plan {self.text!r} at character {self.place + 1}: {why}", PLAN_EXAMPLE
         )

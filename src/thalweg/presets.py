@@ -13,7 +13,7 @@ from thalweg.declarations import Parameter
 from thalweg.plan import Cadence, Choice, What
 from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 
-CODED = {
+CODED_PARAMETERS = {
     "stragglers": Parameter(
         kind=int, default=None, least=0, help="how many children of a node may be late"
     ),
@@ -33,7 +33,7 @@ CODED = {
 }
 
 
-AVERAGED = {
+AVERAGED_PARAMETERS = {
     "delay": Parameter(kind=int, default=0, least=0, most=1, help="steps until applied"),
     "optimizer": Parameter(
         kind=str,
@@ -90,7 +90,7 @@ PRESETS = (
     Preset(
         name="gc",
         summary="gradient coding: a master that waits for all but a few workers",
-        parameters=CODED,
+        parameters=CODED_PARAMETERS,
         choose=lambda values: {
             "topology": Choice.of("star", {"root": None}),
             "redundancy": _coded(values),
@@ -101,7 +101,7 @@ PRESETS = (
         summary="a tree in which every parent waits for all but a few children",
         parameters={
             "fanout": Parameter(kind=int, default=None, least=2, help="children of a node"),
-            **CODED,
+            **CODED_PARAMETERS,
         },
         choose=lambda values: {
             "topology": Choice.of("tree", {"fanout": values["fanout"]}),
@@ -131,7 +131,7 @@ PRESETS = (
     Preset(
         name="dssync",
         summary="divide and shuffle: parameters averaged in small groups that take turns",
-        parameters={**SHUFFLE.parameters, **AVERAGED},
+        parameters={**SHUFFLE.parameters, **AVERAGED_PARAMETERS},
         choose=lambda values: {
             "topology": Choice.of("shuffle", {"adjust": values["adjust"]}),
             "what": averaged(values),
@@ -149,7 +149,7 @@ PRESETS = (
                 choices=("flat", "rack"),
                 help="rack: racks also average among themselves at every step",
             ),
-            **AVERAGED,
+            **AVERAGED_PARAMETERS,
         },
         choose=_local_sgd,
     ),

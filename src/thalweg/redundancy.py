@@ -11,9 +11,9 @@ A step takes, in this model,
     load x compute  +  layers x fanout x message  +  P(somebody is missed) x delay
 
 Redundancy pays only against delays that don't grow with the load: pauses, failures, the network. A
-`Lateness` is the chance that a worker is late at a step, whatever it computes, and by how much. P
-follows the tree from its leaves: a node is missed if it is late itself, or one of its teams is
-missed altogether.
+`StragglerDelay` is the chance that a worker is late at a step, whatever it computes, and by how
+much. P follows the tree from its leaves: a node is missed if it is late itself, or one of its teams
+is missed altogether.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from thalweg.codes import Allocation, allocate, refuse_inaccurate
 from thalweg.codes.fractional import team_tree
 from thalweg.codes.tolerance import chance_of_waiting
 from thalweg.errors import LayoutError, PlanError
-from thalweg.facts import Duration, Lateness
+from thalweg.facts import Duration, StragglerDelay
 from thalweg.plan import Plan
 from thalweg.schedules import Group
 
-FANOUT, STRAGGLERS = 4, 1  # where nobody has measured who is late
-ASSUMED_COMPUTE, ASSUMED_NBYTES = 1.0, 1 << 20  # of a whole batch; of a bucket: for the rule
-MOST_STRAGGLERS = 3
-FANOUTS = (2, 3, 4, 6, 8, 12, 16)
+DEFAULT_FANOUT, DEFAULT_STRAGGLER_COUNT = 4, 1  # where nobody has measured who is late
+ASSUMED_COMPUTE_SECONDS, ASSUMED_BUCKET_BYTES = (
+    1.0,
+    1 << 20,
+)  # of a whole batch; of a bucket: for the rule
+MAX_STRAGGLER_COUNT = 3
+CANDIDATE_FANOUTS = (2, 3, 4, 6, 8, 12, 16)
 
 
 def is_coded(plan: Plan, catalog: Catalog | None = None) -> bool:
@@ -90,10 +93,10 @@ def allocation_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> A
         raise PlanError(f"{plan} has a root and nobody to answer it", "use more workers")
     fanout = topology.coded_fanout(len(workers), **plan.topology.arguments)
     fanout, stragglers = _settled(fanout, redundancy["stragglers"], len(workers), group)
-    branches = family.plant(workers, fanout, stragglers)
-    if is_worker and branches.depth > 1:  # the root's link has enough to carry: a leaf lives there
-        branches = family.plant([*others, host], fanout, stragglers)
-    allocation = allocate(branches, host)
+    tree = family.build_tree(workers, fanout, stragglers)
+    if is_worker and tree.depth > 1:  # the root's link has enough to carry: a leaf lives there
+        tree = family.build_tree([*others, host], fanout, stragglers)
+    allocation = allocate(tree, host)
     refuse_inaccurate(allocation, family.name)
     return allocation
 
@@ -114,13 +117,16 @@ def _settled(
     if fanout is not None and stragglers is not None:
         return fanout, stragglers
     if not often:
-        return fanout or FANOUT, STRAGGLERS if stragglers is None else stragglers
+        return (
+            fanout or DEFAULT_FANOUT,
+            DEFAULT_STRAGGLER_COUNT if stragglers is None else stragglers,
+        )
     by = fmean(one.delay.seconds for one in late if one.probability)
     found = choose(
         workers,
-        Lateness(probability=often, delay=Duration(by)),
-        compute=ASSUMED_COMPUTE,
-        message=ASSUMED_NBYTES / group.slowest_bytes_per_second(),
+        StragglerDelay(probability=often, delay=Duration(by)),
+        compute=ASSUMED_COMPUTE_SECONDS,
+        message=ASSUMED_BUCKET_BYTES / group.slowest_bytes_per_second(),
         fanout=fanout,
         stragglers=stragglers,
     )
@@ -141,45 +147,50 @@ def root_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> int | N
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CodeCost:
     fanout: int
     stragglers: int
     seconds: float
     load: float  # part of the data that a worker computes
-    missed: float  # chance that a step has to wait for somebody late
+    wait_probability: float  # chance that a step has to wait for somebody late
 
 
 @lru_cache(maxsize=64)
 def choose(
     workers: int,
-    lateness: Lateness,
+    delay: StragglerDelay,
     *,
     compute: float,
     message: float,
     fanout: int | None = None,
     stragglers: int | None = None,
-) -> Estimate:
+) -> CodeCost:
     """The quickest, among those with this fanout and so many stragglers if they are given. Seconds:
     `compute` for all data, `message` for one over a link."""
     fanouts = sorted(
-        {f for f in (*FANOUTS, workers) if f <= workers} if fanout is None else {fanout}
+        {f for f in (*CANDIDATE_FANOUTS, workers) if f <= workers} if fanout is None else {fanout}
     )
-    numbers = range(MOST_STRAGGLERS + 1) if stragglers is None else [stragglers]
+    numbers = range(MAX_STRAGGLER_COUNT + 1) if stragglers is None else [stragglers]
     fitting = [(f, s) for s in numbers for f in fanouts if s < min(f, workers)]
     if not fitting:  # planting it says why
-        return Estimate(fanouts[0], max(numbers), 0.0, 1.0, 0.0)
+        return CodeCost(fanouts[0], max(numbers), 0.0, 1.0, 0.0)
     return min(
-        (estimate(workers, f, s, lateness, compute, message) for f, s in fitting),
+        (estimate(workers, f, s, delay, compute, message) for f, s in fitting),
         key=lambda found: found.seconds,
     )
 
 
 def estimate(
-    workers: int, fanout: int, stragglers: int, late: Lateness, compute: float, message: float
-) -> Estimate:
-    branches = team_tree(range(workers), fanout, stragglers)
-    load = float(max(allocate(branches, 0).loads.values()))
-    missed = chance_of_waiting(branches, dict.fromkeys(branches.workers, late.probability))
-    widest = max(map(len, branches.children.values()))
-    seconds = load * compute + branches.depth * widest * message + missed * late.delay.seconds
-    return Estimate(fanout, stragglers, seconds, load, missed)
+    workers: int,
+    fanout: int,
+    stragglers: int,
+    delay: StragglerDelay,
+    compute: float,
+    message: float,
+) -> CodeCost:
+    tree = team_tree(range(workers), fanout, stragglers)
+    load = float(max(allocate(tree, 0).loads.values()))
+    missed = chance_of_waiting(tree, dict.fromkeys(tree.workers, delay.probability))
+    widest = max(map(len, tree.children.values()))
+    seconds = load * compute + tree.depth * widest * message + missed * delay.delay.seconds
+    return CodeCost(fanout, stragglers, seconds, load, missed)

@@ -27,8 +27,8 @@ from thalweg.facts import Bucket, Workload
 from thalweg.plan import Choice, Plan, What
 from thalweg.redundancy import allocation_of, is_coded
 from thalweg.schedules import (
+    AveragingGroup,
     Group,
-    Meeting,
     Schedule,
     Topology,
     all_gather,
@@ -38,13 +38,16 @@ from thalweg.schedules import (
     reduce,
 )
 from thalweg.schedules.chunks import split
-from thalweg.schedules.topologies.hierarchical import BETWEEN
+from thalweg.schedules.topologies.hierarchical import COMPRESS_BETWEEN
 from thalweg.schedules.topologies.ring import ring
 
 ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
-PART = "part"  # of a bucket, which is exchanged among those who have the same
-CHAIN = 1  # fanout of a tree
-INSIDE, BACK = "rack's sum", "result"  # where only racks exchange what is compressed
+PART_PAYLOAD = "part"  # of a bucket, which is exchanged among those who have the same
+CHAIN_FANOUT = 1  # fanout of a tree
+RACK_SUM_PAYLOAD, RESULT_PAYLOAD = (
+    "rack's sum",
+    "result",
+)  # where only racks exchange what is compressed
 
 
 class When(Enum):
@@ -144,16 +147,18 @@ class _Compiler:
         if self.compresses and self._only_between(group):
             yield from self._between_racks(group, workload)
             return
-        meetings = self._meetings(group)
+        averaging_groups = self._meetings(group)
         first = 0
-        for bucket in workload.buckets(self.plan.settings.bucket) if meetings else ():
+        for bucket in workload.buckets(self.plan.settings.bucket) if averaging_groups else ():
             for payload in self._payloads(bucket):
                 stages = 0
-                for meeting in meetings:
-                    schedules = self._schedules_once(meeting.group, payload)
+                for averaging_group in averaging_groups:
+                    schedules = self._schedules_once(averaging_group.group, payload)
                     stages = max(stages, len(schedules))
                     for stage, schedule in enumerate(schedules):
-                        yield self._round(first + stage, stage, bucket, meeting, payload, schedule)
+                        yield self._round(
+                            first + stage, stage, bucket, averaging_group, payload, schedule
+                        )
                 first += stages
 
     def _two_levels(self, group: Group, workload: Workload) -> Iterator[Round]:
@@ -167,36 +172,41 @@ class _Compiler:
         for bucket in workload.buckets(self.plan.settings.bucket):
             [payload] = self._payloads(bucket)
             for rack in group.racks:
-                meeting = Meeting(group.subgroup(rack))
-                schedule = ring(meeting.group, payload.elements, payload.itemsize, self.step)
-                round_ = self._round(number, 0, bucket, meeting, payload, schedule)
+                averaging_group = AveragingGroup(group.subgroup(rack))
+                schedule = ring(
+                    averaging_group.group, payload.elements, payload.itemsize, self.step
+                )
+                round_ = self._round(number, 0, bucket, averaging_group, payload, schedule)
                 yield replace(round_, delay=0)
             start = 0
             for members, size in zip(across, split(bucket.elements, slots), strict=True):
-                part = Payload(PART, size, bucket.itemsize, exact=True)
+                part = Payload(PART_PAYLOAD, size, bucket.itemsize, exact=True)
                 schedule = ring(members, size, bucket.itemsize, self.step)
-                round_ = self._round(number + 1, 0, bucket, Meeting(members), part, schedule)
+                round_ = self._round(number + 1, 0, bucket, AveragingGroup(members), part, schedule)
                 start += size
                 if meet:
                     yield replace(round_, span=(start - size, start))
             number += 2
 
     def _only_between(self, group: Group) -> bool:
-        return self.plan.topology.arguments.get("compress") == BETWEEN and len(group.racks) > 1
+        return (
+            self.plan.topology.arguments.get("compress") == COMPRESS_BETWEEN
+            and len(group.racks) > 1
+        )
 
     def _between_racks(self, group: Group, workload: Workload) -> Iterator[Round]:
         """The first of each rack adds up what the others have, exchanges it with its like, and
         hands the result out."""
-        leaders = Meeting(group.subgroup([rack[0] for rack in group.racks]))
+        leaders = AveragingGroup(group.subgroup([rack[0] for rack in group.racks]))
         number = 0
         for bucket in workload.buckets(self.plan.settings.bucket):
-            yield from self._inside_racks(number, bucket, group, INSIDE, reduce)
+            yield from self._inside_racks(number, bucket, group, RACK_SUM_PAYLOAD, reduce)
             number += 1
             for payload in self._payloads(bucket):
                 for stage, schedule in enumerate(self._schedules_once(leaders.group, payload)):
                     yield self._round(number, stage, bucket, leaders, payload, schedule)
                     number += 1
-            yield from self._inside_racks(number, bucket, group, BACK, broadcast)
+            yield from self._inside_racks(number, bucket, group, RESULT_PAYLOAD, broadcast)
             number += 1
 
     def _inside_racks(
@@ -209,17 +219,19 @@ class _Compiler:
     ) -> Iterator[Round]:
         payload = replace(self._whole(bucket), name=name)
         for rack in group.racks:
-            meeting = Meeting(group.subgroup(rack))
-            schedule = build(meeting.group, payload.elements, payload.itemsize, rack[0], CHAIN)
-            yield self._round(number, 0, bucket, meeting, payload, schedule)
+            averaging_group = AveragingGroup(group.subgroup(rack))
+            schedule = build(
+                averaging_group.group, payload.elements, payload.itemsize, rack[0], CHAIN_FANOUT
+            )
+            yield self._round(number, 0, bucket, averaging_group, payload, schedule)
 
-    def _meetings(self, group: Group) -> tuple[Meeting, ...]:
+    def _meetings(self, group: Group) -> tuple[AveragingGroup, ...]:
         cadence = self.plan.cadence
         if (self.step + 1) % cadence.every == 0:
             divide = self.topology.groups
-            return (Meeting(group),) if divide is None else divide(group, self.meeting)
+            return (AveragingGroup(group),) if divide is None else divide(group, self.meeting)
         if cadence.inside:
-            return tuple(Meeting(group.subgroup(rack)) for rack in group.racks)
+            return tuple(AveragingGroup(group.subgroup(rack)) for rack in group.racks)
         return ()
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
@@ -264,7 +276,7 @@ class _Compiler:
         number: int,
         stage: int,
         bucket: Bucket,
-        meeting: Meeting,
+        averaging_group: AveragingGroup,
         payload: Payload,
         schedule: Schedule,
     ) -> Round:
@@ -273,11 +285,11 @@ class _Compiler:
             number=number,
             stage=stage,
             when=When.AFTER if self.plan.averages_parameters else When.READY,
-            delay=self.plan.cadence.delay + (meeting.lasts - 1) * self.plan.cadence.every,
-            lasts=meeting.lasts,
+            delay=self.plan.cadence.delay + (averaging_group.lasts - 1) * self.plan.cadence.every,
+            lasts=averaging_group.lasts,
             bucket=bucket.index,
             span=(0, bucket.elements),
-            group=meeting.group,
+            group=averaging_group.group,
             what=self.plan.what,
             payload=payload,
             codec=None if payload.exact else self.plan.precision,

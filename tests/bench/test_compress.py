@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from tests.compress.simulated import NUMPY_KERNELS
 from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
-from thalweg.bench.compress import Found, bench_compress
+from thalweg.bench.compress import CompressBenchResult, bench_compress
 from thalweg.bench.compress_costs import (
-    SPEEDS,
-    Cost,
-    Exchange,
+    SWEPT_BITS_PER_SECOND,
+    CompressionCost,
     Method,
+    PayloadPattern,
     all_methods,
     at_all_speeds,
     dense_wire,
@@ -28,16 +28,20 @@ from thalweg.bench.compress_costs import (
 )
 from thalweg.bench.ddp_hooks import alone_in_a_group
 from thalweg.catalog import default_catalog
-from thalweg.compress import Elementwise, Segment, Summed
+from thalweg.compress import Segment, ShardableCodec, SummableCodec
 from thalweg.compress.codec import Array
 from thalweg.errors import PlanError
 from thalweg.facts import Tensor
-from thalweg.predict.closed_form.ddp_step import LAMBDA, Dense, Network
+from thalweg.predict.closed_form.ddp_step import (
+    OVERLAP_SLOWDOWN_FACTOR,
+    AlphaBetaNetwork,
+    UncompressedStep,
+)
 from thalweg.probing.codec_trials import (
-    GatheredTrial,
     Gradients,
-    SummedTrial,
-    TwoShotTrial,
+    TimedGatheredCodec,
+    TimedSummedCodec,
+    TimedTwoShotCodec,
     least_seconds,
 )
 
@@ -61,15 +65,20 @@ PEERS = [
 
 
 def costs(
-    exchange: Exchange = Exchange.SUM, workers: int = 8, seconds: float = 0.05, payload: int = 100
-) -> Cost:
-    dense = Dense(buckets=[6000, 2000], workers=workers, compute=0.2)
-    return Cost(dense=dense, exchange=exchange, payload=payload, exact=40, seconds=seconds)
+    exchange: PayloadPattern = PayloadPattern.SUM,
+    workers: int = 8,
+    seconds: float = 0.05,
+    payload: int = 100,
+) -> CompressionCost:
+    dense = UncompressedStep(buckets=[6000, 2000], workers=workers, compute=0.2)
+    return CompressionCost(
+        dense=dense, exchange=exchange, payload=payload, exact=40, seconds=seconds
+    )
 
 
-def at(speed: float) -> Network:
+def at(speed: float) -> AlphaBetaNetwork:
     """Links of so many bits per second."""
-    return Network(0.0, speed / 8)
+    return AlphaBetaNetwork(0.0, speed / 8)
 
 
 # Arithmetic
@@ -77,10 +86,10 @@ def at(speed: float) -> Network:
 
 @pytest.mark.parametrize(("workers", "added", "gathered"), [(2, 1, 1), (4, 1.5, 3), (8, 1.75, 7)])
 def test_what_each_worker_sends(workers: int, added: float, gathered: float) -> None:
-    assert Exchange.SUM.wire(100, workers) == added * 100
-    assert Exchange.TWO_SHOT.wire(100, workers) == added * 100
-    assert Exchange.ALL_GATHER.wire(100, workers) == gathered * 100
-    assert costs(Exchange.ALL_GATHER, workers).wire == gathered * 100 + added * 40
+    assert PayloadPattern.SUM.wire(100, workers) == added * 100
+    assert PayloadPattern.TWO_SHOT.wire(100, workers) == added * 100
+    assert PayloadPattern.ALL_GATHER.wire(100, workers) == gathered * 100
+    assert costs(PayloadPattern.ALL_GATHER, workers).wire == gathered * 100 + added * 40
     assert dense_wire(costs(workers=workers).dense) == added * 8000
 
 
@@ -90,15 +99,17 @@ def test_break_even_is_what_is_saved_over_what_it_takes() -> None:
 
 
 def test_what_saves_nothing_never_pays() -> None:
-    more = costs(Exchange.ALL_GATHER, payload=4000)
+    more = costs(PayloadPattern.ALL_GATHER, payload=4000)
     assert (more.breakeven, more.pays_below) == (None, 0.0)
-    steps = zip(SPEEDS, at_all_speeds(more.step), at_all_speeds(more.dense), strict=True)
+    steps = zip(
+        SWEPT_BITS_PER_SECOND, at_all_speeds(more.step), at_all_speeds(more.dense), strict=True
+    )
     assert all(step > dense for speed, step, dense in steps if speed < 1e9)
 
 
 def test_ddp_hides_all_but_the_last_bucket() -> None:
     dense = costs().dense
-    assert dense.seconds(at(1e12)) == pytest.approx(LAMBDA * 0.2)
+    assert dense.seconds(at(1e12)) == pytest.approx(OVERLAP_SLOWDOWN_FACTOR * 0.2)
     assert dense.seconds(at(1e3)) == pytest.approx(8 * 1.75 * 8000 / 1e3)
 
 
@@ -113,8 +124,10 @@ def test_ddp_hides_all_but_the_last_bucket() -> None:
 def test_it_beats_ddp_just_below_that_speed(
     hidden: int, last: int, payload: int, seconds: float, backward: float
 ) -> None:
-    dense = Dense(buckets=[hidden, last], workers=4, compute=backward)
-    cost = Cost(dense=dense, exchange=Exchange.SUM, payload=payload, exact=0, seconds=seconds)
+    dense = UncompressedStep(buckets=[hidden, last], workers=4, compute=backward)
+    cost = CompressionCost(
+        dense=dense, exchange=PayloadPattern.SUM, payload=payload, exact=0, seconds=seconds
+    )
     speed = cost.pays_below
     if speed == 0:
         assert payload >= hidden + last
@@ -136,14 +149,14 @@ def test_exchanges_are_those_that_are_run(name: str, workers: int) -> None:
     compressed = [round_ for round_ in rounds if not round_.payload.exact]
     compressor = default_catalog().compressors[name]
     exchange = Method(text=name, compressor=compressor, arguments={}).exchange(workers)
-    assert any(round_.stage for round_ in compressed) == (exchange is Exchange.TWO_SHOT)
-    assert compressor.summable == (exchange is Exchange.SUM)
+    assert any(round_.stage for round_ in compressed) == (exchange is PayloadPattern.TWO_SHOT)
+    assert compressor.summable == (exchange is PayloadPattern.SUM)
 
 
 # How codecs are driven
 
 
-class Turns(Summed):
+class Turns(SummableCodec):
     """Two rounds at even steps, one at odd ones; half of everything is left out."""
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
@@ -155,7 +168,7 @@ class Turns(Summed):
         out[:] = sent
 
 
-class Truncated(Elementwise):
+class Truncated(ShardableCodec):
     """The upper two bytes of every value."""
 
     unit_nbytes = 2
@@ -209,7 +222,7 @@ def test_gradients_differ_between_ranks_and_have_zeros_where_filled_up() -> None
 
 
 def test_vectors_that_are_summed() -> None:
-    trial = SummedTrial(Turns(SEGMENTS, LENGTH, NUMPY_KERNELS), MINE, True, period=2)
+    trial = TimedSummedCodec(Turns(SEGMENTS, LENGTH, NUMPY_KERNELS), MINE, True, period=2)
     assert trial.payload == 4 * LENGTH * 1.5
     assert trial.feedback is not None
     trial.refill()
@@ -223,7 +236,7 @@ def test_vectors_that_are_summed() -> None:
 
 
 def test_payloads_that_are_gathered() -> None:
-    trial = GatheredTrial(Truncated(SEGMENTS, LENGTH), MINE, False, OTHERS)
+    trial = TimedGatheredCodec(Truncated(SEGMENTS, LENGTH), MINE, False, OTHERS)
     assert (trial.payload, trial.exact) == (2 * LENGTH, 12)
     trial.encode(0)
     trial.decode(0)
@@ -233,7 +246,7 @@ def test_payloads_that_are_gathered() -> None:
 def test_shards_that_are_reduced() -> None:
     """Its own only: the others' are there before."""
     codec = Truncated(SEGMENTS, LENGTH)
-    trial = TwoShotTrial(codec, MINE, False, OTHERS)
+    trial = TimedTwoShotCodec(codec, MINE, False, OTHERS)
     assert codec.reduced == [(0, 8, 4), (4, 8, 4), (8, 8, 4), (12, 8, 4)]
     trial.encode(1)
     trial.decode(1)
@@ -244,7 +257,7 @@ def test_shards_that_are_reduced() -> None:
 # Rows
 
 
-def run(methods: Sequence[Method]) -> Found:
+def run(methods: Sequence[Method]) -> CompressBenchResult:
     return bench_compress(
         SMALL,
         methods,
@@ -271,7 +284,7 @@ def test_rows_of_a_small_model() -> None:
         saved = 8 * (dense_wire(found.dense) - row["wire_bytes"]) / (1e-3 * row["total_ms"])
         if row["breakeven_gbps"] is not None:
             assert row["breakeven_gbps"] == pytest.approx(saved / 1e9, rel=1e-3)
-        assert len(row["step_seconds"]) == len(SPEEDS)
+        assert len(row["step_seconds"]) == len(SWEPT_BITS_PER_SECOND)
     hook, casts, topk, signs = found.rows[3:7]
     assert casts["payload_bytes"] == 2 * elements
     assert hook["decode_ms"] is None

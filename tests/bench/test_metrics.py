@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from thalweg.bench.metrics import Trial, row_of, row_of_failure
+from thalweg.bench.metrics import TrainingRun, row_of, row_of_failure
 from thalweg.bench.scenario import Scenario, Target
 from thalweg.facts import Cluster
 from thalweg.lab import Event
-from thalweg.lab.event_runner import Fired
+from thalweg.lab.event_runner import AppliedEvent
 from thalweg.workloads import parse_job
 
 EVENT = Event(action="cut", at_step=4, rack=0)
@@ -45,7 +45,7 @@ def test_warmup_and_steps_after_an_event_do_not_count() -> None:
     slow_start = [9.0, 9.0]
     before, settling, after = [1.0, 2.0], [50.0] * 15, [3.0, 4.0, 5.0]
     one = result([*slow_start, *before, *settling, *after])
-    trial = Trial(results=[one, one], fired=[Fired(event=EVENT, seconds=1.0, step=4)])
+    trial = TrainingRun(results=[one, one], fired=[AppliedEvent(event=EVENT, seconds=1.0, step=4)])
     row = row_of("ring", SCENARIO, [trial])
     assert row["seconds_per_step"] == pytest.approx(3.0)
     assert row["seconds_all"] == pytest.approx(18 + 3 + 750 + 12)
@@ -56,8 +56,8 @@ def test_what_a_step_takes_each_host_before_and_after_the_events() -> None:
     before, settling = [9.0, 9.0, 1.0, 2.0], [50.0] * 15
     one, other = result([*before, *settling, 3.0, 4.0, 5.0]), result([*before, *settling, 6, 6, 6])
     made = [{"step": 8, "kept_apart": "rack0 every 4 steps", "reason": "it is slow"}]
-    fired = [Fired(event=EVENT, seconds=1.0, step=4)]
-    trial = Trial(results=[{**one, "adjustments": made}, other, None], fired=fired)
+    fired = [AppliedEvent(event=EVENT, seconds=1.0, step=4)]
+    trial = TrainingRun(results=[{**one, "adjustments": made}, other, None], fired=fired)
     row = row_of("ring", replace(SCENARIO, cluster=Cluster.flat(3)), [trial])
     assert [(p["host"], p["before"], p["after"]) for p in row["pace"]] == [
         ("host0", 1.5, 4.0),
@@ -69,8 +69,8 @@ def test_what_a_step_takes_each_host_before_and_after_the_events() -> None:
 
 def test_the_mean_is_over_ranks_steps_and_repeats() -> None:
     quiet = replace(SCENARIO, events=(), steps=4)
-    first = Trial(results=[result([0, 0, 1.0, 2.0]), result([0, 0, 3.0, 4.0])])
-    second = Trial(results=[result([0, 0, 5.0, 5.0]), result([0, 0, 5.0, 5.0])])
+    first = TrainingRun(results=[result([0, 0, 1.0, 2.0]), result([0, 0, 3.0, 4.0])])
+    second = TrainingRun(results=[result([0, 0, 5.0, 5.0]), result([0, 0, 5.0, 5.0])])
     row = row_of("ring", quiet, [first, second])
     assert row["seconds_per_step"] == pytest.approx(30 / 8)
     assert [repeat["seconds_per_step"] for repeat in row["repeats"]] == [2.5, 5.0]
@@ -80,7 +80,7 @@ def test_the_mean_is_over_ranks_steps_and_repeats() -> None:
 def test_training_takes_as_long_as_the_slowest_between_two_evaluations() -> None:
     quiet = replace(SCENARIO, events=(), steps=4)
     evaluations = [[2, 0.6], [4, 0.5]]
-    trial = Trial(
+    trial = TrainingRun(
         results=[
             result([1.0, 1.0, 5.0, 5.0], evaluations=evaluations),
             result([2.0, 2.0, 1.0, 1.0], evaluations=evaluations),
@@ -92,8 +92,8 @@ def test_training_takes_as_long_as_the_slowest_between_two_evaluations() -> None
 
 def test_repeats_that_never_reach_the_target_are_left_out() -> None:
     quiet = replace(SCENARIO, events=(), steps=4)
-    met = Trial(results=[result([1.0] * 4, evaluations=[[2, 0.1], [4, 0.1]])])
-    missed = Trial(results=[result([1.0] * 4, evaluations=[[2, 0.9], [4, 0.9]])])
+    met = TrainingRun(results=[result([1.0] * 4, evaluations=[[2, 0.1], [4, 0.1]])])
+    missed = TrainingRun(results=[result([1.0] * 4, evaluations=[[2, 0.9], [4, 0.9]])])
     assert row_of("ring", quiet, [met, missed])["seconds_to_target"] == pytest.approx(2.0)
     assert row_of("ring", quiet, [missed])["seconds_to_target"] is None
 
@@ -101,7 +101,7 @@ def test_repeats_that_never_reach_the_target_are_left_out() -> None:
 def test_drift_is_the_root_of_the_mean_square() -> None:
     quiet = replace(SCENARIO, events=(), steps=3)
     ranks = [result([1.0] * 3, deviation=d, fingerprint=str(d)) for d in (0.1, 0.3)]
-    row = row_of("dssync", quiet, [Trial(results=ranks)])
+    row = row_of("dssync", quiet, [TrainingRun(results=ranks)])
     assert row["drift"] == pytest.approx(sqrt((0.01 + 0.09) / 2))
     assert not row["replicas_equal"]
 
@@ -109,14 +109,14 @@ def test_drift_is_the_root_of_the_mean_square() -> None:
 def test_a_worker_that_was_killed_has_nothing_to_say() -> None:
     quiet = replace(SCENARIO, events=(), steps=3)
     late = result([2.0], first_step=2, losses=[3.0])
-    trial = Trial(results=[result([1.0, 1.0, 1.0]), None, {}, late])
+    trial = TrainingRun(results=[result([1.0, 1.0, 1.0]), None, {}, late])
     row = row_of("ring", quiet, [trial])
     assert row["losses"] == pytest.approx([1.0, 1.0, 2.0])
     assert row["seconds_per_step"] == pytest.approx(1.5)
 
 
 def test_a_failure_has_the_columns_of_the_others() -> None:
-    row = row_of("ring", replace(SCENARIO, events=()), [Trial(results=[result([1.0] * 22)])])
+    row = row_of("ring", replace(SCENARIO, events=()), [TrainingRun(results=[result([1.0] * 22)])])
     failure = row_of_failure("umw", "rank 2 was killed; look")
     assert failure.keys() <= row.keys()
     assert failure["error"] == "rank 2 was killed; look"

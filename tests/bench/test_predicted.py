@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.bench.collectives import GLOO, Entry, entries, predicted
+from thalweg.bench.collectives import GLOO, CollectiveCase, entries, predicted
 from thalweg.facts import Cluster, Size, Workload
 from thalweg.predict import Symbols
 from thalweg.predict.closed_form.topologies import ring
@@ -22,8 +22,8 @@ def test_torchs_own_row_is_a_ring_of_all_bytes_at_once(interleaved: bool, leavin
     """In the order of the rank numbers, wherever they are."""
     place = cluster(interleaved)
     form = ring(Symbols.of(Group.everybody(place), WORKLOAD.nbytes), leaving=leaving)
-    assert predicted(Entry(GLOO, GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
-    assert predicted(Entry("ddp", GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
+    assert predicted(CollectiveCase(GLOO, GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
+    assert predicted(CollectiveCase("ddp", GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
 
 
 @pytest.mark.parametrize("sync", ["dssync", "gossip", "local_sgd(every=4)", "ring", "umw"])

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from thalweg import Cluster, Workload, predict
-from thalweg.bench.prediction_check import Accuracy, Checked, Forecast, checked, choices
+from thalweg.bench.prediction_check import (
+    Accuracy,
+    PredictionOutcome,
+    ScenarioPrediction,
+    auto_choices,
+    prediction_outcomes,
+)
 from thalweg.bench.scenario import Scenario
 from thalweg.facts import Duration, Machine, Rate, Size
 from thalweg.lab import Event
@@ -29,8 +35,10 @@ def scenario(*events: Event) -> Scenario:
     )
 
 
-def forecast(found: Cluster = DECLARED) -> Forecast:
-    return Forecast(declared=DECLARED, cluster=found, machine=Machine(), workload=WORKLOAD)
+def forecast(found: Cluster = DECLARED) -> ScenarioPrediction:
+    return ScenarioPrediction(
+        declared=DECLARED, cluster=found, machine=Machine(), workload=WORKLOAD
+    )
 
 
 def degraded(**rates: str) -> Cluster:
@@ -120,8 +128,8 @@ def test_other_events_are_not_predicted() -> None:
 
 
 def test_accuracy_by_hand() -> None:
-    def one(predicted: float, measured: float) -> Checked:
-        return Checked(
+    def one(predicted: float, measured: float) -> PredictionOutcome:
+        return PredictionOutcome(
             scenario="s", sync="ring", predicted=predicted, low=0.9, high=1.1, measured=measured
         )
 
@@ -154,7 +162,7 @@ def test_auto_is_put_beside_the_best_of_its_class_by_the_last_steps() -> None:
         row("dssync", "eventual", [1.0] * 60),
         row("auto(allow=exact)", "exact", [5.0] * 35 + [2.2] * 25, choices=chosen),
     ]
-    [found] = choices(asked, rows)
+    [found] = auto_choices(asked, rows)
     assert (found.chosen, found.best) == ("double_tree", "ring")
     assert found.behind == pytest.approx(0.1)
 
@@ -163,8 +171,8 @@ def test_auto_alone_is_put_beside_nothing() -> None:
     """Or where all that were named have failed."""
     asked = replace(scenario(), syncs=("ring", "auto(allow=exact)"))
     auto = row("auto(allow=exact)", "exact", [2.0] * 60, choices=[[]])
-    assert choices(asked, [auto]) == []
-    assert choices(asked, [row("ring", "exact", [], error="no"), auto]) == []
+    assert auto_choices(asked, [auto]) == []
+    assert auto_choices(asked, [row("ring", "exact", [], error="no"), auto]) == []
 
 
 def test_what_was_not_predicted_is_not_checked() -> None:
@@ -174,7 +182,7 @@ def test_what_was_not_predicted_is_not_checked() -> None:
         row("umw", "exact", [1.0], predicted_seconds_per_step=None),
         row("auto(allow=exact)", "exact", [1.0]),
     ]
-    assert [one.sync for one in checked(asked, rows)] == ["ring"]
+    assert [one.sync for one in prediction_outcomes(asked, rows)] == ["ring"]
 
 
 def test_averages_every_few_steps_count_as_often_as_they_are_among_the_steps() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from thalweg.bench.scenario import Scenario, Target, read_scenario
 from thalweg.errors import ScenarioError
-from thalweg.facts import Duplex, Duration, Lateness, Rate
+from thalweg.facts import Duplex, Duration, Rate, StragglerDelay
 
 EXAMPLE = """
 [lab]
@@ -71,7 +71,7 @@ def test_everything_that_a_file_can_say(tmp_path: Path) -> None:
         "10s: kill host host2",
     ]
     assert scenario.compute.backward == 0.5
-    assert scenario.compute.late == Lateness(probability=0.05, delay=Duration(2.0))
+    assert scenario.compute.late == StragglerDelay(probability=0.05, delay=Duration(2.0))
     assert (scenario.steps, scenario.batch, scenario.evaluate_every) == (100, 16, 5)
     assert scenario.target == Target(metric="loss", value=0.5)
     assert scenario.syncs == ("ddp", "gc(stragglers=1)")

@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg import attach
-from thalweg.bench.simulated_compute import Compute, Injection, Sleeps, shares_of
+from thalweg.bench.simulated_compute import Compute, ComputeSleeper, SimulatedCompute, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Duration, Host, Lateness, Rack
+from thalweg.facts import Cluster, Duration, Host, Rack, StragglerDelay
 
 
 class Clock:
@@ -29,18 +29,22 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds + self._oversleeps
 
-    def sleeps(self, injection: Injection, rank: int = 0, shares: float = 1) -> Sleeps:
-        return Sleeps(injection, rank, lambda: shares, now=lambda: self.now, pause=self.pause)
+    def sleeps(
+        self, injection: SimulatedCompute, rank: int = 0, shares: float = 1
+    ) -> ComputeSleeper:
+        return ComputeSleeper(
+            injection, rank, lambda: shares, now=lambda: self.now, pause=self.pause
+        )
 
 
 def injected(
     backward: float = 0.5,
-    late: Lateness | None = None,
+    delay: StragglerDelay | None = None,
     cluster: Cluster | None = None,
     seed: int = 0,
-) -> Injection:
-    compute = Compute(step=Duration(1.0), backward=backward, late=late or Lateness())
-    return Injection(compute=compute, cluster=cluster or Cluster.flat(4), seed=seed)
+) -> SimulatedCompute:
+    compute = Compute(step=Duration(1.0), backward=backward, late=delay or StragglerDelay())
+    return SimulatedCompute(compute=compute, cluster=cluster or Cluster.flat(4), seed=seed)
 
 
 def layers() -> nn.Module:
@@ -52,7 +56,7 @@ def test_gradients_take_their_share_and_forward_the_rest() -> None:
     clock = Clock()
     sleeps = clock.sleeps(injected(backward=0.5))
     model = layers()
-    sleeps.watch(model)
+    sleeps.attach(model)
     sleeps.begin(0)
     model(torch.ones(3, 7)).sum().backward()
     assert clock.pauses == pytest.approx([0.5, 0.05, 0.1, 0.35])
@@ -63,7 +67,7 @@ def test_a_code_for_one_straggler_takes_twice_as_long() -> None:
     shares = shares_of(parse_plan("gc(stragglers=1)"), Cluster.flat(4), rank=2)
     sleeps = clock.sleeps(injected(), shares=shares)
     model = layers()
-    sleeps.watch(model)
+    sleeps.attach(model)
     sleeps.begin(0)
     model(torch.ones(3, 7)).sum().backward()
     assert clock.now == pytest.approx(2.0)
@@ -73,15 +77,15 @@ def test_a_late_wake_up_does_not_add_up() -> None:
     clock = Clock(oversleeps=0.01)
     sleeps = clock.sleeps(injected(backward=1.0))
     model = layers()
-    sleeps.watch(model)
+    sleeps.attach(model)
     sleeps.begin(0)
     model(torch.ones(3, 7)).sum().backward()
     assert clock.now == pytest.approx(1.01)
 
 
 def test_who_is_late_depends_on_seed_rank_and_step_alone() -> None:
-    late = Lateness(probability=0.3, delay=Duration(2.0))
-    one, same, other = (injected(late=late, seed=seed) for seed in (7, 7, 8))
+    delay = StragglerDelay(probability=0.3, delay=Duration(2.0))
+    one, same, other = (injected(delay=delay, seed=seed) for seed in (7, 7, 8))
     course = [
         [it.delay(rank, step) for rank in range(4) for step in range(200)]
         for it in (one, same, other)
@@ -93,11 +97,11 @@ def test_who_is_late_depends_on_seed_rank_and_step_alone() -> None:
 
 
 def test_a_host_that_is_often_late() -> None:
-    always = Lateness(probability=1.0, delay=Duration(3.0))
+    always = StragglerDelay(probability=1.0, delay=Duration(3.0))
     hosts = (Host(name="a", ranks=(0,)), Host(name="b", ranks=(1,), late=always))
     cluster = Cluster(racks=(Rack(name="r", hosts=hosts),))
-    everybody = Lateness(probability=1.0, delay=Duration(0.5))
-    injection = injected(late=everybody, cluster=cluster)
+    everybody = StragglerDelay(probability=1.0, delay=Duration(0.5))
+    injection = injected(delay=everybody, cluster=cluster)
     assert [injection.delay(rank, 5) for rank in range(2)] == [0.5, 3.5]
     clock = Clock()
     clock.sleeps(injection, rank=1).begin(5)
@@ -127,10 +131,10 @@ class Diary:
         arrived.set_result(bucket.buffer())
         return arrived
 
-    def sleeps_of(self, model: nn.Module, rank: int) -> Sleeps:
+    def sleeps_of(self, model: nn.Module, rank: int) -> ComputeSleeper:
         """All in backward: one for each parameter."""
-        sleeps = Sleeps(injected(backward=1.0), rank, now=lambda: 0.0, pause=self.pause)
-        sleeps.watch(model)
+        sleeps = ComputeSleeper(injected(backward=1.0), rank, now=lambda: 0.0, pause=self.pause)
+        sleeps.attach(model)
         return sleeps
 
 

@@ -21,7 +21,7 @@ from tests.chaos.histories import (
 )
 from thalweg.chaos.checks import liveness, membership_epochs, replica_state, step_order
 from thalweg.chaos.checks.invariants import violations
-from thalweg.chaos.exact_job import SAVE_EVERY
+from thalweg.chaos.exact_job import CHECKPOINT_PERIOD_STEPS
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
     Commit,
@@ -38,7 +38,7 @@ from thalweg.chaos.history import (
     Struck,
     Violation,
 )
-from thalweg.chaos.recovery_times import felt
+from thalweg.chaos.recovery_times import fault_times
 from thalweg.facts import Cluster
 
 CLUSTER = Cluster.flat(3)
@@ -50,7 +50,7 @@ BOUND = 2.0  # seconds
 def all_of(history: History, sync: str = "ring") -> list[Violation]:
     return violations(
         history,
-        felt(history, CLUSTER),
+        fault_times(history, CLUSTER),
         sync=sync,
         batch=BATCH,
         foretold=iter([(DIGESTS[step], CHECKSUMS[step]) for step in DIGESTS]),
@@ -88,7 +88,9 @@ def alone(formation: int, members: tuple[int, ...], *steps: int) -> History:
 
 
 def found_in(history: History, under_way: int = 1) -> list[str]:
-    return [violation.text for violation in membership_epochs.exclusive(history, under_way)]
+    return [
+        violation.text for violation in membership_epochs.one_epoch_at_a_time(history, under_way)
+    ]
 
 
 def test_two_groups_call_themselves_the_same_formation() -> None:
@@ -169,7 +171,7 @@ def test_the_last_replicas_differ() -> None:
 
 def test_all_replicas_are_equally_wrong() -> None:
     wrong = doctored(lambda e: isinstance(e, Commit) and e.step >= 6, digest="other")
-    found = replica_state.as_foretold(wrong, DIGESTS)
+    found = replica_state.as_expected(wrong, DIGESTS)
     assert {(f.check, f.text.split(" of formation")[0]) for f in found} == {
         ("foretold", "rank 0 holds other after step 6"),
         ("foretold", "rank 2 holds other after step 6"),
@@ -185,17 +187,17 @@ def test_a_step_that_was_redone_by_others_is_no_violation_under_a_lossy_plan() -
     at = events.index(before) + 1
     events.insert(at, replace(before, step=DIED + 1, digest="its own", time=before.time + 0.3))
     assert replica_state.equal(history_of(events)) == []
-    assert replica_state.as_foretold(history_of(events), DIGESTS)
+    assert replica_state.as_expected(history_of(events), DIGESTS)
 
 
 def test_the_mean_moves() -> None:
-    [found] = replica_state.mean_kept(doctored(is_commit(0, 3), after=(3.5, -1.0)))
+    [found] = replica_state.mean_preserved(doctored(is_commit(0, 3), after=(3.5, -1.0)))
     assert "after step 3 of formation 1" in found.text
 
 
 def test_an_averaging_that_was_broken_off_may_move_the_mean() -> None:
     changed = doctored(is_commit(0, 5), after=(3.5, -1.0), began_in=1)
-    assert replica_state.mean_kept(changed) == []
+    assert replica_state.mean_preserved(changed) == []
 
 
 def test_a_replica_runs_away() -> None:
@@ -274,14 +276,14 @@ def test_a_batch_of_which_not_all_could_tell_isnt_judged() -> None:
 
 
 def test_how_long_a_fault_was_felt() -> None:
-    [each] = felt(sound(), CLUSTER)
+    [each] = fault_times(sound(), CLUSTER)
     assert each.detected == pytest.approx(0.7)
-    assert each.went_on == pytest.approx(6.0 - 4.5, abs=0.01)
-    assert each.back == pytest.approx(10.0 - 9.1, abs=0.01)
+    assert each.stall_seconds == pytest.approx(6.0 - 4.5, abs=0.01)
+    assert each.rejoin_seconds == pytest.approx(10.0 - 9.1, abs=0.01)
 
 
 def test_the_others_go_on_late() -> None:
-    found = liveness.progress(felt(sound(), CLUSTER), bound=1.0)
+    found = liveness.progress(fault_times(sound(), CLUSTER), bound=1.0)
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: the others went on after 1.5 s only"
     ]
@@ -289,7 +291,7 @@ def test_the_others_go_on_late() -> None:
 
 def test_it_is_back_late() -> None:
     early = doctored(lambda e: isinstance(e, Healed), time=5.5)
-    found = liveness.progress(felt(early, CLUSTER), bound=BOUND)
+    found = liveness.progress(fault_times(early, CLUSTER), bound=BOUND)
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: rank 1 took a step 4.5 s after that only"
     ]
@@ -301,25 +303,25 @@ def test_one_that_was_left_out_stays_away_by_itself() -> None:
         replace(e, reason="rank 1 is not reached by others") if isinstance(e, Named) else e
         for e in late
     ]
-    assert liveness.progress(felt(history_of(late), CLUSTER), bound=BOUND)
-    assert liveness.progress(felt(history_of(told), CLUSTER), bound=BOUND) == []
+    assert liveness.progress(fault_times(history_of(late), CLUSTER), bound=BOUND)
+    assert liveness.progress(fault_times(history_of(told), CLUSTER), bound=BOUND) == []
 
 
 def test_it_is_never_well_again() -> None:
     lost = without(lambda e: isinstance(e, Recovered))
-    found = liveness.progress(felt(lost, CLUSTER), bound=100.0)
+    found = liveness.progress(fault_times(lost, CLUSTER), bound=100.0)
     assert [f.fault for f in found] == [0]
 
 
 def test_nobody_names_the_culprit() -> None:
     silent = without(lambda e: isinstance(e, Named))
-    [found] = liveness.culprits(silent, felt(silent, CLUSTER))
+    [found] = liveness.causes_reported(silent, fault_times(silent, CLUSTER))
     assert found.text == "fault 0: kill rank 1 for 4 s: nobody named rank 1"
 
 
 def test_another_is_named() -> None:
     wrong = doctored(lambda e: isinstance(e, Named) and e.formation == 2, left=(2,))
-    found = liveness.culprits(wrong, felt(wrong, CLUSTER))
+    found = liveness.causes_reported(wrong, fault_times(wrong, CLUSTER))
     assert any("named rank 2" in f.text and "no fault had hit" in f.text for f in found)
 
 
@@ -327,7 +329,7 @@ def test_somebody_is_named_long_after() -> None:
     events = sound().events
     late = next(e for e in events if isinstance(e, Named) and e.left)
     events.append(replace(late, noticed=19.0, time=19.1))
-    found = liveness.culprits(history_of(events), felt(history_of(events), CLUSTER))
+    found = liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER))
     assert ["no fault had hit" in f.text for f in found] == [True]
 
 
@@ -335,17 +337,19 @@ def test_a_machine_that_let_nobody_run_is_a_cause() -> None:
     events = sound().events
     late = next(e for e in events if isinstance(e, Named) and e.left)
     events.append(replace(late, noticed=19.0, time=19.1, left=(2,)))
-    assert liveness.culprits(history_of(events), felt(history_of(events), CLUSTER))
+    assert liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER))
     events.append(Starved(time=18.9, rank=2, seconds=1.2))
-    assert liveness.culprits(history_of(events), felt(history_of(events), CLUSTER)) == []
+    assert (
+        liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER)) == []
+    )
 
 
 def test_a_moments_absence_may_pass_unnoticed_under_a_code() -> None:
     fault = replace(KILL, hold=0.1)
     silent = [e for e in sound().events if not isinstance(e, Named)]
     history = history_of(silent, fault)
-    assert liveness.culprits(history, felt(history, CLUSTER))
-    assert liveness.culprits(history, felt(history, CLUSTER), missed=False) == []
+    assert liveness.causes_reported(history, fault_times(history, CLUSTER))
+    assert liveness.causes_reported(history, fault_times(history, CLUSTER), missed=False) == []
 
 
 # Checkpoints
@@ -357,14 +361,14 @@ NO_ROOM = "can't write checkpoint c/step-00000020: No space left on device; make
 def disk_history(*told: Refused | Saved) -> History:
     """In which a checkpoint is due while the disk is full."""
     first = next(e for e in sound().events if isinstance(e, Commit))
-    steps = range(SAVE_EVERY + 2)
+    steps = range(CHECKPOINT_PERIOD_STEPS + 2)
     commits = [replace(first, time=3.0 + 4.0 * n / len(steps), step=1 + n) for n in steps]
     marks = [Struck(time=3.0, fault=0), Healed(time=7.0, fault=0), Recovered(time=8.0, fault=0)]
     return history_of([*commits, *marks, *told], FULL)
 
 
 def judged(history: History) -> list[str]:
-    return [found.text for found in liveness.checkpoints(history, felt(history, CLUSTER))]
+    return [found.text for found in liveness.checkpoints(history, fault_times(history, CLUSTER))]
 
 
 def test_a_full_disk_is_told() -> None:

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from thalweg.chaos.exact_job import (
-    BATCH,
-    SAMPLES,
+    CHAOS_BATCH_SAMPLES,
+    CHAOS_SAMPLE_COUNT,
     Linear,
     checksum,
     digest,
-    foretold,
+    expected_states,
     optimizer_of,
     samples,
     snap,
     sums,
 )
-from thalweg.training.data.sampler import Batches
+from thalweg.training.data.sampler import BatchSampler
 
 STEPS = 6
 
@@ -29,16 +29,16 @@ def trained_by(size: int, seed: int, steps: int) -> list[str]:
     """Digests of a training whose batches are shared out among so many, as plans do."""
     model = Linear()
     optimizer = optimizer_of(model)
-    cut = Batches(samples=SAMPLES, batch=BATCH, size=size, seed=seed)
+    cut = BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=size, seed=seed)
     found = []
-    shares = [list(islice(cut.shares(0, rank), steps)) for rank in range(size)]
+    batch_slices = [list(islice(cut.slices(0, rank), steps)) for rank in range(size)]
     for step in range(steps):
         parts = []
         for rank in range(size):
-            share = shares[rank][step]
+            batch_slice = batch_slices[rank][step]
             optimizer.zero_grad()
-            losses = model(samples().inputs[share.samples])
-            torch.dot(losses, share.weights.float()).backward()  # type: ignore[no-untyped-call]
+            losses = model(samples().inputs[batch_slice.samples])
+            torch.dot(losses, batch_slice.weights.float()).backward()  # type: ignore[no-untyped-call]
             parts.append(
                 [p.grad.clone() * (1 / size) for p in model.parameters() if p.grad is not None]
             )
@@ -53,23 +53,33 @@ def trained_by(size: int, seed: int, steps: int) -> list[str]:
 @examples(10)
 @given(st.integers(1, 9), st.integers(0, 5))
 def test_steps_are_as_foretold_however_they_are_shared_out(size: int, seed: int) -> None:
-    steps = SAMPLES // BATCH
-    assert trained_by(size, seed, steps) == [d for d, _ in islice(foretold(seed), steps)]
+    steps = CHAOS_SAMPLE_COUNT // CHAOS_BATCH_SAMPLES
+    assert trained_by(size, seed, steps) == [d for d, _ in islice(expected_states(seed), steps)]
 
 
 def test_a_sample_that_is_lost_shows() -> None:
     model = Linear()
     optimizer = optimizer_of(model)
-    share = next(Batches(samples=SAMPLES, batch=BATCH, size=1, seed=0).shares(0, 0))
-    torch.dot(model(samples().inputs[share.samples[1:]]), share.weights[1:].float()).backward()  # type: ignore[no-untyped-call]
+    batch_slice = next(
+        BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=1, seed=0).slices(
+            0, 0
+        )
+    )
+    torch.dot(
+        model(samples().inputs[batch_slice.samples[1:]]), batch_slice.weights[1:].float()
+    ).backward()  # type: ignore[no-untyped-call]
     snap(model)
     optimizer.step()
-    assert digest(model) != next(foretold(0))[0]
+    assert digest(model) != next(expected_states(0))[0]
 
 
 def test_checksums_add_up_and_tell_batches_apart() -> None:
-    first, second = (told for _, told in islice(foretold(0), 2))
-    share = next(Batches(samples=SAMPLES, batch=BATCH, size=1, seed=0).shares(0, 0)).samples
+    first, second = (told for _, told in islice(expected_states(0), 2))
+    share = next(
+        BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=1, seed=0).slices(
+            0, 0
+        )
+    ).samples
     assert first == checksum(share[:5]) + checksum(share[5:]) != second
     assert checksum([1, 1]) != checksum([1, 2])
 

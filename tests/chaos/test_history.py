@@ -29,7 +29,7 @@ def test_moments_of_a_fault() -> None:
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     told, events = History(), sound().events
-    monkeypatch.setattr(history, "MOST", 10)
+    monkeypatch.setattr(history, "MAX_EVENTS", 10)
     for event in events:
         told.add(event)
     assert told.is_full

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.histories import read
-from thalweg.chaos.fault import KINDS, OF_LINKS, Kind
+from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
 from thalweg.chaos.history import Commit
-from thalweg.chaos.run import Ordeal, Outcome, undergo
+from thalweg.chaos.run import ChaosConfig, ChaosResult, run_chaos
 from thalweg.chaos.summary import fault_rows, kind_rows
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster
 from thalweg.lab import Lab
 
 BOUND = 20.0  # seconds: machines that run tests are busy
-LOCAL = tuple(kind for kind in KINDS if kind not in (*OF_LINKS, "disk", "corrupt"))
+LOCAL = tuple(kind for kind in FAULT_KINDS if kind not in (*LINK_FAULTS, "disk", "corrupt"))
 CLASSES = [
     "ring",
     "hierarchical+powersgd(rank=2)",
@@ -30,16 +30,16 @@ CLASSES = [
 def put_through(
     tmp_path: Path,
     sync: str,
-    kinds: tuple[Kind, ...],
+    kinds: tuple[FaultKind, ...],
     *,
     workers: int = 4,
     faults: int = 3,
     seed: int = 1,
     lab: Lab | None = None,
-) -> Outcome:
+) -> ChaosResult:
     lines: list[str] = []
-    outcome = undergo(
-        Ordeal(sync=sync, seed=seed, faults=faults, kinds=kinds, bound=BOUND),
+    outcome = run_chaos(
+        ChaosConfig(sync=sync, seed=seed, faults=faults, kinds=kinds, bound=BOUND),
         Cluster.flat(workers) if lab is None else lab.cluster,
         lab,
         tmp_path,
@@ -53,7 +53,7 @@ def put_through(
 def test_a_run_that_is_broken_three_times(tmp_path: Path) -> None:
     outcome = put_through(tmp_path, "ring", ("kill", "restart", "pause"))
     assert outcome.violations == []
-    assert len(outcome.felt) == 3
+    assert len(outcome.fault_times) == 3
     history = read(outcome.history)
     assert history.commits == [e for e in history.events if isinstance(e, Commit)]
     assert {commit.rank for commit in history.commits} == {0, 1, 2, 3}
@@ -86,5 +86,5 @@ def test_every_class_of_promise(tmp_path: Path, sync: str) -> None:
 @pytest.mark.parametrize("sync", CLASSES)
 def test_every_class_of_promise_in_the_lab(tmp_path: Path, sync: str) -> None:
     with Lab(racks=2, hosts=3, nic="200mbit", uplink="200mbit") as lab:
-        outcome = put_through(tmp_path, sync, KINDS, faults=12, seed=6, lab=lab)
+        outcome = put_through(tmp_path, sync, FAULT_KINDS, faults=12, seed=6, lab=lab)
     assert outcome.violations == []

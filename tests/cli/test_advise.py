@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import thalweg
-from thalweg.facts import Figure, Machine, Road, format_machine, machine_path
+from thalweg.facts import FittedValue, Machine, TransportCosts, format_machine, machine_path
 
 MODEL = """
 name = "mlp"
@@ -193,8 +193,10 @@ def test_a_known_model_on_a_known_network(here: Path) -> None:
 def test_a_machine_file_beside_the_cluster_file_is_used(here: Path) -> None:
     """Messages that cost 10 ms each to take in: the six of a ring of four don't all hide."""
     before = of_ddp(advice(here))["transfer"]
-    road = Road(message=Figure(0.01))
-    machine_path(here / "cluster.toml").write_text(format_machine(Machine(ours=road, native=road)))
+    costs = TransportCosts(message=FittedValue(0.01))
+    machine_path(here / "cluster.toml").write_text(
+        format_machine(Machine(ours=costs, native=costs))
+    )
     document = advice(here)
     assert before + 0.02 < of_ddp(document)["transfer"] < before + 0.12
     assert "messages cost nothing but their way" not in document["settings"]["assumed"]

@@ -175,7 +175,7 @@ def test_no_lab_of_that_name(tmp_path: Path) -> None:
 def test_all_are_those_of_this_user_that_no_process_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(registry, "ROOT", tmp_path)  # none of this machine's own
+    monkeypatch.setattr(registry, "LAB_REGISTRY_PATH", tmp_path)  # none of this machine's own
     theirs, mine = (Lab(hosts=1, name=f"{NAME}-{whose}") for whose in ("theirs", "mine"))
     with Lab(hosts=1, name=f"{NAME}-used"):
         with monkeypatch.context() as another_user:
@@ -196,7 +196,7 @@ def test_all_are_those_of_this_user_that_no_process_uses(
 def test_all_and_a_name_contradict_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "ROOT", tmp_path)
+    monkeypatch.setattr(registry, "LAB_REGISTRY_PATH", tmp_path)
     with pytest.raises(UsageError, match=r"^--all and --name both say which labs; give one"):
         down(name=NAME, every=True)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.cli.output import told_choice
+from thalweg.cli.output import choice_line
 
 
 @pytest.mark.parametrize(("measured", "told"), [(None, ""), (0.43, ", measured 430 ms")])
@@ -16,7 +16,7 @@ def test_a_choice_is_a_line(measured: float | None, told: str) -> None:
         "measured": measured,
         "reason": "200 ms less of transfers",
     }
-    assert told_choice(chosen) == (
+    assert choice_line(chosen) == (
         f"from step 8: hierarchical: predicted 410 ms (390 ms to 440 ms){told} "
         "(200 ms less of transfers)"
     )

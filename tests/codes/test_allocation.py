@@ -9,7 +9,7 @@ import pytest
 
 from tests.codes.trees import planted, regular
 from tests.running import tree_schedule
-from thalweg.codes import ROOT, Allocation, Branches, allocate
+from thalweg.codes import TREE_ROOT, Allocation, CodedTree, allocate
 from thalweg.codes.linear import LinearCode
 from thalweg.codes.tree import even_children
 from thalweg.errors import LayoutError
@@ -47,17 +47,17 @@ def test_regular_trees_have_the_load_of_the_paper(
     each = Fraction(fanout, stragglers + 1)
     assert load == 1 / sum(each**layer for layer in range(1, layers + 1))
     assert set(allocation.loads.values()) == {load}
-    assert allocation.branches.depth == layers
-    assert {len(below) for below in allocation.branches.children.values()} == {0, fanout}
+    assert allocation.tree.depth == layers
+    assert {len(below) for below in allocation.tree.children.values()} == {0, fanout}
 
 
 def answer(allocation: Allocation, node: int) -> Array:
     """What a node sends, cell by cell, if all its children have answered."""
-    below = allocation.branches.children[node]
-    own = allocation.held(node)
+    below = allocation.tree.children[node]
+    own = allocation.cell_weights(node)
     if not below:
         return own
-    weights = allocation.branches.codes[node].decode(frozenset(range(len(below))))
+    weights = allocation.tree.codes[node].decode(frozenset(range(len(below))))
     assert weights is not None
     terms = [weight * answer(allocation, below[member]) for member, weight in weights.items()]
     return own + np.sum(terms, axis=0)
@@ -68,7 +68,7 @@ def test_what_the_root_decodes_has_every_cell_once(
     code: str, fanout: int, layers: int, stragglers: int, load: Fraction
 ) -> None:
     allocation = regular(code, fanout, layers, stragglers)
-    np.testing.assert_allclose(answer(allocation, ROOT), 1, atol=1e-9)
+    np.testing.assert_allclose(answer(allocation, TREE_ROOT), 1, atol=1e-9)
     check(tree_schedule(allocation, 3))
 
 
@@ -87,7 +87,7 @@ def test_the_worked_example() -> None:
     [[1/2, 1, 0], [0, 1, -1], [1/2, 0, 1]] at every parent."""
     children = even_children(range(12), 3, 1)
     codes = {node: SMALL for node, below in children.items() if below}
-    allocation = allocate(Branches(children, codes), 0)
+    allocation = allocate(CodedTree(children, codes), 0)
     check(tree_schedule(allocation, 3))
     table = [
         {0: 0.5, 1: 0.5, 5: 1, 6: 1},
@@ -148,18 +148,18 @@ def test_a_batch_without_a_sample_for_everybody_is_refused(
 
 
 def test_a_root_of_its_own_computes_nothing() -> None:
-    branches = regular("fractional", 4, 2, 1).branches
-    moved = Branches(
+    tree = regular("fractional", 4, 2, 1).tree
+    moved = CodedTree(
         {
-            node + (node != ROOT): tuple(child + 1 for child in below)
-            for node, below in branches.children.items()
+            node + (node != TREE_ROOT): tuple(child + 1 for child in below)
+            for node, below in tree.children.items()
         },
-        {node + (node != ROOT): code for node, code in branches.codes.items()},
+        {node + (node != TREE_ROOT): code for node, code in tree.codes.items()},
     )
     allocation = allocate(moved, 0)
     assert 0 not in allocation.workers
     assert allocation.ranks[0] == 0
-    assert not allocation.held(0).any()
+    assert not allocation.cell_weights(0).any()
     assert allocation.above[1] == 0
     assert allocation.below[0] == (1, 2, 3, 4)
     check(tree_schedule(allocation, 3))

@@ -9,23 +9,23 @@ import pytest
 
 from tests.codes.trees import is_decoded, planted
 from thalweg import Group, parse_plan
-from thalweg.codes import ROOT, Allocation
+from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.codes.tolerance import chance_of_waiting
-from thalweg.facts import Cluster, Duration, Lateness, parse_cluster
+from thalweg.facts import Cluster, Duration, StragglerDelay, parse_cluster
 from thalweg.redundancy import (
-    FANOUT,
-    STRAGGLERS,
+    DEFAULT_FANOUT,
+    DEFAULT_STRAGGLER_COUNT,
     allocation_of,
     choose,
     estimate,
     most_reliable_first,
 )
 
-NEVER = Lateness()
+NEVER = StragglerDelay()
 
 
-def late(probability: float, seconds: float) -> Lateness:
-    return Lateness(probability=probability, delay=Duration(seconds))
+def late(probability: float, seconds: float) -> StragglerDelay:
+    return StragglerDelay(probability=probability, delay=Duration(seconds))
 
 
 @pytest.mark.parametrize("workers", [2, 7, 20, 84])
@@ -33,7 +33,7 @@ def test_where_nobody_is_late_nothing_is_computed_twice(workers: int) -> None:
     found = choose(workers, NEVER, compute=1.0, message=0.01)
     assert found.stragglers == 0
     assert found.load == pytest.approx(1 / workers)
-    assert found.missed == 0
+    assert found.wait_probability == 0
 
 
 @pytest.mark.parametrize("workers", [7, 20, 84])
@@ -55,20 +55,18 @@ def test_a_delay_that_is_shorter_than_the_work_is_waited_for() -> None:
 
 
 def test_what_the_plan_says_stays() -> None:
-    lateness = late(0.05, 2.0)
+    delay = late(0.05, 2.0)
     for fanout, stragglers in ((3, 2), (4, 1), (12, 0)):
-        found = choose(
-            30, lateness, compute=1.0, message=0.01, fanout=fanout, stragglers=stragglers
-        )
+        found = choose(30, delay, compute=1.0, message=0.01, fanout=fanout, stragglers=stragglers)
         assert (found.fanout, found.stragglers) == (fanout, stragglers)
-    assert choose(30, lateness, compute=1.0, message=0.01, stragglers=2).stragglers == 2
-    assert choose(30, lateness, compute=1.0, message=0.01, fanout=6).fanout == 6
+    assert choose(30, delay, compute=1.0, message=0.01, stragglers=2).stragglers == 2
+    assert choose(30, delay, compute=1.0, message=0.01, fanout=6).fanout == 6
 
 
 def test_the_estimate_is_what_its_parts_say() -> None:
     found = estimate(20, 4, 1, late(0.05, 2.0), compute=6.0, message=0.25)
     assert found.load == pytest.approx(1 / 6)
-    assert found.seconds == pytest.approx(1.0 + 2 * 4 * 0.25 + found.missed * 2.0)
+    assert found.seconds == pytest.approx(1.0 + 2 * 4 * 0.25 + found.wait_probability * 2.0)
 
 
 @pytest.mark.parametrize(("fanout", "stragglers"), [(4, 1), (3, 2), (2, 1), (7, 1), (3, 0)])
@@ -85,7 +83,7 @@ def test_the_chance_of_waiting_is_that_of_all_patterns(
         if not is_decoded(allocation, slow)
     )
     late = dict.fromkeys(range(workers), often)
-    assert chance_of_waiting(allocation.branches, late) == pytest.approx(expected)
+    assert chance_of_waiting(allocation.tree, late) == pytest.approx(expected)
 
 
 CLUSTER = """
@@ -115,10 +113,10 @@ def test_the_most_reliable_hosts_are_near_the_root() -> None:
     assert order == [1, 3, *range(4, 20), 2, 0]
     allocation = coded("codedreduce(fanout=4, stragglers=1)", cluster)
     assert allocation.host == 1
-    assert allocation.branches.children[ROOT] == (3, 4, 5, 6)
-    assert not allocation.branches.children[0]
-    assert not allocation.branches.children[2]
-    assert not allocation.branches.children[1]  # it has the root to look after
+    assert allocation.tree.children[TREE_ROOT] == (3, 4, 5, 6)
+    assert not allocation.tree.children[0]
+    assert not allocation.tree.children[2]
+    assert not allocation.tree.children[1]  # it has the root to look after
     separate = coded("codedreduce(fanout=4, stragglers=1, root=separate)", cluster)
     assert separate.host == 1
     assert 1 not in separate.workers
@@ -126,8 +124,8 @@ def test_the_most_reliable_hosts_are_near_the_root() -> None:
 
 def test_where_nobody_has_measured_lateness_a_little_is_assumed() -> None:
     allocation = coded("codedreduce", Cluster.flat(20))
-    assert {len(below) for below in allocation.branches.children.values()} == {0, FANOUT}
-    assert {code.stragglers for code in allocation.branches.codes.values()} == {STRAGGLERS}
+    assert {len(below) for below in allocation.tree.children.values()} == {0, DEFAULT_FANOUT}
+    assert {code.stragglers for code in allocation.tree.codes.values()} == {DEFAULT_STRAGGLER_COUNT}
 
 
 def test_a_cluster_file_that_says_who_is_late_settles_the_rest() -> None:
@@ -136,9 +134,9 @@ def test_a_cluster_file_that_says_who_is_late_settles_the_rest() -> None:
         f'{{ name = "b{i}", late = {{ probability = 0.3, delay = "5s" }} }}' for i in range(16)
     )
     often = coded("codedreduce", parse_cluster(CLUSTER.format(others=f"[{hosts}]")))
-    assert min(code.stragglers for code in often.branches.codes.values()) > STRAGGLERS
+    assert min(code.stragglers for code in often.tree.codes.values()) > DEFAULT_STRAGGLER_COUNT
     star = coded("gc", parse_cluster(CLUSTER.format(others=f"[{hosts}]")))
-    assert star.branches.depth == 1
-    assert star.branches.codes[ROOT].stragglers >= 2
+    assert star.tree.depth == 1
+    assert star.tree.codes[TREE_ROOT].stragglers >= 2
     fixed = coded("codedreduce(stragglers=0)", parse_cluster(CLUSTER.format(others="16")))
-    assert {code.stragglers for code in fixed.branches.codes.values()} == {0}
+    assert {code.stragglers for code in fixed.tree.codes.values()} == {0}

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from tests.codes.trees import Trial, drawn, is_decoded, planted, within_tolerance
 from tests.examples import examples
 from tests.running import tree_schedule
-from thalweg.codes import ROOT, Allocation
-from thalweg.engine.tree_node import Form
+from thalweg.codes import TREE_ROOT, Allocation
+from thalweg.engine.tree_node import ElementType
 from thalweg.errors import LayoutError
 from thalweg.schedules import check
 
 EXACT = 1e-12
-SINGLE = Form(np.dtype(np.float32))
+SINGLE = ElementType(np.dtype(np.float32))
 
 
 def late_at_each_parent(allocation: Allocation, slow: set[int]) -> bool:
     """Whether no parent misses more than it can do without."""
-    codes, children = allocation.branches.codes, allocation.branches.children
+    codes, children = allocation.tree.codes, allocation.tree.children
     return all(len(slow & set(children[node])) <= codes[node].stragglers for node in codes)
 
 
@@ -95,9 +95,9 @@ def test_any_number_of_workers(data: st.DataObject) -> None:
     assert sorted(allocation.workers) == list(range(workers))
     loads = allocation.loads.values()
     assert max(loads) <= 1.3 * min(loads)
-    for node, code in allocation.branches.codes.items():
-        assert len(allocation.branches.children[node]) == code.members > code.stragglers
-        assert code.stragglers == stragglers or node != ROOT
+    for node, code in allocation.tree.codes.items():
+        assert len(allocation.tree.children[node]) == code.members > code.stragglers
+        assert code.stragglers == stragglers or node != TREE_ROOT
     check(tree_schedule(allocation, 3))
     trial = Trial(allocation)
     draw = Random(data.draw(st.integers(0, 2**32), label="seed"))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.codes.trees import Trial, drawn, is_decoded, regular
-from thalweg.engine.tree_node import Form
+from thalweg.engine.tree_node import ElementType
 
-SINGLE = Form(np.dtype(np.float32))
+SINGLE = ElementType(np.dtype(np.float32))
 EXACT = 1e-12
 
 

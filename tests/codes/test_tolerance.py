@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from thalweg.catalog import default_catalog
-from thalweg.codes import ROOT, Branches
+from thalweg.codes import TREE_ROOT, CodedTree
 from thalweg.codes.tolerance import chance_of_waiting, tolerance
 
 SMALL = [
@@ -28,34 +28,34 @@ SMALL = [
 ]
 
 
-def planted(code: str, workers: int, fanout: int, stragglers: int) -> Branches:
-    return default_catalog().codes[code].plant(range(workers), fanout, stragglers)
+def planted(code: str, workers: int, fanout: int, stragglers: int) -> CodedTree:
+    return default_catalog().codes[code].build_tree(range(workers), fanout, stragglers)
 
 
-def delivers(branches: Branches, late: frozenset[int], node: int = ROOT) -> bool:
+def delivers(tree: CodedTree, late: frozenset[int], node: int = TREE_ROOT) -> bool:
     """By the codes' own decoding."""
     if node in late:
         return False
-    code, children = branches.codes.get(node), branches.children[node]
-    there = frozenset(i for i, child in enumerate(children) if delivers(branches, late, child))
+    code, children = tree.codes.get(node), tree.children[node]
+    there = frozenset(i for i, child in enumerate(children) if delivers(tree, late, child))
     return code is None or code.decode(there) is not None
 
 
 @cache
 def outcomes(case: tuple[str, int, int, int]) -> dict[frozenset[int], bool]:
-    branches = planted(*case)
+    tree = planted(*case)
     sets = (frozenset(s) for n in range(case[1] + 1) for s in combinations(range(case[1]), n))
-    return {late: delivers(branches, late) for late in sets}
+    return {late: delivers(tree, late) for late in sets}
 
 
 @pytest.mark.parametrize("case", SMALL)
 def test_numbers_are_those_of_all_sets(case: tuple[str, int, int, int]) -> None:
-    branches, found = planted(*case), outcomes(case)
-    said = tolerance(branches)
+    tree, found = planted(*case), outcomes(case)
+    said = tolerance(tree)
     fewest = min(len(late) for late, done in found.items() if not done)
     assert said.anywhere == fewest - 1
     assert said.at_best == max(len(late) for late, done in found.items() if done)
-    leaves = {worker for worker in branches.workers if not branches.children[worker]}
+    leaves = {worker for worker in tree.workers if not tree.children[worker]}
     assert said.leaves + 1 == min(
         len(late) for late, done in found.items() if not done and late <= leaves
     )
@@ -71,9 +71,9 @@ def test_the_workers_named_are_examples(case: tuple[str, int, int, int]) -> None
 
 @pytest.mark.parametrize("case", SMALL)
 def test_so_many_under_every_parent(case: tuple[str, int, int, int]) -> None:
-    branches, said = planted(*case), tolerance(planted(*case))
+    tree, said = planted(*case), tolerance(planted(*case))
     assert said.per_parent == case[3]
-    last = [c for kids in branches.children.values() for c in kids[len(kids) - case[3] :] if kids]
+    last = [c for kids in tree.children.values() for c in kids[len(kids) - case[3] :] if kids]
     assert said.under_every_parent == len(last)
     assert outcomes(case)[frozenset(last)]
 
@@ -100,9 +100,9 @@ def test_the_chance_is_what_was_found_by_drawing(
     code: str, workers: int, fanout: int, stragglers: int, done: float
 ) -> None:
     """By an independent program, of each worker late with a chance of 5 %."""
-    branches = planted(code, workers, fanout, stragglers)
-    late = dict.fromkeys(branches.workers, 0.05)
-    assert 1 - chance_of_waiting(branches, late) == pytest.approx(done, abs=0.005)
+    tree = planted(code, workers, fanout, stragglers)
+    late = dict.fromkeys(tree.workers, 0.05)
+    assert 1 - chance_of_waiting(tree, late) == pytest.approx(done, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.running import DOUBLE, Mail, contributions, tree_schedule
 from thalweg.catalog import default_catalog
-from thalweg.codes import ROOT, Allocation, allocate
+from thalweg.codes import TREE_ROOT, Allocation, allocate
 from thalweg.codes.fractional import FractionalRepetition
-from thalweg.engine.tree_node import Form
+from thalweg.engine.tree_node import ElementType
 from thalweg.transports import Array
 
 ELEMENTS = 5
@@ -19,7 +19,7 @@ ELEMENTS = 5
 
 def planted(code: str, workers: int, fanout: int, stragglers: int) -> Allocation:
     """Its root lives with worker 0."""
-    plant = default_catalog().codes[code].plant
+    plant = default_catalog().codes[code].build_tree
     return allocate(plant(range(workers), fanout, stragglers), 0)
 
 
@@ -32,7 +32,7 @@ def is_decoded(allocation: Allocation, slow: Collection[int]) -> bool:
     """The rule: a node delivers if it isn't slow and enough of its children deliver. Enough are all
     but s, or, of teams that compute the same, one of each. The root's process is never slow at
     passing things on, only at computing."""
-    children, codes = allocation.branches.children, allocation.branches.codes
+    children, codes = allocation.tree.children, allocation.tree.codes
 
     def delivers(node: int) -> bool:
         below = children[node]
@@ -47,7 +47,7 @@ def is_decoded(allocation: Allocation, slow: Collection[int]) -> bool:
             }
         return len(there) >= len(below) - codes[node].stragglers
 
-    return delivers(ROOT)
+    return delivers(TREE_ROOT)
 
 
 def _same_work(allocation: Allocation, worker: int) -> frozenset[int]:
@@ -57,7 +57,7 @@ def _same_work(allocation: Allocation, worker: int) -> frozenset[int]:
 class Trial:
     """One tree, one set of gradients, any pattern of stragglers."""
 
-    def __init__(self, allocation: Allocation, form: Form = DOUBLE, seed: int = 0) -> None:
+    def __init__(self, allocation: Allocation, form: ElementType = DOUBLE, seed: int = 0) -> None:
         self.allocation = allocation
         rng = np.random.default_rng(seed)
         shape = allocation.cells, ELEMENTS
@@ -90,8 +90,8 @@ class Trial:
 def within_tolerance(allocation: Allocation, draw: Random) -> set[int]:
     """At most s of every parent's children."""
     slow: set[int] = set()
-    for node, code in allocation.branches.codes.items():
-        below = allocation.branches.children[node]
+    for node, code in allocation.tree.codes.items():
+        below = allocation.tree.children[node]
         slow.update(draw.sample(below, draw.randint(0, code.stragglers)))
     return slow
 

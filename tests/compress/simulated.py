@@ -9,7 +9,7 @@ import numpy as np
 
 from thalweg.catalog import default_catalog
 from thalweg.compress.arrangement import Arrangement, Segment
-from thalweg.compress.codec import Array, Codec, Gathered, Summed
+from thalweg.compress.codec import Array, Codec, GatheredCodec, SummableCodec
 from thalweg.compress.compressor import Compressor
 from thalweg.compress.error_feedback import Feedback
 from thalweg.facts import Tensor
@@ -74,20 +74,20 @@ def exchange(
 ) -> list[Array]:
     """One step of all ranks: the result of each. `vectors` are changed as each codec says."""
     outs = [np.full(len(vector), np.nan, np.float32) for vector in vectors]
-    if isinstance(codecs[0], Gathered):
+    if isinstance(codecs[0], GatheredCodec):
         payloads = []
         for rank, (codec, vector) in enumerate(zip(codecs, vectors, strict=True)):
-            assert isinstance(codec, Gathered)
+            assert isinstance(codec, GatheredCodec)
             payload = np.empty(codec.nbytes, np.uint8)
             codec.encode(vector, payload, step, rank, keep=keep)
             payloads.append(payload)
         for codec, out in zip(codecs, outs, strict=True):
-            assert isinstance(codec, Gathered)
+            assert isinstance(codec, GatheredCodec)
             codec.add_up(payloads, out)
         return outs
     running = []
     for codec, vector, out in zip(codecs, vectors, outs, strict=True):
-        assert isinstance(codec, Summed)
+        assert isinstance(codec, SummableCodec)
         running.append(codec.rounds(vector, out, step, keep=keep))
     for sent in zip(*running, strict=True):
         total = np.sum(sent, axis=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker, tensors
 from tests.examples import examples
-from thalweg.compress.codec import Array, Summed
+from thalweg.compress.codec import Array, SummableCodec
 from thalweg.compress.low_rank import orthonormalise
 from thalweg.errors import NotFinite
 
@@ -48,7 +48,7 @@ def test_payloads_are_of_the_declared_size(
     layout = lay_out(shapes)
     declared = compressor(name).sizes(tensors(layout), step, rank=rank)
     codec = maker(name, layout, rank=rank)()
-    assert isinstance(codec, Summed)
+    assert isinstance(codec, SummableCodec)
     values = gaussian(layout.length)
     out = np.empty_like(values)
     sent = [payload.nbytes for payload in codec.rounds(values, out, step, keep=False)]
@@ -202,7 +202,7 @@ def test_result_may_replace_the_values(name: str) -> None:
     values = gaussian(layout.length)
     [apart] = exchange([maker(name, layout, rank=2)()], [values.copy()], 0, keep=False)
     codec = maker(name, layout, rank=2)()
-    assert isinstance(codec, Summed)
+    assert isinstance(codec, SummableCodec)
     list(codec.rounds(values, values, 0, keep=False))
     np.testing.assert_array_equal(values, apart)
 
@@ -214,9 +214,9 @@ def test_state_is_by_parameter_and_can_be_put_back(name: str) -> None:
     values = gaussian(one.length)
     first, second = maker(name, one, rank=2)(), maker(name, other, rank=2)()
     exchange([first], [values.copy()], 0, keep=False)
-    for kind, by_name in second.slots.items():
+    for kind, by_name in second.state.items():
         for parameter, state in by_name.items():
-            state[:] = first.slots[kind][parameter]
+            state[:] = first.state[kind][parameter]
     [whole] = exchange([first], [values.copy()], 1, keep=False)
     [part] = exchange([second], [values[:2000].copy()], 1, keep=False)
     np.testing.assert_allclose(part, whole[:2000], atol=1e-5)

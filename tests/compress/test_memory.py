@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thalweg.catalog import default_catalog
-from thalweg.compress import Elementwise, Feedback, Gathered, Summed, arrange
+from thalweg.compress import Feedback, GatheredCodec, ShardableCodec, SummableCodec, arrange
 from thalweg.compress.compressor import own_arguments
 from thalweg.engine.arithmetic import TORCH_KERNELS
 from thalweg.facts import Tensor
@@ -30,19 +30,19 @@ def test_a_step_allocates_a_small_part_of_the_gradient(name: str) -> None:
     feedback = Feedback(codec) if keep else None
     out = np.random.default_rng(0).standard_normal(arranged.length, dtype=np.float32)
     payloads: list[np.ndarray] = []
-    if isinstance(codec, Gathered):
+    if isinstance(codec, GatheredCodec):
         payloads = [np.empty(codec.nbytes, np.uint8) for _ in range(RANKS)]
 
     def step(number: int) -> None:
         values = out if feedback is None else feedback.add(out)
-        if isinstance(codec, Summed):
+        if isinstance(codec, SummableCodec):
             for _ in codec.rounds(values, out, number, keep=keep):
                 pass
             return
-        assert isinstance(codec, Gathered)
+        assert isinstance(codec, GatheredCodec)
         for payload in payloads:
             codec.encode(values, payload, number, 0, keep=keep)
-        if isinstance(codec, Elementwise):
+        if isinstance(codec, ShardableCodec):
             codec.reduce(payloads, payloads[0], 0, number, 0)
             codec.decode(payloads[0], out)
         else:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.compress.simulated import NUMPY_KERNELS
 from tests.examples import examples
 from thalweg.catalog import default_catalog
-from thalweg.compress import Elementwise, Gathered, arrange
+from thalweg.compress import GatheredCodec, ShardableCodec, arrange
 from thalweg.compress.bit_packing import packed_nbytes, packing
-from thalweg.compress.sign import Tally
+from thalweg.compress.sign import VoteCounter
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
@@ -42,22 +42,24 @@ seeds = st.integers(0, 2**32 - 1)
 magnitudes = st.integers(-44, 37).map(lambda exponent: 10.0**exponent)
 
 
-def codec_for(name: str, shapes: Sequence[tuple[int, ...]] = SHAPES, **arguments: int) -> Gathered:
+def codec_for(
+    name: str, shapes: Sequence[tuple[int, ...]] = SHAPES, **arguments: int
+) -> GatheredCodec:
     compressor = default_catalog().compressors[name]
     tensors = [Tensor(name=f"t{i}", shape=shape) for i, shape in enumerate(shapes)]
     layout = arrange(tensors, compressor, dict(arguments))
     codec = compressor.codec(layout.compressed, layout.length, NUMPY_KERNELS, **arguments)
-    assert isinstance(codec, Gathered)
+    assert isinstance(codec, GatheredCodec)
     return codec
 
 
-def elementwise(name: str, **arguments: int) -> Elementwise:
+def elementwise(name: str, **arguments: int) -> ShardableCodec:
     codec = codec_for(name, **arguments)
-    assert isinstance(codec, Elementwise)
+    assert isinstance(codec, ShardableCodec)
     return codec
 
 
-def gradient(codec: Gathered, seed: int, magnitude: float = 1.0) -> Vector:
+def gradient(codec: GatheredCodec, seed: int, magnitude: float = 1.0) -> Vector:
     """Normal, of another magnitude in each tensor; some elements are 0, and so is the filling."""
     rng = np.random.default_rng(seed)
     values = np.zeros(codec.length, np.float32)
@@ -67,19 +69,19 @@ def gradient(codec: Gathered, seed: int, magnitude: float = 1.0) -> Vector:
     return values
 
 
-def encoded(codec: Gathered, values: Vector, step: int = 0, rank: int = 0) -> Vector:
+def encoded(codec: GatheredCodec, values: Vector, step: int = 0, rank: int = 0) -> Vector:
     payload = np.empty(codec.nbytes, np.uint8)
     codec.encode(values.copy(), payload, step, rank, keep=False)
     return payload
 
 
-def decoded(codec: Gathered, payloads: Sequence[Vector]) -> Vector:
+def decoded(codec: GatheredCodec, payloads: Sequence[Vector]) -> Vector:
     out = np.full(codec.length, np.nan, np.float32)
     codec.add_up(payloads, out)
     return out
 
 
-def two_shot(codecs: Sequence[Elementwise], payloads: Sequence[Vector], step: int = 0) -> Vector:
+def two_shot(codecs: Sequence[ShardableCodec], payloads: Sequence[Vector], step: int = 0) -> Vector:
     """Shards reduced by one rank each, of sizes that differ, and gathered."""
     unit = codecs[0].unit_nbytes
     units = codecs[0].nbytes // unit
@@ -93,7 +95,7 @@ def two_shot(codecs: Sequence[Elementwise], payloads: Sequence[Vector], step: in
     return out
 
 
-def filling(codec: Gathered) -> Vector:
+def filling(codec: GatheredCodec) -> Vector:
     """Which elements only fill up."""
     fills = np.ones(codec.length, bool)
     for segment in codec.segments:
@@ -191,7 +193,7 @@ def test_votes_are_majorities(ranks: int) -> None:
     votes = [np.frombuffer(rng.bytes(800), np.uint64) for _ in range(ranks)]
     each = [np.unpackbits(vote.view(np.uint8), bitorder="little") for vote in votes]
     count = np.sum(each, axis=0, dtype=int)
-    tally, vote = Tally(128), np.empty(100, np.uint64)
+    tally, vote = VoteCounter(128), np.empty(100, np.uint64)
     for step in (0, 1):
         tally.majority(votes, vote, step)
         won = np.unpackbits(vote.view(np.uint8), bitorder="little")
@@ -254,16 +256,16 @@ def test_what_is_left_out_is_kept(way: str, ranks: int) -> None:
         for rank, (codec, values) in enumerate(zip(codecs, residuals, strict=True)):
             new = gradient(codec, rank) / ranks + gradient(codec, step * ranks + rank, 0.3) / ranks
             wanted += new
-            codec.absorb(new, values)
+            codec.load_state(new, values)
             codec.encode(values, payloads[rank], step, rank, keep=True)
         if codecs[0].scales is not None:
             scales = np.sum([codec.scales for codec in codecs], axis=0)
             for codec, values in zip(codecs, residuals, strict=True):
                 assert codec.scales is not None
                 codec.scales[:] = scales
-                codec.settle(values, ranks)
+                codec.keep_residual(values, ranks)
         if how == "two-shot":
-            sent += two_shot([c for c in codecs if isinstance(c, Elementwise)], payloads, step)
+            sent += two_shot([c for c in codecs if isinstance(c, ShardableCodec)], payloads, step)
         else:
             results = [decoded(codec, payloads) for codec in codecs]
             assert all((result == results[0]).all() for result in results)
@@ -272,8 +274,8 @@ def test_what_is_left_out_is_kept(way: str, ranks: int) -> None:
     left = np.sum(residuals, axis=0, dtype=np.float64)
     for codec in codecs:
         for segment in codec.segments:
-            if "vote" in codec.slots:
-                left[segment.place] += codec.slots["vote"][segment.name]
+            if "vote" in codec.state:
+                left[segment.place] += codec.state["vote"][segment.name]
     assert np.allclose(sent + left, wanted, rtol=0, atol=1e-3)
     assert off[159] < 0.1 * off[0]
 
@@ -356,8 +358,8 @@ def test_nothing_the_size_of_a_gradient_is_allocated(name: str, arguments: Setti
             if watched:
                 tracemalloc.start()
             codec.encode(values, payload, 0, 0, keep=keep)
-            codec.settle(values, 2)
-            if isinstance(codec, Elementwise):
+            codec.keep_residual(values, 2)
+            if isinstance(codec, ShardableCodec):
                 codec.reduce([payload] * 2, into, 0, 0, 0)
                 codec.decode(into, out)
             codec.add_up([payload] * 2, out)

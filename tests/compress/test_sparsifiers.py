@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker, tensors
 from tests.examples import examples
-from thalweg.compress.codec import Array, Gathered, Summed
-from thalweg.compress.compressor import kept
+from thalweg.compress.codec import Array, GatheredCodec, SummableCodec
+from thalweg.compress.compressor import kept_elements
 from thalweg.compress.generators import generator
 from thalweg.compress.mstopk import mean_and_most, search
 from thalweg.compress.randomk import Strata
@@ -67,7 +67,7 @@ VECTORS = {
 def encoded(name: str, values: Array, step: int = 0, **arguments: Any) -> tuple[Array, Array]:
     """Values and indices that the codec sends for one tensor."""
     codec = maker(name, lay_out([(1, len(values))]), **arguments)()
-    assert isinstance(codec, Gathered)
+    assert isinstance(codec, GatheredCodec)
     payload = np.empty(codec.nbytes, np.uint8)
     codec.encode(values.copy(), payload, step, 0, keep=False)
     return parts(payload)
@@ -92,10 +92,10 @@ def test_payloads_are_of_the_declared_size(
     layout = lay_out(shapes)
     declared = compressor(name).sizes(tensors(layout), 0, **arguments)
     codec = maker(name, layout, **arguments)()
-    if isinstance(codec, Gathered):
+    if isinstance(codec, GatheredCodec):
         assert [codec.nbytes] == [payload.nbytes for payload in declared]
     else:
-        assert isinstance(codec, Summed)
+        assert isinstance(codec, SummableCodec)
         values = heavy(layout.length)
         [sent] = list(codec.rounds(values, np.empty_like(values), 0, keep=False))
         assert [sent.nbytes] == [payload.nbytes for payload in declared]
@@ -105,7 +105,7 @@ def test_payloads_are_of_the_declared_size(
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.3])
 def test_exact_topk_is_the_naive_one(kind: str, ratio: float) -> None:
     values = VECTORS[kind]
-    k = kept(len(values), ratio)
+    k = kept_elements(len(values), ratio)
     sent, indices = encoded("topk", values, ratio=ratio, exact=True)
     assert len(set(indices.tolist())) == k
     np.testing.assert_array_equal(values[indices], sent)
@@ -118,7 +118,7 @@ def test_exact_topk_is_the_naive_one(kind: str, ratio: float) -> None:
 def test_sampled_topk_is_within_five_percent(kind: str, ratio: float, step: int) -> None:
     """The largest are among those that are sent, and at most 5 % of k are missing."""
     values = VECTORS[kind]
-    k = kept(len(values), ratio)
+    k = kept_elements(len(values), ratio)
     sent, indices = encoded("topk", values, step, ratio=ratio, exact=False)
     count = len(set(indices[sent != 0].tolist()))
     assert count <= k
@@ -132,7 +132,7 @@ def test_sampled_topk_is_within_five_percent(kind: str, ratio: float, step: int)
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.6])
 def test_multi_sampling_sends_exactly_k(kind: str, samplings: int, ratio: float) -> None:
     values = VECTORS[kind]
-    k = kept(len(values), ratio)
+    k = kept_elements(len(values), ratio)
     sent, indices = encoded("mstopk", values, ratio=ratio, samplings=samplings)
     assert len(set(indices.tolist())) == k
     np.testing.assert_array_equal(values[indices], sent)
@@ -172,7 +172,7 @@ def test_multi_sampling_with_enough_passes_is_topk_but_for_a_few(kind: str) -> N
 )
 def test_small_tensors_of_any_values(values: list[float], ratio: float, step: int) -> None:
     vector = np.array(values, np.float32)
-    k = kept(len(vector), ratio)
+    k = kept_elements(len(vector), ratio)
     sent, _ = encoded("topk", vector, step, ratio=ratio, exact=True)
     np.testing.assert_array_equal(magnitudes(sent), magnitudes(vector)[:k])
     wide = vector.astype(np.float64)
@@ -251,7 +251,7 @@ def test_result_may_replace_the_values(name: str, arguments: dict[str, Any]) -> 
     values = heavy(layout.length)
     [apart] = exchange([maker(name, layout, **arguments)()], [values.copy()], 3, keep=False)
     codec = maker(name, layout, **arguments)()
-    assert isinstance(codec, Summed)
+    assert isinstance(codec, SummableCodec)
     list(codec.rounds(values, values, 3, keep=False))
     np.testing.assert_array_equal(values, apart)
 
@@ -274,8 +274,8 @@ def test_every_element_is_as_likely(name: str, arguments: dict[str, Any], ratio:
     counts = np.zeros(layout.length)
     for step in range(steps):
         counts += exchange([codec], [ones], step, keep=False)[0]
-    expected = kept(layout.length, ratio) / layout.length * steps
-    assert counts.sum() == kept(layout.length, ratio) * steps
+    expected = kept_elements(layout.length, ratio) / layout.length * steps
+    assert counts.sum() == kept_elements(layout.length, ratio) * steps
     assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
 
 
@@ -310,7 +310,7 @@ def test_dgc_gathers_the_velocities_of_momentum_sgd() -> None:
         sent |= ranks.reduce([gradient]) != 0
     assert 0 < sent.sum() <= 12
     np.testing.assert_allclose(ranks.left[~sent], wanted[~sent], rtol=1e-4, atol=1e-4)
-    codec_velocity = ranks.codecs[0].slots["velocity"]["t0"]
+    codec_velocity = ranks.codecs[0].state["velocity"]["t0"]
     np.testing.assert_allclose(codec_velocity[~sent], velocity[~sent], rtol=1e-4, atol=1e-4)
 
 
@@ -318,7 +318,7 @@ def test_dgc_clears_the_velocity_of_what_was_sent() -> None:
     layout = lay_out([(50, 40)])
     ranks = Ranks(maker("dgc", layout, ratio=0.1, momentum=0.9), 1)
     sent = ranks.reduce([gaussian(layout.length)]) != 0
-    velocity = ranks.codecs[0].slots["velocity"]["t0"]
+    velocity = ranks.codecs[0].state["velocity"]["t0"]
     assert sent.sum() == 200
     assert not velocity[sent].any()
     assert velocity[~sent].all()

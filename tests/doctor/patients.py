@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg.doctor import Finding
-from thalweg.doctor.finding import Facts
+from thalweg.doctor.finding import RankFacts
 from thalweg.doctor.run_checks import Diagnosis, examine
 from thalweg.lab import Lab
 from thalweg.launch.supervisor import run_workers
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 
 TIMEOUT = 5.0  # seconds for all to come
 LIMIT = 60.0
@@ -25,7 +25,7 @@ def nothing(rank: int) -> None:
 def examined_here(size: int, plant: Plant = nothing, timeout: float = TIMEOUT) -> list[Diagnosis]:
     """By local workers; those of the ranks that lived."""
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         plant(rank)
         return examine(timeout).packed()
 
@@ -36,7 +36,7 @@ def examined_here(size: int, plant: Plant = nothing, timeout: float = TIMEOUT) -
 def examined_in(lab: Lab, plant: Plant = nothing, timeout: float = TIMEOUT) -> list[Finding]:
     """What rank 0 tells."""
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         plant(rank)
         return examine(timeout).packed()
 
@@ -50,11 +50,11 @@ def problems(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.verdict != "ok"]
 
 
-def facts(rank: int, host: str | None = None, **more: Any) -> Facts:
+def facts(rank: int, host: str | None = None, **more: Any) -> RankFacts:
     """Of a rank on a host of its own, unless another is named."""
     name = host or f"host{rank}"
     known = {"address": f"10.0.0.{rank + 1}", "interface": "eth0", "resolved": ["10.0.0.9"], **more}
-    return Facts(rank=rank, name=name, machine=name, stack="", **known)
+    return RankFacts(rank=rank, name=name, machine=name, stack="", **known)
 
 
 def _quiet(rank: int, stream: str, line: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.doctor.interfaces import Interface, holder, judge, look, rejected, why
+from thalweg.doctor.interfaces import Interface, holder, judge, list_interfaces, rejected, why
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1", "::1"), up=True, mbps=0)
 SLOW = Interface(name="eth0", addresses=("10.0.0.5",), up=True, mbps=1000)
@@ -63,4 +63,6 @@ def test_all_of_127_is_loopback() -> None:
 
 
 def test_this_hosts_own_are_seen() -> None:
-    assert "127.0.0.1" in {address for interface in look() for address in interface.addresses}
+    assert "127.0.0.1" in {
+        address for interface in list_interfaces() for address in interface.addresses
+    }

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tests.doctor.patients import facts
 from thalweg.doctor import Finding, bandwidth, name_resolution, processor
 from thalweg.doctor.environment import shown
-from thalweg.doctor.finding import Facts, summed_up, whom
+from thalweg.doctor.finding import RankFacts, summed_up, whom
 from thalweg.doctor.limits import buffers_for, files_needed
-from thalweg.doctor.ping import OK, Call, peers_of
+from thalweg.doctor.ping import PING_OK, PingResult, peers_of
 from thalweg.doctor.reachability import unreachable
 from thalweg.doctor.run_checks import skew
-from thalweg.doctor.versions import judged
+from thalweg.doctor.versions import version_findings
 
 GBIT = 1e9
 
@@ -38,7 +38,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         raise OSError
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    found = name_resolution.look_up("nobody", 0.05)
+    found = name_resolution.resolve_name("nobody", 0.05)
     assert found.addresses is None
     assert not ended.is_set()
     left.set()
@@ -70,9 +70,9 @@ def test_a_loopback_address_among_hosts() -> None:
 # Calls
 
 
-def calls(size: int, broken: dict[tuple[int, int], str]) -> list[Call]:
+def calls(size: int, broken: dict[tuple[int, int], str]) -> list[PingResult]:
     return [
-        Call(caller=one, peer=other, outcome=broken.get((one, other), OK), trip=1e-4)
+        PingResult(caller=one, peer=other, outcome=broken.get((one, other), PING_OK), trip=1e-4)
         for one in range(size)
         for other in range(size)
         if one != other
@@ -85,7 +85,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_one_line_whatever_their_rank
     broken = dict.fromkeys(cut, "timed out") | {(b, a): "refused" for a, b in cut}
     [found] = unreachable(ranks, calls(6, broken))
     assert found.ranks == (0, 1, 4, 5)
-    assert found.told == (
+    assert found.text == (
         "ranks 0, 1 on host0 can't reach ranks 4, 5 on host2 at 10.0.0.5 (eth0): timed out; "
         "ranks 4, 5 on host2 can't reach ranks 0, 1 on host0 at 10.0.0.1 (eth0): refused"
     )
@@ -93,13 +93,13 @@ def test_two_hosts_that_do_not_reach_each_other_are_one_line_whatever_their_rank
 
 def test_one_way_alone() -> None:
     [found] = unreachable([facts(0), facts(1)], calls(2, {(0, 1): "no route"}))
-    assert found.told.endswith(": no route; the other way works")
+    assert found.text.endswith(": no route; the other way works")
 
 
 def test_who_reaches_nobody_is_one_line() -> None:
     broken = {(2, other): "forbidden here" for other in (0, 1, 3)}
     [found] = unreachable([facts(r) for r in range(4)], calls(4, broken))
-    assert found.told == "rank 2 on host2 reaches nobody: forbidden here"
+    assert found.text == "rank 2 on host2 reaches nobody: forbidden here"
 
 
 @given(st.integers(2, 600), st.data())
@@ -117,7 +117,7 @@ def test_flows_are_few_and_everybody_sends_and_receives(hosts: int) -> None:
     everybody = frozenset((a, b) for a in range(hosts) for b in range(hosts) if a != b)
     turns = bandwidth.turns(range(hosts), everybody)
     flows = [flow for turn in turns for flow in turn]
-    assert len(turns) <= bandwidth.MOST_TURNS
+    assert len(turns) <= bandwidth.MAX_FLOW_TURNS
     assert len(set(flows)) == len(flows)
     assert set(flows) <= everybody
     if hosts > 1:
@@ -134,45 +134,49 @@ def measured(hosts: int, slow: dict[tuple[int, int], float]) -> dict[tuple[int, 
 
 def test_a_slow_host_is_named_not_its_pairs() -> None:
     slow = {(2, other): 0.1 * GBIT for other in range(5) if other != 2}
-    [found] = bandwidth.judged([facts(r) for r in range(5)], measured(5, slow), [])
+    [found] = bandwidth.rate_findings([facts(r) for r in range(5)], measured(5, slow), [])
     assert (
-        found.told
+        found.text
         == "rank 2 on host2: flows get 100 Mbit/s out, 1 Gbit/s in, where 1 Gbit/s is usual"
     )
 
 
 def test_of_three_hosts_a_slow_one_is_named_though_most_flows_are_slow() -> None:
     slow = {flow: 0.1 * GBIT for flow in measured(3, {}) if 2 in flow}
-    [found] = bandwidth.judged([facts(r) for r in range(3)], measured(3, slow), [])
+    [found] = bandwidth.rate_findings([facts(r) for r in range(3)], measured(3, slow), [])
     assert found.ranks == (2,)
-    assert found.told.endswith("where 1 Gbit/s is usual")
+    assert found.text.endswith("where 1 Gbit/s is usual")
 
 
 def test_racks_with_narrow_uplinks_have_no_slow_hosts() -> None:
     across = {flow: 0.25 * GBIT for flow in measured(4, {}) if flow[0] // 2 != flow[1] // 2}
-    [found] = bandwidth.judged([facts(r) for r in range(4)], measured(4, across), [])
+    [found] = bandwidth.rate_findings([facts(r) for r in range(4)], measured(4, across), [])
     assert found.verdict == "ok"
 
 
 def test_a_slow_pair_is_named_both_ends() -> None:
-    [found] = bandwidth.judged([facts(r) for r in range(4)], measured(4, {(1, 3): 0.4 * GBIT}), [])
-    assert found.told.startswith("from rank 1 on host1 to rank 3 on host3: 400 Mbit/s")
+    [found] = bandwidth.rate_findings(
+        [facts(r) for r in range(4)], measured(4, {(1, 3): 0.4 * GBIT}), []
+    )
+    assert found.text.startswith("from rank 1 on host1 to rank 3 on host3: 400 Mbit/s")
 
 
 def test_what_was_left_out_is_told_also_if_something_is_slow() -> None:
     flows = {(a, (a + 1) % 30): GBIT if a != 4 else GBIT / 5 for a in range(30)}
-    slow, rest = bandwidth.judged([facts(r) for r in range(30)], flows, [])
-    assert slow.told.startswith("from rank 4 on host4 to rank 5 on host5: 200 Mbit/s")
-    assert rest.told == "30 of 870 ordered pairs of hosts, the others left out: 1 Gbit/s usually"
+    slow, rest = bandwidth.rate_findings([facts(r) for r in range(30)], flows, [])
+    assert slow.text.startswith("from rank 4 on host4 to rank 5 on host5: 200 Mbit/s")
+    assert rest.text == "30 of 870 ordered pairs of hosts, the others left out: 1 Gbit/s usually"
 
 
 def test_half_is_fast_enough() -> None:
-    [found] = bandwidth.judged([facts(r) for r in range(4)], measured(4, {(1, 3): 0.5 * GBIT}), [])
+    [found] = bandwidth.rate_findings(
+        [facts(r) for r in range(4)], measured(4, {(1, 3): 0.5 * GBIT}), []
+    )
     assert found.verdict == "ok"
 
 
 def test_a_flow_that_does_not_arrive_where_small_messages_do() -> None:
-    [found] = bandwidth.judged([facts(0), facts(1)], {(1, 0): GBIT}, [(0, 1)])
+    [found] = bandwidth.rate_findings([facts(0), facts(1)], {(1, 0): GBIT}, [(0, 1)])
     assert found.verdict == "fail"
     assert "MTU" in found.remedy
 
@@ -182,19 +186,19 @@ def test_a_flow_that_does_not_arrive_where_small_messages_do() -> None:
 
 @pytest.mark.parametrize(("ahead", "verdict"), [(0.3, "warn"), (-0.3, "warn"), (0.05, "ok")])
 def test_clocks_by_whoever_called(ahead: float, verdict: str) -> None:
-    there = Call(caller=0, peer=1, outcome=OK, trip=0.02, ahead=ahead)
-    back = Call(caller=1, peer=0, outcome=OK, trip=0.01, ahead=-ahead)
+    there = PingResult(caller=0, peer=1, outcome=PING_OK, trip=0.02, ahead=ahead)
+    back = PingResult(caller=1, peer=0, outcome=PING_OK, trip=0.01, ahead=-ahead)
     for heard in ([there], [back], [there, back]):
         [found] = skew([facts(0), facts(1)], heard)
         assert found.verdict == verdict
     if verdict == "warn":
-        assert ("ahead of" in found.told) == (ahead > 0)
-        assert "give or take 5 ms" in found.told  # half of the shorter round trip
+        assert ("ahead of" in found.text) == (ahead > 0)
+        assert "give or take 5 ms" in found.text  # half of the shorter round trip
 
 
 def test_a_round_trip_that_long_says_nothing() -> None:
-    call = Call(caller=0, peer=1, outcome=OK, trip=1.0, ahead=0.5)
-    assert [f.verdict for f in skew([facts(0), facts(1)], [call])] == ["ok"]
+    ping = PingResult(caller=0, peer=1, outcome=PING_OK, trip=1.0, ahead=0.5)
+    assert [f.verdict for f in skew([facts(0), facts(1)], [ping])] == ["ok"]
 
 
 def test_buffers_against_the_bandwidth_delay_product() -> None:
@@ -205,7 +209,7 @@ def test_buffers_against_the_bandwidth_delay_product() -> None:
         ranks, {(0, 1): 10 * GBIT, (1, 0): GBIT / 100}, {(0, 1): 0.01, (1, 0): 0.01}
     )
     assert [(f.verdict, f.ranks) for f in found] == [("warn", (0,))]
-    assert "tcp_wmem allows 4 MB, and rate x round trip is 12.5 MB" in found[0].told
+    assert "tcp_wmem allows 4 MB, and rate x round trip is 12.5 MB" in found[0].text
     assert int(found[0].remedy.rstrip("'").split()[-1]) >= 2 * 12.5e6
 
 
@@ -217,8 +221,8 @@ def test_files_grow_with_peers_and_the_stores_host_needs_more() -> None:
 
 def test_patches_of_python_do_not_count() -> None:
     ranks = [facts(r, versions={"python": f"3.11.{r}"}) for r in range(3)]
-    assert [f.verdict for f in judged(ranks)] == ["ok"]
-    [found] = judged([*ranks, facts(3, versions={"python": "3.12.0"})])
+    assert [f.verdict for f in version_findings(ranks)] == ["ok"]
+    [found] = version_findings([*ranks, facts(3, versions={"python": "3.12.0"})])
     assert (found.verdict, found.ranks) == ("warn", (3,))
 
 
@@ -243,7 +247,7 @@ def test_a_product_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(processor, "product_is_right", hang)
-    monkeypatch.setattr(processor, "PATIENCE", 0.1)
+    monkeypatch.setattr(processor, "CHILD_TIMEOUT_SECONDS", 0.1)
     assert "hangs" in processor.bfloat16().detail
 
 
@@ -265,16 +269,16 @@ def test_workers_with_cores_of_their_own_do_not_share_them() -> None:
 
 def test_facts_survive_another_version() -> None:
     mine = facts(3, versions={"thalweg": "1"})
-    assert Facts.unpacked(mine.packed()) == mine
-    assert Facts.unpacked({"rank": 3, "from the future": 1}) == Facts(rank=3)
+    assert RankFacts.unpacked(mine.packed()) == mine
+    assert RankFacts.unpacked({"rank": 3, "from the future": 1}) == RankFacts(rank=3)
 
 
 def test_the_same_on_several_ranks_is_one_line_and_the_worst_comes_first() -> None:
     fine = [Finding(check="disk", verdict="ok", detail=f"{r} GB").at(r, f"h{r}") for r in range(3)]
     bad = [Finding(check="lab", verdict="fail", detail="no", remedy="x").at(r, "a") for r in (2, 1)]
     first, second = summed_up([*fine, *bad])
-    assert (first.told, first.ranks) == ("ranks 1, 2 on a: no", (1, 2))
-    assert second.told == "rank 0 on h0: 0 GB (2 more ranks likewise)"
+    assert (first.text, first.ranks) == ("ranks 1, 2 on a: no", (1, 2))
+    assert second.text == "rank 0 on h0: 0 GB (2 more ranks likewise)"
     assert whom(range(10), ["a", "b"]) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more on 2 hosts"
 
 

@@ -10,22 +10,22 @@ from time import time
 
 import pytest
 
-from thalweg.doctor.finding import Facts
-from thalweg.doctor.ping import OK, call_all, ping, reason, send_flow
-from thalweg.doctor.ping_server import HELLO, PINGS, Listener
+from thalweg.doctor.finding import RankFacts
+from thalweg.doctor.ping import PING_OK, ping, ping_all, reason, send_flow
+from thalweg.doctor.ping_server import PING_HELLO_STRUCT, PINGS_REQUEST, Listener
 
 HERE = "127.0.0.1"
 PATIENCE = 5.0
 
 
-def peer(listener: Listener, rank: int = 1) -> Facts:
-    return Facts(rank=rank, address=HERE, port=listener.port, token=listener.token)
+def peer(listener: Listener, rank: int = 1) -> RankFacts:
+    return RankFacts(rank=rank, address=HERE, port=listener.port, token=listener.token)
 
 
 def test_a_round_trip_and_the_others_clock() -> None:
     with Listener(1, HERE, clock=lambda: time() - 40) as listener:
         call = ping(0, peer(listener), PATIENCE)
-    assert (call.caller, call.peer, call.outcome) == (0, 1, OK)
+    assert (call.caller, call.peer, call.outcome) == (0, 1, PING_OK)
     assert 0 < call.trip < 1
     assert abs(call.ahead + 40) <= call.trip
 
@@ -47,18 +47,21 @@ def test_who_answers_as_another_is_a_stranger(change: dict[str, str | int]) -> N
 
 def test_a_stranger_gets_nothing() -> None:
     with Listener(1, HERE) as listener:
-        for said in (b"GET / HTTP/1.1\r\n" * 9, HELLO.pack(b"x" * 32, PINGS, 0.0)):
+        for said in (
+            b"GET / HTTP/1.1\r\n" * 9,
+            PING_HELLO_STRUCT.pack(b"x" * 32, PINGS_REQUEST, 0.0),
+        ):
             with socket.create_connection((HERE, listener.port), timeout=PATIENCE) as stranger:
                 stranger.sendall(said)
                 with suppress(ConnectionResetError):
                     assert stranger.recv(1) == b""
-        assert ping(0, peer(listener), PATIENCE).outcome == OK  # and others are served
+        assert ping(0, peer(listener), PATIENCE).outcome == PING_OK  # and others are served
 
 
 def test_refused_silent_and_ended() -> None:
     with socket.create_server((HERE, 0)) as mute:
         port = mute.getsockname()[1]
-        silent = Facts(rank=1, address=HERE, port=port, token="0" * 32)
+        silent = RankFacts(rank=1, address=HERE, port=port, token="0" * 32)
         assert ping(0, silent, 0.2).outcome == "connected, but nobody answers"
     assert ping(0, silent, 0.2).outcome == "refused"
 
@@ -83,8 +86,8 @@ def test_many_at_once() -> None:
     listeners = [Listener(rank, HERE) for rank in range(40)]
     for listener in listeners:
         listener.__enter__()
-    calls = call_all(99, [peer(listener, rank) for rank, listener in enumerate(listeners)])
+    pings = ping_all(99, [peer(listener, rank) for rank, listener in enumerate(listeners)])
     for listener in listeners:
         listener.__exit__(None, None, None)
-    assert [call.outcome for call in calls] == [OK] * 40
-    assert [call.peer for call in calls] == list(range(40))
+    assert [call.outcome for call in pings] == [PING_OK] * 40
+    assert [call.peer for call in pings] == list(range(40))

@@ -22,8 +22,8 @@ from thalweg.doctor.limits import files_needed
 from thalweg.doctor.run_checks import examine
 from thalweg.lab import Lab
 from thalweg.lab.fabric import Sockets
-from thalweg.lab.namespaces import settle_in
-from thalweg.launch.worker_process import Report
+from thalweg.lab.namespaces import set_host_identity
+from thalweg.launch.worker_process import SendMessage
 
 
 def only(findings: list[Finding], check: str) -> Finding:
@@ -44,7 +44,7 @@ def test_a_host_whose_name_is_its_loopback(lab_of: LabOf, tmp_path: Path) -> Non
 
     def plant(rank: int) -> None:
         if rank == 1:
-            settle_in("host1", tmp_path / "hosts")
+            set_host_identity("host1", tmp_path / "hosts")
             os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
@@ -52,7 +52,7 @@ def test_a_host_whose_name_is_its_loopback(lab_of: LabOf, tmp_path: Path) -> Non
     found = examined_in(lab, plant)
     trap = only(found, "host name")
     assert (trap.verdict, trap.ranks, trap.hosts) == ("fail", (1,), ("host1",))
-    assert trap.told.startswith(
+    assert trap.text.startswith(
         "rank 1 on host1: the host's own name, host1, resolves to 127.0.1.1"
     )
     assert trap.remedy.startswith("set GLOO_SOCKET_IFNAME to eth0, or give host1 its own address")
@@ -67,7 +67,7 @@ def test_that_name_does_not_matter_where_gloo_is_told_the_interface(
 
     def plant(rank: int) -> None:
         if rank == 1:
-            settle_in("host1", tmp_path / "hosts")
+            set_host_identity("host1", tmp_path / "hosts")
 
     lab = lab_of(hosts=2)
     assert problems(examined_in(lab, plant)) == []
@@ -90,7 +90,7 @@ def test_an_interface_that_leads_nowhere(name: str) -> None:
         found = examined_in(lab, plant)
     cut_off = only(found, "reachability")
     assert (cut_off.verdict, cut_off.ranks, cut_off.hosts) == ("fail", (1,), ("host1",))
-    assert cut_off.told.startswith("nobody reaches rank 1 on host1 at 172.30.0.1 (mgmt0): ")
+    assert cut_off.text.startswith("nobody reaches rank 1 on host1 at 172.30.0.1 (mgmt0): ")
     assert "THALWEG_IFNAME" in cut_off.remedy
 
 
@@ -104,7 +104,7 @@ def test_an_interface_that_is_not_there_and_the_rest_is_still_looked_at(lab_of: 
     found = examined_in(lab, plant)
     absent = only(found, "interface")
     assert absent.verdict == "fail"
-    assert absent.told.startswith("rank 0 on host0: THALWEG_IFNAME names the interface 'ib0'")
+    assert absent.text.startswith("rank 0 on host0: THALWEG_IFNAME names the interface 'ib0'")
     assert absent.remedy == "use one of eth0, lo"
     assert [f.verdict for f in found if f.check == "reachability"] == ["ok"]
 
@@ -112,11 +112,11 @@ def test_an_interface_that_is_not_there_and_the_rest_is_still_looked_at(lab_of: 
 @pytest.mark.usefixtures("needs_lab")
 def test_a_pair_between_which_nothing_passes(name: str) -> None:
     with Lab(racks=2, hosts=2, nic="100mbit", name=name) as lab:
-        lab.lose(0, 2)
+        lab.add_blackhole(0, 2)
         found = examined_in(lab)
     pair = only(found, "reachability")
     assert (pair.verdict, pair.ranks, pair.hosts) == ("fail", (0, 2), ("host0", "host2"))
-    one, other = pair.told.split("; ")
+    one, other = pair.text.split("; ")
     assert one == "rank 0 on host0 can't reach rank 2 on host2 at 10.84.1.1 (eth0): no route"
     assert other == "rank 2 on host2 can't reach rank 0 on host0 at 10.84.0.1 (eth0): timed out"
     assert "let all TCP ports through" in pair.remedy
@@ -128,12 +128,12 @@ def test_a_slow_host(name: str) -> None:
         found = examined_in(lab)
     slow = only(found, "rates")
     assert (slow.verdict, slow.ranks, slow.hosts) == ("warn", (2,), ("host2",))
-    assert slow.told.startswith("rank 2 on host2: flows get ")
+    assert slow.text.startswith("rank 2 on host2: flows get ")
 
 
 @pytest.mark.usefixtures("needs_lab")
 def test_a_clock_that_is_off(lab_of: LabOf) -> None:
-    def work(rank: int, report: Report) -> list[str]:
+    def work(rank: int, report: SendMessage) -> list[str]:
         clock = (lambda: time() + 3.0) if rank == 1 else time
         found = examine(5.0, clock=clock)
         return [f"{f.verdict} {f.line}" for f in problems(list(found.findings)) if found.tells]
@@ -161,7 +161,7 @@ def test_another_version_of_thalweg() -> None:
     found, *others = examined_here(2, plant)
     mixed = only(list(found.findings), "versions")
     assert (mixed.verdict, mixed.ranks) == ("fail", (1,))
-    assert f"thalweg differs: rank 1 on {mixed.hosts[0]}: 0.0.9; rank 0" in mixed.told
+    assert f"thalweg differs: rank 1 on {mixed.hosts[0]}: 0.0.9; rank 0" in mixed.text
     assert not any(other.tells for other in others)
 
 
@@ -173,7 +173,7 @@ def test_another_version_of_torch_is_a_warning() -> None:
     found = [f for f in examined_here(3, plant)[0].findings if f.check != "threads"]
     mixed = only(found, "versions")  # and more workers than cores, perhaps
     assert (mixed.verdict, mixed.ranks) == ("warn", (0,))
-    assert "torch differs: rank 0 on " in mixed.told
+    assert "torch differs: rank 0 on " in mixed.text
 
 
 def test_too_few_open_files() -> None:
@@ -185,7 +185,7 @@ def test_too_few_open_files() -> None:
 
     limit = only(list(examined_here(2, plant)[0].findings), "open files")
     assert (limit.verdict, limit.ranks) == ("fail", (1,))
-    assert f"{few} may be open, and a worker of 2 needs {few + 1}" in limit.told
+    assert f"{few} may be open, and a worker of 2 needs {few + 1}" in limit.text
     assert limit.remedy.startswith(f"run ulimit -n {few + 1}")
 
 
@@ -198,7 +198,7 @@ def test_a_cluster_file_for_others(tmp_path: Path) -> None:
 
     wrong = only(list(examined_here(2, plant)[0].findings), "cluster file")
     assert (wrong.verdict, wrong.ranks) == ("fail", (0, 1))
-    assert "the cluster has 3 workers, and 2 were started" in wrong.told
+    assert "the cluster has 3 workers, and 2 were started" in wrong.text
 
 
 def test_two_secrets() -> None:
@@ -218,7 +218,7 @@ def test_who_never_comes() -> None:
 
     found, *_ = examined_here(3, plant, timeout=2.0)
     absent = [f for f in problems(list(found.findings)) if f.check == "ranks"]
-    assert [(f.verdict, f.ranks, f.told) for f in absent] == [
+    assert [(f.verdict, f.ranks, f.text) for f in absent] == [
         ("fail", (2,), "rank 2 hasn't come within 2 s")
     ]
 
@@ -228,14 +228,14 @@ def test_who_comes_and_then_dies() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def plant(rank: int) -> None:
-        examination.longest_calls = lambda number: 1.0
-        examination.MARGIN = 0.5
+        examination.max_ping_seconds = lambda number: 1.0
+        examination.LEADER_MARGIN_SECONDS = 0.5
         if rank == 1:
-            examination.call_all = die  # type: ignore[assignment]
+            examination.ping_all = die  # type: ignore[assignment]
 
     found, *_ = examined_here(3, plant)
     gone = [f for f in problems(list(found.findings)) if f.check == "ranks"]
-    [(verdict, ranks, told)] = [(f.verdict, f.ranks, f.told) for f in gone]
+    [(verdict, ranks, told)] = [(f.verdict, f.ranks, f.text) for f in gone]
     assert (verdict, ranks) == ("fail", (1,))
     assert told.startswith("rank 1 on ")
     assert told.endswith(" has come, and then doesn't answer")
@@ -243,7 +243,7 @@ def test_who_comes_and_then_dies() -> None:
 
 def test_without_rank_0_the_others_say_so() -> None:
     def plant(rank: int) -> None:
-        examination.MARGIN = 0.5
+        examination.LEADER_MARGIN_SECONDS = 0.5
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -251,7 +251,7 @@ def test_without_rank_0_the_others_say_so() -> None:
     assert found.tells
     assert failed(found.findings)
     [absent] = [f for f in found.findings if f.check == "ranks"]
-    assert absent.told.startswith("rank 0 hasn't come within 1.5 s, says rank 1 on ")
+    assert absent.text.startswith("rank 0 hasn't come within 1.5 s, says rank 1 on ")
 
 
 def test_a_store_that_nobody_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,9 +262,9 @@ def test_a_store_that_nobody_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     found = examine(0.5)
     wrong = {f.check: f for f in found.findings if f.verdict == "fail"}
     assert found.tells
-    assert wrong["store"].told.startswith("rank 1 can't reach the store at localhost:9: ")
+    assert wrong["store"].text.startswith("rank 1 can't reach the store at localhost:9: ")
     assert (
-        "MASTER_ADDR is localhost, which is this host on every host" in wrong["meeting point"].told
+        "MASTER_ADDR is localhost, which is this host on every host" in wrong["meeting point"].text
     )
     assert wrong["meeting point"].ranks == (1,)
     assert all(f.remedy for f in wrong.values())

@@ -17,22 +17,22 @@ from torch import nn
 
 import thalweg
 from thalweg.doctor.limits import files_needed
-from thalweg.doctor.preflight import publish, quick
+from thalweg.doctor.preflight import preflight, publish
 from thalweg.errors import RunError
 from thalweg.lab import Lab
-from thalweg.lab.namespaces import settle_in
+from thalweg.lab.namespaces import set_host_identity
 from thalweg.launch.supervisor import run_workers
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 from thalweg.members.world import World
 from thalweg.training import attach
-from thalweg.transports.store_client import Line
+from thalweg.transports.store_client import StoreClient
 
 Lines = list[tuple[int, str]]
 LIMIT = 60.0
 
 
-def attached(plant: Callable[[int], None]) -> Callable[[int, Report], dict[str, Any]]:
-    def work(rank: int, report: Report) -> dict[str, Any]:
+def attached(plant: Callable[[int], None]) -> Callable[[int, SendMessage], dict[str, Any]]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         logging.getLogger().handlers.clear()  # pytest's: what is logged goes to stderr, as ever
         plant(rank)
         model = nn.Linear(2, 1)
@@ -109,7 +109,7 @@ def test_a_host_name_that_is_loopback_is_told_where_gloo_would_take_it(
 
     def plant(rank: int) -> None:
         if rank == 1:
-            settle_in("host1", tmp_path / "hosts")
+            set_host_identity("host1", tmp_path / "hosts")
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
     [(rank, line)] = in_a_lab(2, name, plant)
@@ -124,13 +124,13 @@ def test_a_host_name_that_is_loopback_is_told_where_gloo_would_take_it(
 def test_a_loopback_address_among_hosts_is_told(name: str) -> None:
     """Of `quick` itself: with such an address nobody would get through to train."""
 
-    def work(rank: int, report: Report) -> list[str]:
+    def work(rank: int, report: SendMessage) -> list[str]:
         world = World.join(20)
         if rank == 0:
             world = replace(world, address="127.0.1.1")
         publish(world)
-        world.part(20, world.alarm())
-        return [finding.line for finding in quick(world)]
+        world.leave(20, world.abort_flag())
+        return [finding.line for finding in preflight(world)]
 
     with Lab(hosts=2, name=name) as lab:
         [line], nothing = lab.run(work, process_group=False)
@@ -140,27 +140,27 @@ def test_a_loopback_address_among_hosts_is_told(name: str) -> None:
     )
 
 
-class _Counting(Line):
+class _Counting(StoreClient):
     """Counts what the store is asked."""
 
     asked = 0
 
-    def ask(self, call: Any) -> Any:
+    def call(self, call: Any) -> Any:
         self.asked += 1
-        return super().ask(call)
+        return super().call(call)
 
 
 def test_it_costs_little_and_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """One question to the store for each; and who hasn't published isn't waited for."""
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         world = World.join(20)
         line = _Counting(world.store, rank)
         with caplog.at_level(logging.DEBUG, logger="thalweg"):
             if rank == 0:
-                publish(replace(world, line=line))
-                quick(replace(world, line=line))
-        world.part(20, world.alarm())
+                publish(replace(world, store_client=line))
+                preflight(replace(world, store_client=line))
+        world.leave(20, world.abort_flag())
         return {"asked": line.asked, "told": caplog.messages}
 
     first, second = run_workers(2, work, timeout=LIMIT)
@@ -168,16 +168,16 @@ def test_it_costs_little_and_waits_for_nobody(caplog: pytest.LogCaptureFixture) 
     assert not [told for told in first["told"] if "couldn't" in told]  # as if it had given up
 
 
-class _Broken(Line):
-    def ask(self, call: Any) -> Any:
+class _Broken(StoreClient):
+    def call(self, call: Any) -> Any:
         raise RunError("the store is gone", "start again")
 
 
 def test_it_never_raises() -> None:
-    def work(rank: int, report: Report) -> dict[str, int]:
+    def work(rank: int, report: SendMessage) -> dict[str, int]:
         world = World.join(20)
-        broken = replace(world, line=_Broken(world.store, rank))
+        broken = replace(world, store_client=_Broken(world.store, rank))
         publish(broken)
-        return {"found": len(quick(broken))}
+        return {"found": len(preflight(broken))}
 
     assert run_workers(2, work, timeout=LIMIT) == [{"found": 0}] * 2

@@ -18,7 +18,7 @@ from tests.threads import run_threads
 from tests.transports.ranks import LABEL, in_a_process, soon
 from thalweg.engine.arithmetic import NumpyArithmetic
 from thalweg.engine.engine import Engine, Task
-from thalweg.engine.execute import Part
+from thalweg.engine.execute import RankProgram
 from thalweg.errors import (
     Interrupted,
     PeerFailed,
@@ -30,8 +30,8 @@ from thalweg.errors import (
     WorkerFailed,
 )
 from thalweg.facts import Cluster
-from thalweg.launch.supervisor import Report, run_workers
-from thalweg.members.abort import Alarm
+from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.members.abort import AbortFlag
 from thalweg.members.membership import Membership
 from thalweg.members.world import World
 from thalweg.schedules import Group, Schedule
@@ -46,7 +46,11 @@ def task(
     rank: int, vector: Array, step: int = 0, number: int = 0, schedule: Schedule = RING
 ) -> Task:
     return Task(
-        part=Part.of(schedule, rank), vector=vector, step=step, round_number=number, bucket=number
+        program=RankProgram.of(schedule, rank),
+        vector=vector,
+        step=step,
+        round_number=number,
+        bucket=number,
     )
 
 
@@ -63,7 +67,7 @@ def run_engines(
     store = dist.HashStore()
 
     def with_engine(transport: Transport) -> Any:
-        engine = Engine(wrap(transport), Alarm(store, transport.rank), timeout)
+        engine = Engine(wrap(transport), AbortFlag(store, transport.rank), timeout)
         try:
             return work(engine)
         finally:
@@ -259,7 +263,7 @@ def test_a_vector_of_another_size_is_refused() -> None:
 def test_an_alarm_ends_the_waiting_of_others_soon_and_names_the_cause() -> None:
     def work(engine: Engine) -> None:
         if engine.rank == 0:
-            engine._alarm.sound("the loss is NaN")
+            engine._abort_flag.raise_flag("the loss is NaN")
             return
         with pytest.raises(PeerFailed, match="rank 0 gave up: the loss is NaN; look at the output"):
             engine.run([task(engine.rank, ones())])
@@ -319,10 +323,10 @@ def test_a_rank_that_is_killed_is_noticed_at_once_and_named() -> None:
     told: dict[int, dict[str, Any]] = {}
     killing = Fault(rank=VICTIM, step=3, move=4, effect=Effect.DIE)
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         world = World.join(TIMEOUT)
         transport = FaultyTransport(world.transport(), [killing])
-        engine = Engine(transport, Alarm(world.store, rank), timeout=3600)
+        engine = Engine(transport, AbortFlag(world.store, rank), timeout=3600)
         try:
             for step in range(5):
                 vector = np.ones(LARGE.elements, np.float32)
@@ -347,13 +351,13 @@ def test_one_that_waits_for_nothing_hears_of_a_broken_connection() -> None:
         store = dist.HashStore()
         here, there = (TcpTransport(rank, store, forgives=False) for rank in range(2))
         membership = Membership(store, 0, 2, TIMEOUT)
-        engine = Engine(here, Alarm(store, 0), TIMEOUT, membership)
+        engine = Engine(here, AbortFlag(store, 0), TIMEOUT, membership)
         here.send(1, LABEL, ones(), soon())
         there.receive(0, LABEL, soon())
-        assert not membership.is_called
+        assert not membership.rendezvous_pending
         there.close()
         deadline = soon()
-        while not membership.is_called:
+        while not membership.rendezvous_pending:
             assert monotonic() < deadline
             sleep(0.01)
         with pytest.raises(Interrupted, match="a connection of rank 0 to rank 1 broke"):
@@ -370,7 +374,7 @@ def test_an_idle_engine_takes_in_what_early_peers_send() -> None:
     def work() -> None:
         store = dist.HashStore()
         early, late = (TcpTransport(rank, store) for rank in range(2))
-        engine = Engine(late, Alarm(store, 1), TIMEOUT)
+        engine = Engine(late, AbortFlag(store, 1), TIMEOUT)
         early.send(1, LABEL, np.zeros(5_000_000), soon()).wait(soon())
         engine.close()
         early.close()

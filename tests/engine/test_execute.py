@@ -14,7 +14,7 @@ from tests.schedules.test_topologies import TOPOLOGIES, VARIANTS, build
 from tests.threads import run_threads
 from tests.transports.ranks import run_ranks
 from thalweg.engine.arithmetic import arithmetic_of
-from thalweg.engine.execute import Part, flat
+from thalweg.engine.execute import RankProgram, flat
 from thalweg.errors import PeerLate
 from thalweg.facts import Cluster
 from thalweg.schedules import Group
@@ -31,7 +31,7 @@ def test_rounds_do_not_mix() -> None:
         results = []
         for number in range(5):
             vector = np.full(100, float(transport.rank + 10 * number))
-            part = Part.of(schedule, transport.rank)
+            part = RankProgram.of(schedule, transport.rank)
             execute(part, transport, flat(schedule, vector), round_number=number, timeout=10)
             results.append(vector)
         return results
@@ -48,7 +48,10 @@ def test_a_rank_that_never_comes_is_named_by_the_deadline() -> None:
         if transport.rank != 2:
             vector = np.ones(100)
             execute(
-                Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=0.3
+                RankProgram.of(schedule, transport.rank),
+                transport,
+                flat(schedule, vector),
+                timeout=0.3,
             )
 
     with pytest.raises(PeerLate, match=r"waited at step 0, round 0, for"):
@@ -62,7 +65,12 @@ def test_an_error_on_one_rank_stops_the_others_at_once() -> None:
         if transport.rank == 2:
             raise ValueError("mine")
         vector = np.ones(100)
-        execute(Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=3600)
+        execute(
+            RankProgram.of(schedule, transport.rank),
+            transport,
+            flat(schedule, vector),
+            timeout=3600,
+        )
 
     with pytest.raises(ValueError, match="mine"):
         run_threads(GROUP.ranks, work)
@@ -75,7 +83,10 @@ def test_every_dtype_that_numpy_adds() -> None:
         def work(transport: Transport, dtype: type = dtype) -> Array:
             vector = np.full(100, transport.rank, dtype=dtype)
             execute(
-                Part.of(schedule, transport.rank), transport, flat(schedule, vector), timeout=10
+                RankProgram.of(schedule, transport.rank),
+                transport,
+                flat(schedule, vector),
+                timeout=10,
             )
             return vector
 
@@ -107,7 +118,9 @@ def is_gossip(variant: str) -> bool:
     return topology.mixes and not topology.groups
 
 
-def run_round(part: Part, transport: Transport, tensor: torch.Tensor, step: int) -> torch.Tensor:
+def run_round(
+    part: RankProgram, transport: Transport, tensor: torch.Tensor, step: int
+) -> torch.Tensor:
     bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
     execute(
         part,
@@ -131,7 +144,7 @@ def test_every_topology_in_real_processes(racks: list[int]) -> None:
         for variant, dtype, elements in product(VARIANTS, DTYPES, SIZES):
             case = f"{variant} {dtype} {elements}"
             schedule = build(variant, group, elements, dtype.itemsize)
-            part = Part.of(schedule, transport.rank)
+            part = RankProgram.of(schedule, transport.rank)
             members = mean_sets(schedule, transport.rank)
             for _ in range(2):
                 own = whole_numbers(transport.rank, step, elements).to(dtype)
@@ -174,7 +187,7 @@ class Log:
         return self.inner.receive_any(wanted, deadline)
 
     def enter(self, formation: int, members: Collection[int]) -> None:
-        self.inner.enter(formation, members)
+        self.inner.enter_epoch(formation, members)
 
     def close(self) -> None:
         self.inner.close()
@@ -191,7 +204,7 @@ def shaking_hands(
         if transport.rank == late:
             sleep(seconds)
         vector = np.full(100, float(transport.rank))
-        part = Part.of(schedule, transport.rank, handshake=True)
+        part = RankProgram.of(schedule, transport.rank, handshake=True)
         execute(part, log, flat(schedule, vector), timeout=10)
         np.testing.assert_array_equal(vector, 6.0)
         return log.sent, monotonic()
@@ -226,7 +239,7 @@ def test_hands_are_shaken_over_tcp() -> None:
         results = []
         for number in range(3):
             vector = np.full(1000, float(transport.rank + number))
-            part = Part.of(schedule, transport.rank, handshake=True)
+            part = RankProgram.of(schedule, transport.rank, handshake=True)
             execute(part, transport, flat(schedule, vector), round_number=number, timeout=20)
             results += [float(vector.min()), float(vector.max())]
         return results

@@ -5,14 +5,14 @@ import pytest
 
 from tests.running import DOUBLE
 from thalweg.catalog import parse_plan
-from thalweg.engine.first_k_node import FastestNode
+from thalweg.engine.first_k_node import FirstKNode
 from thalweg.engine.tree_node import pieces_of
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster
 from thalweg.redundancy import allocation_of, fastest
 from thalweg.schedules import Group, coded_tree
 from thalweg.transports import Array
-from thalweg.transports.best_effort import Letter
+from thalweg.transports.best_effort import BestEffortMessage
 
 WORKERS, K = 5, 3
 ELEMENTS = 4
@@ -26,7 +26,7 @@ class Star:
         allocation = allocation_of(parse_plan(f"lgc(k={K})"), group)
         schedule = coded_tree(group, ELEMENTS, 8, allocation)
         self.nodes = {
-            rank: FastestNode(rank, pieces_of([schedule], [DOUBLE], rank), allocation, k=K)
+            rank: FirstKNode(rank, pieces_of([schedule], [DOUBLE], rank), allocation, k=K)
             for rank in group.ranks
         }
 
@@ -34,10 +34,10 @@ class Star:
         for rank in ranks:
             self._deliver(rank, self.nodes[rank].contribute(step, 0, gradient(rank, step)))
 
-    def _deliver(self, sender: int, letters: list[Letter]) -> None:
-        for letter in letters:
-            received = letter._replace(peer=sender)
-            self._deliver(letter.peer, self.nodes[letter.peer].arrive(received))
+    def _deliver(self, sender: int, messages: list[BestEffortMessage]) -> None:
+        for message in messages:
+            received = message._replace(peer=sender)
+            self._deliver(message.peer, self.nodes[message.peer].arrive(received))
 
     def result(self, step: int, rank: int = 4) -> Array | None:
         found = self.nodes[rank].finished.get(step)

@@ -2,59 +2,59 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.state_requests import Lending
-from thalweg.transports.best_effort import Letter, Sort
+from thalweg.engine.state_requests import StateRequests
+from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
 STATE = np.arange(3)
 
 
-def ask(peer: int) -> Letter:
-    return Letter(peer, Sort.ASK, 0)
+def ask(peer: int) -> BestEffortMessage:
+    return BestEffortMessage(peer, MessageKind.REQUEST, 0)
 
 
-def answers(letters: list[Letter]) -> list[tuple[int, bool]]:
+def answers(messages: list[BestEffortMessage]) -> list[tuple[int, bool]]:
     """To whom, and whether there is a state in it."""
-    assert all(letter.sort is Sort.STATE for letter in letters)
-    return [(letter.peer, letter.array is not None) for letter in letters]
+    assert all(message.kind is MessageKind.STATE for message in messages)
+    return [(message.peer, message.array is not None) for message in messages]
 
 
 def test_who_asks_is_answered_once_when_the_state_is_known() -> None:
-    lending = Lending()
-    assert lending.arrive(ask(5)) == lending.arrive(ask(3)) == []
-    assert lending.wanted_by == {3, 5}
-    assert answers(lending.give(STATE, from_now_on=False)) == [(3, True), (5, True)]
-    assert lending.give(STATE, from_now_on=False) == []
-    assert lending.arrive(ask(3)) == []
+    requests = StateRequests()
+    assert requests.arrive(ask(5)) == requests.arrive(ask(3)) == []
+    assert requests.requesters == {3, 5}
+    assert answers(requests.send_state(STATE, from_now_on=False)) == [(3, True), (5, True)]
+    assert requests.send_state(STATE, from_now_on=False) == []
+    assert requests.arrive(ask(3)) == []
 
 
 def test_one_whose_state_stands_answers_at_once() -> None:
-    lending = Lending()
-    lending.give(STATE, from_now_on=True)
-    assert answers(lending.arrive(ask(4))) == [(4, True)]
+    requests = StateRequests()
+    requests.send_state(STATE, from_now_on=True)
+    assert answers(requests.arrive(ask(4))) == [(4, True)]
 
 
 def test_who_asks_itself_is_of_no_help_and_says_so() -> None:
-    lending = Lending()
-    lending.arrive(ask(2))
-    lending.begin(1)
-    request, refusal = lending.ask(1)
-    assert (request.peer, request.sort) == (1, Sort.ASK)
+    requests = StateRequests()
+    requests.arrive(ask(2))
+    requests.start(1)
+    request, refusal = requests.request(1)
+    assert (request.peer, request.kind) == (1, MessageKind.REQUEST)
     assert answers([refusal]) == [(2, False)]
-    assert answers(lending.arrive(ask(7))) == [(7, False)]
-    lending.end()
-    assert lending.arrive(ask(7)) == []
+    assert answers(requests.arrive(ask(7))) == [(7, False)]
+    requests.finish()
+    assert requests.arrive(ask(7)) == []
 
 
 def test_a_refusal_counts_if_it_is_of_whom_was_asked_and_a_state_of_anybody() -> None:
-    lending = Lending()
-    lending.begin(1)
-    lending.arrive(Letter(2, Sort.STATE, 0))
-    assert not lending.refused
-    lending.arrive(Letter(1, Sort.STATE, 0))
-    assert lending.refused
-    lending.begin(3)
-    assert not lending.refused
-    lending.arrive(Letter(1, Sort.STATE, 0, array=STATE))
-    assert lending.has_come
-    assert lending.take() is STATE
-    assert lending.take() is None
+    requests = StateRequests()
+    requests.start(1)
+    requests.arrive(BestEffortMessage(2, MessageKind.STATE, 0))
+    assert not requests.refused
+    requests.arrive(BestEffortMessage(1, MessageKind.STATE, 0))
+    assert requests.refused
+    requests.start(3)
+    assert not requests.refused
+    requests.arrive(BestEffortMessage(1, MessageKind.STATE, 0, array=STATE))
+    assert requests.has_arrived
+    assert requests.pop_state() is STATE
+    assert requests.pop_state() is None

@@ -3,48 +3,48 @@ from __future__ import annotations
 import pytest
 
 from thalweg.engine import step_deadlines
-from thalweg.engine.step_deadlines import AFTERWARDS, Pace
+from thalweg.engine.step_deadlines import WATCHED_FINISHED_STEPS, StepDeadlines
 
 
 def test_deadlines_follow_the_pace() -> None:
-    own = Pace()
-    assert own.deadline == step_deadlines.FIRST_DEADLINE
+    own = StepDeadlines()
+    assert own.deadline == step_deadlines.FIRST_DEADLINE_SECONDS
     for step in range(100):
         own.seen(step, 10.0 * step)
         own.seen(step, 10.0 * step + 5)  # the first counts
-        assert own.began(step) == 10.0 * step
-        own.over(step, 10.0 * step + (2.0 if step % 10 else 4.0))
-    assert own.deadline == pytest.approx(step_deadlines.TIMES_USUAL * 4.0)
+        assert own.first_seen(step) == 10.0 * step
+        own.finish_step(step, 10.0 * step + (2.0 if step % 10 else 4.0))
+    assert own.deadline == pytest.approx(step_deadlines.DEADLINE_P95_FACTOR * 4.0)
     for step in range(100, 300):
         own.seen(step, step)
-        own.over(step, step + 0.001)
-    assert own.deadline == step_deadlines.SHORTEST_DEADLINE
-    assert own.began(299) is None
+        own.finish_step(step, step + 0.001)
+    assert own.deadline == step_deadlines.MIN_DEADLINE_SECONDS
+    assert own.first_seen(299) is None
     own.seen(300, 0.0)
-    own.over(300, 1000.0, usual=False)
-    assert own.deadline == step_deadlines.SHORTEST_DEADLINE
+    own.finish_step(300, 1000.0, usual=False)
+    assert own.deadline == step_deadlines.MIN_DEADLINE_SECONDS
 
 
 def test_who_came_when_is_told_late_comers_included() -> None:
-    own = Pace()
+    own = StepDeadlines()
     own.ready(0, 1, 1.0)
     own.seen(0, 1.5, peer=3)
     own.seen(0, 1.7, peer=3)  # a second piece
-    own.over(0, 2.0)
+    own.finish_step(0, 2.0)
     own.seen(0, 9.0, peer=4)  # nobody waited for it
     assert not list(own.arrivals)
-    for step in range(1, AFTERWARDS + 1):
-        own.over(step, 10.0)
+    for step in range(1, WATCHED_FINISHED_STEPS + 1):
+        own.finish_step(step, 10.0)
     [arrival] = own.arrivals
     assert (arrival.step, arrival.bucket, arrival.ready, arrival.ended) == (0, 1, 1.0, 2.0)
     assert arrival.peers == {3: 1.5, 4: 9.0}
 
 
 def test_what_is_too_late_is_not_noted() -> None:
-    own = Pace()
-    own.over(100, 1.0)
+    own = StepDeadlines()
+    own.finish_step(100, 1.0)
     own.seen(3, 2.0, peer=1)
     own.ready(3, 0, 2.0)
-    assert own.began(3) is None
-    own.over(200, 3.0)
+    assert own.first_seen(3) is None
+    own.finish_step(200, 3.0)
     assert not list(own.arrivals)

@@ -14,15 +14,15 @@ import pytest
 from tests.codes.trees import planted
 from tests.engine.trees import ELEMENTS, PATIENCE, Ranks, at_once, ranks
 from tests.running import DOUBLE, tree_schedule
-from thalweg.codes import ROOT, Allocation
+from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.engine import step_deadlines, tree_relay
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_relay import sources
 from thalweg.errors import PeerFailed, PeerLost, RunError, TransportClosed
-from thalweg.launch.place import Workers
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.place import WorkerControl
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.world import World
-from thalweg.transports.best_effort import Letter, Sort
+from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
 #     root, with 0
 #    0            1
@@ -39,9 +39,9 @@ def wait_until(so: Callable[[], bool]) -> None:
 
 
 def test_the_tree_of_these_tests() -> None:
-    assert SEVEN.branches.children[ROOT] == (0, 1)
-    assert SEVEN.branches.children[0] == (2, 3, 6)
-    assert SEVEN.branches.children[1] == (4, 5)
+    assert SEVEN.tree.children[TREE_ROOT] == (0, 1)
+    assert SEVEN.tree.children[0] == (2, 3, 6)
+    assert SEVEN.tree.children[1] == (4, 5)
     assert sources(SEVEN, 5) == [1, 0]
     assert sources(SEVEN, 0) == []
 
@@ -83,7 +83,7 @@ def test_beyond_the_tolerance_the_root_waits_for_one_more() -> None:
 
 
 def test_beyond_raise_ends_the_run_and_names_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.3)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
     with ranks(STAR, beyond="raise") as seven:
         team = [rank for rank in range(7) if STAR.weights[rank] == STAR.weights[6]]
         seven.contribute(0, *(rank for rank in range(7) if rank not in team))
@@ -96,7 +96,7 @@ def test_beyond_raise_ends_the_run_and_names_who_is_late(monkeypatch: pytest.Mon
 
 def test_beyond_raise_counts_from_the_first_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root's own, if nobody else's comes."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.3)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
     with ranks(STAR, beyond="raise") as seven:
         seven.contribute(0, 0)
         with pytest.raises(RunError, match=r"the root waits for ranks 2, 3, 4, 5, more"):
@@ -105,7 +105,7 @@ def test_beyond_raise_counts_from_the_first_contribution(monkeypatch: pytest.Mon
 
 def test_beyond_partial_takes_what_is_there_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second layer is late: half of the cells, scaled up. The next step is exact again."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.2)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.2)
     with ranks(SEVEN, beyond="partial") as seven:
         seven.contribute(0, 0, 1)
         for one in seven.relays.values():
@@ -121,7 +121,7 @@ def test_beyond_partial_waits_while_the_root_has_seen_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step begins for it with the first sign of it: an evaluation in between is no lateness."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.1)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.1)
     with ranks(SEVEN, beyond="partial") as seven:
         seven.contribute(0, 4)
         assert seven.relays[5].result(0, seconds=0.5) is None
@@ -167,12 +167,12 @@ def test_a_leaf_that_comes_back_gets_results_again() -> None:
         wait_until(lambda: seven.lost(1) == [])
         seven.contribute(3, 1, 5)
         seven.assert_result(3)
-        assert seven.relays[5].missed(2)
+        assert seven.relays[5].result_expired(2)
 
 
 def test_without_its_root_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a grace, in which it might come back."""
-    monkeypatch.setattr(tree_relay, "GRACE", 0.5)
+    monkeypatch.setattr(tree_relay, "ROOT_RECONNECT_SECONDS", 0.5)
     with ranks(SEVEN) as seven:
         seven.contribute(0, *range(7))
         seven.assert_result(0)
@@ -181,7 +181,7 @@ def test_without_its_root_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(PeerLost, match="the root, on rank 0, is gone"):
             seven.relays[1].result(1)
         assert monotonic() - began >= 0.4
-        assert seven.relays[2]._alarm.heard() is None  # one alone may have lost its own link
+        assert seven.relays[2]._abort_flag.poll() is None  # one alone may have lost its own link
         seven.relays.pop(1).close()  # as its process ends
         for rank in (2, 3, 6, 4, 5):
             with pytest.raises((PeerLost, PeerFailed), match="the root, on rank 0, is gone"):
@@ -194,46 +194,46 @@ def test_a_state_is_given_by_who_has_it() -> None:
         state = np.arange(1000, dtype=np.uint8)
 
         def give() -> None:
-            wait_until(seven.relays[0].asked)
-            seven.relays[0].give_state(state)
+            wait_until(seven.relays[0].state_requested)
+            seven.relays[0].send_state(state)
 
         helper = Thread(target=give)
         helper.start()
-        came = seven.relays[5].take_state()
+        came = seven.relays[5].request_state()
         helper.join()
         np.testing.assert_array_equal(came, state)
-        assert seven.relays[1].asked()
+        assert seven.relays[1].state_requested()
 
 
 @pytest.mark.slow
 def test_who_needs_a_state_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 and 4 ask each other, 2 and 3 don't look: it is 6 that has one, whom no other is near."""
-    monkeypatch.setattr(tree_relay, "ASK_AGAIN", 0.1)
+    monkeypatch.setattr(tree_relay, "STATE_REQUEST_RETRY_SECONDS", 0.1)
     with ranks(SEVEN) as seven, ThreadPoolExecutor(3) as threads:
         state = np.arange(1000, dtype=np.uint8)
-        asking = [threads.submit(seven.relays[rank].take_state) for rank in (0, 1, 4)]
-        wait_until(seven.relays[6].asked)
+        asking = [threads.submit(seven.relays[rank].request_state) for rank in (0, 1, 4)]
+        wait_until(seven.relays[6].state_requested)
         assert not any(future.done() for future in asking)
-        seven.relays[6].give_state(state, from_now_on=True)
+        seven.relays[6].send_state(state, from_now_on=True)
         for future in asking:
             np.testing.assert_array_equal(future.result(PATIENCE), state)
-        assert not seven.relays[1].asked()
+        assert not seven.relays[1].state_requested()
 
 
 @pytest.mark.slow
 def test_results_that_were_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 lost the last one: nothing comes after it that would tell."""
     with ranks(SEVEN) as seven:
-        dropped: list[Letter] = []
-        send = seven.relays[1]._post.send
+        dropped: list[BestEffortMessage] = []
+        send = seven.relays[1]._messages.send
 
-        def send_all_but_the_first(letter: Letter) -> bool:
-            if letter.peer == 5 and letter.sort is Sort.RESULT and not dropped:
-                dropped.append(letter)
+        def send_all_but_the_first(message: BestEffortMessage) -> bool:
+            if message.peer == 5 and message.kind is MessageKind.RESULT and not dropped:
+                dropped.append(message)
                 return False
-            return send(letter)
+            return send(message)
 
-        monkeypatch.setattr(seven.relays[1]._post, "send", send_all_but_the_first)
+        monkeypatch.setattr(seven.relays[1]._messages, "send", send_all_but_the_first)
         seven.contribute(0, *range(7))
         seven.assert_result(0)
         assert dropped
@@ -241,24 +241,24 @@ def test_results_that_were_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPa
 
 def test_who_is_through_needs_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root ends when its own neighbours are through; 5, below 1, is late and gets all."""
-    monkeypatch.setattr(tree_relay, "GRACE", 0.1)
+    monkeypatch.setattr(tree_relay, "ROOT_RECONNECT_SECONDS", 0.1)
     with ranks(SEVEN) as seven:
         state = np.arange(1000, dtype=np.uint8)
         for rank in (0, 1, 2, 3, 6):
-            seven.relays[rank].give_state(state, from_now_on=True)
+            seven.relays[rank].send_state(state, from_now_on=True)
         seven.contribute(0, *range(5))
         seven.assert_result(0, *range(5))
         seven.relays.pop(0).close()
-        wait_until(lambda: seven.relays[1]._post.seconds_down(0) > 0.5)
+        wait_until(lambda: seven.relays[1]._messages.seconds_down(0) > 0.5)
         seven.assert_result(0, 4, 5)
-        np.testing.assert_array_equal(seven.relays[5].take_state(), state)
+        np.testing.assert_array_equal(seven.relays[5].request_state(), state)
 
 
 def test_nobody_has_a_state() -> None:
     with ranks(SEVEN) as seven:
         seven.relays[5].timeout = 0.1
         with pytest.raises(RunError, match="rank 5 asked the others for the state of the run"):
-            seven.relays[5].take_state()
+            seven.relays[5].request_state()
 
 
 def test_nothing_is_waited_for_without_end() -> None:
@@ -285,7 +285,7 @@ class Killer:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: Workers) -> None:
+    def look(self, workers: WorkerControl) -> None:
         for rank, step in self.victims.items():
             if rank not in self.killed and workers.steps.get(rank, -1) >= step:
                 workers.kill(rank)
@@ -295,12 +295,12 @@ class Killer:
 STEPS, SURVIVORS = 40, 4
 
 
-def train(rank: int, report: Report) -> dict[str, int]:
+def train(rank: int, report: SendMessage) -> dict[str, int]:
     """As many steps as the root's."""
     world = World.join(PATIENCE)
     seven = Ranks(SEVEN)
     schedule = tree_schedule(SEVEN, ELEMENTS)
-    one = join_tree(world, world.alarm(), SEVEN, [schedule], [DOUBLE], timeout=PATIENCE)
+    one = join_tree(world, world.abort_flag(), SEVEN, [schedule], [DOUBLE], timeout=PATIENCE)
     seven.relays = {rank: one}
     exact = 0
     for step in range(STEPS):
@@ -309,8 +309,8 @@ def train(rank: int, report: Report) -> dict[str, int]:
         exact += 1
         report({"step": step})
         sleep(0.01)
-    world.line.ask(lambda store: store.add("done", 1))
-    wait_until(lambda: world.line.ask(lambda store: store.add("done", 0)) >= SURVIVORS)
+    world.store_client.call(lambda store: store.add("done", 1))
+    wait_until(lambda: world.store_client.call(lambda store: store.add("done", 0)) >= SURVIVORS)
     one.close()
     return {"exact": exact}
 
@@ -326,18 +326,18 @@ def test_killed_ranks_cost_no_step() -> None:
 
 def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the root would wait for ever: nobody else has these samples."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.3)
-    monkeypatch.setattr(tree_relay, "LOOK_AROUND", 0.1)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(tree_relay, "RELAY_ABORT_POLL_SECONDS", 0.1)
     with ranks(planted("fractional", 3, 3, 0)) as three:
-        send, lost = three.relays[2]._post.send, []
+        send, lost = three.relays[2]._messages.send, []
 
-        def lose_the_first(letter: Letter) -> bool:
-            if letter.sort is Sort.ANSWER and not lost:
-                lost.append(letter)
+        def lose_the_first(message: BestEffortMessage) -> bool:
+            if message.kind is MessageKind.ANSWER and not lost:
+                lost.append(message)
                 return False
-            return send(letter)
+            return send(message)
 
-        monkeypatch.setattr(three.relays[2]._post, "send", lose_the_first)
+        monkeypatch.setattr(three.relays[2]._messages, "send", lose_the_first)
         three.contribute(0, 0, 1, 2)
         at_once(lambda rank: three.assert_result(0, rank), (0, 1, 2))
         assert lost
@@ -345,11 +345,11 @@ def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_silent_parent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection stands, and nothing comes: the results are had from another."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.3)
-    monkeypatch.setattr(tree_relay, "LOOK_AROUND", 0.1)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(tree_relay, "RELAY_ABORT_POLL_SECONDS", 0.1)
     with ranks(SEVEN) as seven:
         silent = seven.relays[1]
-        monkeypatch.setattr(silent._post, "send", lambda letter: True)
+        monkeypatch.setattr(silent._messages, "send", lambda letter: True)
         seven.contribute(0, 0, 2, 3, 4, 5, 6)
         seven.assert_result(0, 0, 2, 3, 6)
         seven.assert_result(0, 4, 5)
@@ -357,7 +357,7 @@ def test_a_silent_parent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_deadline_holds_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run that was resumed."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE", 0.3)
+    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
     with ranks(STAR, beyond="raise", first=500) as seven:
         seven.contribute(500, 0)
         with pytest.raises(RunError, match=r"step 500 takes longer than 0\.3 s"):

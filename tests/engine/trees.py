@@ -14,10 +14,10 @@ from tests.running import DOUBLE, contributions, tree_schedule
 from thalweg.codes import Allocation
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_relay import Relay
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.transports import Array
-from thalweg.transports.store_client import Line
+from thalweg.transports.store_client import StoreClient
 
 T = TypeVar("T")
 ELEMENTS = 50
@@ -45,15 +45,15 @@ class Ranks:
             size=size,
             members=tuple(range(size)),
             store=self.store,
-            line=Line(self.store, rank),
+            store_client=StoreClient(self.store, rank),
             address="127.0.0.1",
             timeout=PATIENCE,
             name="run/1",
-            seat=None,
+            rank_assignment=None,
         )
         self.relays[rank] = join_tree(
             world,
-            Alarm(self.store, rank, world.members),
+            AbortFlag(self.store, rank, world.members),
             self.allocation,
             [tree_schedule(self.allocation, ELEMENTS)],
             [DOUBLE],

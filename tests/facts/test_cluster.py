@@ -12,9 +12,9 @@ from thalweg.facts import (
     Cluster,
     Duplex,
     Duration,
-    Lateness,
     Link,
     Rate,
+    StragglerDelay,
     format_cluster,
     parse_cluster,
     rack_sizes,
@@ -43,7 +43,7 @@ def test_a_file_says_who_is_where() -> None:
     assert cluster.workers == 4
     assert [cluster.host(rank).name for rank in range(4)] == ["a1", "a0", "b0", "a1"]
     assert [cluster.rack(rank).name for rank in range(4)] == ["a", "a", "b", "a"]
-    assert cluster.host(0).late == Lateness(probability=0.05, delay=Duration(2))
+    assert cluster.host(0).late == StragglerDelay(probability=0.05, delay=Duration(2))
     rates = cluster.rates()
     assert rates[Link("nic", "a1", "out")] == Rate.parse("100mbit")
     assert rates[Link("uplink", "a", "in")] == Rate.parse("50mbit")

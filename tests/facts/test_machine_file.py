@@ -9,9 +9,9 @@ import pytest
 from thalweg.errors import ClusterError
 from thalweg.facts import (
     CodecCost,
-    Figure,
+    FittedValue,
     Machine,
-    Road,
+    TransportCosts,
     format_machine,
     machine_path,
     parse_machine,
@@ -19,14 +19,14 @@ from thalweg.facts import (
 )
 
 MEASURED = Machine(
-    ours=Road(
-        message=Figure(1.234567e-4, 0.11),
-        byte=Figure(2.5e-10),
-        crowding=((1, Figure(0.97, 0.01)), (7, Figure(2 / 3))),
+    ours=TransportCosts(
+        message=FittedValue(1.234567e-4, 0.11),
+        byte=FittedValue(2.5e-10),
+        crowding=((1, FittedValue(0.97, 0.01)), (7, FittedValue(2 / 3))),
     ),
-    native=Road(message=Figure(5e-4)),
+    native=TransportCosts(message=FittedValue(5e-4)),
     burst=131072.0,
-    codecs={"powersgd(rank=4)": CodecCost(encode=Figure(3e-9, 0.2)), "fp16": CodecCost()},
+    codecs={"powersgd(rank=4)": CodecCost(encode=FittedValue(3e-9, 0.2)), "fp16": CodecCost()},
     assumed=("a backend that costs nothing",),
 )
 

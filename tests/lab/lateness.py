@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thalweg
 from thalweg.facts import Cluster
 from thalweg.lab import Lab
-from thalweg.launch.supervisor import Report
+from thalweg.launch.supervisor import SendMessage
 from thalweg.workloads import find_job
 
 COMPUTE = 0.05  # seconds a step
@@ -96,7 +96,7 @@ def observed(
 
 def _train(
     rank: int,
-    report: Report,
+    report: SendMessage,
     sync: str,
     params: str,
     ddp: bool,
@@ -122,10 +122,10 @@ def _train(
                 run.stop()
     seconds = run.tallies[rank].seconds
     run.close()
-    spent = run._observer.observation.cpu_seconds + run._observer.blocked
+    spent = run._observer.monitor.cpu_seconds + run._observer.blocked
     return {
         "changes": [
-            (step, [(late.kind.value, late.who) for late in lates])
+            (step, [(straggler.kind.value, straggler.who) for straggler in lates])
             for step, lates in run.latenesses
         ],
         "cost": spent / seconds,

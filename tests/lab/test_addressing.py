@@ -10,8 +10,8 @@ from thalweg.errors import LabError
 from thalweg.facts import Cluster, Host, Link, Rack
 from thalweg.lab.addressing import (
     GATEWAY,
-    MOST_HOSTS,
-    MOST_RACKS,
+    MAX_HOSTS_PER_RACK,
+    MAX_LAB_RACKS,
     SPINE_ADDRESS,
     Port,
     Wiring,
@@ -24,7 +24,7 @@ def wired(*rack_sizes: int, interleaved: bool = False) -> Wiring:
     return Wiring("lab1", Cluster.regular(rack_sizes, interleaved=interleaved))
 
 
-@pytest.mark.parametrize("rack_sizes", [[1], [3, 1, 2], [MOST_HOSTS], [1] * MOST_RACKS])
+@pytest.mark.parametrize("rack_sizes", [[1], [3, 1, 2], [MAX_HOSTS_PER_RACK], [1] * MAX_LAB_RACKS])
 def test_every_address_is_there_once(rack_sizes: list[int]) -> None:
     wiring = wired(*rack_sizes)
     hosts = [wiring.address(name) for name in wiring.hosts]
@@ -34,7 +34,7 @@ def test_every_address_is_there_once(rack_sizes: list[int]) -> None:
 
 
 def test_the_most_that_can_be_wired() -> None:
-    wiring = wired(*[MOST_HOSTS] * MOST_RACKS)
+    wiring = wired(*[MAX_HOSTS_PER_RACK] * MAX_LAB_RACKS)
     assert len(wiring.hosts) == 255 * 254
     addresses = {wiring.address(name) for name in wiring.hosts} | {SPINE_ADDRESS}
     assert len(addresses) == 255 * 254 + 1
@@ -44,8 +44,8 @@ def test_the_most_that_can_be_wired() -> None:
 @pytest.mark.parametrize(
     ("rack_sizes", "problem"),
     [
-        ([MOST_HOSTS + 1], "1 racks of up to 255 hosts"),
-        ([1] * (MOST_RACKS + 1), "256 racks of up to 1 hosts"),
+        ([MAX_HOSTS_PER_RACK + 1], "1 racks of up to 255 hosts"),
+        ([1] * (MAX_LAB_RACKS + 1), "256 racks of up to 1 hosts"),
     ],
 )
 def test_more_than_there_are_addresses(rack_sizes: list[int], problem: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from thalweg.engine.engine import Engine
-from thalweg.errors import BETWEEN_STEPS
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import (
     Cluster,
     Rate,
@@ -21,11 +21,11 @@ from thalweg.facts import (
     parse_machine,
 )
 from thalweg.lab import Lab
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 from thalweg.members.world import World
 from thalweg.predict.flow_simulator import simulate
 from thalweg.probing.calibration import calibrate
-from thalweg.probing.together import Together
+from thalweg.probing.together import ProbeCollectives
 from thalweg.schedules import Group, Schedule
 from thalweg.schedules.topologies.halving_doubling import halving_doubling
 
@@ -44,24 +44,24 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
     nics[SLOW] = "50mbit"
     real = Cluster.regular([8], nic=nics)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         world = World.join(TIMEOUT)
-        alarm = world.alarm()
-        engine = Engine(world.transport(), alarm, TIMEOUT)
-        numbers = count(BETWEEN_STEPS)
+        abort_flag = world.abort_flag()
+        engine = Engine(world.transport(), abort_flag, TIMEOUT)
+        numbers = count(FIRST_ROUND_BETWEEN_STEPS)
         start = monotonic()
-        found = calibrate(world, alarm, engine, real, claim=lambda: next(numbers))
+        found = calibrate(world, abort_flag, engine, real, claim=lambda: next(numbers))
         took = monotonic() - start
-        together = Together(engine, found.surveyed, lambda: next(numbers))
-        part = together.part(untried(found.surveyed))
+        collectives = ProbeCollectives(engine, found.surveyed, lambda: next(numbers))
+        part = collectives.program(untried(found.surveyed))
         seconds = []
         for _ in range(4):
-            together.meet()
+            collectives.barrier()
             begin = perf_counter()
-            together.run(part, np.zeros(ELEMENTS, np.float32))
+            collectives.run(part, np.zeros(ELEMENTS, np.float32))
             seconds.append(perf_counter() - begin)
-        slowest = together.compare(seconds[1:]).max(axis=0)
-        world.part(TIMEOUT, alarm)
+        slowest = collectives.all_gather(seconds[1:]).max(axis=0)
+        world.leave(TIMEOUT, abort_flag)
         engine.close()
         return {
             "surveyed": format_cluster(found.surveyed),

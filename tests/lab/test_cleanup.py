@@ -26,9 +26,9 @@ from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Cluster
 from thalweg.lab import Lab, registry, sweep
 from thalweg.lab.namespaces import remove
-from thalweg.launch.place import Workers
+from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import run_workers
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 TIMEOUT = 60.0
@@ -66,7 +66,7 @@ def test_nothing_stays_after_an_error_in_the_block(name: str) -> None:
 
 
 def test_nothing_stays_after_an_error_of_a_worker(name: str) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         subprocess.Popen(["sleep", str(FOREVER)])  # would stay, if nobody looked for it
         if rank == 1:
             raise ValueError("mine")
@@ -79,7 +79,7 @@ def test_nothing_stays_after_an_error_of_a_worker(name: str) -> None:
 
 
 def test_what_workers_left_running_ends_with_the_lab(name: str) -> None:
-    def work(rank: int, report: Report) -> int:
+    def work(rank: int, report: SendMessage) -> int:
         daemon = subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
         return daemon.pid
 
@@ -93,7 +93,7 @@ def test_what_workers_left_running_ends_with_the_lab(name: str) -> None:
 def test_workers_of_one_lab_hold_nothing_of_another(
     new_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    def work(rank: int, report: Report, other: str) -> list[str]:
+    def work(rank: int, report: SendMessage, other: str) -> list[str]:
         report({"step": 1})
         wait_until((tmp_path / "down").exists)
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -258,9 +258,9 @@ def test_a_lab_that_is_taken_down_before_it_is_built_is_told_and_not_built(
 ) -> None:
     enrol = registry.enrol
 
-    def enrol_and_lose(*arguments: Any, **options: Any) -> registry.Record:
+    def enrol_and_lose(*arguments: Any, **options: Any) -> registry.LabRecord:
         record = enrol(*arguments, **options)
-        registry.strike_off(record.name)
+        registry.unregister(record.name)
         enrol(*arguments, **options)  # and another takes its name
         return record
 
@@ -271,7 +271,7 @@ def test_a_lab_that_is_taken_down_before_it_is_built_is_told_and_not_built(
         assert registry.find(name).owner is not None
         assert named_remains(name) == [f"folder {name}"]
     finally:
-        registry.strike_off(name)
+        registry.unregister(name)
         remove(name)
 
 
@@ -279,7 +279,7 @@ def test_a_lab_that_goes_while_it_is_read_is_not_there(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_and_lose(text: str) -> Any:
-        registry.strike_off(name)
+        registry.unregister(name)
         return load(text)
 
     load = json.loads
@@ -517,7 +517,7 @@ class Assassin:
     def prepare(self) -> None:
         self.start = monotonic()
 
-    def look(self, workers: Workers) -> None:
+    def look(self, workers: WorkerControl) -> None:
         if not self.done and monotonic() - self.start >= self.moment:
             for pid in self.lab.processes()[self.host]:
                 with suppress(ProcessLookupError):
@@ -531,7 +531,7 @@ def test_fifty_runs_with_a_worker_killed_at_a_random_moment(new_name: Callable[[
     chance = random.Random(84)
     before = interfaces()
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         dist.init_process_group("gloo")
         while True:
             dist.all_reduce(torch.ones(1000))

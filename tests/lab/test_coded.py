@@ -9,7 +9,7 @@ import pytest
 from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.lab import Lab
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 from thalweg.workloads import parse_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("needs_lab")]
@@ -28,7 +28,7 @@ MOST_TAKEN_OVER = 5  # steps whose results a rank has by another's state
 def trained(name: str, nic: str, events: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
     job = parse_job("digits")
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         recipe = Recipe(steps=STEPS, timeout="60s")
         return result_of(train(job, SYNC, recipe, report))
 

@@ -16,12 +16,12 @@ from tests.conftest import LabOf
 from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Link
 from thalweg.lab import Event, Lab
-from thalweg.lab.event_runner import EventDirector
+from thalweg.lab.event_runner import EventRunner
 from thalweg.lab.namespaces import delete
-from thalweg.launch.place import Workers
+from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import ignore, run_workers
 from thalweg.launch.worker_group import OnMessage
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 TIMEOUT = 60.0
@@ -41,7 +41,7 @@ class Noting:
     Workers wait after steps 3, 6, 9, ... until one more event has happened, as a file tells them,
     so that how fast this process is doesn't matter."""
 
-    def __init__(self, director: EventDirector, look: Callable[[], Any], files: Path) -> None:
+    def __init__(self, director: EventRunner, look: Callable[[], Any], files: Path) -> None:
         self.director = director
         self.lab = look
         self.files = files
@@ -52,8 +52,8 @@ class Noting:
         self.director.prepare()
         self._note({})
 
-    def look(self, workers: Workers) -> None:
-        self.director.look(workers)
+    def look(self, workers: WorkerControl) -> None:
+        self.director.poll(workers)
         self._note(workers.steps)
 
     def _note(self, steps: Mapping[int, int]) -> None:
@@ -63,7 +63,7 @@ class Noting:
             (self.files / str(len(self.seen))).touch()
 
 
-def count(rank: int, report: Report, files: Path, events: int) -> dict[str, Any]:
+def count(rank: int, report: SendMessage, files: Path, events: int) -> dict[str, Any]:
     restarts = os.environ["THALWEG_RESTARTS"]
     for step in range(1, STEPS + 1):
         report({"step": step, "pid": os.getpid(), "restarts": restarts})
@@ -159,7 +159,7 @@ def test_an_event_at_a_time(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_who_is_killed_has_returned_nothing_and_the_others_go_on(lab: Lab) -> None:
-    def work(rank: int, report: Report) -> int:
+    def work(rank: int, report: SendMessage) -> int:
         report({"step": 1})
         sleep(600 if rank == 1 else 0)
         return rank
@@ -185,7 +185,7 @@ def test_who_is_restarted_runs_anew(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_restarted_worker_has_no_process_group(lab: Lab) -> None:
-    def work(rank: int, report: Report) -> list[Any]:
+    def work(rank: int, report: SendMessage) -> list[Any]:
         grouped = dist.is_initialized()
         report({"step": 1})
         if rank == 1 and os.environ["THALWEG_RESTARTS"] == "0":
@@ -197,7 +197,7 @@ def test_a_restarted_worker_has_no_process_group(lab: Lab) -> None:
 
 
 def test_that_it_was_killed_on_purpose_is_told_if_others_fail_for_it(lab: Lab) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         for step in range(1, 1000):
             dist.all_reduce(torch.ones(10))
             report({"step": step})
@@ -266,7 +266,7 @@ def test_a_mistake_is_told_before_anybody_starts(lab: Lab) -> None:
 
 
 def test_an_event_that_fails_ends_the_run_and_says_why(name: str) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         report({"step": 1})
         sleep(600)
 

@@ -26,10 +26,10 @@ from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, Rate, read_clus
 from thalweg.facts.cluster import ASSUMED_LATENCY
 from thalweg.lab import Lab, sweep
 from thalweg.lab.fabric import has_netem
-from thalweg.lab.lab import MESSAGE
+from thalweg.lab.lab import MESSAGE_CORE_SECONDS
 from thalweg.lab.namespaces import inside
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
-from thalweg.launch.worker_process import Report, fork
+from thalweg.launch.worker_process import SendMessage, fork
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
 MBIT = 1e6
@@ -118,7 +118,7 @@ def test_the_slowest_and_the_fastest_rate_are_the_kernels_too(name: str) -> None
 
 
 def test_hosts_have_names_addresses_and_reach_each_other(lab_of: LabOf) -> None:
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         with socket.create_server(("", 5000)) as listener:
             listener.settimeout(20)
             report({"step": 1})
@@ -152,7 +152,7 @@ def test_ranks_of_one_host_share_it(name: str) -> None:
     hosts = (Host(name="a.b", ranks=(0, 2)), Host(name="spine", ranks=(1,)))
     cluster = Cluster(racks=(Rack(name="spine", hosts=hosts),))
 
-    def work(rank: int, report: Report) -> list[str]:
+    def work(rank: int, report: SendMessage) -> list[str]:
         total = torch.tensor([rank])
         dist.all_reduce(total)
         assert total.item() == 3
@@ -170,7 +170,7 @@ def test_ranks_of_one_host_share_it(name: str) -> None:
 def test_two_labs_at_once_have_the_same_addresses_and_do_not_meet(
     new_name: Callable[[], str],
 ) -> None:
-    def work(rank: int, report: Report, base: float) -> float:
+    def work(rank: int, report: SendMessage, base: float) -> float:
         total = torch.tensor([base + rank])
         dist.all_reduce(total)
         return float(total.item())
@@ -193,7 +193,7 @@ def test_two_labs_at_once_have_the_same_addresses_and_do_not_meet(
 
 
 def test_results_come_by_rank_and_arguments_arrive(lab_of: LabOf) -> None:
-    def work(rank: int, report: Report, base: int, texts: list[str]) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage, base: int, texts: list[str]) -> dict[str, Any]:
         sleep(0.05 * (2 - rank))
         total = torch.tensor([float(rank + 1)])
         dist.all_reduce(total)
@@ -207,7 +207,7 @@ def test_results_come_by_rank_and_arguments_arrive(lab_of: LabOf) -> None:
 def test_any_json_comes_back_and_so_does_nothing(lab_of: LabOf) -> None:
     values: list[Any] = [None, 3, [1, [2.5, "ü"]], False]
 
-    def work(rank: int, report: Report) -> Any:
+    def work(rank: int, report: SendMessage) -> Any:
         assert not dist.is_initialized()
         return values[rank]
 
@@ -218,7 +218,7 @@ def test_any_json_comes_back_and_so_does_nothing(lab_of: LabOf) -> None:
 def test_reports_and_printed_lines_are_heard(
     lab_of: LabOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         report({"step": 1, "text": f"from {rank}"})
         print(f"out of {socket.gethostname()}")
         print("trouble", file=sys.stderr)
@@ -248,7 +248,7 @@ def test_reports_and_printed_lines_are_heard(
 
 
 def test_an_error_names_the_rank_and_the_host(lab_of: LabOf) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         if rank == 2:
             raise ValueError("bad lr")
         dist.barrier()
@@ -266,7 +266,7 @@ def test_what_is_no_json_is_told(lab_of: LabOf) -> None:
 
 
 def test_the_timeout_ends_a_run_and_the_lab_goes_on(lab_of: LabOf) -> None:
-    def work(rank: int, report: Report, seconds: float) -> None:
+    def work(rank: int, report: SendMessage, seconds: float) -> None:
         sleep(seconds if rank == 1 else 0.0)
 
     lab = lab_of(hosts=2)
@@ -279,7 +279,7 @@ def test_the_timeout_ends_a_run_and_the_lab_goes_on(lab_of: LabOf) -> None:
 def test_who_runs_on_a_host_is_known(lab_of: LabOf, tmp_path: Path) -> None:
     seen: list[dict[str, list[int]]] = []
 
-    def work(rank: int, report: Report) -> int:
+    def work(rank: int, report: SendMessage) -> int:
         report({"step": 1})
         wait_until((tmp_path / "seen").exists)
         return os.getpid()
@@ -453,7 +453,9 @@ def test_without_root(new_name: Callable[[], str]) -> None:
 def test_hosts_that_share_cores_take_turns_unless_the_cluster_says_otherwise() -> None:
     cores = len(os.sched_getaffinity(0))
     many = Lab(racks=2, hosts=10 * cores)
-    assert many.cluster.latency.seconds == pytest.approx(ASSUMED_LATENCY.seconds + 20 * MESSAGE)
+    assert many.cluster.latency.seconds == pytest.approx(
+        ASSUMED_LATENCY.seconds + 20 * MESSAGE_CORE_SECONDS
+    )
     assert Lab(hosts=1).cluster.latency == ASSUMED_LATENCY
     declared = Cluster.regular([10 * cores], latency=Duration.parse("50us"))
     assert Lab.of(declared).cluster.latency == declared.latency

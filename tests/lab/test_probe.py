@@ -10,22 +10,22 @@ import pytest
 from thalweg.errors import WorkerFailed
 from thalweg.facts import Cluster, Duplex, Rate
 from thalweg.lab import Lab
-from thalweg.launch.worker_process import Report
-from thalweg.probing import Probed, measure
+from thalweg.launch.worker_process import SendMessage
+from thalweg.probing import ProbeResult, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("needs_lab")]
 
 
 def probed(
     cluster: Cluster, name: str, events: list[dict[str, Any]] | None = None, timeout: float = 30.0
-) -> Probed:
-    def work(rank: int, report: Report) -> dict[str, Any]:
+) -> ProbeResult:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return measure(timeout=timeout).packed()
 
     with Lab.of(cluster, name=name) as lab:
         results = lab.run(work, process_group=False, events=events or [], on_line=_quiet)
     assert all(result == results[0] for result in results)
-    return Probed.unpacked(results[0])
+    return ProbeResult.unpacked(results[0])
 
 
 def _quiet(rank: int, stream: str, line: str) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.lab.remains import Traces
 from thalweg.lab import Lab
-from thalweg.launch.worker_process import Report
+from thalweg.launch.worker_process import SendMessage
 
 pytestmark = [pytest.mark.usefixtures("needs_lab"), pytest.mark.slow, pytest.mark.timeout(300)]
 NBYTES = 4e9
@@ -28,7 +28,7 @@ def held_nbytes(pid: int) -> int:
     raise LookupError(pid)
 
 
-def total(rank: int, report: Report, go: str | None) -> float:
+def total(rank: int, report: SendMessage, go: str | None) -> float:
     vector = torch.full((1000,), float(rank))
     dist.all_reduce(vector)
     report({"step": 1, "pid": os.getpid()})

@@ -6,7 +6,7 @@ import pytest
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duplex, Duration, Link, Rate
-from thalweg.lab.shaping import FASTEST, SLOWEST, Shape, declared, qdiscs
+from thalweg.lab.shaping import MAX_LINK_RATE, MIN_LINK_RATE, Shape, declared, qdiscs
 
 
 def rate(text: str) -> Rate:
@@ -65,9 +65,9 @@ def test_rates_that_the_kernel_cannot_count(text: str) -> None:
     with pytest.raises(LabError) as caught:
         Shape(rate=rate(text))
     assert str(caught.value) == (
-        f"a link of {text} can't be had in the lab; give {SLOWEST} to {FASTEST}"
+        f"a link of {text} can't be had in the lab; give {MIN_LINK_RATE} to {MAX_LINK_RATE}"
     )
-    assert (str(SLOWEST), str(FASTEST)) == ("8kbit", "34gbit")
+    assert (str(MIN_LINK_RATE), str(MAX_LINK_RATE)) == ("8kbit", "34gbit")
 
 
 def test_every_link_as_the_cluster_has_it() -> None:

@@ -10,7 +10,7 @@ from tests.cli.command import thalweg
 from tests.conftest import LabOf
 from tests.lab.lateness import observed
 from tests.report.test_trace import parsed
-from thalweg.observe import Step
+from thalweg.observe import StepRecord
 from thalweg.observe.journal import read_records
 
 CLOSE = 0.02
@@ -29,7 +29,7 @@ def test_tracks_agree_with_the_recorded_steps(sync: str, lab_of: LabOf, tmp_path
     for rank, records in read_records(tmp_path / "records").items():
         ours = [each for each in slices if each[0] == f"rank {rank} on host{rank}"]
         steps = {int(name.split()[1]): (s, e) for _, t, name, s, e in ours if t == "steps"}
-        recorded = {record.step: record for record in records if isinstance(record, Step)}
+        recorded = {record.step: record for record in records if isinstance(record, StepRecord)}
         assert steps.keys() == recorded.keys() >= set(range(STEPS - 1))
         for number, (start, end) in steps.items():
             parts = sum(e - s for _, t, _, s, e in ours if t in COUNTED and start <= s < end)

@@ -14,12 +14,12 @@ from torch.distributed import TCPStore
 from thalweg.errors import LaunchError
 from thalweg.facts import Cluster
 from thalweg.launch.rank_assignment import (
-    ONE_RACK,
-    Seat,
+    ONE_RACK_ASSUMPTION,
+    RankAssignment,
     find_cluster,
-    find_seat,
     first_host,
     open_store,
+    read_rank_assignment,
 )
 
 TORCHRUN = {
@@ -141,7 +141,7 @@ ALONE = {"rank": 0, "size": 1, "address": None, "port": None, "hosted": False}
     ],
 )
 def test_the_seat(environment: dict[str, str], expected: dict[str, Any]) -> None:
-    seat = asdict(find_seat(environment))
+    seat = asdict(read_rank_assignment(environment))
     assert seat | expected == seat
 
 
@@ -168,7 +168,7 @@ def test_the_seat(environment: dict[str, str], expected: dict[str, Any]) -> None
 )
 def test_what_contradicts_itself_is_named(environment: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        find_seat(environment)
+        read_rank_assignment(environment)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -189,8 +189,8 @@ def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
 
 
-def seat(rank: int, port: int) -> Seat:
-    return Seat(
+def seat(rank: int, port: int) -> RankAssignment:
+    return RankAssignment(
         rank=rank,
         size=2,
         local_rank=rank,
@@ -208,7 +208,7 @@ def free_port() -> int:
 
 
 def test_alone_needs_no_network() -> None:
-    store = open_store(find_seat({}), timeout=1)
+    store = open_store(read_rank_assignment({}), timeout=1)
     store.set("key", "value")
     assert store.get("key") == b"value"
 
@@ -289,5 +289,5 @@ def test_what_a_client_says_that_cannot_reach_the_store() -> None:
 
 def test_a_cluster_that_nobody_describes_is_assumed() -> None:
     assert find_cluster(None, 4, {}) == Cluster.flat(4)
-    assert ONE_RACK in find_cluster(None, 4, {}).assumed
-    assert ONE_RACK not in find_cluster(Cluster.flat(4), 4, {}).assumed
+    assert ONE_RACK_ASSUMPTION in find_cluster(None, 4, {}).assumed
+    assert ONE_RACK_ASSUMPTION not in find_cluster(Cluster.flat(4), 4, {}).assumed

@@ -11,8 +11,8 @@ import pytest
 from thalweg.errors import LaunchError
 from thalweg.launch.place import HERE
 from thalweg.launch.secret import find_secret, new_secret
-from thalweg.launch.supervisor import Report, run_command, run_workers
-from thalweg.launch.worker_process import Job
+from thalweg.launch.supervisor import SendMessage, run_command, run_workers
+from thalweg.launch.worker_process import WorkerSpec
 
 SECRET = "nobody guesses this one"
 
@@ -67,7 +67,7 @@ def test_every_job_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("THALWEG_SECRET", raising=False)
     monkeypatch.delenv("THALWEG_SECRET_FILE", raising=False)
 
-    def work(rank: int, report: Report) -> dict[str, str]:
+    def work(rank: int, report: SendMessage) -> dict[str, str]:
         return {"secret": os.environ["THALWEG_SECRET"]}
 
     first, second = (run_workers(2, work, timeout=60) for _ in range(2))
@@ -79,7 +79,7 @@ def test_every_job_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_is_given_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def work(rank: int, report: Report) -> dict[str, str]:
+    def work(rank: int, report: SendMessage) -> dict[str, str]:
         return {"secret": (find_secret(os.environ) or b"").decode()}
 
     for name, value in (
@@ -107,5 +107,7 @@ def test_it_is_on_no_command_line_and_in_no_output(monkeypatch: pytest.MonkeyPat
         timeout=60,
     )
     assert lines == ["True False"] * 2
-    job = Job(work=lambda *_: None, place=HERE, environment={"x": new_secret()}, debug=False)
+    job = WorkerSpec(
+        entry_point=lambda *_: None, place=HERE, environment={"x": new_secret()}, debug=False
+    )
     assert job.environment["x"] not in repr(job)

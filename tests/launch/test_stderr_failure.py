@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from thalweg.launch.root_cause import LastWords
+from thalweg.launch.root_cause import StderrFailure
 
 
 def heard(text: str) -> tuple[str, str] | None:
-    words = LastWords()
+    words = StderrFailure()
     for line in text.splitlines():
-        words.hear(line)
+        words.read_line(line)
     return None if words.failure is None else (words.failure.kind, words.failure.problem)
 
 

@@ -25,9 +25,9 @@ from typer.testing import CliRunner
 
 from thalweg.cli import run
 from thalweg.errors import PeerLost, PlanError, UsageError, WorkerFailed
-from thalweg.launch.place import Place, Workers
-from thalweg.launch.rank_assignment import find_seat, open_store
-from thalweg.launch.supervisor import Report, run_command, run_workers
+from thalweg.launch.place import Place, WorkerControl
+from thalweg.launch.rank_assignment import open_store, read_rank_assignment
+from thalweg.launch.supervisor import SendMessage, run_command, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 
 TIMEOUT = 30.0
@@ -73,7 +73,7 @@ def test_a_worker_runs_its_own_exit_functions_and_not_those_of_the_supervisor() 
     def supervisors() -> None:
         print("the supervisor's")
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         atexit.register(print, "at the end")
         print("first")
 
@@ -91,7 +91,7 @@ def test_a_worker_runs_its_own_exit_functions_and_not_those_of_the_supervisor() 
 def test_results_come_by_rank_and_messages_in_order() -> None:
     heard: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         sleep(0.1 * (2 - rank))
         for step in range(200):
             report({"step": step, "padding": "x" * 1000})
@@ -107,13 +107,19 @@ def test_results_come_by_rank_and_messages_in_order() -> None:
 def test_a_worker_knows_its_seat_and_all_share_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
-        seat = find_seat(os.environ)
-        store = open_store(seat, timeout=10)
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
+        assignment = read_rank_assignment(os.environ)
+        store = open_store(assignment, timeout=10)
         store.set(f"from {rank}", str(rank))
-        heard = [int(store.get(f"from {other}")) for other in range(seat.size)]
+        heard = [int(store.get(f"from {other}")) for other in range(assignment.size)]
         return {
-            "seat": [seat.rank, seat.size, seat.local_rank, seat.hosted, seat.launcher],
+            "seat": [
+                assignment.rank,
+                assignment.size,
+                assignment.local_rank,
+                assignment.hosted,
+                assignment.launcher,
+            ],
             "heard": heard,
             "threads": [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()],
         }
@@ -127,7 +133,7 @@ def test_a_worker_knows_its_seat_and_all_share_the_store(monkeypatch: pytest.Mon
 
 
 def test_plain_gloo_meets_at_the_hosted_store() -> None:
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         dist.init_process_group("gloo")
         vector = torch.full((5,), float(rank + 1))
         dist.all_reduce(vector)
@@ -146,7 +152,7 @@ def test_enter_runs_first_in_the_worker() -> None:
             entered.append(rank)
             assert os.getpid() != here
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return {"entered": entered}
 
     results = run_workers(2, work, place=Watched(), timeout=TIMEOUT)
@@ -155,7 +161,7 @@ def test_enter_runs_first_in_the_worker() -> None:
 
 
 def test_output_has_prefixes_and_keeps_its_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         print("first")
         os.system("echo from a child")  # the descriptors are the pipes, not only sys.stdout
         print("1/3\r2/3\r3/3")
@@ -181,7 +187,7 @@ def test_much_output_neither_blocks_nor_gets_lost() -> None:
     def count(rank: int, stream: str, line: str) -> None:
         nbytes[rank] += len(line)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         for _ in range(50):
             sys.stdout.write("x" * 99_999 + "\n")
             sys.stderr.write("y" * 100)
@@ -198,7 +204,7 @@ def test_much_output_neither_blocks_nor_gets_lost() -> None:
 
 
 def test_an_error_of_ours_is_told_once_with_its_remedy(capfd: pytest.CaptureFixture[str]) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         if rank == 1:
             raise PeerLost("rank 0 is gone", "look at it")
 
@@ -211,7 +217,7 @@ def test_an_error_of_ours_is_told_once_with_its_remedy(capfd: pytest.CaptureFixt
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_any_other_error_is_one_line(debug: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         if rank == 1:
             raise TypeError("two\nlines")
 
@@ -225,7 +231,7 @@ def test_any_other_error_is_one_line(debug: bool, capfd: pytest.CaptureFixture[s
 def test_reasons_of_spare_workers_are_told_once(tmp_path: Path) -> None:
     said: list[str] = []
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         wait_until(lambda: rank == 0 or (tmp_path / f"{rank - 1}").exists())
         raise ValueError(f"the reason of {rank}")
 
@@ -253,8 +259,8 @@ class Marks:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: Workers) -> None:
-        for rank in {0, 1, 2} - set(workers.living):
+    def look(self, workers: WorkerControl) -> None:
+        for rank in {0, 1, 2} - set(workers.running):
             (self._folder / f"{rank}").touch()
 
 
@@ -264,7 +270,7 @@ def test_what_is_no_json_is_an_error_of_the_worker() -> None:
 
 
 def test_a_mistake_that_all_made_is_a_mistake_of_usage() -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         raise PlanError("there is no plan 'x'", "see `thalweg plans`")
 
     with pytest.raises(UsageError, match=r"^there is no plan 'x'; see `thalweg plans`$"):
@@ -273,7 +279,7 @@ def test_a_mistake_that_all_made_is_a_mistake_of_usage() -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_leaving_without_a_word(code: int) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         if rank == 1:
             os._exit(code)
 
@@ -283,7 +289,7 @@ def test_leaving_without_a_word(code: int) -> None:
 
 
 def test_sys_exit_is_as_in_any_program(capfd: pytest.CaptureFixture[str]) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         sys.exit("no such file" if rank else None)
 
     with pytest.raises(WorkerFailed, match="rank 1 ended with exit code 1; "):
@@ -292,7 +298,7 @@ def test_sys_exit_is_as_in_any_program(capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_cause_is_named_not_its_consequence() -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         if rank == 0:
             raise PeerLost("rank 1 is gone", "look at it")
         if rank == 1:
@@ -327,7 +333,7 @@ def test_a_killed_worker_is_the_cause_and_the_others_end(wait: Callable[[int], N
     pids = Pids()
     last_words: list[str] = []
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         report({"pid": os.getpid()})
         wait(rank)
         sleep(0.3)
@@ -352,7 +358,7 @@ def test_a_killed_worker_is_the_cause_and_the_others_end(wait: Callable[[int], N
 def test_who_ignores_sigterm_is_killed() -> None:
     pids = Pids()
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         report({"pid": os.getpid()})
         if rank == 0:
@@ -367,7 +373,7 @@ def test_who_ignores_sigterm_is_killed() -> None:
 def test_the_deadline_ends_the_run() -> None:
     pids = Pids()
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         report({"pid": os.getpid()})
         if rank != 1:
             sleep(FOREVER)
@@ -384,7 +390,7 @@ def test_an_error_in_the_callers_own_function_ends_the_run() -> None:
         pids(rank, message)
         raise LookupError("the caller's")
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         report({"pid": os.getpid()})
         sleep(FOREVER)
 
@@ -408,7 +414,7 @@ class Plot:
     """Does `act` to the workers once `when` holds of their steps."""
 
     def __init__(
-        self, *scenes: tuple[Callable[[Workers], bool], Callable[[Workers], None]]
+        self, *scenes: tuple[Callable[[WorkerControl], bool], Callable[[WorkerControl], None]]
     ) -> None:
         self.scenes = list(scenes)
         self.prepared = 0
@@ -416,13 +422,13 @@ class Plot:
     def prepare(self) -> None:
         self.prepared += 1
 
-    def look(self, workers: Workers) -> None:
+    def look(self, workers: WorkerControl) -> None:
         while self.scenes and self.scenes[0][0](workers):
             self.scenes.pop(0)[1](workers)
 
 
-def counting(steps: int) -> Callable[[int, Report], dict[str, Any]]:
-    def work(rank: int, report: Report) -> dict[str, Any]:
+def counting(steps: int) -> Callable[[int, SendMessage], dict[str, Any]]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         for step in range(1, steps + 1):
             report({"step": step})
             sleep(0.02)
@@ -442,7 +448,7 @@ def test_a_worker_is_restarted_alive_or_dead() -> None:
     began: list[int] = []
     plot = Plot(
         (lambda w: w.steps.get(0, 0) >= 3, lambda w: w.kill(1)),
-        (lambda w: 1 not in w.living, lambda w: w.restart(1)),
+        (lambda w: 1 not in w.running, lambda w: w.restart(1)),
         (lambda w: w.steps.get(2, 0) >= 20, lambda w: w.restart(2)),
     )
 
@@ -458,7 +464,7 @@ def test_a_worker_is_restarted_alive_or_dead() -> None:
 def test_a_paused_worker_stands_still_until_it_is_resumed() -> None:
     still: list[int] = []
 
-    def since(workers: Workers) -> bool:
+    def since(workers: WorkerControl) -> bool:
         still.append(workers.steps[1])
         return workers.steps[0] >= 40
 
@@ -472,7 +478,7 @@ def test_a_paused_worker_stands_still_until_it_is_resumed() -> None:
 
 
 def test_a_paused_worker_ends_with_the_others() -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         report({"step": 1, "pid": os.getpid()})
         sleep(FOREVER if rank else 0.5)
         raise ValueError("enough")
@@ -485,7 +491,7 @@ def test_a_paused_worker_ends_with_the_others() -> None:
 
 
 def test_a_directors_error_ends_the_run() -> None:
-    def fall(workers: Workers) -> bool:
+    def fall(workers: WorkerControl) -> bool:
         raise OSError("the scenery fell")
 
     with pytest.raises(OSError, match="the scenery fell"):
@@ -511,7 +517,7 @@ def test_with_keep_going_one_failure_is_told_when_all_have_ended() -> None:
 
 
 def functions() -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         child = subprocess.Popen(["sleep", "600"])
         print("pids", os.getpid(), child.pid)
         sleep(FOREVER)
@@ -520,7 +526,7 @@ def functions() -> None:
 
 
 def stubborn(grace: float = 0.5) -> None:
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("pids", os.getpid(), os.getpid())
@@ -706,7 +712,7 @@ def test_a_program_that_is_killed_is_done_without(restarts: int, told: list[str]
 def test_a_program_that_stays_stopped_ends_with_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("thalweg.launch.worker_group.STOPPED", 0.3)
+    monkeypatch.setattr("thalweg.launch.worker_group.STOPPED_WORKER_GRACE_SECONDS", 0.3)
     lines: list[str] = []
     program = ["sh", "-c", "test $RANK = 0 && exit; kill -STOP $$; echo went on"]
     run_command(2, program, on_line=lambda _, __, line: lines.append(line), timeout=TIMEOUT)

@@ -7,14 +7,14 @@ from time import monotonic, sleep
 
 import pytest
 
-from thalweg.launch.worker_process import signals_held
+from thalweg.launch.worker_process import signals_blocked
 
 
 def test_held_signals_come_afterwards_though_another_thread_takes_them() -> None:
     passed: list[bool] = []
 
     def interrupted() -> None:
-        with signals_held():
+        with signals_blocked():
             os.kill(os.getpid(), signal.SIGINT)
             deadline = monotonic() + 0.2
             while monotonic() < deadline:

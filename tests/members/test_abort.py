@@ -17,8 +17,8 @@ from thalweg.errors import PeerFailed, RunError
 from thalweg.launch.place import HERE
 from thalweg.launch.store_process import fork_store
 from thalweg.launch.worker_process import fork_guard
-from thalweg.members.abort import Alarm
-from thalweg.transports.store_client import Line
+from thalweg.members.abort import AbortFlag
+from thalweg.transports.store_client import StoreClient
 
 
 @pytest.fixture(params=["hash", "tcp", "prefix"])
@@ -30,25 +30,25 @@ def store(request: pytest.FixtureRequest) -> Any:
 
 
 def test_all_but_the_one_that_sounded_it_hear_it(store: Any) -> None:
-    alarms = [Alarm(store, rank) for rank in range(3)]
-    assert [alarm.heard() for alarm in alarms] == [None] * 3
-    alarms[1].sound("the loss is NaN\n  at step 7 \u00e9\udc80")
-    assert alarms[1].heard() is None
+    abort_flags = [AbortFlag(store, rank) for rank in range(3)]
+    assert [abort_flag.poll() for abort_flag in abort_flags] == [None] * 3
+    abort_flags[1].raise_flag("the loss is NaN\n  at step 7 \u00e9\udc80")
+    assert abort_flags[1].poll() is None
     for rank in (0, 2):
-        heard = alarms[rank].heard()
-        assert isinstance(heard, PeerFailed)
-        assert heard.problem == "rank 1 gave up: the loss is NaN at step 7 \u00e9\udc80"
-        assert heard.remedy == "look at the output of rank 1"
+        abort = abort_flags[rank].poll()
+        assert isinstance(abort, PeerFailed)
+        assert abort.problem == "rank 1 gave up: the loss is NaN at step 7 \u00e9\udc80"
+        assert abort.remedy == "look at the output of rank 1"
 
 
 def test_the_first_is_the_cause() -> None:
     store = dist.HashStore()
-    cause, consequence, late = (Alarm(store, rank) for rank in range(3))
-    cause.sound("the disk is full")
-    consequence.sound("rank 0 is gone")
-    for alarm in (consequence, late):
-        assert "rank 0 gave up: the disk is full" in str(alarm.heard())
-    assert cause.heard() is None
+    cause, consequence, late = (AbortFlag(store, rank) for rank in range(3))
+    cause.raise_flag("the disk is full")
+    consequence.raise_flag("rank 0 is gone")
+    for abort_flag in (consequence, late):
+        assert "rank 0 gave up: the disk is full" in str(abort_flag.poll())
+    assert cause.poll() is None
 
 
 def test_many_at_once_agree_on_one(store: Any) -> None:
@@ -56,11 +56,11 @@ def test_many_at_once_agree_on_one(store: Any) -> None:
     barrier = threading.Barrier(size, timeout=30)
 
     def work(rank: int) -> str | None:
-        alarm = Alarm(store, rank)
+        abort_flag = AbortFlag(store, rank)
         barrier.wait()
-        alarm.sound("me")
-        heard = alarm.heard()
-        return heard and heard.problem
+        abort_flag.raise_flag("me")
+        abort = abort_flag.poll()
+        return abort and abort.problem
 
     with ThreadPoolExecutor(size) as pool:
         heard = list(pool.map(work, range(size)))
@@ -71,14 +71,14 @@ def test_many_at_once_agree_on_one(store: Any) -> None:
 def test_it_is_heard_while_another_thread_waits_for_the_store() -> None:
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=60))
-    alarm, other = Alarm(client, 0), Alarm(master, 1)
+    abort_flag, other = AbortFlag(client, 0), AbortFlag(master, 1)
     waiting = threading.Thread(target=client.get, args=("never until the end",))
     waiting.start()
     probes: list[threading.Thread] = []
     while not is_blocked(client, probes):
         pass
-    other.sound("enough")
-    assert "enough" in str(alarm.heard())
+    other.raise_flag("enough")
+    assert "enough" in str(abort_flag.poll())
     assert waiting.is_alive()
     master.set("never until the end", "")
     for thread in (waiting, *probes):  # before the store is gone
@@ -96,15 +96,15 @@ def is_blocked(store: Any, probes: list[threading.Thread]) -> bool:
 def test_a_store_that_is_gone_counts_as_heard() -> None:
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=60))
-    alarm = Alarm(client, 0)
-    assert alarm.heard() is None
+    abort_flag = AbortFlag(client, 0)
+    assert abort_flag.poll() is None
     del master
     for _ in range(2):
-        heard = alarm.heard()
-        assert isinstance(heard, PeerFailed)
-        assert heard.problem.startswith("the store is gone (rank 0 can't reach the store: ")
-        assert "\n" not in str(heard)
-    alarm.sound("and nobody hears it")
+        abort = abort_flag.poll()
+        assert isinstance(abort, PeerFailed)
+        assert abort.problem.startswith("the store is gone (rank 0 can't reach the store: ")
+        assert "\n" not in str(abort)
+    abort_flag.raise_flag("and nobody hears it")
 
 
 @contextmanager
@@ -125,31 +125,31 @@ def test_a_store_that_does_not_answer() -> None:
     """Its process is stopped, so that the connection stays and nothing comes."""
     with store_process() as (pid, port):
         client = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
-        alarm, line = Alarm(client, 5), Line(client, 5)
-        assert alarm.heard() is None
-        assert line.ask(lambda store: store.add("x", 1)) == 1
+        abort_flag, line = AbortFlag(client, 5), StoreClient(client, 5)
+        assert abort_flag.poll() is None
+        assert line.call(lambda store: store.add("x", 1)) == 1
         client.set_timeout(timedelta(seconds=1))
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)  # until then it may still answer
         start = monotonic()
-        heard = alarm.heard()
+        abort = abort_flag.poll()
         known = monotonic()
-        alarm.sound("and nobody hears it")  # at once: it is known by now
+        abort_flag.raise_flag("and nobody hears it")  # at once: it is known by now
         assert monotonic() - known < known - start
-        assert heard is not None
+        assert abort is not None
         assert "the store is gone (rank 5 can't reach the store: no answer within 1 s)" in str(
-            heard
+            abort
         )
         with pytest.raises(RunError, match="no answer within 1 s; look whether the launcher"):
-            line.ask(lambda store: store.compare_set("x", "", "y"))
+            line.call(lambda store: store.compare_set("x", "", "y"))
         os.kill(pid, signal.SIGCONT)
 
 
 def test_a_line_that_nobody_holds_ends_its_thread() -> None:
     before = set(threading.enumerate())
-    line = Line(dist.HashStore(), 0)
+    client = StoreClient(dist.HashStore(), 0)
     (thread,) = set(threading.enumerate()) - before
-    assert line.ask(lambda store: store.add("x", 1)) == 1
-    del line
+    assert client.call(lambda store: store.add("x", 1)) == 1
+    del client
     thread.join(30)
     assert not thread.is_alive()

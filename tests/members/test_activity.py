@@ -15,7 +15,7 @@ def test_what_a_thread_is_doing_is_told_with_its_line() -> None:
 
     def collate() -> None:
         made.append(Activity())
-        made[0].comes_to("forward", 41)
+        made[0].enter_phase("forward", 41)
         there.set()
         go_on.wait(20)  # where it hangs
 

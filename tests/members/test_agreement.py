@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from thalweg.errors import RunError
-from thalweg.launch.rank_assignment import find_seat, open_store
-from thalweg.launch.supervisor import Report, run_workers
-from thalweg.members.agreement import KEPT, Agreement, Change
+from thalweg.launch.rank_assignment import open_store, read_rank_assignment
+from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.members.agreement import SEAL_HISTORY_COUNT, Agreement, Change
 
 PERIOD = 4
-FAR = KEPT * PERIOD  # steps
+FAR = SEAL_HISTORY_COUNT * PERIOD  # steps
 
 
 class Watched:
@@ -75,7 +75,7 @@ def test_any_order_of_ranks(size: int, start: int, turns: list[tuple[int, int]])
 
     def advance(rank: int, last: int) -> None:
         for step in range(steps[rank], last):
-            seen[rank] += ranks[rank].settle(step)
+            seen[rank] += ranks[rank].take_effect(step)
         steps[rank] = max(steps[rank], last)
 
     for number, (rank, ahead) in enumerate(turns):
@@ -90,7 +90,7 @@ def test_any_order_of_ranks(size: int, start: int, turns: list[tuple[int, int]])
     assert_agreed(seen, proposed)
     assert [change.value for change in seen[0]] == proposed
     # the log, where each rank is, and the seals since all looked for old ones
-    assert store.num_keys() <= 1 + size + 2 * KEPT
+    assert store.num_keys() <= 1 + size + 2 * SEAL_HISTORY_COUNT
 
 
 def train(
@@ -107,9 +107,9 @@ def train(
         if rng.random() < 0.2:
             proposed.append("the same" if seed % 2 else f"{rank}, {step}")
             agreement.propose("x", proposed[-1])
-        seen += agreement.settle(step)
+        seen += agreement.take_effect(step)
     all_have_proposed()
-    return seen + agreement.settle(40), proposed
+    return seen + agreement.take_effect(40), proposed
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -128,8 +128,8 @@ def test_threads_with_lags_between_any_two_operations(seed: int) -> None:
 def test_processes_on_a_tcp_store() -> None:
     size = 3
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
-        store = open_store(find_seat(os.environ), timeout=60)
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
+        store = open_store(read_rank_assignment(os.environ), timeout=60)
 
         def meet(where: str) -> None:
             store.set(f"{where}/{rank}", "")
@@ -163,18 +163,20 @@ def test_equal_proposals_at_the_same_moment_are_two() -> None:
 
     Agreement(Watched(store, before), rank=0, size=1, period=1).propose("x", 1)
     assert not interruptions
-    assert first.settle(0) == [Change(name="x", value=1, step=0)] * 2
+    assert first.take_effect(0) == [Change(name="x", value=1, step=0)] * 2
 
 
 def test_what_comes_after_the_seal_waits_for_the_next() -> None:
     store = dist.HashStore()
     fast, slow = (Agreement(store, rank=rank, size=2, period=8) for rank in (0, 1))
     fast.propose("plan", "ring")
-    assert fast.settle(8) == [Change(name="plan", value="ring", step=8)]
+    assert fast.take_effect(8) == [Change(name="plan", value="ring", step=8)]
     fast.propose("plan", "star")
-    assert slow.settle(8) == [Change(name="plan", value="ring", step=8)]
-    assert slow.settle(16) == fast.settle(16) == [Change(name="plan", value="star", step=16)]
-    assert slow.settle(24) == fast.settle(24) == []
+    assert slow.take_effect(8) == [Change(name="plan", value="ring", step=8)]
+    assert (
+        slow.take_effect(16) == fast.take_effect(16) == [Change(name="plan", value="star", step=16)]
+    )
+    assert slow.take_effect(24) == fast.take_effect(24) == []
 
 
 def test_values_are_the_same_on_the_rank_that_proposed_them() -> None:
@@ -182,10 +184,10 @@ def test_values_are_the_same_on_the_rank_that_proposed_them() -> None:
     value = {"group": [[0, 1], [2]], "é\0": None, "rate": 0.1, "off": False}
     agreement.propose("x", value)
     value["rate"] = 0.2
-    assert agreement.settle(0)[0].value == value | {"rate": 0.1}
+    assert agreement.take_effect(0)[0].value == value | {"rate": 0.1}
     with pytest.raises(TypeError):
         agreement.propose("x", object())  # no JSON
-    assert agreement.settle(1) == []
+    assert agreement.take_effect(1) == []
 
 
 def test_between_safe_points_the_store_is_left_alone() -> None:
@@ -193,32 +195,34 @@ def test_between_safe_points_the_store_is_left_alone() -> None:
     watched = Watched(dist.HashStore(), lambda name, _: operations.append(name))
     agreement = Agreement(watched, rank=0, size=2, period=8)
     for step in (1, 2, 7, 9, 4001):
-        assert agreement.settle(step) == []
+        assert agreement.take_effect(step) == []
     assert operations == []
-    agreement.settle(4008)
+    agreement.take_effect(4008)
     assert operations == ["compare_set", "compare_set"]
-    agreement.settle(4008)
+    agreement.take_effect(4008)
     assert len(operations) == 2
 
 
 def test_the_store_does_not_grow() -> None:
     store = dist.HashStore()
     agreement = Agreement(store, rank=0, size=1, period=1)
-    for step in range(3 * KEPT + 1):
+    for step in range(3 * SEAL_HISTORY_COUNT + 1):
         agreement.propose("x", step)
-        assert [change.value for change in agreement.settle(step)] == [step]
+        assert [change.value for change in agreement.take_effect(step)] == [step]
     start, proposals = json.loads(store.get("agreement/log"))
-    assert (start, len(proposals)) == (2 * KEPT, KEPT + 1)
-    assert store.num_keys() == 2 + KEPT + 1  # the log, where the rank is, and the last seals
+    assert (start, len(proposals)) == (2 * SEAL_HISTORY_COUNT, SEAL_HISTORY_COUNT + 1)
+    assert (
+        store.num_keys() == 2 + SEAL_HISTORY_COUNT + 1
+    )  # the log, where the rank is, and the last seals
 
 
 def test_no_seal_is_kept_for_those_who_go_on_from_the_state_of_others() -> None:
     """Under a plan that waits for nobody a member may be gone for good."""
     store = dist.HashStore()
     agreement = Agreement(store, rank=0, size=2, period=1, awaits=lambda: ())
-    for step in range(3 * KEPT + 1):
-        agreement.settle(step)
-    assert store.num_keys() == 2 + KEPT + 1
+    for step in range(3 * SEAL_HISTORY_COUNT + 1):
+        agreement.take_effect(step)
+    assert store.num_keys() == 2 + SEAL_HISTORY_COUNT + 1
 
 
 def test_one_who_was_restarted_reads_the_same_again() -> None:
@@ -226,20 +230,20 @@ def test_one_who_was_restarted_reads_the_same_again() -> None:
     store = dist.HashStore()
     early, late = (Agreement(store, rank=rank, size=2, period=PERIOD) for rank in (0, 1))
     early.propose("x", "before")
-    assert [change.value for change in early.settle(PERIOD)] == ["before"]
+    assert [change.value for change in early.take_effect(PERIOD)] == ["before"]
     again = Agreement(store, rank=0, size=2, period=PERIOD)
-    assert [change.value for change in again.settle(PERIOD)] == ["before"]
+    assert [change.value for change in again.take_effect(PERIOD)] == ["before"]
     again.propose("x", "after")
-    assert [change.value for change in late.settle(PERIOD)] == ["before"]
+    assert [change.value for change in late.take_effect(PERIOD)] == ["before"]
 
 
 def test_a_store_that_is_gone() -> None:
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=60))
     agreement = Agreement(client, rank=3, size=4, period=1)
-    agreement.settle(0)
+    agreement.take_effect(0)
     del master
-    for action in (lambda: agreement.settle(1), lambda: agreement.propose("x", 1)):
+    for action in (lambda: agreement.take_effect(1), lambda: agreement.propose("x", 1)):
         with pytest.raises(RunError, match=r"^rank 3 can't reach the store: [^\n]*; look whether"):
             action()
 

@@ -6,8 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.members.test_membership_epoch import RANKS, STANDINGS
-from thalweg.members.eviction import at_odds, most_awaited, most_involved, who_or_what
-from thalweg.members.membership_epoch import Doing, Standing
+from thalweg.members.eviction import (
+    collective_mismatch,
+    member_to_evict,
+    most_awaited,
+    most_involved,
+)
+from thalweg.members.membership_epoch import MemberPhase, MemberStatus
 
 EIGHT = range(8)
 PAIRS = st.lists(st.tuples(RANKS, RANKS).filter(lambda pair: pair[0] != pair[1]), max_size=6)
@@ -41,8 +46,8 @@ def test_nobody_has_more_partners(broken: list[tuple[int, int]], members: set[in
         assert partners(found) == max(partners(rank) for rank in members)
 
 
-def awaiting(awaits: Mapping[int, tuple[int, ...]]) -> dict[int, Standing]:
-    return {rank: Standing(awaits=awaited) for rank, awaited in awaits.items()}
+def awaiting(awaits: Mapping[int, tuple[int, ...]]) -> dict[int, MemberStatus]:
+    return {rank: MemberStatus(awaits=awaited) for rank, awaited in awaits.items()}
 
 
 def test_most_awaited() -> None:
@@ -53,12 +58,12 @@ def test_most_awaited() -> None:
 
 
 @given(st.dictionaries(RANKS, STANDINGS, max_size=6))
-def test_nobody_is_awaited_by_more(standings: dict[int, Standing]) -> None:
-    found = most_awaited(standings)
+def test_nobody_is_awaited_by_more(statuses: dict[int, MemberStatus]) -> None:
+    found = most_awaited(statuses)
     votes = {
-        rank: sum(s.awaits.count(rank) for s in standings.values())
-        for rank in standings
-        if any(rank in s.awaits for s in standings.values())
+        rank: sum(s.awaits.count(rank) for s in statuses.values())
+        for rank in statuses
+        if any(rank in s.awaits for s in statuses.values())
     }
     assert (found is None) == (not votes)
     if found is not None:
@@ -66,24 +71,24 @@ def test_nobody_is_awaited_by_more(standings: dict[int, Standing]) -> None:
 
 
 def test_at_odds_are_those_who_share_with_those_who_do_not() -> None:
-    working, stepping = Standing(step=3, doing=Doing.WORK), Standing(step=3)
-    assert at_odds({0: working, 1: working}) == ""
-    assert at_odds({0: stepping, 1: Standing(doing=Doing.SAFE_POINT)}) == ""
-    assert at_odds({0: working, 1: stepping, 2: working}) == (
+    working, stepping = MemberStatus(step=3, doing=MemberPhase.COLLECTIVE), MemberStatus(step=3)
+    assert collective_mismatch({0: working, 1: working}) == ""
+    assert collective_mismatch({0: stepping, 1: MemberStatus(doing=MemberPhase.SAFE_POINT)}) == ""
+    assert collective_mismatch({0: working, 1: stepping, 2: working}) == (
         "ranks 0, 2 wait before step 3 to share something, and rank 1 in it"
     )
 
 
 @given(st.dictionaries(RANKS, STANDINGS, max_size=6))
-def test_at_odds_only_if_some_work_and_some_do_not(standings: dict[int, Standing]) -> None:
-    kinds = {standing.doing is Doing.WORK for standing in standings.values()}
-    assert bool(at_odds(standings)) == (kinds == {True, False})
+def test_at_odds_only_if_some_work_and_some_do_not(statuses: dict[int, MemberStatus]) -> None:
+    kinds = {status.doing is MemberPhase.COLLECTIVE for status in statuses.values()}
+    assert bool(collective_mismatch(statuses)) == (kinds == {True, False})
 
 
 def test_connections_tell_first_then_what_is_done_differently_then_who_was_awaited() -> None:
-    working, awaited = Standing(doing=Doing.WORK, awaits=(1,)), Standing()
-    standings = {0: working, 1: awaited}
-    assert who_or_what([(0, 1)], standings) == (0, "")
-    assert who_or_what([], standings) == (None, at_odds(standings))
-    assert who_or_what([], {0: Standing(awaits=(1,)), 1: awaited}) == (1, "")
-    assert who_or_what([], {0: awaited, 1: awaited}) == (None, "")
+    working, awaited = MemberStatus(doing=MemberPhase.COLLECTIVE, awaits=(1,)), MemberStatus()
+    statuses = {0: working, 1: awaited}
+    assert member_to_evict([(0, 1)], statuses) == (0, "")
+    assert member_to_evict([], statuses) == (None, collective_mismatch(statuses))
+    assert member_to_evict([], {0: MemberStatus(awaits=(1,)), 1: awaited}) == (1, "")
+    assert member_to_evict([], {0: awaited, 1: awaited}) == (None, "")

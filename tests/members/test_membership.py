@@ -24,14 +24,20 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from thalweg.errors import Interrupted, RunError, RunIsOver
 from thalweg.members import membership
-from thalweg.members.failure_detector import CALLED, FIRST_HANG, Heartbeat
-from thalweg.members.membership import FRUITLESS, NOT_REACHED, ON_EVERY_RANK, THROUGH, Membership
-from thalweg.members.membership_epoch import Doing, Formation, Standing
+from thalweg.members.failure_detector import FIRST_HANG_TIMEOUT_SECONDS, RENDEZVOUS_KEY, Heartbeat
+from thalweg.members.membership import (
+    COLLECTIVE_MISMATCH_REMEDY,
+    FINISHED_REASON,
+    MAX_FRUITLESS_EPOCHS,
+    NOT_REACHED_REASON,
+    Membership,
+)
+from thalweg.members.membership_epoch import MemberPhase, MembershipEpoch, MemberStatus
 
 PATIENCE = 30.0  # seconds
 SILENT = "silent for 9.0 s"
-AT_WORK = Standing(step=3, doing=Doing.WORK)
-AT_SAFE_POINT = Standing(step=3, doing=Doing.SAFE_POINT)
+AT_WORK = MemberStatus(step=3, doing=MemberPhase.COLLECTIVE)
+AT_SAFE_POINT = MemberStatus(step=3, doing=MemberPhase.SAFE_POINT)
 
 
 class Company:
@@ -48,20 +54,20 @@ class Company:
     def member(self, rank: int) -> Membership:
         return Membership(self.store, rank, self.size, self.timeout)
 
-    def comes(self, rank: int, standing: Standing) -> Future[Formation]:
-        return self._threads.submit(self.all[rank].muster, standing)
+    def comes(self, rank: int, status: MemberStatus) -> Future[MembershipEpoch]:
+        return self._threads.submit(self.all[rank].rendezvous, status)
 
-    def meet(self, standings: Mapping[int, Standing]) -> Formation:
+    def meet(self, statuses: Mapping[int, MemberStatus]) -> MembershipEpoch:
         """What all of these come to, which must be the same."""
-        coming = {rank: self.comes(rank, standing) for rank, standing in standings.items()}
+        coming = {rank: self.comes(rank, status) for rank, status in statuses.items()}
         found = [future.result(PATIENCE) for future in coming.values()]
-        assert all(formation == found[0] for formation in found)
-        assert all(self.all[rank].formation == found[0] for rank in standings)
-        assert Formation.of_text(self.store.get(f"formation/{found[0].number}")) == found[0]
+        assert all(membership_epoch == found[0] for membership_epoch in found)
+        assert all(self.all[rank].membership_epoch == found[0] for rank in statuses)
+        assert MembershipEpoch.of_text(self.store.get(f"formation/{found[0].number}")) == found[0]
         return found[0]
 
-    def refused(self, standings: Mapping[int, Standing]) -> list[RunError]:
-        coming = [self.comes(rank, standing) for rank, standing in standings.items()]
+    def refused(self, statuses: Mapping[int, MemberStatus]) -> list[RunError]:
+        coming = [self.comes(rank, status) for rank, status in statuses.items()]
         found = [future.exception(PATIENCE) for future in coming]
         errors = [error for error in found if isinstance(error, RunError)]
         assert len(errors) == len(found)
@@ -85,10 +91,10 @@ def company_of(
 ) -> Iterator[Company]:
     away = set(gone)
 
-    def why_gone(heart: Heartbeat, rank: int) -> str | None:
+    def why_gone(heartbeat: Heartbeat, rank: int) -> str | None:
         return SILENT if rank in away else None
 
-    with patch.object(Heartbeat, "why_gone", why_gone):
+    with patch.object(Heartbeat, "failure_reason", why_gone):
         company = Company(tcp_store() if store is None else store, size, away, timeout)
         try:
             yield company
@@ -111,7 +117,7 @@ def wait_until(so: Callable[[], Any]) -> None:
 def is_wanted(member: Membership) -> bool:
     """At a safe point."""
     try:
-        member.refuse_if_wanted()
+        member.raise_if_join_requested()
     except Interrupted:
         return True
     return False
@@ -122,54 +128,56 @@ def is_wanted(member: Membership) -> bool:
 
 def test_one_that_does_not_come_is_left_out() -> None:
     with company_of(4, gone=(1,)) as company:
-        formation = company.meet({0: Standing(step=17), 2: Standing(step=17), 3: Standing(step=18)})
-    assert (formation.number, formation.members) == (2, (0, 2, 3))
-    assert formation.left == {1: SILENT}
-    assert (formation.source, formation.takers) == (3, (0, 2))
+        membership_epoch = company.meet(
+            {0: MemberStatus(step=17), 2: MemberStatus(step=17), 3: MemberStatus(step=18)}
+        )
+    assert (membership_epoch.number, membership_epoch.members) == (2, (0, 2, 3))
+    assert membership_epoch.left == {1: SILENT}
+    assert (membership_epoch.donor, membership_epoch.recipients) == (3, (0, 2))
 
 
 def test_one_that_lives_is_waited_for() -> None:
     with company_of(3) as company:
-        coming = [company.comes(rank, Standing()) for rank in (0, 1)]
-        wait_until(lambda: company.all[2].is_called)  # it hears of it
+        coming = [company.comes(rank, MemberStatus()) for rank in (0, 1)]
+        wait_until(lambda: company.all[2].rendezvous_pending)  # it hears of it
         assert not any(future.done() for future in coming)
-        late = company.comes(2, Standing())
+        late = company.comes(2, MemberStatus())
         assert {f.result(PATIENCE).members for f in (*coming, late)} == {(0, 1, 2)}
 
 
 def test_all_that_call_at_once_agree() -> None:
     with company_of(5) as company:
         for number in (2, 3, 4):
-            formation = company.meet({rank: Standing(step=number) for rank in range(5)})
-            assert (formation.number, formation.members) == (number, tuple(range(5)))
-            assert formation.tries == 1
+            membership_epoch = company.meet({rank: MemberStatus(step=number) for rank in range(5)})
+            assert (membership_epoch.number, membership_epoch.members) == (number, tuple(range(5)))
+            assert membership_epoch.tries == 1
 
 
 def test_of_many_offers_the_store_takes_one() -> None:
     with company_of(4) as company:
         for number in range(2, 12):
-            offers = [Formation(number=number, members=(rank,)) for rank in range(4)]
+            offers = [MembershipEpoch(number=number, members=(rank,)) for rank in range(4)]
             barrier = Barrier(4, timeout=PATIENCE)
 
-            def offer(member: Membership, own: Formation, barrier: Barrier = barrier) -> None:
+            def offer(member: Membership, own: MembershipEpoch, barrier: Barrier = barrier) -> None:
                 barrier.wait()
                 member._write_down(own)
 
             pairs = zip(company.all, offers, strict=True)
             for future in [company._threads.submit(offer, *pair) for pair in pairs]:
                 future.result(PATIENCE)
-            company.store.add(CALLED, 1)
+            company.store.add(RENDEZVOUS_KEY, 1)
             found = [member.find() for member in company.all]
             assert found[0] in offers
-            assert all(formation == found[0] for formation in found)
+            assert all(membership_epoch == found[0] for membership_epoch in found)
 
 
 def test_half_can_go_on_and_fewer_cannot() -> None:
     with company_of(4, gone=(0, 1)) as company:
-        formation = company.meet({2: Standing(), 3: Standing()})
-        assert formation.members == (2, 3)
+        membership_epoch = company.meet({2: MemberStatus(), 3: MemberStatus()})
+        assert membership_epoch.members == (2, 3)
     with company_of(5, gone=(0, 1, 2), timeout=1.0) as company:
-        for error in company.refused({3: Standing(), 4: Standing()}):
+        for error in company.refused({3: MemberStatus(), 4: MemberStatus()}):
             assert (
                 "found too few others to go on with after 1 s: of 5 members ranks 0, 1, 2 are"
                 in (str(error))
@@ -179,17 +187,17 @@ def test_half_can_go_on_and_fewer_cannot() -> None:
 def test_the_first_writes_and_others_help_it() -> None:
     """Rank 0 has come, and writes nothing any more."""
     with company_of(3) as company:
-        entry = json.dumps([0, asdict(Standing())]) + "\n"
+        entry = json.dumps([0, asdict(MemberStatus())]) + "\n"
         membership._append(company.store, membership._ready(2), entry)
-        formation = company.meet({1: Standing(), 2: Standing()})
-    assert formation.members == (0, 1, 2)
+        membership_epoch = company.meet({1: MemberStatus(), 2: MemberStatus()})
+    assert membership_epoch.members == (0, 1, 2)
 
 
 def test_musters_that_came_to_nothing_are_passed_over() -> None:
     with company_of(2) as company:
-        company.store.add(CALLED, 5)
-        called = company.store.add(CALLED, 0)
-        assert company.meet({0: Standing(), 1: Standing()}).number == called
+        company.store.add(RENDEZVOUS_KEY, 5)
+        called = company.store.add(RENDEZVOUS_KEY, 0)
+        assert company.meet({0: MemberStatus(), 1: MemberStatus()}).number == called
 
 
 def test_one_whose_view_is_old_does_not_write_the_next_formation() -> None:
@@ -197,42 +205,45 @@ def test_one_whose_view_is_old_does_not_write_the_next_formation() -> None:
     it, and are at the next muster when it goes on."""
     with company_of(3) as company:
         reached, goes_on = Event(), Event()
-        call = company.all[0]._call
+        call = company.all[0]._announce_rendezvous
 
-        def stopped_before(standing: Standing) -> int:
+        def stopped_before(status: MemberStatus) -> int:
             reached.set()
             assert goes_on.wait(PATIENCE)
-            return call(standing)
+            return call(status)
 
         with patch.object(company.all[0], "_call", stopped_before):
-            late = company.comes(0, Standing(step=18))
+            late = company.comes(0, MemberStatus(step=18))
             assert reached.wait(PATIENCE)
             company.gone.add(0)
-            assert company.meet({1: Standing(step=17), 2: Standing(step=17)}).members == (1, 2)
+            assert company.meet({1: MemberStatus(step=17), 2: MemberStatus(step=17)}).members == (
+                1,
+                2,
+            )
             company.gone.clear()
-            coming = [company.comes(1, Standing(step=18))]
+            coming = [company.comes(1, MemberStatus(step=18))]
             wait_until(lambda: company.store.check([membership._ready(3)]))
             goes_on.set()
             wait_until(lambda: b"\n[0, " in b"\n" + company.store.get(membership._ready(3)))
-            coming.append(company.comes(2, Standing(step=18)))
+            coming.append(company.comes(2, MemberStatus(step=18)))
             [formation] = {str(future.result(PATIENCE)) for future in (late, *coming)}
-        formation = company.all[1].formation
+        formation = company.all[1].membership_epoch
     assert (formation.number, formation.members) == (3, (0, 1, 2))
-    assert (formation.joined, formation.takers) == ((0,), (0,))
+    assert (formation.joined, formation.recipients) == ((0,), (0,))
 
 
 def test_one_that_was_left_out_joins_until_it_has_come_to_a_formation() -> None:
     """Its connection to the store breaks while it waits, and it comes again: as one that joins,
     though the formation that it has missed has it."""
     with company_of(3) as company:
-        late, own = company.all[0], Standing(step=18)
-        company.store.add(CALLED, 9)
+        late, own = company.all[0], MemberStatus(step=18)
+        company.store.add(RENDEZVOUS_KEY, 9)
         assert not late._after_the_newest(own).joins
-        company.all[1]._write_down(Formation(number=2, members=(1, 2)))
+        company.all[1]._write_down(MembershipEpoch(number=2, members=(1, 2)))
         assert late._after_the_newest(own).joins
-        company.all[1].formation = Formation(number=2, members=(1, 2))
-        came = {0: Standing(joins=True), 1: Standing(), 2: Standing()}
-        third = Formation(number=3, members=(0, 1, 2), standings=came)
+        company.all[1].membership_epoch = MembershipEpoch(number=2, members=(1, 2))
+        came = {0: MemberStatus(joins=True), 1: MemberStatus(), 2: MemberStatus()}
+        third = MembershipEpoch(number=3, members=(0, 1, 2), statuses=came)
         assert third.joined == (0,)
         company.all[1]._write_down(third)
         assert late._after_the_newest(own).joins
@@ -243,27 +254,27 @@ def test_an_offer_is_refused_if_there_is_a_formation_between() -> None:
     """And a number that was passed over can't be used any more."""
     with company_of(2) as company:
         first, second = company.all
-        company.store.add(CALLED, 9)
-        assert first._write_down(Formation(number=3, members=(0,)))
-        assert not second._write_down(Formation(number=5, members=(1,)))
+        company.store.add(RENDEZVOUS_KEY, 9)
+        assert first._write_down(MembershipEpoch(number=3, members=(0,)))
+        assert not second._write_down(MembershipEpoch(number=5, members=(1,)))
         assert second.find().number == 3
-        assert second._write_down(Formation(number=5, members=(1,)))
-        first._write_down(Formation(number=4, members=(0,)))
-        assert first.find() == second.find() == Formation(number=5, members=(1,))
+        assert second._write_down(MembershipEpoch(number=5, members=(1,)))
+        first._write_down(MembershipEpoch(number=4, members=(0,)))
+        assert first.find() == second.find() == MembershipEpoch(number=5, members=(1,))
         company.store.delete_key(membership._key(5))
         assert first.find().number == 3
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[int, dict[int, Standing]]:
+def situations(draw: st.DrawFn) -> tuple[int, dict[int, MemberStatus]]:
     """So many ranks, and where those stand who come: half of them at least."""
     size = draw(st.integers(2, 5))
     ranks = st.sets(st.integers(0, size - 1), min_size=(size + 1) // 2)
     standing = st.builds(
-        Standing,
+        MemberStatus,
         step=st.integers(0, 2),
         works=st.integers(0, 2),
-        doing=st.sampled_from(Doing),
+        doing=st.sampled_from(MemberPhase),
         keeps=st.booleans(),
     )
     return size, {rank: draw(standing) for rank in draw(ranks)}
@@ -271,14 +282,16 @@ def situations(draw: st.DrawFn) -> tuple[int, dict[int, Standing]]:
 
 @examples(15)
 @given(situations())
-def test_whoever_comes_from_wherever_all_agree(situation: tuple[int, dict[int, Standing]]) -> None:
-    size, standings = situation
-    absent = tuple(rank for rank in range(size) if rank not in standings)
+def test_whoever_comes_from_wherever_all_agree(
+    situation: tuple[int, dict[int, MemberStatus]],
+) -> None:
+    size, statuses = situation
+    absent = tuple(rank for rank in range(size) if rank not in statuses)
     with company_of(size, store=dist.HashStore(), gone=absent) as company:
-        formation = company.meet(standings)
-    assert formation.members == tuple(sorted(standings))
-    assert formation.standings == standings
-    assert tuple(sorted(formation.left)) == absent
+        membership_epoch = company.meet(statuses)
+    assert membership_epoch.members == tuple(sorted(statuses))
+    assert membership_epoch.statuses == statuses
+    assert tuple(sorted(membership_epoch.left)) == absent
 
 
 @pytest.fixture(scope="module")
@@ -290,12 +303,12 @@ def one_of_five() -> Iterator[tuple[Membership, set[int]]]:
 @given(
     came=st.dictionaries(
         st.integers(0, 6),
-        st.builds(Standing, joins=st.booleans(), doing=st.sampled_from(Doing)),
+        st.builds(MemberStatus, joins=st.booleans(), doing=st.sampled_from(MemberPhase)),
     ),
     gone=st.sets(st.integers(0, 4)),
 )
 def test_what_is_offered(
-    one_of_five: tuple[Membership, set[int]], came: dict[int, Standing], gone: set[int]
+    one_of_five: tuple[Membership, set[int]], came: dict[int, MemberStatus], gone: set[int]
 ) -> None:
     """Never without one that lives, with fewer than half, or with nobody who holds a state; who
     was no member before holds none."""
@@ -304,26 +317,26 @@ def test_what_is_offered(
     away.update(gone)
     offer = member._offer(2, came)
     before = set(range(5))
-    holders = {rank for rank, standing in came.items() if not standing.joins} & before
-    at_work = any(came[rank].doing is Doing.WORK for rank in holders)
+    holders = {rank for rank, status in came.items() if not status.joins} & before
+    at_work = any(came[rank].doing is MemberPhase.COLLECTIVE for rank in holders)
     if before - set(came) - gone or not holders or 2 * len(before & set(came)) < len(before):
         assert offer is None
         return
     assert offer is not None
     assert set(offer.members) == (holders if at_work else set(came))
-    assert offer.standings.keys() == set(offer.members)
+    assert offer.statuses.keys() == set(offer.members)
     assert {rank for rank in offer.left if rank not in came} == before - set(came)
 
 
 def test_who_is_through_is_neither_waited_for_nor_lost() -> None:
     """Of five, two are, and two die: the last one has its state to end with."""
     with company_of(5, gone=(3, 4)) as company:
-        wait_until(lambda: {1, 2} <= company.all[0]._heartbeat.records._seen.keys())
+        wait_until(lambda: {1, 2} <= company.all[0]._heartbeat.detector._seen.keys())
         for rank in (1, 2):
             company.all[rank].close(through=True)
-        formation = company.meet({0: Standing(step=9)})
-    assert formation.members == (0,)
-    assert formation.left == {1: THROUGH, 2: THROUGH, 3: SILENT, 4: SILENT}
+        membership_epoch = company.meet({0: MemberStatus(step=9)})
+    assert membership_epoch.members == (0,)
+    assert membership_epoch.left == {1: FINISHED_REASON, 2: FINISHED_REASON, 3: SILENT, 4: SILENT}
 
 
 # Noticing
@@ -334,23 +347,23 @@ def test_an_absence_is_told_once_and_calls_for_a_muster() -> None:
     back: list[int] = []
     with company_of(3) as company:
         member = company.all[0]
-        member.on_absence = lambda rank, reason: told.append((rank, reason))
-        member.on_return = back.append
-        member.calls_for = lambda rank: rank == 2
+        member.on_suspected = lambda rank, reason: told.append((rank, reason))
+        member.on_recovered = back.append
+        member.triggers_rendezvous = lambda rank: rank == 2
         company.gone.add(1)
         wait_until(lambda: told)
         company.gone.clear()
         wait_until(lambda: back)
-        assert not member.is_called
-        member.refuse_if_called()
+        assert not member.rendezvous_pending
+        member.raise_if_rendezvous()
         company.gone.add(2)
-        wait_until(lambda: member.is_called)
+        wait_until(lambda: member.rendezvous_pending)
         with pytest.raises(Interrupted, match="the members of formation 1 meet anew"):
-            member.refuse_if_called()
+            member.raise_if_rendezvous()
         assert (told, back) == ([(1, SILENT), (2, SILENT)], [1])
-        assert list(member.absent) == [2]
-        assert member.misses([1, 2])
-        assert not member.misses([1])
+        assert list(member.suspected) == [2]
+        assert member.has_failed_member([1, 2])
+        assert not member.has_failed_member([1])
 
 
 def test_one_that_cannot_see_others_die_ends() -> None:
@@ -359,39 +372,39 @@ def test_one_that_cannot_see_others_die_ends() -> None:
 
     with company_of(2) as company:
         member = company.all[0]
-        member.calls_for = mistaken
+        member.triggers_rendezvous = mistaken
         company.gone.add(1)
-        wait_until(lambda: member.is_called)
+        wait_until(lambda: member.rendezvous_pending)
         why = "the failure detector of rank 0 has failed: KeyError: 1"
         with pytest.raises(RunError, match=why):
-            member.refuse_if_called()
-        [error] = company.refused({0: Standing()})
+            member.raise_if_rendezvous()
+        [error] = company.refused({0: MemberStatus()})
         assert error.problem == why
 
 
 def test_who_was_left_out_is_told_so_by_the_store() -> None:
     """Also one that was stopped, and hasn't heard of it."""
     with company_of(3) as company:
-        company.all[0].refuse_if_outdated()
+        company.all[0].raise_if_outdated()
         company.gone.add(0)
-        company.meet({1: Standing(), 2: Standing()})
-        company.all[1].refuse_if_outdated()
+        company.meet({1: MemberStatus(), 2: MemberStatus()})
+        company.all[1].raise_if_outdated()
         with pytest.raises(Interrupted, match="formation 2 has followed 1"):
-            company.all[0].refuse_if_outdated()
+            company.all[0].raise_if_outdated()
 
 
 def test_whoever_lets_others_wait_for_long_is_blamed() -> None:
     with company_of(2) as company:
         waits = company.all[0]
-        waits.wait(FIRST_HANG, (1,))
+        waits.wait(FIRST_HANG_TIMEOUT_SECONDS, (1,))
         with pytest.raises(Interrupted, match="rank 1 let others wait for 121 s"):
-            waits.wait(FIRST_HANG + 1, (1,))
-        formation = company.meet({0: Standing(step=3), 1: Standing(step=3)})
-        assert formation.cause == "rank 1 let others wait for 121 s"
-        assert formation.standings[0].awaits == (1,)
-        formation = company.meet({0: Standing(step=4), 1: Standing(step=4)})
-        assert formation.cause == "members met anew"
-        assert formation.standings[0].awaits == ()
+            waits.wait(FIRST_HANG_TIMEOUT_SECONDS + 1, (1,))
+        membership_epoch = company.meet({0: MemberStatus(step=3), 1: MemberStatus(step=3)})
+        assert membership_epoch.cause == "rank 1 let others wait for 121 s"
+        assert membership_epoch.statuses[0].awaits == (1,)
+        membership_epoch = company.meet({0: MemberStatus(step=4), 1: MemberStatus(step=4)})
+        assert membership_epoch.cause == "members met anew"
+        assert membership_epoch.statuses[0].awaits == ()
 
 
 # Who comes back
@@ -399,54 +412,58 @@ def test_whoever_lets_others_wait_for_long_is_blamed() -> None:
 
 def test_one_that_was_fenced_off_is_let_in_at_a_safe_point() -> None:
     with company_of(3, gone=(2,)) as company:
-        assert company.meet({0: Standing(step=3), 1: Standing(step=3)}).members == (0, 1)
+        assert company.meet({0: MemberStatus(step=3), 1: MemberStatus(step=3)}).members == (0, 1)
         company.gone.clear()
-        returns = company.comes(2, Standing(step=2))
+        returns = company.comes(2, MemberStatus(step=2))
         wait_until(lambda: is_wanted(company.all[0]) and is_wanted(company.all[1]))
-        assert not any(member.is_called for member in company.all[:2])  # it waits for them
-        formation = company.meet({0: AT_SAFE_POINT, 1: AT_SAFE_POINT})
-        assert returns.result(PATIENCE) == formation
-    assert (formation.number, formation.members) == (3, (0, 1, 2))
-    assert (formation.joined, formation.takers, formation.left) == ((2,), (2,), {})
+        assert not any(member.rendezvous_pending for member in company.all[:2])  # it waits for them
+        membership_epoch = company.meet({0: AT_SAFE_POINT, 1: AT_SAFE_POINT})
+        assert returns.result(PATIENCE) == membership_epoch
+    assert (membership_epoch.number, membership_epoch.members) == (3, (0, 1, 2))
+    assert (membership_epoch.joined, membership_epoch.recipients, membership_epoch.left) == (
+        (2,),
+        (2,),
+        {},
+    )
 
 
 def test_joiners_wait_while_others_are_at_a_work() -> None:
     with company_of(3, gone=(2,)) as company:
-        company.meet({0: Standing(step=3), 1: Standing(step=3)})
+        company.meet({0: MemberStatus(step=3), 1: MemberStatus(step=3)})
         company.gone.clear()
-        returns = company.comes(2, Standing(step=2))
+        returns = company.comes(2, MemberStatus(step=2))
         wait_until(lambda: is_wanted(company.all[0]))
         assert company.meet({0: AT_WORK, 1: AT_WORK}).members == (0, 1)
         assert not returns.done()
         wait_until(lambda: is_wanted(company.all[0]))
-        formation = company.meet({0: AT_SAFE_POINT, 1: AT_SAFE_POINT})
-        assert returns.result(PATIENCE) == formation
-    assert formation.members == (0, 1, 2)
+        membership_epoch = company.meet({0: AT_SAFE_POINT, 1: AT_SAFE_POINT})
+        assert returns.result(PATIENCE) == membership_epoch
+    assert membership_epoch.members == (0, 1, 2)
 
 
 def test_one_that_was_started_again_before_it_was_missed() -> None:
     """It is a member as far as others know, and calls them at once."""
     with company_of(3) as company:
         company.restart(1)
-        returns = company.comes(1, Standing(joins=True))
-        wait_until(lambda: company.all[0].is_called and company.all[2].is_called)
-        formation = company.meet({0: Standing(step=3), 2: Standing(step=3)})
-        assert returns.result(PATIENCE) == formation
-    assert formation.members == (0, 1, 2)
-    assert formation.joined == formation.takers == (1,)
-    assert formation.left == {1: "started again"}
+        returns = company.comes(1, MemberStatus(joins=True))
+        wait_until(lambda: company.all[0].rendezvous_pending and company.all[2].rendezvous_pending)
+        membership_epoch = company.meet({0: MemberStatus(step=3), 2: MemberStatus(step=3)})
+        assert returns.result(PATIENCE) == membership_epoch
+    assert membership_epoch.members == (0, 1, 2)
+    assert membership_epoch.joined == membership_epoch.recipients == (1,)
+    assert membership_epoch.left == {1: "started again"}
 
 
 def test_one_that_is_started_again_finds_the_newest_formation() -> None:
     with company_of(3, gone=(2,)) as company:
-        assert company.restart(2).formation == Formation.first(3)
-        formation = company.meet({0: Standing(step=3), 1: Standing(step=3)})
-        assert company.restart(2).formation == formation
+        assert company.restart(2).membership_epoch == MembershipEpoch.first(3)
+        membership_epoch = company.meet({0: MemberStatus(step=3), 1: MemberStatus(step=3)})
+        assert company.restart(2).membership_epoch == membership_epoch
 
 
 def test_nobody_goes_on_if_nobody_holds_a_state() -> None:
     with company_of(2, timeout=1.0) as company:
-        for error in company.refused({rank: Standing(joins=True) for rank in (0, 1)}):
+        for error in company.refused({rank: MemberStatus(joins=True) for rank in (0, 1)}):
             assert "found too few others" in str(error)
 
 
@@ -456,8 +473,8 @@ def test_who_comes_after_the_end_is_told_so() -> None:
         early.end(9)
         text = "rank 1 comes too late: the others have ended after step 9"
         with pytest.raises(RunIsOver, match=text):
-            late.muster(Standing())
-        with pytest.raises(RunIsOver, match=text), late.coming_in():
+            late.rendezvous(MemberStatus())
+        with pytest.raises(RunIsOver, match=text), late.joining():
             pass
 
 
@@ -467,12 +484,12 @@ def test_who_comes_in_while_the_others_end_is_told_so() -> None:
 
         def is_refused() -> bool:
             try:
-                late.refuse_if_called()
+                late.raise_if_rendezvous()
             except RunIsOver:
                 return True
             return False
 
-        with late.coming_in():
+        with late.joining():
             early.end(9)
             wait_until(is_refused)
 
@@ -480,28 +497,28 @@ def test_who_comes_in_while_the_others_end_is_told_so() -> None:
 # Members that don't get on
 
 
-def meet_in_vain(company: Company, standings: Mapping[int, Standing], *blamed: int) -> None:
+def meet_in_vain(company: Company, statuses: Mapping[int, MemberStatus], *blamed: int) -> None:
     """As often as may be."""
-    for tries in range(1, FRUITLESS + 1):
-        for rank in standings:
+    for tries in range(1, MAX_FRUITLESS_EPOCHS + 1):
+        for rank in statuses:
             if rank not in blamed:
-                company.all[rank].lose(*blamed)
-        formation = company.meet(standings)
-        assert (formation.tries, formation.members) == (tries, tuple(standings))
-    for rank in standings:
+                company.all[rank].note_lost_messages(*blamed)
+        membership_epoch = company.meet(statuses)
+        assert (membership_epoch.tries, membership_epoch.members) == (tries, tuple(statuses))
+    for rank in statuses:
         if rank not in blamed:
-            company.all[rank].lose(*blamed)
+            company.all[rank].note_lost_messages(*blamed)
 
 
 def test_members_at_odds_are_told_so() -> None:
     with company_of(3) as company:
-        standings = {0: AT_WORK, 1: Standing(step=3), 2: AT_WORK}
-        meet_in_vain(company, standings)
-        for error in company.refused(standings):
+        statuses = {0: AT_WORK, 1: MemberStatus(step=3), 2: AT_WORK}
+        meet_in_vain(company, statuses)
+        for error in company.refused(statuses):
             assert error.problem == (
                 "ranks 0, 2 wait before step 3 to share something, and rank 1 in it"
             )
-            assert error.remedy == ON_EVERY_RANK
+            assert error.remedy == COLLECTIVE_MISMATCH_REMEDY
 
 
 def test_one_that_is_not_reached_is_left_out_and_asks_again_later(
@@ -515,34 +532,37 @@ def test_one_that_is_not_reached_is_left_out_and_asks_again_later(
 
     monkeypatch.setattr(membership, "sleep", sleep)
     with company_of(3) as company:
-        standings = dict.fromkeys(range(3), Standing(step=3))
-        meet_in_vain(company, standings, 1)
-        assert membership.UNREACHED not in slept
-        returns = company.comes(1, standings[1])
-        formation = company.meet({0: standings[0], 2: standings[2]})
-        assert (formation.members, formation.left) == ((0, 2), {1: NOT_REACHED})
+        statuses = dict.fromkeys(range(3), MemberStatus(step=3))
+        meet_in_vain(company, statuses, 1)
+        assert membership.EVICTED_BACK_OFF_SECONDS not in slept
+        returns = company.comes(1, statuses[1])
+        membership_epoch = company.meet({0: statuses[0], 2: statuses[2]})
+        assert (membership_epoch.members, membership_epoch.left) == (
+            (0, 2),
+            {1: NOT_REACHED_REASON},
+        )
         wait_until(lambda: is_wanted(company.all[0]))
-        assert membership.UNREACHED in slept
-        formation = company.meet({0: AT_SAFE_POINT, 2: AT_SAFE_POINT})
-        assert returns.result(PATIENCE) == formation
-        assert (formation.members, formation.joined) == ((0, 1, 2), (1,))
+        assert membership.EVICTED_BACK_OFF_SECONDS in slept
+        membership_epoch = company.meet({0: AT_SAFE_POINT, 2: AT_SAFE_POINT})
+        assert returns.result(PATIENCE) == membership_epoch
+        assert (membership_epoch.members, membership_epoch.joined) == ((0, 1, 2), (1,))
 
 
 def test_a_connection_to_one_that_was_gone_is_nobodys_fault() -> None:
     with company_of(4, gone=(3,)) as company:
-        company.all[2].lose(3)
-        standings = dict.fromkeys(range(3), Standing(step=3))
-        assert company.meet(standings).broken == ()
-        company.all[0].lose(1)
-        assert company.meet(standings).broken == ((0, 1),)
-        assert company.meet(standings).broken == ((0, 1),)
-        assert company.meet(dict.fromkeys(range(3), Standing(step=4))).broken == ()
+        company.all[2].note_lost_messages(3)
+        statuses = dict.fromkeys(range(3), MemberStatus(step=3))
+        assert company.meet(statuses).broken_connections == ()
+        company.all[0].note_lost_messages(1)
+        assert company.meet(statuses).broken_connections == ((0, 1),)
+        assert company.meet(statuses).broken_connections == ((0, 1),)
+        assert company.meet(dict.fromkeys(range(3), MemberStatus(step=4))).broken_connections == ()
 
 
 def test_those_who_get_on_begin_anew_to_count() -> None:
     with company_of(2) as company:
-        meet_in_vain(company, dict.fromkeys(range(2), Standing(step=3)))
-        assert company.meet(dict.fromkeys(range(2), Standing(step=4))).tries == 1
+        meet_in_vain(company, dict.fromkeys(range(2), MemberStatus(step=3)))
+        assert company.meet(dict.fromkeys(range(2), MemberStatus(step=4))).tries == 1
 
 
 # Another store
@@ -551,19 +571,23 @@ def test_those_who_get_on_begin_anew_to_count() -> None:
 def test_who_finds_another_formation_with_its_number_at_another_store_joins_it() -> None:
     """Each went on without the other: 0 at the first store, then 1 at the second."""
     with company_of(2, gone=(1,)) as company:
-        assert company.meet({0: Standing(step=30)}).members == (0,)
+        assert company.meet({0: MemberStatus(step=30)}).members == (0,)
         company.store = tcp_store()
         company.gone.symmetric_difference_update({0, 1})
-        company.all[1].meet_at(company.store)
-        assert company.meet({1: Standing(step=20)}).members == (1,)
+        company.all[1].use_store(company.store)
+        assert company.meet({1: MemberStatus(step=20)}).members == (1,)
         company.gone.clear()
-        company.all[0].meet_at(company.store)
-        late = company.comes(0, Standing(step=31))
+        company.all[0].use_store(company.store)
+        late = company.comes(0, MemberStatus(step=31))
         wait_until(lambda: is_wanted(company.all[1]))
-        formation = company.meet({1: replace(AT_SAFE_POINT, step=21)})
-        assert late.result(PATIENCE) == formation
-    assert (formation.number, formation.members) == (3, (0, 1))
-    assert (formation.joined, formation.takers, formation.source) == ((0,), (0,), 1)
+        membership_epoch = company.meet({1: replace(AT_SAFE_POINT, step=21)})
+        assert late.result(PATIENCE) == membership_epoch
+    assert (membership_epoch.number, membership_epoch.members) == (3, (0, 1))
+    assert (membership_epoch.joined, membership_epoch.recipients, membership_epoch.donor) == (
+        (0,),
+        (0,),
+        1,
+    )
 
 
 def test_members_meet_at_another_store_when_theirs_is_gone() -> None:
@@ -571,14 +595,16 @@ def test_members_meet_at_another_store_when_theirs_is_gone() -> None:
     patience = timedelta(seconds=PATIENCE)
     client = dist.TCPStore("127.0.0.1", first.port, timeout=patience)
     with company_of(3, store=client, gone=(1,)) as company:
-        formation = company.meet({0: Standing(step=3), 2: Standing(step=3)})
+        membership_epoch = company.meet({0: MemberStatus(step=3), 2: MemberStatus(step=3)})
         del first
         staying = [company.all[0], company.all[2]]
-        wait_until(lambda: all(member.is_stranded and member.is_called for member in staying))
+        wait_until(
+            lambda: all(member.store_is_lost and member.rendezvous_pending for member in staying)
+        )
         company.store = second
         for member in staying:
-            member.meet_at(second)
-        assert not any(member.is_stranded for member in staying)
-        assert company.restart(1).formation == formation
-        found = company.meet({0: Standing(step=4), 2: Standing(step=4)})
+            member.use_store(second)
+        assert not any(member.store_is_lost for member in staying)
+        assert company.restart(1).membership_epoch == membership_epoch
+        found = company.meet({0: MemberStatus(step=4), 2: MemberStatus(step=4)})
         assert (found.number, found.members) == (3, (0, 2))

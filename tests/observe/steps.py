@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thalweg.facts import Cluster, Link
-from thalweg.observe import Encoding, Flow, Report, Round, Step
+from thalweg.observe import BucketRecord, EncodeRecord, FlowRecord, StepRecord, StepReport
 
 
 def step_of(
@@ -16,17 +16,17 @@ def step_of(
     parameters: float = 0.0,
     settled: float = 0.0,
     begin: float = 0.0,
-    rounds: Sequence[Round] = (),
-    encodings: Sequence[Encoding] = (),
-    flows: Sequence[Flow] = (),
-) -> Step:
+    rounds: Sequence[BucketRecord] = (),
+    encodings: Sequence[EncodeRecord] = (),
+    flows: Sequence[FlowRecord] = (),
+) -> StepRecord:
     """A third of computing is forward, and a tenth the optimizer's; exposed are averages of
     gradients, and of parameters."""
     first = begin + settled + computing / 3
     last = begin + settled + 0.9 * computing
     averaged = last + gradients
     optimized = averaged + 0.1 * computing
-    return Step(
+    return StepRecord(
         step=number,
         begin=begin,
         settled=settled,
@@ -42,20 +42,20 @@ def step_of(
 
 
 def report_of(
-    number: int, *, computing: float = 0.1, exposed: float = 0.1, flows: Sequence[Flow] = ()
-) -> Report:
-    return Report.of(step_of(number, computing=computing, gradients=exposed, flows=flows))
+    number: int, *, computing: float = 0.1, exposed: float = 0.1, flows: Sequence[FlowRecord] = ()
+) -> StepReport:
+    return StepReport.of(step_of(number, computing=computing, gradients=exposed, flows=flows))
 
 
 def flows_of(
     pairs: Sequence[tuple[int, int]], nbytes: int, cluster: Cluster, rates: dict[Link, float]
-) -> dict[int, list[Flow]]:
+) -> dict[int, list[FlowRecord]]:
     """By source: each pair sends so much, and every link shares its rate, in bytes per second,
     evenly among the flows through it."""
     paths = {pair: cluster.path(*pair) for pair in pairs}
     through = {link: [p for p in pairs if link in paths[p]] for p in pairs for link in paths[p]}
-    found: dict[int, list[Flow]] = {}
+    found: dict[int, list[FlowRecord]] = {}
     for source, target in pairs:
         rate = min(rates[link] / len(through[link]) for link in paths[source, target])
-        found.setdefault(source, []).append(Flow(target, nbytes, nbytes / rate))
+        found.setdefault(source, []).append(FlowRecord(target, nbytes, nbytes / rate))
     return found

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from thalweg.observe import clock_sync
-from thalweg.observe.clock_sync import AGAIN, SOONER, CommonClock
+from thalweg.observe.clock_sync import CLOCK_RETRY_SECONDS, CLOCK_SYNC_PERIOD_SECONDS, SyncedClock
 
 RANK = 3
 MILLISECONDS = 0.001
@@ -28,19 +28,19 @@ def skewed(seconds: float, drift: float = 0.0) -> Callable[[], float]:
     return lambda: monotonic() + seconds + drift * (monotonic() - began)
 
 
-def aligned(store: dist.TCPStore, keeper: CommonClock, asker: CommonClock) -> bool:
-    asker.asked += 1
+def aligned(store: dist.TCPStore, keeper: SyncedClock, asker: SyncedClock) -> bool:
+    asker.requests += 1
     patient = patch.multiple(clock_sync, PATIENCE=60.0, ANSWER=60.0)
     with patient, ThreadPoolExecutor() as threads:
-        answered = threads.submit(keeper.answer, store.clone(), RANK, asker.asked)
-        moment = asker.ask(store.clone(), RANK)
+        answered = threads.submit(keeper.serve, store.clone(), RANK, asker.requests)
+        moment = asker.synchronise(store.clone(), RANK)
         answered.result()
     return moment is not None
 
 
 @pytest.mark.parametrize("skew", [0.0, 5000.0, -123.456])
 def test_a_clock_that_differs_is_aligned(store: dist.TCPStore, skew: float) -> None:
-    keeper, asker = CommonClock(), CommonClock(skewed(skew))
+    keeper, asker = SyncedClock(), SyncedClock(skewed(skew))
     keeper.keep()
     assert aligned(store, keeper, asker)
     assert abs(asker.now() - keeper.now()) <= asker.error + MILLISECONDS
@@ -48,7 +48,7 @@ def test_a_clock_that_differs_is_aligned(store: dist.TCPStore, skew: float) -> N
 
 
 def test_what_drifts_is_aligned_again(store: dist.TCPStore) -> None:
-    keeper, asker = CommonClock(), CommonClock(skewed(10.0, drift=0.05))
+    keeper, asker = SyncedClock(), SyncedClock(skewed(10.0, drift=0.05))
     keeper.keep()
     for _ in range(2):
         assert aligned(store, keeper, asker)
@@ -57,33 +57,33 @@ def test_what_drifts_is_aligned_again(store: dist.TCPStore) -> None:
 
 
 def test_who_takes_over_goes_on_with_the_time_that_it_had(store: dist.TCPStore) -> None:
-    first, second, third = CommonClock(), CommonClock(skewed(77.0)), CommonClock(skewed(-5.0))
+    first, second, third = SyncedClock(), SyncedClock(skewed(77.0)), SyncedClock(skewed(-5.0))
     first.keep()
     assert aligned(store, first, second)
     assert second.keep() is None
-    third.asked = second.asked  # as the same rank's would be
+    third.requests = second.requests  # as the same rank's would be
     assert aligned(store, second, third)
     assert abs(third.now() - first.now()) <= third.error + second.error + 2 * MILLISECONDS
 
 
 def test_a_keeper_that_is_gone_is_asked_again_soon(store: dist.TCPStore) -> None:
-    asker = CommonClock()
-    asker.asked += 1
+    asker = SyncedClock()
+    asker.requests += 1
     assert asker.is_due
-    with patch.object(clock_sync, "PATIENCE", 0.2):
-        assert asker.ask(store.clone(), RANK) is None
+    with patch.object(clock_sync, "PING_BACK_TIMEOUT_SECONDS", 0.2):
+        assert asker.synchronise(store.clone(), RANK) is None
     assert not asker.is_due
     assert asker.error == float("inf")
-    assert SOONER < AGAIN
+    assert CLOCK_RETRY_SECONDS < CLOCK_SYNC_PERIOD_SECONDS
 
 
 def test_an_asker_that_is_gone_holds_nobody_up(store: dist.TCPStore) -> None:
-    with patch.object(clock_sync, "PATIENCE", 0.2):
-        CommonClock().answer(store.clone(), RANK, 1)
+    with patch.object(clock_sync, "PING_BACK_TIMEOUT_SECONDS", 0.2):
+        SyncedClock().serve(store.clone(), RANK, 1)
 
 
 def test_little_is_left_in_the_store(store: dist.TCPStore) -> None:
-    keeper, asker = CommonClock(), CommonClock()
+    keeper, asker = SyncedClock(), SyncedClock()
     keeper.keep()
     before = store.num_keys()
     for _ in range(3):

@@ -9,17 +9,17 @@ import pytest
 from tests.observe.steps import step_of
 from thalweg.errors import UsageError
 from thalweg.facts import Size
-from thalweg.observe import Moment, Opening, Step
+from thalweg.observe import ClockSample, RunHeader, StepRecord
 from thalweg.observe.journal import Journal, read_records
 
-OPENING = Opening(
+OPENING = RunHeader(
     rank=3, size=4, host="a", rack="r", members=(0, 1, 2, 3), sync="ring", at=0.0, thalweg="1"
 )
 SMALL = Size(8_000)
 
 
 def steps(folder: Path, rank: int = 3) -> list[int]:
-    return [r.step for r in read_records(folder)[rank] if isinstance(r, Step)]
+    return [r.step for r in read_records(folder)[rank] if isinstance(r, StepRecord)]
 
 
 def test_what_was_added_is_read(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_it_is_on_the_disk_before_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_it_does_not_grow_without_bound_and_keeps_the_newest(tmp_path: Path) -> None:
-    clock = Moment(at=0.0, offset=1.0, error=0.0)
+    clock = ClockSample(at=0.0, offset=1.0, error=0.0)
     journal = Journal(tmp_path, 3, largest=SMALL)
     journal.add([OPENING, clock])
     for number in range(1000):

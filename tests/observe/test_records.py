@@ -7,12 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.observe.steps import step_of
-from thalweg.observe import Encoding, Flow, Moment, Note, Opening, Round, Step
+from thalweg.observe import (
+    BucketRecord,
+    ClockSample,
+    EncodeRecord,
+    EventRecord,
+    FlowRecord,
+    RunHeader,
+    StepRecord,
+)
 from thalweg.observe.records import Record, covered, parsed, written
 
 MOMENTS = st.integers(0, 10**12).map(lambda microseconds: microseconds / 10**6)
 STEPS = st.builds(
-    Step,
+    StepRecord,
     step=st.integers(0, 10**9),
     begin=MOMENTS,
     settled=MOMENTS,
@@ -24,7 +32,7 @@ STEPS = st.builds(
     store=MOMENTS,
     rounds=st.lists(
         st.builds(
-            Round,
+            BucketRecord,
             st.integers(0, 99),
             MOMENTS,
             MOMENTS,
@@ -33,17 +41,17 @@ STEPS = st.builds(
         ),
         max_size=3,
     ).map(tuple),
-    encodings=st.lists(st.builds(Encoding, st.integers(0, 9), MOMENTS, MOMENTS), max_size=2).map(
-        tuple
-    ),
-    flows=st.lists(st.builds(Flow, st.integers(0, 99), st.integers(0), MOMENTS), max_size=3).map(
-        tuple
-    ),
+    encodings=st.lists(
+        st.builds(EncodeRecord, st.integers(0, 9), MOMENTS, MOMENTS), max_size=2
+    ).map(tuple),
+    flows=st.lists(
+        st.builds(FlowRecord, st.integers(0, 99), st.integers(0), MOMENTS), max_size=3
+    ).map(tuple),
 )
 
 
 @given(STEPS)
-def test_what_is_written_is_read(step: Step) -> None:
+def test_what_is_written_is_read(step: StepRecord) -> None:
     assert parsed(written(step)) == step
     assert "\n" not in written(step)
 
@@ -51,7 +59,7 @@ def test_what_is_written_is_read(step: Step) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        Opening(
+        RunHeader(
             rank=1,
             size=2,
             host="a",
@@ -61,8 +69,8 @@ def test_what_is_written_is_read(step: Step) -> None:
             at=1.5,
             thalweg="1",
         ),
-        Moment(at=1.0, offset=2.0, error=0.1),
-        Note(at=1.0, step=3, topic="late", text="ä\nb"),
+        ClockSample(at=1.0, offset=2.0, error=0.1),
+        EventRecord(at=1.0, step=3, topic="late", text="ä\nb"),
     ],
 )
 def test_others_too(record: Record) -> None:
@@ -88,14 +96,20 @@ def test_the_parts_of_a_step_add_up() -> None:
 
 
 def test_what_is_hidden_is_what_is_exchanged_and_not_exposed() -> None:
-    rounds = [Round(0, 0, 0.0, 1.0, {}), Round(1, 0, 0.5, 1.5, {}), Round(2, 0, 2.0, 2.1, {})]
+    rounds = [
+        BucketRecord(0, 0, 0.0, 1.0, {}),
+        BucketRecord(1, 0, 0.5, 1.5, {}),
+        BucketRecord(2, 0, 2.0, 2.1, {}),
+    ]
     step = step_of(0, computing=2.0, gradients=0.4, rounds=rounds)
     assert step.exchanging == pytest.approx(1.6)
     assert step.hidden == pytest.approx(1.2)
 
 
 def test_under_torchs_own_the_busiest_connection_tells() -> None:
-    step = step_of(0, computing=1.0, gradients=0.1, flows=[Flow(1, 5, 0.7), Flow(2, 5, 0.3)])
+    step = step_of(
+        0, computing=1.0, gradients=0.1, flows=[FlowRecord(1, 5, 0.7), FlowRecord(2, 5, 0.3)]
+    )
     assert step.hidden == pytest.approx(0.6)
 
 
@@ -107,7 +121,9 @@ def test_covered_counts_every_second_once(spans: list[list[int]]) -> None:
 
 def test_a_line_is_short() -> None:
     """A rank's 64 MB last for a hundred thousand steps of a few buckets."""
-    rounds = [Round(b, 1e6 + 0.1234567, 1e6, 1e6, {1: 1e6}) for b in range(4)]
-    line = written(step_of(10**6, computing=0.1, rounds=rounds, flows=[Flow(1, 10**8, 0.123)]))
+    rounds = [BucketRecord(b, 1e6 + 0.1234567, 1e6, 1e6, {1: 1e6}) for b in range(4)]
+    line = written(
+        step_of(10**6, computing=0.1, rounds=rounds, flows=[FlowRecord(1, 10**8, 0.123)])
+    )
     assert len(line) < 640
     assert json.loads(line)["kind"] == "step"

@@ -17,20 +17,20 @@ from tests.recorded import (
 )
 from thalweg.errors import ClusterError
 from thalweg.facts import Cluster
-from thalweg.observe import Kind, Note
-from thalweg.observe.run_report import Overview, overview
+from thalweg.observe import EventRecord, StragglerKind
+from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
 
 COMPUTING = FORWARD + BACKWARD + OPTIMIZER
 
 
-def of(run: Run) -> Overview:
-    return overview(timeline(run.records()))
+def of(run: Run) -> RunReport:
+    return run_report(timeline(run.records()))
 
 
 def test_nobody_is_late_in_a_healthy_run() -> None:
     found = of(Run())
-    assert found.late == ()
+    assert found.stragglers == ()
     assert [each.rank for each in found.accounts] == list(range(8))
     for each in found.accounts:
         assert each.steps == 39  # the first sets things up
@@ -45,8 +45,8 @@ def test_nobody_is_late_in_a_healthy_run() -> None:
 
 def test_a_rank_that_computes_slowly_is_named_with_both_ends() -> None:
     found = of(Run(slow={3: 3.0}, steps=100, since=20, until=60))
-    [late] = found.late
-    assert (late.kind, late.who, late.ranks) == (Kind.COMPUTE, ("3",), (3,))
+    [late] = found.stragglers
+    assert (late.kind, late.who, late.ranks) == (StragglerKind.COMPUTE, ("3",), (3,))
     assert (late.first, late.last, late.ended, late.steps) == (20, 60, True, 1.0)
     assert late.seconds == pytest.approx(2 * COMPUTING, rel=0.03)
     assert late.total == pytest.approx(41 * 2 * COMPUTING, rel=0.03)
@@ -54,33 +54,33 @@ def test_a_rank_that_computes_slowly_is_named_with_both_ends() -> None:
 
 
 def test_a_slow_nic_is_named_until_the_end() -> None:
-    [late] = of(Run(thin={5: 0.25})).late
-    assert (late.kind, late.who) == (Kind.NIC, ("host5",))
+    [late] = of(Run(thin={5: 0.25})).stragglers
+    assert (late.kind, late.who) == (StragglerKind.NIC, ("host5",))
     assert (late.first, late.ended) == (10, False)
     assert late.when == "from step 10 to the end"
 
 
 def test_verdicts_that_a_formation_interrupts_are_one_episode() -> None:
     records = Run(slow={3: 3.0}, steps=100).records()
-    records[0].append(Note(at=0.0, step=50, topic="plan", text="now tree"))
-    [late] = overview(timeline(records)).late
+    records[0].append(EventRecord(at=0.0, step=50, topic="plan", text="now tree"))
+    [late] = run_report(timeline(records)).stragglers
     assert (late.first, late.last) == (10, 99)
 
 
 def test_a_part_of_the_run_is_judged_by_the_whole() -> None:
     run = timeline(Run(slow={3: 3.0}, steps=60, until=40).records())
-    found = overview(run, first=30, last=33)
+    found = run_report(run, first=30, last=33)
     assert [each.steps for each in found.accounts] == [4] * 8
-    assert [each.first for each in found.late] == [10]
-    assert overview(run, first=45, last=50).late == ()
+    assert [each.first for each in found.stragglers] == [10]
+    assert run_report(run, first=45, last=50).stragglers == ()
 
 
 def test_notes_of_all_ranks_are_one() -> None:
     records = Run(steps=5).records()
     for rank in (2, 1):
-        records[rank].append(Note(at=9e9, step=3, topic="hang", text="rank 0 hangs"))
-    records[1].append(Note(at=9e9, step=3, topic="late", text="told by episodes"))
-    found = overview(timeline(records)).notes
+        records[rank].append(EventRecord(at=9e9, step=3, topic="hang", text="rank 0 hangs"))
+    records[1].append(EventRecord(at=9e9, step=3, topic="late", text="told by episodes"))
+    found = run_report(timeline(records)).notes
     assert [str(note) for note in found] == [
         "step 4: incident: it is over (rank 0)",
         "step 3: hang: rank 0 hangs (ranks 1, 2)",
@@ -89,4 +89,4 @@ def test_notes_of_all_ranks_are_one() -> None:
 
 def test_a_cluster_that_doesnt_have_all_ranks_is_refused() -> None:
     with pytest.raises(ClusterError, match="no rank 4"):
-        overview(timeline(Run(steps=3).records()), cluster=Cluster.flat(4))
+        run_report(timeline(Run(steps=3).records()), cluster=Cluster.flat(4))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.observe.steps import flows_of
 from thalweg.facts import Cluster, Link
-from thalweg.observe.slow_links import Blamed, Links, Owner
+from thalweg.observe.slow_links import Owner, SlowLink, SlowLinkDetector
 
 MBIT = 1e6 / 8
 NBYTES = 4_000_000
@@ -58,9 +58,9 @@ def watched(
     noise: float = 0.2,
     told: Cluster | None = None,
     store: Callable[[int], dict[int, float]] = lambda step: {},
-) -> dict[int, list[Blamed]]:
+) -> dict[int, list[SlowLink]]:
     """Each link gives its rate, or this share of it from one step to another, with noise."""
-    links = Links(told or cluster)
+    links = SlowLinkDetector(told or cluster)
     found = {}
     for step in range(steps):
         draw = Random(f"{seed}/{step}")
@@ -73,11 +73,11 @@ def watched(
             rates[link] = rate.bits_per_second / 8 * factor
         flows = flows_of(pattern(cluster, step), NBYTES, cluster, rates)
         links.add(step, [(source, flow) for source, some in flows.items() for flow in some])
-        found[step] = links.blamed(store(step))
+        found[step] = links.slow_links(store(step))
     return found
 
 
-def named(found: Sequence[Blamed]) -> list[tuple[Owner, ...]]:
+def named(found: Sequence[SlowLink]) -> list[tuple[Owner, ...]]:
     return [blamed.owners for blamed in found]
 
 
@@ -179,11 +179,11 @@ def test_two_at_once() -> None:
 
 
 def test_small_messages_tell_nothing() -> None:
-    links = Links(lab([2, 2]))
+    links = SlowLinkDetector(lab([2, 2]))
     cluster = lab([2, 2])
     rates = dict.fromkeys(cluster.rates(), 200 * MBIT)
     rates[Link("nic", "host1", "out")] = 1 * MBIT
     for step in range(20):
         flows = flows_of(ring(cluster, step), 10_000, cluster, rates)
         links.add(step, [(s, flow) for s, some in flows.items() for flow in some])
-    assert links.blamed({}) == []
+    assert links.slow_links({}) == []

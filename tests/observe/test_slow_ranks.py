@@ -3,15 +3,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from thalweg.observe.slow_ranks import Paces, Slow, Span
+from thalweg.observe.slow_ranks import SlowRank, SlowRankDetector, Span
 
 Computing = Callable[[int, int], float]
 """Of a rank at a step."""
 
 
-def watched(computing: Computing, steps: int, ranks: int = 8) -> dict[int, list[Slow]]:
+def watched(computing: Computing, steps: int, ranks: int = 8) -> dict[int, list[SlowRank]]:
     """Who was found late after each step; who was is told of at the next."""
-    paces = Paces()
+    paces = SlowRankDetector()
     named: dict[int, int] = {}
     found = {}
     for step in range(steps):
@@ -23,7 +23,7 @@ def watched(computing: Computing, steps: int, ranks: int = 8) -> dict[int, list[
     return found
 
 
-def names(found: dict[int, list[Slow]]) -> dict[int, set[int]]:
+def names(found: dict[int, list[SlowRank]]) -> dict[int, set[int]]:
     return {step: {slow.rank for slow in slows} for step, slows in found.items()}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.recorded import ERROR, Run
 from thalweg.facts import Cluster
-from thalweg.observe import Moment, Note, Opening, Step
+from thalweg.observe import ClockSample, EventRecord, RunHeader, StepRecord
 from thalweg.observe.records import Record
 from thalweg.observe.timeline import Aligned, Timeline, cluster_of, timeline
 
@@ -16,29 +16,29 @@ SHORT = Run(ranks=4, steps=12)
 
 
 def ends(run: Timeline, rank: int) -> list[float]:
-    return [step.end for step in run.lanes[rank].steps]
+    return [step.end for step in run.rank_timelines[rank].steps]
 
 
 def apart(run: Timeline) -> float:
     """How far the ends of a step are from one another, at most."""
-    by_rank = [ends(run, rank) for rank in run.lanes]
+    by_rank = [ends(run, rank) for rank in run.rank_timelines]
     return max(max(step) - min(step) for step in zip(*by_rank, strict=True))
 
 
 def test_clocks_that_are_seconds_apart_agree() -> None:
     records = SHORT.records()
-    own = [next(r.end for r in records[rank] if isinstance(r, Step)) for rank in (0, 1)]
+    own = [next(r.end for r in records[rank] if isinstance(r, StepRecord)) for rank in (0, 1)]
     assert abs(own[0] - own[1]) > 7
     run = timeline(records)
     assert apart(run) < 1e-5
     assert run.remarks == ()
-    assert [lane.error for lane in run.lanes.values()] == [0.0, ERROR, ERROR, ERROR]
+    assert [lane.error for lane in run.rank_timelines.values()] == [0.0, ERROR, ERROR, ERROR]
     assert run.steps == range(12)
 
 
 def test_rounds_and_encodings_move_with_their_step() -> None:
     run = timeline(SHORT.records())
-    for lane in run.lanes.values():
+    for lane in run.rank_timelines.values():
         for step in lane.steps:
             inside = [each.started for each in step.rounds] + [e.began for e in step.encodings]
             assert all(step.begin <= moment <= step.end for moment in inside)
@@ -50,28 +50,34 @@ def test_rounds_and_encodings_move_with_their_step() -> None:
 def test_without_a_comparison_ranks_are_put_where_their_steps_end(unknown: set[int]) -> None:
     run = timeline(replace(SHORT, unknown=frozenset(unknown), drift=0.0).records())
     assert apart(run) < 1e-5
-    assert {rank for rank in unknown if run.lanes[rank].aligned is Aligned.STEPS} == unknown
+    assert {
+        rank for rank in unknown if run.rank_timelines[rank].aligned is Aligned.STEPS
+    } == unknown
     [remark] = run.remarks
     assert remark.startswith(f"rank{'s' * (len(unknown) > 1)} {', '.join(map(str, unknown))}:")
 
 
 def test_nothing_in_common() -> None:
     records = replace(SHORT, unknown=frozenset({3})).records()
-    records[3] = [replace(r, step=r.step + 500) if isinstance(r, Step) else r for r in records[3]]
+    records[3] = [
+        replace(r, step=r.step + 500) if isinstance(r, StepRecord) else r for r in records[3]
+    ]
     run = timeline(records)
-    assert run.lanes[3].aligned is Aligned.NOT
-    assert run.lanes[3].steps[0].begin == pytest.approx(run.lanes[0].steps[0].begin, abs=0.01)
+    assert run.rank_timelines[3].aligned is Aligned.NOT
+    assert run.rank_timelines[3].steps[0].begin == pytest.approx(
+        run.rank_timelines[0].steps[0].begin, abs=0.01
+    )
     assert "no step in common" in run.remarks[-1]
 
 
 def test_a_step_that_is_redone_counts_as_it_was_the_last_time() -> None:
     """Steps 8 to 11 were lost, and the run ended after 8 was done again."""
     records: list[Record] = [*SHORT.records()[0]]
-    eighth = next(r for r in records if isinstance(r, Step) and r.step == 8)
+    eighth = next(r for r in records if isinstance(r, StepRecord) and r.step == 8)
     later = {name: getattr(eighth, name) + 60 for name in ("begin", "first", "last", "averaged")}
     redone = replace(eighth, **later, optimized=eighth.optimized + 60, end=eighth.end + 60)
     run = timeline({0: [*records, redone]})
-    steps = run.lanes[0].steps
+    steps = run.rank_timelines[0].steps
     assert [step.step for step in steps] == list(range(9))
     assert steps[-1].begin - steps[-2].end > 50
 
@@ -83,22 +89,22 @@ def test_a_rank_that_was_started_again_has_another_clock() -> None:
     shift = 1e6
 
     def by_another(record: Record) -> Record:
-        if isinstance(record, Step):
+        if isinstance(record, StepRecord):
             names = ("begin", "first", "last", "averaged", "optimized", "end")
             times = {name: getattr(record, name) + shift for name in names}
             return replace(record, **times, rounds=(), encodings=())
-        if isinstance(record, Moment):
+        if isinstance(record, ClockSample):
             return replace(record, at=record.at + shift, offset=record.offset - shift)
-        assert isinstance(record, Opening)
+        assert isinstance(record, RunHeader)
         return replace(record, host="elsewhere", at=record.at + shift, members=(0, 1, 2))
 
-    before = [r for r in moved if not isinstance(r, Step) or r.step < 5]
-    after = [by_another(r) for r in moved if not isinstance(r, Step) or r.step >= 5]
+    before = [r for r in moved if not isinstance(r, StepRecord) or r.step < 5]
+    after = [by_another(r) for r in moved if not isinstance(r, StepRecord) or r.step >= 5]
     records[2] = [*before, *after]
     run = timeline(records)
     assert apart(run) < 1e-5
-    assert run.lanes[2].host == "elsewhere"
-    assert [(f.step, f.members) for f in run.formations] == [(0, (0, 1, 2, 3)), (5, (0, 1, 2))]
+    assert run.rank_timelines[2].host == "elsewhere"
+    assert [(f.step, f.members) for f in run.member_spans] == [(0, (0, 1, 2, 3)), (5, (0, 1, 2))]
 
 
 def test_a_file_that_was_begun_anew_repeats_what_is_known() -> None:
@@ -106,13 +112,13 @@ def test_a_file_that_was_begun_anew_repeats_what_is_known() -> None:
     opening, clock = records[1][:2]
     records[1] = [*records[1][:8], opening, clock, *records[1][8:]]
     run, usual = timeline(records), timeline(SHORT.records())
-    assert run.lanes[1] == usual.lanes[1]
+    assert run.rank_timelines[1] == usual.rank_timelines[1]
 
 
 def test_another_plan_is_another_formation() -> None:
     records = SHORT.records()
-    records[1].append(Note(at=0.0, step=6, topic="plan", text="now tree"))
-    assert [f.step for f in timeline(records).formations] == [0, 6]
+    records[1].append(EventRecord(at=0.0, step=6, topic="plan", text="now tree"))
+    assert [f.step for f in timeline(records).member_spans] == [0, 6]
 
 
 def test_ranks_of_an_earlier_run_are_left_out_and_missing_ones_named() -> None:
@@ -120,7 +126,7 @@ def test_ranks_of_an_earlier_run_are_left_out_and_missing_ones_named() -> None:
     del records[3]
     records[7] = replace(SHORT, ranks=8).records()[7]
     run = timeline(records)
-    assert list(run.lanes) == [0, 1, 2]
+    assert list(run.rank_timelines) == [0, 1, 2]
     assert run.remarks[0].startswith("rank 7: left out")
     assert run.remarks[1].startswith("rank 3: no steps")
 

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, fsum, inf, log
 
-from thalweg.facts import Lateness
+from thalweg.facts import StragglerDelay
 from thalweg.predict.straggler_recurrence import chance_of_more
 
 EULER = 0.5772156649015329
@@ -70,9 +70,9 @@ class Form:
     def communication(self, message: Message) -> float:
         return self.sends * (message.latency + self.part * message.transfer)
 
-    def waiting(self, late: Lateness) -> float:
+    def waiting(self, delay: StragglerDelay) -> float:
         """Expected seconds beyond computing, if each worker is late now and then."""
-        return late.delay.seconds * (1 - self.arrived(1 - late.probability))
+        return delay.delay.seconds * (1 - self.arrived(1 - delay.probability))
 
     def computing(self, one: ShiftedExponential) -> float:
         """Expected seconds until enough is computed, `one` being a worker's time for its load; the
@@ -85,9 +85,9 @@ class Form:
         )
         return one.shift + late * width / 3
 
-    def seconds(self, message: Message, share: float, late: Lateness) -> float:
+    def seconds(self, message: Message, share: float, delay: StragglerDelay) -> float:
         """Of a step, where a share of the batch takes so long to compute."""
-        return self.load * share + self.waiting(late) + self.communication(message)
+        return self.load * share + self.waiting(delay) + self.communication(message)
 
 
 @dataclass(frozen=True, slots=True)

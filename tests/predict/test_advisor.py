@@ -9,8 +9,8 @@ import pytest
 from thalweg import Cluster, Size, Workload, advise
 from thalweg.declarations import Promise
 from thalweg.errors import UsageError
-from thalweg.facts import Costs, Duration, Lateness, Rate, Tensor
-from thalweg.predict.advisor import breaks
+from thalweg.facts import Costs, Duration, Rate, StragglerDelay, Tensor
+from thalweg.predict.advisor import crossovers
 from thalweg.predict.estimate import Advice
 from thalweg.predict.what_if import WhatIf, scaled, slowest_nic, with_workers
 
@@ -30,18 +30,18 @@ def job(size: str = "2MB", compute: float = 0.05) -> Workload:
 
 def test_best_first_and_ddp_among_them() -> None:
     advice = advise(RACKS, job())
-    seconds = [one.estimate.seconds for one in advice.ranking]
+    seconds = [ranked.estimate.seconds for ranked in advice.ranking]
     assert seconds == sorted(seconds)
-    assert "ddp" in {one.plan.text.preset.name for one in advice.ranking}
-    assert {one.promise for one in advice.ranking} == {Promise.EXACT}
+    assert "ddp" in {ranked.plan.text.preset.name for ranked in advice.ranking}
+    assert {ranked.promise for ranked in advice.ranking} == {Promise.EXACT}
     assert advice.best.vs_ddp > 1.2
     assert str(advice.best.plan) in advice.verdict
-    assert all(one.why and one.survives for one in advice.ranking)
+    assert all(ranked.why and ranked.survives for ranked in advice.ranking)
 
 
 def test_parts_of_a_step_add_up_and_are_in_the_interval() -> None:
-    for one in advised(Promise.EVENTUAL).ranking:
-        estimate = one.estimate
+    for ranked in advised(Promise.EVENTUAL).ranking:
+        estimate = ranked.estimate
         assert estimate.low <= estimate.seconds <= estimate.high
         assert (
             min(
@@ -57,9 +57,9 @@ def test_parts_of_a_step_add_up_and_are_in_the_interval() -> None:
 
 def test_what_is_not_allowed_is_not_advised() -> None:
     lossy = advised(Promise.LOSSY)
-    assert {one.promise for one in lossy.ranking} == {Promise.EXACT, Promise.LOSSY}
+    assert {ranked.promise for ranked in lossy.ranking} == {Promise.EXACT, Promise.LOSSY}
     eventual = advised(Promise.EVENTUAL)
-    assert {one.promise for one in eventual.ranking} == set(Promise)
+    assert {ranked.promise for ranked in eventual.ranking} == set(Promise)
 
 
 def test_plain_ddp_is_right_where_computing_is_all() -> None:
@@ -75,13 +75,13 @@ def test_more_steps_for_lossy_plans_put_exact_ones_first() -> None:
 
 def test_codes_are_left_out_without_data_and_it_is_said() -> None:
     advice = advise(SMALL, job(), has_data=False)
-    assert not [one for one in advice.ranking if one.plan.redundancy is not None]
+    assert not [ranked for ranked in advice.ranking if ranked.plan.redundancy is not None]
     assert "data=" in advice.left_out["gc(stragglers=1)"]
 
 
 def test_late_workers_are_worth_a_code() -> None:
-    late = Lateness(probability=0.05, delay=Duration(5.0))
-    cluster = WhatIf(late=late).cluster(Cluster.regular([6], nic="1gbit"))
+    delay = StragglerDelay(probability=0.05, delay=Duration(5.0))
+    cluster = WhatIf(late=delay).cluster(Cluster.regular([6], nic="1gbit"))
     best = advise(cluster, job("100KB")).best
     assert best.plan.redundancy is not None
 
@@ -98,7 +98,7 @@ def test_where_curves_cross() -> None:
     """1/x and the constant 1 cross at 1; on a line of logarithms exactly."""
     rates = (0.25, 1.0 / 2, 2.0, 4.0)
     curves = {"links": tuple(1 / rate for rate in rates), "computing": (1.0,) * 4}
-    [found] = breaks(rates, curves)
+    [found] = crossovers(rates, curves)
     assert (found.slower_links, found.faster_links) == ("computing", "links")
     assert found.bits_per_second == pytest.approx(sqrt(0.5 * 2.0))
 

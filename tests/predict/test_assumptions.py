@@ -11,18 +11,18 @@ from thalweg.predict import assumptions
 
 
 def test_every_model_has_a_step_and_every_entry_a_source() -> None:
-    assert set(assumptions.STEPS) == set(MODELS)
-    codecs = [codec for table in assumptions.CODECS.values() for codec in table.values()]
+    assert set(assumptions.ASSUMED_STEPS) == set(MODELS)
+    codecs = [codec for table in assumptions.ASSUMED_CODECS.values() for codec in table.values()]
     sources = [codec.source for codec in codecs]
     sources += [network.source for network in assumptions.NETWORKS.values()]
     sources += [gpu.source for gpu in assumptions.GPUS.values()]
-    sources += [step.source for step in assumptions.STEPS.values()]
+    sources += [step.source for step in assumptions.ASSUMED_STEPS.values()]
     assert all(sources)
 
 
 def test_resnet50_has_the_elements_that_codecs_were_timed_on() -> None:
     elements = sum(tensor.elements for tensor in model_named("resnet50").tensors)
-    assert elements == assumptions.RESNET50
+    assert elements == assumptions.RESNET50_ELEMENTS
 
 
 def test_costs_grow_with_the_batch_and_shrink_with_the_gpu() -> None:
@@ -41,7 +41,7 @@ def test_networks_are_effective() -> None:
 
 
 def test_codecs_are_plans_that_can_be_written() -> None:
-    for table in assumptions.CODECS.values():
+    for table in assumptions.ASSUMED_CODECS.values():
         for text in table:
             assert parse_plan(f"ring+{text}").precision is not None
 
@@ -49,7 +49,7 @@ def test_codecs_are_plans_that_can_be_written() -> None:
 def test_a_machine_says_what_nobody_measured() -> None:
     machine = assumptions.assumed_machine("v100")
     powersgd = machine.codecs["powersgd(rank=4)"]
-    whole = (powersgd.encode.value + powersgd.decode.value) * assumptions.RESNET50
+    whole = (powersgd.encode.value + powersgd.decode.value) * assumptions.RESNET50_ELEMENTS
     assert whole == pytest.approx(0.045)
     assert any(line.startswith("powersgd(rank=4): ") for line in machine.assumed)
     with pytest.raises(PlanError, match="use v100, cpu"):

@@ -11,7 +11,7 @@ from tests.predict import coded_forms
 from tests.predict.coded_forms import Message, ShiftedExponential, Tree
 from thalweg.catalog import parse_plan
 from thalweg.codes.tolerance import chance_of_waiting
-from thalweg.facts import Cluster, Duration, Lateness
+from thalweg.facts import Cluster, Duration, StragglerDelay
 from thalweg.redundancy import allocation_of
 from thalweg.schedules import Group
 
@@ -53,32 +53,32 @@ def test_load_and_waiting_are_those_of_the_allocation(
     cluster = Cluster.regular([tree.workers], nic="1gbit", uplink="1gbit")
     plan = parse_plan(f"codedreduce(fanout={fanout}, stragglers={stragglers}, code=cyclic)")
     allocation = allocation_of(plan, Group.everybody(cluster))
-    assert allocation.branches.depth == levels
+    assert allocation.tree.depth == levels
     loads = {float(load) * tree.workers for load in allocation.loads.values()}
     assert sorted(loads) == pytest.approx([tree.load])
-    late = Lateness(probability=0.1, delay=Duration(3.0))
-    chance = chance_of_waiting(allocation.branches, dict.fromkeys(allocation.workers, 0.1))
-    assert coded_forms.codedreduce(tree).waiting(late) == pytest.approx(3 * chance)
+    delay = StragglerDelay(probability=0.1, delay=Duration(3.0))
+    chance = chance_of_waiting(allocation.tree, dict.fromkeys(allocation.workers, 0.1))
+    assert coded_forms.codedreduce(tree).waiting(delay) == pytest.approx(3 * chance)
 
 
 def test_waiting_by_hand() -> None:
     """Of two children one may be late, in two levels. A leaf is late with p; a parent if it is
     itself, or both of its leaves are; the step if both parents are."""
     p = 0.1
-    late = Lateness(probability=p, delay=Duration(3.0))
+    delay = StragglerDelay(probability=p, delay=Duration(3.0))
     parent = 1 - (1 - p) * (1 - p**2)
-    assert coded_forms.codedreduce(Tree(2, 2, 1)).waiting(late) == pytest.approx(3 * parent**2)
-    assert coded_forms.umw(6).waiting(late) == pytest.approx(3 * (1 - 0.9**6))
-    assert coded_forms.ring(6).waiting(late) == coded_forms.umw(6).waiting(late)
+    assert coded_forms.codedreduce(Tree(2, 2, 1)).waiting(delay) == pytest.approx(3 * parent**2)
+    assert coded_forms.umw(6).waiting(delay) == pytest.approx(3 * (1 - 0.9**6))
+    assert coded_forms.ring(6).waiting(delay) == coded_forms.umw(6).waiting(delay)
     one = 6 * 0.1 * 0.9**5
-    assert coded_forms.gc(6, 1).waiting(late) == pytest.approx(3 * (1 - 0.9**6 - one))
+    assert coded_forms.gc(6, 1).waiting(delay) == pytest.approx(3 * (1 - 0.9**6 - one))
 
 
 def test_a_step_adds_up() -> None:
     form = coded_forms.gc(6, 1)
-    late = Lateness(probability=0.1, delay=Duration(3.0))
-    expected = 2 * 0.5 + form.waiting(late) + 5 * 1.0
-    assert form.seconds(UNIT, 0.5, late) == pytest.approx(expected)
+    delay = StragglerDelay(probability=0.1, delay=Duration(3.0))
+    expected = 2 * 0.5 + form.waiting(delay) + 5 * 1.0
+    assert form.seconds(UNIT, 0.5, delay) == pytest.approx(expected)
 
 
 def test_tails() -> None:
@@ -97,7 +97,7 @@ def test_what_the_documentation_says_of_20_workers() -> None:
     overtaken = coded_forms.ring_overtakes(tree, latency, bytes_per_second)
     assert overtaken == pytest.approx(latency * bytes_per_second * (38 - 6) / (6 - 38 / 20))
     message = Message(latency, 10e6 / bytes_per_second)
-    late = Lateness(probability=0.05, delay=Duration(2.0))
+    delay = StragglerDelay(probability=0.05, delay=Duration(2.0))
     forms = {
         "umw": coded_forms.umw(20),
         "gc": coded_forms.gc(20, stragglers=1),
@@ -108,4 +108,4 @@ def test_what_the_documentation_says_of_20_workers() -> None:
     for name, form in forms.items():
         [line] = re.findall(rf"^\| `?{name}\b.* s \|.*$", page.read_text(), re.MULTILINE)
         told = [float(figure) for figure in re.findall(r"\d+\.\d+(?= s)", line)]
-        assert told == [round(form.communication(message), 3), round(form.waiting(late), 3)]
+        assert told == [round(form.communication(message), 3), round(form.waiting(delay), 3)]

@@ -82,16 +82,18 @@ def test_signs_are_not_first_under_adam() -> None:
 def test_what_was_not_measured_is_last_and_says_so(model: str, optimizer: str) -> None:
     """Before it come plans that needed so many more steps that a long run may need others."""
     found = advice(model, Promise.LOSSY, optimizer)
-    places = [(not one.reliable, one.steps is None) for one in found.ranking]
+    places = [(not ranked.reliable, ranked.steps is None) for ranked in found.ranking]
     assert places == sorted(places)
     assert (True, True) in places
-    costs = [one.estimate.seconds * (one.steps or 0) for one in found.ranking if one.reliable]
+    costs = [
+        ranked.estimate.seconds * (ranked.steps or 0) for ranked in found.ranking if ranked.reliable
+    ]
     assert costs == sorted(costs)
-    for one in found.ranking:
-        assert ("extra steps not measured under" in one.why) == (one.steps is None)
-        assert one.reliable == (one.steps is not None and one.steps <= 1.25)
+    for ranked in found.ranking:
+        assert ("extra steps not measured under" in ranked.why) == (ranked.steps is None)
+        assert ranked.reliable == (ranked.steps is not None and ranked.steps <= 1.25)
     if optimizer == "lion":
-        assert {one.promise for one in found.ranking if one.reliable} == {Promise.EXACT}
+        assert {ranked.promise for ranked in found.ranking if ranked.reliable} == {Promise.EXACT}
 
 
 def test_a_share_that_was_given_is_relied_on() -> None:
@@ -110,7 +112,7 @@ def test_a_plan_of_the_next_class_is_hinted_at() -> None:
     assert found.next_class.gain >= 1.05
     best = advice("resnet50", Promise.LOSSY).best
     assert found.hint() == f"With --allow lossy: {best.plan} {best.gain:.2f}x"
-    assert {one.promise for one in found.ranking} == {Promise.EXACT}
+    assert {ranked.promise for ranked in found.ranking} == {Promise.EXACT}
 
 
 def test_no_hint_where_something_allowed_gains() -> None:
@@ -132,7 +134,7 @@ def test_what_is_refused_is_neither_ranked_nor_hinted_at() -> None:
 
     found = advise(SWITCH, workload_of("resnet50", "a100"), assumed_machine(), refuse=refuse)
     assert found.left_out["ddp"] == "no ddp here"
-    assert "ddp" not in {one.plan.text.preset.name for one in found.ranking}
+    assert "ddp" not in {ranked.plan.text.preset.name for ranked in found.ranking}
     assert found.best.vs_ddp == pytest.approx(1, rel=0.05)
     assert "bf16" not in found.hint()
 

@@ -8,10 +8,17 @@ from random import Random
 
 import pytest
 
-from thalweg.facts import Cluster, Duration, Figure, Host, Machine, Rack, Road
-from thalweg.predict.calibration_trials import DRAGGED, SMALL, Trial, crowd, schedules, wanted
+from thalweg.facts import Cluster, Duration, FittedValue, Host, Machine, Rack, TransportCosts
+from thalweg.predict.calibration_trials import (
+    MAX_SMALL_TRIAL_BYTES,
+    SLOWDOWN_TRIAL_KINDS,
+    NetworkTrial,
+    concurrent_flows,
+    schedules,
+    wanted_trials,
+)
 from thalweg.predict.fitting import fit
-from thalweg.predict.flow_simulator import Flows
+from thalweg.predict.flow_simulator import FlowSimulator
 from thalweg.schedules import Schedule
 
 FLAT = Cluster.regular([8], nic="100mbit", latency=Duration(60e-6))
@@ -21,27 +28,32 @@ MESSAGE = 120e-6
 BURST = 128 * 1024.0
 
 
-def road_of(cluster: Cluster) -> Road:
+def road_of(cluster: Cluster) -> TransportCosts:
     """A share for each number of flows that its trials have."""
     shares = {1: 0.97, 2: 0.9, 4: 0.85, 7: 0.75, 16: 0.6}
-    large = {kind for kind, nbytes in wanted(cluster, backend=False) if nbytes > SMALL}
-    kinds = large - {*DRAGGED}
-    crowds = sorted({crowd(kind, cluster) for kind in kinds})
-    return Road(
-        message=Figure(MESSAGE), crowding=tuple((flows, Figure(shares[flows])) for flows in crowds)
+    large = {
+        kind
+        for kind, nbytes in wanted_trials(cluster, backend=False)
+        if nbytes > MAX_SMALL_TRIAL_BYTES
+    }
+    kinds = large - {*SLOWDOWN_TRIAL_KINDS}
+    crowds = sorted({concurrent_flows(kind, cluster) for kind in kinds})
+    return TransportCosts(
+        message=FittedValue(MESSAGE),
+        crowding=tuple((flows, FittedValue(shares[flows])) for flows in crowds),
     )
 
 
-def made(cluster: Cluster, machine: Machine, latency: float) -> Iterator[Trial]:
+def made(cluster: Cluster, machine: Machine, latency: float) -> Iterator[NetworkTrial]:
     """What trials would take if the simulation were the truth."""
     truth = replace(cluster, latency=Duration(latency))
-    for kind, nbytes in wanted(cluster, backend=True):
-        road = machine.native if kind == "native" else machine.ours
-        flows = Flows(truth, road, machine.burst)
-        yield Trial(kind, nbytes, (seconds_of(flows, schedules(kind, cluster, nbytes)),) * 5)
+    for kind, nbytes in wanted_trials(cluster, backend=True):
+        costs = machine.native if kind == "native" else machine.ours
+        flows = FlowSimulator(truth, costs, machine.burst)
+        yield NetworkTrial(kind, nbytes, (seconds_of(flows, schedules(kind, cluster, nbytes)),) * 5)
 
 
-def seconds_of(flows: Flows, together: Sequence[Schedule]) -> float:
+def seconds_of(flows: FlowSimulator, together: Sequence[Schedule]) -> float:
     ends: list[float] = []
     for schedule in together:
         exchange = flows.exchange(schedule, lambda _: ends.append(flows.now))
@@ -52,7 +64,7 @@ def seconds_of(flows: Flows, together: Sequence[Schedule]) -> float:
 
 
 def machine_of(cluster: Cluster) -> Machine:
-    native = Road(message=Figure(300e-6), crowding=((1, Figure(0.95)),))
+    native = TransportCosts(message=FittedValue(300e-6), crowding=((1, FittedValue(0.95)),))
     return Machine(ours=road_of(cluster), native=native, burst=BURST)
 
 
@@ -93,8 +105,8 @@ def test_ranks_of_one_host() -> None:
     host = Host(name="alone", ranks=(0, 1, 2, 3))
     cluster = Cluster(racks=(Rack(name="r", hosts=(host,)),), latency=Duration(20e-6))
     real = Machine(
-        ours=Road(message=Figure(50e-6), byte=Figure(2e-9)),
-        native=Road(message=Figure(80e-6), byte=Figure(1e-9)),
+        ours=TransportCosts(message=FittedValue(50e-6), byte=FittedValue(2e-9)),
+        native=TransportCosts(message=FittedValue(80e-6), byte=FittedValue(1e-9)),
     )
     found = fit(cluster, list(made(cluster, real, 40e-6)))
     assert_near(found.machine, real, 0.02)
@@ -137,8 +149,8 @@ def test_spread_is_that_of_the_repetitions() -> None:
 
 def test_crowds() -> None:
     """Of 4 hosts behind an uplink of half a NIC's rate: all to all crosses it 4 x 4 times."""
-    assert [crowd(kind, FLAT) for kind in ("ring", "gossip", "ps")] == [1, 2, 7]
-    assert [crowd(kind, RACKS) for kind in ("ring", "gossip", "hierarchical", "ps")] == [
+    assert [concurrent_flows(kind, FLAT) for kind in ("ring", "gossip", "ps")] == [1, 2, 7]
+    assert [concurrent_flows(kind, RACKS) for kind in ("ring", "gossip", "hierarchical", "ps")] == [
         1,
         2,
         4,

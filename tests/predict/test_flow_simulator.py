@@ -14,13 +14,13 @@ from tests.clusters import groups
 from tests.examples import examples
 from tests.running import tree_schedule
 from tests.schedules.test_topologies import VARIANTS, build
-from thalweg.codes import ROOT, Allocation, Branches, allocate
+from thalweg.codes import TREE_ROOT, Allocation, CodedTree, allocate
 from thalweg.codes.fractional import FractionalRepetition
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, Rate
-from thalweg.facts.machine import Figure, Road
-from thalweg.predict.flow_simulator import Flows, simulate
-from thalweg.schedules import Condition, Group, Kind, Move, Schedule, all_to_all, order, traffic
+from thalweg.facts.machine import FittedValue, TransportCosts
+from thalweg.predict.flow_simulator import FlowSimulator, simulate
+from thalweg.schedules import Condition, Group, Move, MoveKind, Schedule, all_to_all, order, traffic
 
 MB = 1_000_000
 NO_LATENCY = Duration(0.0)
@@ -43,12 +43,12 @@ def letters(*ways: tuple[int, int, float]) -> Schedule:
     """Source, target and megabytes of messages that wait for nothing."""
     moves: dict[int, list[Move]] = {rank: [] for way in ways for rank in way[:2]}
     for chunk, (source, target, _) in enumerate(ways):
-        moves[source].append(Move(Kind.SEND, target, chunk, chunk + 1))
-        moves[target].append(Move(Kind.COPY, source, chunk, chunk + 1))
+        moves[source].append(Move(MoveKind.SEND, target, chunk, chunk + 1))
+        moves[target].append(Move(MoveKind.COPY, source, chunk, chunk + 1))
     return schedule_of(moves, *(size for _, _, size in ways))
 
 
-def begin(flows: Flows, schedule: Schedule, when: float = 0.0) -> dict[int, float]:
+def begin(flows: FlowSimulator, schedule: Schedule, when: float = 0.0) -> dict[int, float]:
     """All ranks at a time; fills in when they end."""
     ends: dict[int, float] = {}
 
@@ -84,7 +84,7 @@ def test_three_flows_of_which_one_gets_what_another_leaves() -> None:
     a second more the second has sent its 10 MB, and the third has 15 of 50 MB left, at 30."""
     fast, slow = Rate.parse("1gbit"), Rate.parse("10MB/s")
     nics: list[Rate | Duplex] = [fast, Duplex(Rate.parse("30MB/s"), fast), Duplex(fast, slow), fast]
-    flows = Flows(Cluster.regular([4], nic=nics, latency=NO_LATENCY))
+    flows = FlowSimulator(Cluster.regular([4], nic=nics, latency=NO_LATENCY))
     ends = [begin(flows, letters(way)) for way in [(0, 2, 5), (1, 2, 10), (1, 3, 50)]]
     flows.run()
     assert [ends[0][2], ends[1][2], ends[2][3]] == pytest.approx([1.0, 1.5, 2.0])
@@ -92,7 +92,7 @@ def test_three_flows_of_which_one_gets_what_another_leaves() -> None:
 
 def test_messages_to_one_follow_one_another_and_to_several_share() -> None:
     cluster = Cluster.regular([3], nic="1MB/s", latency=NO_LATENCY)
-    flows = Flows(cluster)
+    flows = FlowSimulator(cluster)
     first, second = (begin(flows, letters((0, 1, 1))) for _ in range(2))
     flows.run()
     assert [first[1], second[1]] == pytest.approx([1.0, 2.0])
@@ -109,20 +109,20 @@ def test_a_late_rank_holds_up_who_waits_for_it() -> None:
 def test_a_receiver_handles_one_message_at_a_time() -> None:
     cluster = Cluster.regular([4], latency=Duration(0.5))
     schedule = letters(*((source, 0, 1e-6) for source in (1, 2, 3)))
-    ends = simulate(schedule, cluster, Road(message=Figure(2.0)))
+    ends = simulate(schedule, cluster, TransportCosts(message=FittedValue(2.0)))
     assert ends[0] == pytest.approx(6.5, abs=1e-6)
 
 
 def test_ranks_of_one_host_have_their_hands_alone() -> None:
     schedule = letters((0, 1, 1), (0, 2, 1))
     assert set(simulate(schedule, one_host(3)).values()) == {0.0}
-    ends = simulate(schedule, one_host(3), Road(byte=Figure(1e-6)))
+    ends = simulate(schedule, one_host(3), TransportCosts(byte=FittedValue(1e-6)))
     assert ends == pytest.approx({0: 2.0, 1: 2.0, 2: 2.0})
 
 
 def test_a_link_carries_a_burst_at_once_and_then_its_rate() -> None:
     """Of 5 MB, 3 at once and 2 at 1 MB/s. After 1.5 s of rest, 1.5 of 2 MB at once."""
-    flows = Flows(Cluster.regular([2], nic="1MB/s", latency=NO_LATENCY), burst=3 * MB)
+    flows = FlowSimulator(Cluster.regular([2], nic="1MB/s", latency=NO_LATENCY), burst=3 * MB)
     first = begin(flows, letters((0, 1, 5)))
     second = begin(flows, letters((0, 1, 2)), when=3.5)
     flows.run()
@@ -132,8 +132,8 @@ def test_a_link_carries_a_burst_at_once_and_then_its_rate() -> None:
 def test_tokens_run_down_while_something_else_limits() -> None:
     """Hands carry 4 MB/s, so the link's 3 MB of tokens go at 3 MB/s: 4 MB in a second."""
     cluster = Cluster.regular([2], nic="1MB/s", latency=NO_LATENCY)
-    road = Road(byte=Figure(0.25e-6))
-    assert simulate(letters((0, 1, 5)), cluster, road, burst=3 * MB)[1] == pytest.approx(2.0)
+    costs = TransportCosts(byte=FittedValue(0.25e-6))
+    assert simulate(letters((0, 1, 5)), cluster, costs, burst=3 * MB)[1] == pytest.approx(2.0)
 
 
 def test_two_flows_share_what_is_left_of_the_tokens() -> None:
@@ -141,7 +141,7 @@ def test_two_flows_share_what_is_left_of_the_tokens() -> None:
     flow or for two: dry after 4 s. The first has sent 2 + 3 of 6 MB by then, the second, which came
     after a second, 3 of 4 MB; the rest goes at half a MB/s each."""
     cluster = Cluster.regular([3], nic="1MB/s", latency=NO_LATENCY)
-    flows = Flows(cluster, Road(byte=Figure(0.5e-6)), burst=4 * MB)
+    flows = FlowSimulator(cluster, TransportCosts(byte=FittedValue(0.5e-6)), burst=4 * MB)
     first, second = begin(flows, letters((0, 1, 6))), begin(flows, letters((0, 2, 4)), when=1.0)
     flows.run()
     assert [first[1], second[2]] == pytest.approx([6.0, 6.0])
@@ -153,7 +153,7 @@ def test_a_quorum_ends_without_who_is_late() -> None:
     leaves: dict[int, tuple[int, ...]] = dict.fromkeys((1, 2, 3, 4), ())
     code = FractionalRepetition(4, 1)
     schedule = tree_schedule(
-        allocate(Branches({ROOT: tuple(leaves), **leaves}, {ROOT: code}), 0), 1000
+        allocate(CodedTree({TREE_ROOT: tuple(leaves), **leaves}, {TREE_ROOT: code}), 0), 1000
     )
     cluster = Cluster.regular([5], nic="1gbit", latency=Duration(0.01))
     for late in leaves:
@@ -165,9 +165,9 @@ def test_a_quorum_ends_without_who_is_late() -> None:
 
 def coded_tree_of_six() -> Allocation:
     either = FractionalRepetition(2, 1)
-    children = {ROOT: (0, 1), 0: (2, 3), 1: (4, 5)}
+    children = {TREE_ROOT: (0, 1), 0: (2, 3), 1: (4, 5)}
     leaves: dict[int, tuple[int, ...]] = dict.fromkeys((2, 3, 4, 5), ())
-    return allocate(Branches({**children, **leaves}, dict.fromkeys(children, either)), 0)
+    return allocate(CodedTree({**children, **leaves}, dict.fromkeys(children, either)), 0)
 
 
 def test_who_is_late_passes_results_on_and_the_root_overtakes_its_own_worker() -> None:
@@ -181,21 +181,22 @@ def test_who_is_late_passes_results_on_and_the_root_overtakes_its_own_worker() -
 
 def test_a_wait_in_a_circle_is_refused() -> None:
     circle = {
-        rank: [Move(Kind.COPY, 1 - rank, 0, 1), Move(Kind.SEND, 1 - rank, 0, 1)] for rank in (0, 1)
+        rank: [Move(MoveKind.COPY, 1 - rank, 0, 1), Move(MoveKind.SEND, 1 - rank, 0, 1)]
+        for rank in (0, 1)
     }
     with pytest.raises(ScheduleError, match="rank 0 waits for what never comes"):
         simulate(schedule_of(circle, 1), Cluster.flat(2))
 
 
 def test_who_never_starts_is_no_mistake() -> None:
-    flows = Flows(Cluster.flat(2))
+    flows = FlowSimulator(Cluster.flat(2))
     exchange = flows.exchange(letters((0, 1, 1)))
     exchange.start(1)
     flows.run()
     assert flows.now == 0.0
 
 
-class Counting(Flows):
+class Counting(FlowSimulator):
     """Bytes that have arrived, by source and target."""
 
     delivered: Counter[tuple[int, int]]
@@ -229,7 +230,7 @@ def longest_chain(schedule: Schedule, cluster: Cluster) -> float:
         rank, index = ready.popleft()
         move = orders[rank].moves[index]
         end = begins[rank, index]
-        if move.kind is Kind.SEND:
+        if move.kind is MoveKind.SEND:
             arrives = end + cluster.seconds_between(rank, move.peer)
             sent.setdefault((rank, move.peer, *move[2:4]), deque()).append(arrives)
         else:
@@ -293,9 +294,9 @@ def test_a_burst_of_next_to_nothing_changes_next_to_nothing(variant: str) -> Non
     nics = ["1gbit", "700mbit", "200mbit", "1gbit", "400mbit"]
     cluster = Cluster.regular([3, 2], nic=nics, uplink=["300mbit", "500mbit"])
     schedule = build(variant, Group.everybody(cluster), 50_000)
-    road = Road(byte=Figure(1e-9))
-    plain = simulate(schedule, cluster, road)
-    bursting = simulate(schedule, cluster, road, burst=0.1)
+    costs = TransportCosts(byte=FittedValue(1e-9))
+    plain = simulate(schedule, cluster, costs)
+    bursting = simulate(schedule, cluster, costs, burst=0.1)
     assert bursting == pytest.approx(plain, rel=1e-3)
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.predict.coded_forms import ShiftedExponential, harmonic
-from thalweg.facts import Duration, Lateness
+from thalweg.facts import Duration, StragglerDelay
 from thalweg.predict.straggler_recurrence import binomial, expected_arrival, expected_latest
 
 
-def late(probability: float, seconds: float) -> Lateness:
-    return Lateness(probability=probability, delay=Duration(seconds))
+def late(probability: float, seconds: float) -> StragglerDelay:
+    return StragglerDelay(probability=probability, delay=Duration(seconds))
 
 
-def counted(hosts: Sequence[Lateness], number: int) -> float:
+def counted(hosts: Sequence[StragglerDelay], number: int) -> float:
     """Over all sets of hosts that may be late."""
     expected = 0.0
     for which in product([False, True], repeat=len(hosts)):

@@ -17,7 +17,7 @@ from tests.predict.robust import Guess, Vector, fit_constants
 from tests.predict.wfbp import Job, Measured, Way, at_the_end, each, fit, merged
 from thalweg.facts import Size, model_named
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import Network
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TCP = ("10GbE with TCP/IP", "100GbE with TCP/IP")
@@ -178,6 +178,6 @@ def test_low_rank_steps_on_a_slow_link() -> None:
     for (system, rank), seconds in steps.items():
         print(f"{system} rank {rank}: {median(seconds) * 1e3:.0f} ms")
     buckets = model_named("vgg19").buckets(Size.parse("25MiB"))
-    network = Network.of_gbps(1.0, 50e-6)
+    network = AlphaBetaNetwork.of_gbps(1.0, 50e-6)
     dense = sum(ddp_step.ring(network, bucket.nbytes, 2) for bucket in buckets)
     assert median(steps["torchddp", "1"]) < dense / 10

@@ -9,10 +9,10 @@ import pytest
 from tests.predict.closed_form.test_topologies import FORMS
 from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
-from thalweg.facts.machine import Figure, Road
+from thalweg.facts.machine import FittedValue, TransportCosts
 from thalweg.predict.closed_form import topologies as forms
 from thalweg.predict.closed_form.symbols import Cost, Symbols
-from thalweg.predict.flow_simulator import FREE, simulate
+from thalweg.predict.flow_simulator import FREE_TRANSPORT_COSTS, simulate
 from thalweg.schedules import Group, Schedule
 
 EVEN = [(1, 2), (1, 8), (2, 4), (3, 5), (6, 3)]
@@ -31,8 +31,10 @@ def made(variant: str, cluster: Cluster, elements_each: int) -> tuple[Schedule, 
     return schedule, Symbols.of(group, schedule.elements * schedule.itemsize)
 
 
-def last(schedule: Schedule, cluster: Cluster, road: Road = FREE) -> float:
-    return max(simulate(schedule, cluster, road).values())
+def last(
+    schedule: Schedule, cluster: Cluster, costs: TransportCosts = FREE_TRANSPORT_COSTS
+) -> float:
+    return max(simulate(schedule, cluster, costs).values())
 
 
 @pytest.mark.parametrize(("racks", "members"), EVEN)
@@ -126,6 +128,6 @@ def test_a_masters_messages(racks: int, members: int, variant: str) -> None:
     master everybody has one."""
     cluster = cluster_of(racks, members, latency="1ms")
     schedule, x = made(variant, cluster, 1)
-    found = last(schedule, cluster, Road(message=Figure(1.0)))
+    found = last(schedule, cluster, TransportCosts(message=FittedValue(1.0)))
     results = 1 if variant == "star" else x.N - 1
     assert found == pytest.approx(x.N - 1 + results, abs=0.01)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from thalweg import Cluster, Size, Workload, parse_plan, predict
-from thalweg.facts import CodecCost, Costs, Duration, Figure, Lateness, Machine, Tensor
+from thalweg.facts import CodecCost, Costs, Duration, FittedValue, Machine, StragglerDelay, Tensor
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.schedules import Group
 
@@ -79,7 +79,7 @@ def test_a_late_result_that_takes_longer_than_a_step_sets_the_pace() -> None:
 
 
 def test_a_codec_comes_on_top() -> None:
-    costs = CodecCost(bucket=Figure(0.01), encode=Figure(1e-8), decode=Figure(2e-8))
+    costs = CodecCost(bucket=FittedValue(0.01), encode=FittedValue(1e-8), decode=FittedValue(2e-8))
     machine = Machine(codecs={"fp16(warmup=0)": costs, "fp16": costs})
     exchange = 2 * 3 / 4 * 2 * LAYER  # half of 4 MB
     estimate = predict("ring+fp16", hosts(4), layers(4), machine)
@@ -89,7 +89,7 @@ def test_a_codec_comes_on_top() -> None:
 
 
 def test_what_a_codec_takes_while_backward_runs_backward_loses() -> None:
-    costs = CodecCost(encode=Figure(1e-7))  # 25 ms a layer
+    costs = CodecCost(encode=FittedValue(1e-7))  # 25 ms a layer
     overlapped = "ring+fp16 @ bucket=1MB, overlap=true"
     contended = Machine(codecs={"fp16": costs}, contention=1.0)
     alone = Machine(codecs={"fp16": costs}, contention=0.0)
@@ -100,7 +100,7 @@ def test_what_a_codec_takes_while_backward_runs_backward_loses() -> None:
 
 
 def test_where_it_is_left_open_the_better_way_counts() -> None:
-    machine = Machine(codecs={"fp16": CodecCost(encode=Figure(1e-7))}, contention=2.0)
+    machine = Machine(codecs={"fp16": CodecCost(encode=FittedValue(1e-7))}, contention=2.0)
     ways = [
         seconds(f"ring+fp16 @ bucket=1MB{way}", hosts(2), layers(4), machine)
         for way in ("", ", overlap=true", ", overlap=false")
@@ -122,10 +122,10 @@ def test_a_slow_group_holds_up_only_those_who_meet_it() -> None:
 
 
 def test_a_code_computes_more_and_waits_less() -> None:
-    late = Lateness(probability=0.05, delay=Duration(5.0))
+    delay = StragglerDelay(probability=0.05, delay=Duration(5.0))
     cluster = hosts(6, "10gbit")
     racks = tuple(
-        replace(rack, hosts=tuple(replace(host, late=late) for host in rack.hosts))
+        replace(rack, hosts=tuple(replace(host, late=delay) for host in rack.hosts))
         for rack in cluster.racks
     )
     cluster = replace(cluster, racks=racks)

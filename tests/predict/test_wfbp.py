@@ -20,9 +20,9 @@ from tests.predict.wfbp import (
     replay,
 )
 from thalweg.facts import Tensor, Workload, model_named
-from thalweg.predict.closed_form.ddp_step import Network
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
 
-PAIR = Network(0.5, 1.0)  # among two: a second a message, and one a byte
+PAIR = AlphaBetaNetwork(0.5, 1.0)  # among two: a second a message, and one a byte
 MESSAGES = (Message(1, 0.0), Message(1, 0.5), Message(2, 5.0))
 
 
@@ -65,7 +65,7 @@ def test_a_step_is_forward_and_what_follows() -> None:
 @pytest.mark.parametrize("ways", [[each], [at_the_end], [each, at_the_end]])
 def test_constants_are_found_again(ways: list[Way]) -> None:
     """From steps that they made, one of which is wrong; on 32 workers, where nobody measured."""
-    true = {"slow": Network(1e-4, 1e8), "fast": Network(2e-5, 1e9)}
+    true = {"slow": AlphaBetaNetwork(1e-4, 1e8), "fast": AlphaBetaNetwork(2e-5, 1e9)}
     jobs = [Job.of(model_named("resnet50"), 0.25), Job.of(model_named("bert-base"), 0.3)]
     overheads = {"resnet50": 0.004, "bert-base": 0.05}
     steps = [

@@ -24,7 +24,7 @@ import numpy as np
 
 from tests.predict.robust import Guess, Vector, fit_constants
 from thalweg.facts import Workload
-from thalweg.predict.closed_form.ddp_step import Network, ring
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, ring
 
 FORWARD = 1 / 3  # of a step's computing; backward does twice as many products
 LATENCY = Guess(3e-5, 3.0)  # seconds: a message over TCP, in a data centre
@@ -39,7 +39,7 @@ class Message:
     ready: float  # seconds since the start of backward
 
 
-Way = Callable[[Sequence[Message], Network, int], Sequence[Message]]
+Way = Callable[[Sequence[Message], AlphaBetaNetwork, int], Sequence[Message]]
 """What is sent of these tensors' gradients: as they are, merged, or all at the end."""
 
 
@@ -54,17 +54,21 @@ def messages_of(workload: Workload, backward: float) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def each(messages: Sequence[Message], network: Network, workers: int) -> Sequence[Message]:
+def each(messages: Sequence[Message], network: AlphaBetaNetwork, workers: int) -> Sequence[Message]:
     """WFBP"""
     return messages
 
 
-def at_the_end(messages: Sequence[Message], network: Network, workers: int) -> Sequence[Message]:
+def at_the_end(
+    messages: Sequence[Message], network: AlphaBetaNetwork, workers: int
+) -> Sequence[Message]:
     """All in one, when backward is over (bulk-synchronous)."""
     return [Message(sum(message.nbytes for message in messages), messages[-1].ready)]
 
 
-def merged(messages: Sequence[Message], network: Network, workers: int) -> Sequence[Message]:
+def merged(
+    messages: Sequence[Message], network: AlphaBetaNetwork, workers: int
+) -> Sequence[Message]:
     """MG-WFBP"""
     latency = ring(network, 0, workers)
     sent: list[Message] = []
@@ -80,7 +84,7 @@ def merged(messages: Sequence[Message], network: Network, workers: int) -> Seque
     return sent
 
 
-def replay(messages: Sequence[Message], network: Network, workers: int) -> float:
+def replay(messages: Sequence[Message], network: AlphaBetaNetwork, workers: int) -> float:
     """When the last of them has come, counted from the start of backward."""
     end = 0.0
     for message in messages:
@@ -106,7 +110,9 @@ class Job:
             messages=messages_of(workload, backward),
         )
 
-    def seconds(self, way: Way, network: Network, workers: int, overhead: float = 0.0) -> float:
+    def seconds(
+        self, way: Way, network: AlphaBetaNetwork, workers: int, overhead: float = 0.0
+    ) -> float:
         """Of a step among so many; `overhead` is what taking part costs a worker besides."""
         sent = way(self.messages, network, workers)
         return self.forward + replay(sent, network, workers) + overhead
@@ -125,7 +131,7 @@ class Measured:
 class Fitted:
     """Networks by name, and by model what taking part costs on any of them."""
 
-    networks: Mapping[str, Network]
+    networks: Mapping[str, AlphaBetaNetwork]
     overheads: Mapping[str, float]
 
     def seconds(self, way: Way, job: Job, network: str, workers: int) -> float:
@@ -143,7 +149,7 @@ def fit(steps: Sequence[Measured]) -> Fitted:
         alphas, rates, overheads = np.split(constants, [len(networks), 2 * len(networks)])
         return Fitted(
             networks={
-                name: Network(float(alpha), float(rate))
+                name: AlphaBetaNetwork(float(alpha), float(rate))
                 for name, alpha, rate in zip(networks, alphas, rates, strict=True)
             },
             overheads=dict(zip(models, overheads.tolist(), strict=True)),

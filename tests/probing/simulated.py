@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 
 from thalweg.facts import Cluster, Link
-from thalweg.probing.coordinator import Station
-from thalweg.probing.network import Flow
+from thalweg.probing.coordinator import HostInfo
+from thalweg.probing.network import ProbeFlow
 
 
 class Simulated:
@@ -50,7 +50,7 @@ class Simulated:
         )
         return (1e-4 + self._hop * across) * (1 + self._jitter * self._draw.random())
 
-    def rates(self, flows: Sequence[Flow], *, short: bool = False) -> list[float]:
+    def rates(self, flows: Sequence[ProbeFlow], *, short: bool = False) -> list[float]:
         self.tests += 1
         busy = [host for flow in flows for host in flow]
         assert len(busy) == len(set(busy)), flows
@@ -89,10 +89,10 @@ class SimulatedSurvey(Simulated):
     """With a station for each host, all on machines of their own."""
 
     @property
-    def stations(self) -> list[Station]:
+    def stations(self) -> list[HostInfo]:
         hosts = sorted(self.cluster.hosts, key=lambda host: host.ranks)
         return [
-            Station(name=host.name, machine=host.name, cores=1, ranks=host.ranks) for host in hosts
+            HostInfo(name=host.name, machine=host.name, cores=1, ranks=host.ranks) for host in hosts
         ]
 
     @property

@@ -10,12 +10,12 @@ from torch._C._distributed_c10d import HashStore
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.engine import Engine
-from thalweg.errors import BETWEEN_STEPS
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import Cluster, CodecCost, Tensor
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.plan import Choice
 from thalweg.probing.codec_costs import cost_of, measure_codecs, sample, setups_of
-from thalweg.probing.together import Together
+from thalweg.probing.together import ProbeCollectives
 from thalweg.transports import MemoryNetwork
 
 TENSORS = [Tensor(name=f"t{number}", shape=(256, 256)) for number in range(8)]
@@ -74,10 +74,10 @@ def test_samples_are_cut_by_rows_from_the_end() -> None:
 
 def measured(choices: list[Choice], tensors: list[Tensor]) -> dict[str, CodecCost]:
     """By one rank alone."""
-    numbers = count(BETWEEN_STEPS)
-    engine = Engine(MemoryNetwork([0]).transport(0), Alarm(HashStore(), 0), 10.0)
+    numbers = count(FIRST_ROUND_BETWEEN_STEPS)
+    engine = Engine(MemoryNetwork([0]).transport(0), AbortFlag(HashStore(), 0), 10.0)
     try:
-        together = Together(engine, Cluster.flat(1), lambda: next(numbers))
-        return measure_codecs(together, choices, tensors)
+        collectives = ProbeCollectives(engine, Cluster.flat(1), lambda: next(numbers))
+        return measure_codecs(collectives, choices, tensors)
     finally:
         engine.close()

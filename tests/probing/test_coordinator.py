@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from tests.threads import run_threads
 from thalweg.errors import PeerFailed, PeerLate
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.probing import worker
-from thalweg.probing.coordinator import Conductor, Effort
-from thalweg.probing.messages import Exchange
-from thalweg.probing.network import Flow
+from thalweg.probing.coordinator import Effort, ProbeCoordinator
+from thalweg.probing.messages import ProbeMessenger
+from thalweg.probing.network import ProbeFlow
 from thalweg.probing.worker import serve
 from thalweg.transports import Transport
 
@@ -42,17 +42,17 @@ def test_rank_0_gathers_what_others_measure() -> None:
 
     def work(transport: Transport) -> Any:
         _RANKS[current_thread().name] = transport.rank
-        exchange = Exchange(transport, Alarm(store, transport.rank, 4), 20.0)
+        exchange = ProbeMessenger(transport, AbortFlag(store, transport.rank, 4), 20.0)
         if transport.rank:
             return serve(exchange)
-        conductor = Conductor(exchange, 4, QUICK, counted.append)
-        assert [station.ranks for station in conductor.stations] == [(0,), (1, 2), (3,)]
+        conductor = ProbeCoordinator(exchange, 4, QUICK, counted.append)
+        assert [host.ranks for host in conductor.host_infos] == [(0,), (1, 2), (3,)]
         assert (conductor.size, conductor.at_once) == (3, 1)
         assert 0 < conductor.round_trip(0, 2) < 1
         assert 0 < conductor.round_trip(2, 1) < 1
         assert 0 < conductor.round_trip_of_ranks(1, 2) < 1
-        assert conductor.rates([Flow(1, 2)])[0] > 1e6
-        assert conductor.rates([Flow(0, 1)], short=True)[0] > 1e6
+        assert conductor.rates([ProbeFlow(1, 2)])[0] > 1e6
+        assert conductor.rates([ProbeFlow(0, 1)], short=True)[0] > 1e6
         conductor.end({"found": 7})
         return None
 
@@ -65,11 +65,11 @@ def test_who_waits_for_an_order_hears_the_alarm() -> None:
     store = dist.HashStore()
 
     def work(transport: Transport) -> None:
-        alarm = Alarm(store, transport.rank, 2)
+        abort_flag = AbortFlag(store, transport.rank, 2)
         if transport.rank == 0:
-            alarm.sound("the disk is full")
+            abort_flag.raise_flag("the disk is full")
         else:
-            serve(Exchange(transport, alarm, 20.0))
+            serve(ProbeMessenger(transport, abort_flag, 20.0))
 
     with pytest.raises(PeerFailed, match="rank 0 gave up: the disk is full"):
         run_threads(range(2), work)
@@ -80,8 +80,8 @@ def test_who_does_not_answer_is_late() -> None:
 
     def work(transport: Transport) -> None:
         if transport.rank == 0:
-            exchange = Exchange(transport, Alarm(store, 0, 2), 0.2)
-            Conductor(exchange, 2, QUICK, lambda done: None)
+            exchange = ProbeMessenger(transport, AbortFlag(store, 0, 2), 0.2)
+            ProbeCoordinator(exchange, 2, QUICK, lambda done: None)
 
     with pytest.raises(PeerLate, match="rank 0 waited before step 0 for rank 1"):
         run_threads(range(2), work)

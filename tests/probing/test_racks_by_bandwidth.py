@@ -12,15 +12,15 @@ from tests.examples import examples
 from tests.probing.simulated import Simulated
 from tests.probing.test_latency import SIZES, wanted
 from thalweg.facts import Cluster, Duplex, Rate
-from thalweg.probing.contention import Contention
-from thalweg.probing.network import Flow, in_rounds
-from thalweg.probing.racks_by_bandwidth import Sharing, racks_by_rates
+from thalweg.probing.contention import ContentionProbe
+from thalweg.probing.network import ProbeFlow, in_rounds
+from thalweg.probing.racks_by_bandwidth import UplinkSharing, racks_by_rates
 
 
-def inferred(cluster: Cluster, seed: int, at_once: int = 6) -> tuple[Sharing, Simulated]:
+def inferred(cluster: Cluster, seed: int, at_once: int = 6) -> tuple[UplinkSharing, Simulated]:
     network = Simulated(cluster, seed=seed, at_once=at_once)
-    contention = Contention(network, Random(seed))
-    contention.look_round()
+    contention = ContentionProbe(network, Random(seed))
+    contention.measure_hosts()
     return racks_by_rates(contention), network
 
 
@@ -69,7 +69,7 @@ def test_a_slow_host_is_found_in_its_rack(sizes: list[int], slow: int) -> None:
 def test_where_nothing_contends_nothing_is_told(workers: int, seed: int) -> None:
     for sizes, uplink in (([workers], "100mbit"), ([2, workers], None)):
         found, _ = inferred(Cluster.regular(sizes, nic="100mbit", uplink=uplink), seed)
-        assert found == Sharing(racks=[])
+        assert found == UplinkSharing(racks=[])
 
 
 def test_many_flows_that_contend_where_no_two_do_are_told_of() -> None:
@@ -103,7 +103,7 @@ def test_hosts_that_share_with_nobody_are_said_to_be_loose() -> None:
 
 
 def test_rounds_have_every_host_once() -> None:
-    flows = [Flow(0, 1), Flow(1, 2), Flow(2, 3), Flow(4, 5), Flow(3, 0)]
+    flows = [ProbeFlow(0, 1), ProbeFlow(1, 2), ProbeFlow(2, 3), ProbeFlow(4, 5), ProbeFlow(3, 0)]
     rounds = in_rounds(flows, 2)
     assert sorted(flow for together in rounds for flow in together) == sorted(flows)
     for together in rounds:

@@ -12,7 +12,7 @@ from tests.probing.simulated import Simulated
 from tests.probing.test_latency import SIZES, wanted
 from thalweg.facts import Cluster, Duplex, Rate
 from thalweg.probing.flow import rate_of
-from thalweg.probing.nics import ROUNDS, measure_nics, round_robin
+from thalweg.probing.nics import NIC_ROUND_COUNT, measure_nics, round_robin
 from thalweg.probing.uplinks import measure_uplinks
 
 MBIT = 1e6
@@ -35,9 +35,9 @@ def test_uplinks_that_limit_are_measured(sizes: list[int], factor: float) -> Non
     network, racks = Simulated(cluster), wanted(cluster)
     for uplink in measure_uplinks(network, racks, measure_nics(network, racks)):
         assert uplink is not None
-        for way in (uplink.out, uplink.into):
-            assert way.full
-            assert way.rate == pytest.approx(factor * 100 * MBIT, rel=0.05)
+        for direction in (uplink.out, uplink.into):
+            assert direction.full
+            assert direction.rate == pytest.approx(factor * 100 * MBIT, rel=0.05)
 
 
 def test_four_flows_find_what_two_cannot() -> None:
@@ -68,7 +68,7 @@ def test_round_robin_pairs_differ_and_rounds_are_matchings(number: int) -> None:
     for start in range(0, len(pairs), max(1, a_round)):
         together = [host for pair in pairs[start : start + a_round] for host in pair]
         assert len(together) == len(set(together))
-    rounds = min(ROUNDS, number - 1 + number % 2)
+    rounds = min(NIC_ROUND_COUNT, number - 1 + number % 2)
     assert len(pairs) == rounds * a_round
     for one, other in combinations(pairs, 2):
         assert {*one} != {*other}

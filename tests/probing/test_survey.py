@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from tests.probing.simulated import SimulatedSurvey
-from thalweg.facts import Cluster, Host, Lateness, Rack, Rate, parse_cluster
+from thalweg.facts import Cluster, Host, Rack, Rate, StragglerDelay, parse_cluster
 from thalweg.probing.cluster_builder import names_of
-from thalweg.probing.coordinator import Station
-from thalweg.probing.result import Probed
+from thalweg.probing.coordinator import HostInfo
+from thalweg.probing.result import ProbeResult
 from thalweg.probing.survey import survey
 
 MBIT = 1e6
 
 
-def probed(cluster: Cluster, declared: Cluster | None = None, hop: float = 0.0) -> Probed:
+def probed(cluster: Cluster, declared: Cluster | None = None, hop: float = 0.0) -> ProbeResult:
     return survey(SimulatedSurvey(cluster, hop=hop), declared, 0.0)
 
 
@@ -46,7 +46,7 @@ def test_a_cluster_comes_out_as_it_is() -> None:
 def test_all_ranks_hold_the_same_and_the_file_is_it() -> None:
     found = probed(Cluster.regular([3, 3], nic="100mbit", uplink="50mbit"))
     sent = json.loads(json.dumps(found.packed()))
-    assert Probed.unpacked(sent) == Probed.unpacked(found.packed()) == found
+    assert ProbeResult.unpacked(sent) == ProbeResult.unpacked(found.packed()) == found
     text = found.file()
     assert parse_cluster(text) == found.cluster
     assert "# Racks (sure): hosts of a rack slow" in text
@@ -84,14 +84,14 @@ def test_where_nothing_tells_it_says_so() -> None:
 
 def test_declared_racks_are_kept_and_what_contradicts_them_is_told() -> None:
     real = Cluster.regular([4, 4], nic="100mbit", uplink="100mbit")
-    late = Lateness(probability=0.1)
+    delay = StragglerDelay(probability=0.1)
     wrong = Cluster.regular([4, 4], nic="200mbit", uplink="100mbit", interleaved=True)
-    first = replace(wrong.racks[0], name="left", hosts=_late(wrong.racks[0], late))
+    first = replace(wrong.racks[0], name="left", hosts=_late(wrong.racks[0], delay))
     declared = replace(wrong, racks=(first, *wrong.racks[1:]))
     found = probed(real, declared)
     assert [rack.name for rack in found.cluster.racks] == ["left", "rack1"]
     assert found.cluster.racks[0].ranks == (0, 2, 4, 6)
-    assert found.cluster.host(0).late == late
+    assert found.cluster.host(0).late == delay
     assert found.sureness == "declared"
     assert "contradicted by rates" in found.reason
     told = "\n".join(found.contradictions)
@@ -101,8 +101,8 @@ def test_declared_racks_are_kept_and_what_contradicts_them_is_told() -> None:
     assert "pairs of hosts more" in told
 
 
-def _late(rack: Rack, late: Lateness) -> tuple[Host, ...]:
-    return tuple(replace(host, late=late) for host in rack.hosts)
+def _late(rack: Rack, delay: StragglerDelay) -> tuple[Host, ...]:
+    return tuple(replace(host, late=delay) for host in rack.hosts)
 
 
 def test_declared_racks_that_are_right_are_confirmed() -> None:
@@ -125,11 +125,11 @@ def test_one_host_has_nothing_to_measure() -> None:
 
 def test_names_are_unique_and_fit_a_file() -> None:
     def named(*names: str) -> list[str]:
-        stations = [
-            Station(name=name, machine="m", cores=1, ranks=(rank,))
+        hosts = [
+            HostInfo(name=name, machine="m", cores=1, ranks=(rank,))
             for rank, name in enumerate(names)
         ]
-        return names_of(stations, None)
+        return names_of(hosts, None)
 
     assert named("a", "b") == ["a", "b"]
     assert named("a", "a", "b c") == ["a-0", "a-1", "b-c"]

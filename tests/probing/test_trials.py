@@ -13,13 +13,13 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 
 from tests.training.workers import on_ranks, one_value
 from thalweg.engine.engine import Engine
-from thalweg.errors import BETWEEN_STEPS
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import Cluster, Host, Rack
 from thalweg.members.world import World
 from thalweg.predict.fitting import fit
 from thalweg.probing import calibration
 from thalweg.probing.calibration import run_trials
-from thalweg.probing.together import Together
+from thalweg.probing.together import ProbeCollectives
 
 PAIR = Cluster(racks=(Rack(name="r", hosts=(Host(name="h", ranks=(0, 1)),)),))
 FREE = "a backend that costs nothing"
@@ -27,12 +27,12 @@ FREE = "a backend that costs nothing"
 
 def tried(rank: int) -> dict[str, Any]:
     world = World.join(20.0)
-    alarm = world.alarm()
-    engine = Engine(world.transport(), alarm, 20.0)
-    numbers = count(BETWEEN_STEPS)
-    together = Together(engine, PAIR, lambda: next(numbers))
-    found = run_trials(world.room("trials"), together, PAIR, native=True)
-    world.part(20.0, alarm)
+    abort_flag = world.abort_flag()
+    engine = Engine(world.transport(), abort_flag, 20.0)
+    numbers = count(FIRST_ROUND_BETWEEN_STEPS)
+    collectives = ProbeCollectives(engine, PAIR, lambda: next(numbers))
+    found = run_trials(world.namespace("trials"), collectives, PAIR, native=True)
+    world.leave(20.0, abort_flag)
     engine.close()
     return {
         "kinds": [trial.kind for trial in found],
@@ -58,7 +58,7 @@ def test_where_gloo_does_not_connect_one_rank_nobody_tries_it() -> None:
 
     with (
         patch.object(calibration, "ProcessGroupGloo", gloo),
-        patch.object(calibration, "PATIENCE", 0.5),
+        patch.object(calibration, "BACKEND_TIMEOUT_SECONDS", 0.5),
     ):
         results = on_ranks(2, tried)
     assert one_value(results, "kinds") == ["chain", "star", "local"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Machine, Size, Workload
-from thalweg.predict.estimate import Advice, Advised, Break, Breakdown, Estimate, Sweep
-from thalweg.report.advice import Measured
+from thalweg.predict.estimate import Advice, Breakdown, Crossover, Estimate, RankedPlan, Sweep
+from thalweg.report.advice import MeasuredStepTime
 
 LONG = "hierarchical(compress=between)+powersgd(rank=4) @ bucket=4MB"
 CODED = "codedreduce(fanout=4, stragglers=1)+fp16"
@@ -46,8 +46,8 @@ def estimate(sync: str, parts: Breakdown) -> Estimate:
     return Estimate(sync=sync, workers=16, parts=parts, low=low, high=high, form="replay")
 
 
-def advised(sync: str, parts: Breakdown, steps: float = 1.0) -> Advised:
-    return Advised(
+def advised(sync: str, parts: Breakdown, steps: float = 1.0) -> RankedPlan:
+    return RankedPlan(
         plan=default_catalog().plan(sync),
         estimate=estimate(sync, parts),
         vs_ddp=DDP.seconds / parts.seconds,
@@ -72,7 +72,7 @@ def sweep() -> Sweep:
         rates=RATES,
         seconds=seconds,
         breaks=tuple(
-            Break(
+            Crossover(
                 slower_links=below,
                 faster_links=above,
                 bits_per_second=1e9
@@ -108,11 +108,11 @@ def advice(*, swept: bool = True) -> Advice:
     )
 
 
-def measurements() -> list[Measured]:
+def measurements() -> list[MeasuredStepTime]:
     """The coded plan came out slower than its interval."""
     found = {LONG: 0.196, CODED: 0.371, "ddp": 0.548}
     return [
-        Measured(
+        MeasuredStepTime(
             sync=sync,
             seconds=seconds,
             predicted=PARTS[sync].seconds,

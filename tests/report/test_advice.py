@@ -12,7 +12,7 @@ import pytest
 from tests.report.advices import CODED, LONG, PARTS, advice, advised, estimate, measurements
 from thalweg.facts import Cluster
 from thalweg.predict.estimate import Advice, Breakdown
-from thalweg.report.advice import Measured, advice_page, between, times
+from thalweg.report.advice import MeasuredStepTime, advice_page, between, times
 
 VOID = {"meta", "wbr"}
 NASTY = """</title><script>alert("x")</script>&'"""
@@ -47,7 +47,7 @@ class Page(HTMLParser):
         return sum(not name or name in each for each in classes)
 
 
-def shown(found: Advice, measured: list[Measured] | None = None) -> Page:
+def shown(found: Advice, measured: list[MeasuredStepTime] | None = None) -> Page:
     page = Page(advice_page(found, measured or []))
     assert page.open == []
     return page

@@ -21,7 +21,7 @@ from tests.report.browsing import (
     luminance,
     opened,
 )
-from thalweg.facts import Cluster, Duplex, Lateness, Rate
+from thalweg.facts import Cluster, Duplex, Rate, StragglerDelay
 from thalweg.predict.estimate import Advice, Breakdown
 from thalweg.report.advice import advice_page
 
@@ -30,9 +30,9 @@ def crowded() -> Advice:
     """Everything at its largest: long names, both directions, late hosts, a hundred plans."""
     racks = advice().cluster.racks
     uneven = Duplex(Rate.parse("123.4mbit"), Rate.parse("1.25gbit"))
-    late = Lateness(probability=0.25)
+    delay = StragglerDelay(probability=0.25)
     long = replace(
-        racks[0].hosts[0], name="gpu-node-0017.rack-04.example.org", nic=uneven, late=late
+        racks[0].hosts[0], name="gpu-node-0017.rack-04.example.org", nic=uneven, late=delay
     )
     rack = replace(racks[0], name="rack-04-in-the-basement-next-door", hosts=(long,), uplink=uneven)
     moved = [replace(host, name=f"{host.name}b") for host in racks[0].hosts[1:]]

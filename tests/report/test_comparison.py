@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from thalweg.report import Course, draw_comparison
+from thalweg.report import TrainingCurve, draw_comparison
 
 
-def course(sync: str, events: dict[str, int]) -> Course:
-    return Course(
+def course(sync: str, events: dict[str, int]) -> TrainingCurve:
+    return TrainingCurve(
         sync=sync,
         losses=[3.0, 2.0, 1.0],
         seconds=[0.5, 1.0, 0.5],

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from thalweg.report.compress import APART, HEIGHT, TOP, Curve, draw_steps
+from thalweg.report.compress import CURVE_NAME_GAP_PIXELS, HEIGHT, TOP, Curve, draw_steps
 
 SPEEDS = [1e7, 1e9, 1e11]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,7 +22,7 @@ def test_every_line_has_its_name_and_names_are_apart() -> None:
     names = ["dense", *(f"method {i}" for i in range(20))]
     assert len(list(root.iter(f"{SVG}polyline"))) == len(names)
     heights = sorted(int(texts[name].attrib["y"]) for name in names)
-    assert all(second - first >= APART for first, second in pairwise(heights))
+    assert all(second - first >= CURVE_NAME_GAP_PIXELS for first, second in pairwise(heights))
     assert TOP <= heights[0] < heights[-1] <= TOP + HEIGHT + 4
 
 

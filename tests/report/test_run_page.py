@@ -24,22 +24,22 @@ from tests.report.browsing import (
     opened,
 )
 from tests.report.test_advice import NASTY, Page
-from thalweg.observe import Note
+from thalweg.observe import EventRecord
 from thalweg.observe.records import Record
-from thalweg.observe.run_report import Overview, overview
+from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
-from thalweg.report.heat_map import MOST_CELLS, MOST_RANKS
+from thalweg.report.heat_map import MAX_HEAT_CELLS, MAX_HEAT_RANKS
 from thalweg.report.run_page import run_page
-from thalweg.report.run_step_times import MOST_POINTS
+from thalweg.report.run_step_times import MAX_PLOT_POINTS
 
 SLOW = Run(slow={3: 3.0}, steps=60, until=40)
 
 
-def of(run: Run | dict[int, list[Record]]) -> Overview:
-    return overview(timeline(run.records() if isinstance(run, Run) else run))
+def of(run: Run | dict[int, list[Record]]) -> RunReport:
+    return run_report(timeline(run.records() if isinstance(run, Run) else run))
 
 
-def shown(found: Overview) -> Page:
+def shown(found: RunReport) -> Page:
     page = Page(run_page(found))
     assert page.open == []
     return page
@@ -61,7 +61,7 @@ def test_the_sections_come_in_the_order_of_a_readers_questions() -> None:
 def test_the_head_says_who_was_late_and_why() -> None:
     found = of(SLOW)
     page = shown(found)
-    [late] = found.late
+    [late] = found.stragglers
     assert f"R{late.why[1:]}." in page.texts["p"]
     assert "From step 10 to 40." in page.texts["p"]
     assert page.texts["dd"][2] == f"{late.share:.0%}"
@@ -110,13 +110,13 @@ def test_a_slow_rank_is_hot_in_its_row_and_a_slow_nic_in_those_that_use_it() -> 
 
 def test_it_does_not_grow_with_the_run() -> None:
     long = shown(of(Run(ranks=3, steps=700, slow={1: 2.0})))
-    assert long.number("rect", "hot") <= MOST_CELLS
+    assert long.number("rect", "hot") <= MAX_HEAT_CELLS
     points = [attrs["points"].split() for tag, attrs in long.tags if tag == "polyline"]
-    assert max(map(len, points)) <= MOST_POINTS
+    assert max(map(len, points)) <= MAX_PLOT_POINTS
     assert "a point is the mean of 3 steps" in long.texts["li"]
     wide = shown(of(Run(ranks=60, steps=8, slow={59: 3.0}, since=2)))
     labels = [text for text in wide.texts["span"] if re.fullmatch(r"\d+ host\d+", text)]
-    assert len(labels) == MOST_RANKS
+    assert len(labels) == MAX_HEAT_RANKS
     assert "59 host59" in labels
     assert "36 more ranks" in wide.texts["summary"]
     text = run_page(of(Run(ranks=60, steps=8, slow={59: 3.0}, since=2)))
@@ -133,7 +133,7 @@ def test_clocks_and_what_nobody_knows_of_them() -> None:
 def test_texts_are_escaped() -> None:
     records = SLOW.records()
     records[3][0] = replace(records[3][0], host=NASTY, sync=NASTY)  # type: ignore[type-var]
-    records[0].append(Note(at=0.0, step=3, topic="hang", text=NASTY))
+    records[0].append(EventRecord(at=0.0, step=3, topic="hang", text=NASTY))
     page = shown(of(records))
     assert page.number("script") == 0
     assert any(NASTY in text for text in page.texts["li"])
@@ -149,7 +149,7 @@ def test_it_needs_nothing_from_elsewhere_and_drawings_are_described() -> None:
     assert all(attrs.get("aria-label") or attrs.get("aria-hidden") for attrs in drawings)
 
 
-def crowded() -> Overview:
+def crowded() -> RunReport:
     """Long names, many ranks, and several that are late."""
     records = Run(ranks=30, steps=260, slow={7: 3.0, 20: 2.0}, thin={11: 0.2}, until=150).records()
     for rank in (7, 11):

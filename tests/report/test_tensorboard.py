@@ -23,7 +23,7 @@ def test_they_are_read_back(tmp_path: Path) -> None:
     run = timeline(MEANT.records())
     write_scalars(tmp_path, run)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0000", "rank-0001"]
-    for rank, lane in run.lanes.items():
+    for rank, lane in run.rank_timelines.items():
         found = EventAccumulator(str(tmp_path / f"rank-{rank:04}"))
         found.Reload()
         expected = [dict(scalars(step)) for step in lane.steps]

@@ -14,8 +14,8 @@ import pytest
 
 from tests.recorded import BUCKETS, Run
 from thalweg.errors import UsageError
-from thalweg.observe import Step
-from thalweg.observe.run_report import Overview, overview
+from thalweg.observe import StepRecord
+from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
 from thalweg.report.trace import Trace, trace
 from thalweg.report.trace_file import write_trace
@@ -26,8 +26,8 @@ Found = tuple[str, str, str, int, int]
 """Rank, track, name, start and end of a slice in microseconds."""
 
 
-def of(run: Run) -> Overview:
-    return overview(timeline(run.records()))
+def of(run: Run) -> RunReport:
+    return run_report(timeline(run.records()))
 
 
 def slices_of(found: Trace) -> list[Found]:
@@ -103,13 +103,13 @@ def perfetto(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def steps_of(run: Run) -> dict[tuple[str, int], Step]:
+def steps_of(run: Run) -> dict[tuple[str, int], StepRecord]:
     """As they were recorded, by each rank's own clock."""
     return {
         (f"rank {rank} on host{rank}", record.step): record
         for rank, records in run.records().items()
         for record in records
-        if isinstance(record, Step)
+        if isinstance(record, StepRecord)
     }
 
 
@@ -207,7 +207,7 @@ def test_ranks_are_in_order_though_viewers_sort_by_name() -> None:
 
 
 def test_a_part_of_a_run_begins_at_zero() -> None:
-    found = slices_of(trace(overview(timeline(MEANT.records()), first=10, last=12)))
+    found = slices_of(trace(run_report(timeline(MEANT.records()), first=10, last=12)))
     assert {name for _, track, name, *_ in found if track == "steps"} == {
         "step 10", "step 11", "step 12",
     }  # fmt: skip

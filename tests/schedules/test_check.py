@@ -13,7 +13,7 @@ from tests.running import mean_sets, run, whole_numbers
 from tests.schedules.test_topologies import VARIANTS, build
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster
-from thalweg.schedules import Group, Kind, Move, Schedule, all_gather, all_to_all, check
+from thalweg.schedules import Group, Move, MoveKind, Schedule, all_gather, all_to_all, check
 
 Lists = dict[int, list[Move]]
 CLUSTERS = [[2], [3], [4], [5], [2, 2], [1, 3], [2, 1, 2]]
@@ -80,7 +80,7 @@ def test_a_move_redirected() -> None:
 
 
 def test_another_kind_of_move() -> None:
-    other = {Kind.ADD: Kind.COPY, Kind.COPY: Kind.ADD}
+    other = {MoveKind.ADD: MoveKind.COPY, MoveKind.COPY: MoveKind.ADD}
     for schedule in small_schedules():
         for rank, index, move in every_move(schedule):
             if move.kind in other:
@@ -111,7 +111,7 @@ def commute(first: Move, second: Move) -> bool:
     """Moves of different chunks don't wait for one another; of one chunk, two sends or two sums
     may be exchanged."""
     apart = first.stop <= second.start or second.stop <= first.start
-    return apart or (first.kind is second.kind and first.kind in (Kind.SEND, Kind.ADD))
+    return apart or (first.kind is second.kind and first.kind in (MoveKind.SEND, MoveKind.ADD))
 
 
 def test_moves_reordered() -> None:
@@ -159,7 +159,7 @@ def test_the_error_says_who_and_what() -> None:
     """The cause, not one of those who wait because of it."""
     schedule = build("tree", Group.everybody(Cluster.flat(7)), 24)
     moves = lists_of(schedule)
-    assert moves[5][0] == Move(Kind.SEND, 2, 0, 1)
+    assert moves[5][0] == Move(MoveKind.SEND, 2, 0, 1)
     with pytest.raises(
         ScheduleError, match=r"tree: rank 2 waits for what never comes \(add 0 from 5\); .*wrong"
     ):
@@ -169,7 +169,8 @@ def test_the_error_says_who_and_what() -> None:
 def test_a_wait_in_a_circle_is_found() -> None:
     schedule = build("ring", Group.everybody(Cluster.flat(2)), 2)
     lists = {
-        rank: [Move(Kind.ADD, 1 - rank, 0, 1), Move(Kind.SEND, 1 - rank, 0, 1)] for rank in (0, 1)
+        rank: [Move(MoveKind.ADD, 1 - rank, 0, 1), Move(MoveKind.SEND, 1 - rank, 0, 1)]
+        for rank in (0, 1)
     }
     with pytest.raises(ScheduleError, match="waits in a circle"):
         check(with_moves(schedule, lists))
@@ -180,16 +181,16 @@ def test_a_chunk_that_waits_does_not_hold_up_another() -> None:
     schedule = build("ring", Group.everybody(Cluster.flat(2)), 2)
     lists = {
         0: [
-            Move(Kind.ADD, 1, 0, 1),
-            Move(Kind.SEND, 1, 0, 1),
-            Move(Kind.SEND, 1, 1, 2),
-            Move(Kind.COPY, 1, 1, 2),
+            Move(MoveKind.ADD, 1, 0, 1),
+            Move(MoveKind.SEND, 1, 0, 1),
+            Move(MoveKind.SEND, 1, 1, 2),
+            Move(MoveKind.COPY, 1, 1, 2),
         ],
         1: [
-            Move(Kind.ADD, 0, 1, 2),
-            Move(Kind.SEND, 0, 1, 2),
-            Move(Kind.SEND, 0, 0, 1),
-            Move(Kind.COPY, 0, 0, 1),
+            Move(MoveKind.ADD, 0, 1, 2),
+            Move(MoveKind.SEND, 0, 1, 2),
+            Move(MoveKind.SEND, 0, 0, 1),
+            Move(MoveKind.COPY, 0, 0, 1),
         ],
     }
     crossed = with_moves(schedule, lists)

@@ -13,7 +13,7 @@ from tests.clusters import groups
 from tests.examples import examples
 from tests.running import TIMEOUT, execute, run
 from tests.threads import run_threads
-from thalweg.engine.execute import Part
+from thalweg.engine.execute import RankProgram
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster
 from thalweg.schedules import (
@@ -120,7 +120,7 @@ def test_all_to_all(group: Group, elements: int) -> None:
             low, high = bounds[me]
             return incoming[source * elements :][: high - low]
 
-        execute(Part.of(schedule, transport.rank), transport, view, timeout=TIMEOUT)
+        execute(RankProgram.of(schedule, transport.rank), transport, view, timeout=TIMEOUT)
         return incoming
 
     results = run_threads(group.ranks, work)

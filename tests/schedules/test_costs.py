@@ -58,7 +58,7 @@ def test_a_chunk_alone_takes_as_many_beats_as_it_has_sequential_moves(
 ) -> None:
     schedule = build(variant, Group.everybody(Cluster.regular(rack_sizes)), 1)
     drawn = timeline(schedule)
-    assert drawn.sequential_moves == len(drawn.beats)
+    assert drawn.sequential_moves == len(drawn.slots)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -282,8 +282,8 @@ def test_shuffle_through_uplinks(racks: int, members: int) -> None:
     """A ring of one representative of each rack: 2(C-1)/C S."""
     cluster = Cluster.regular([members] * racks, interleaved=True)
     for step in range(members):
-        for meeting in shuffle.groups(Group.everybody(cluster), step):
-            group = meeting.group
+        for averaging_group in shuffle.groups(Group.everybody(cluster), step):
+            group = averaging_group.group
             found = traffic(ring(group, 120 * racks * members, ITEM, step), cluster)
             if len(group.racks) > 1:
                 expected = {Fraction(2 * (racks - 1), racks)}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.running import run
 from thalweg.errors import ScheduleError
-from thalweg.schedules import Condition, Kind, Move, Schedule, check
+from thalweg.schedules import Condition, Move, MoveKind, Schedule, check
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Message:
     target: int
     start: int
     stop: int
-    kind: Kind
+    kind: MoveKind
 
 
 @st.composite
@@ -32,7 +32,9 @@ def messages(draw: st.DrawFn, ranks: int, chunks: int) -> Message:
     source, target = draw(st.permutations(range(ranks)))[:2]
     start = draw(st.integers(0, chunks - 1))
     stop = draw(st.integers(start + 1, chunks))
-    return Message(source, target, start, stop, draw(st.sampled_from([Kind.ADD, Kind.COPY])))
+    return Message(
+        source, target, start, stop, draw(st.sampled_from([MoveKind.ADD, MoveKind.COPY]))
+    )
 
 
 @st.composite
@@ -43,11 +45,11 @@ def schedules(draw: st.DrawFn) -> Schedule:
     held = {(rank, chunk): np.eye(ranks)[rank] for rank in range(ranks) for chunk in range(chunks)}
     for message in draw(st.lists(messages(ranks, chunks), max_size=8)):
         span = message.start, message.stop
-        listed[message.source].append(Move(Kind.SEND, message.target, *span))
+        listed[message.source].append(Move(MoveKind.SEND, message.target, *span))
         listed[message.target].append(Move(message.kind, message.source, *span))
         for chunk in range(*span):
             sent = held[message.source, chunk]
-            own = held[message.target, chunk] if message.kind is Kind.ADD else 0
+            own = held[message.target, chunk] if message.kind is MoveKind.ADD else 0
             held[message.target, chunk] = sent + own
     return Schedule(
         name="random",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.running import Mail, contributions, run, tree_schedule
 from thalweg.catalog import parse_plan
-from thalweg.codes import ROOT, Allocation, Branches, allocate
+from thalweg.codes import TREE_ROOT, Allocation, CodedTree, allocate
 from thalweg.codes.fractional import FractionalRepetition
 from thalweg.declarations import Code
 from thalweg.errors import LayoutError, ScheduleError
@@ -21,8 +21,8 @@ from thalweg.redundancy import allocation_of
 from thalweg.schedules import (
     Condition,
     Group,
-    Kind,
     Move,
+    MoveKind,
     Quorum,
     Schedule,
     check,
@@ -51,7 +51,9 @@ class SmallCyclic:
 def star(workers: int, code: Code, *, separate: bool = False) -> Allocation:
     """Its root lives with worker 0, or on a rank 0 of its own."""
     children = tuple(range(separate, workers + separate))
-    return allocate(Branches({ROOT: children} | dict.fromkeys(children, ()), {ROOT: code}), 0)
+    return allocate(
+        CodedTree({TREE_ROOT: children} | dict.fromkeys(children, ()), {TREE_ROOT: code}), 0
+    )
 
 
 def coded(workers: int, code: Code, elements: int = 40) -> Schedule:
@@ -189,10 +191,10 @@ def test_a_second_quorum_could_be_given_a_late_answer() -> None:
     """What comes after its quorum is over lies where the next one of that span would look."""
     schedule = coded(4, FractionalRepetition(4, 1), elements=1)
     quorum = Quorum((0, 1, 2, 3), FractionalRepetition(4, 1))
-    again = Move(Kind.QUORUM, 0, 0, 1, quorum)
+    again = Move(MoveKind.QUORUM, 0, 0, 1, quorum)
     moves = {rank: list(schedule.moves(rank)) for rank in range(4)}
     for rank in (1, 2, 3):
-        moves[rank].insert(1, Move(Kind.ANSWER, 0, 0, 1))
+        moves[rank].insert(1, Move(MoveKind.ANSWER, 0, 0, 1))
     moves[0].insert(1, again)
     with pytest.raises(ScheduleError, match="may be given a late answer to its earlier quorum"):
         check(replace(schedule, program=lambda rank: iter(moves[rank])))
@@ -200,16 +202,16 @@ def test_a_second_quorum_could_be_given_a_late_answer() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [(Kind.SEND, "waits for what never comes"), (Kind.ANSWER, "sends what nobody takes")],
+    [(MoveKind.SEND, "waits for what never comes"), (MoveKind.ANSWER, "sends what nobody takes")],
 )
-def test_answers_are_told_apart_from_what_else_is_sent(kind: Kind, why: str) -> None:
+def test_answers_are_told_apart_from_what_else_is_sent(kind: MoveKind, why: str) -> None:
     """Another message isn't taken for an answer, nor an answer for another message."""
     schedule = coded(4, FractionalRepetition(4, 1), elements=1)
     moves = {rank: list(schedule.moves(rank)) for rank in range(4)}
-    if kind is Kind.SEND:
-        moves[1][0] = Move(Kind.SEND, 0, 0, 1)
+    if kind is MoveKind.SEND:
+        moves[1][0] = Move(MoveKind.SEND, 0, 0, 1)
     else:
-        moves[1].append(Move(Kind.ANSWER, 0, 0, 1))
+        moves[1].append(Move(MoveKind.ANSWER, 0, 0, 1))
     with pytest.raises(ScheduleError, match=why):
         check(replace(schedule, program=lambda rank: iter(moves[rank])))
 
@@ -219,7 +221,7 @@ def test_the_roots_process_may_answer_another_worker() -> None:
     group = Group.everybody(Cluster.flat(20))
     allocation = allocation_of(parse_plan("codedreduce(fanout=4, stragglers=1)"), group)
     host = allocation.host
-    assert allocation.branches.parents[host] != ROOT
+    assert allocation.tree.parents[host] != TREE_ROOT
     schedule = coded_tree(group, 100, 4, allocation)
     check(schedule)
     [*_, gathers] = [move for move in schedule.moves(host) if move.quorum is not None]
@@ -243,14 +245,14 @@ def test_a_quorum_is_for_as_many_as_its_code() -> None:
     for peers in ((0, 1), (0, 1, 2, 2)):
         quorum = Quorum(peers, FractionalRepetition(4, 1))
         with pytest.raises(ScheduleError, match="names another quorum than its code is for"):
-            check(tampered(schedule, 0, 0, [Move(Kind.QUORUM, 0, 0, 1, quorum)]))
+            check(tampered(schedule, 0, 0, [Move(MoveKind.QUORUM, 0, 0, 1, quorum)]))
 
 
 def test_layers_of_quorums() -> None:
     """Root 0 over 1 and 2, which stand in for one another, each over two that do: seven ranks."""
     pair = FractionalRepetition(2, 1)
-    children = {ROOT: (1, 2), 1: (3, 4), 2: (5, 6), 3: (), 4: (), 5: (), 6: ()}
-    allocation = allocate(Branches(children, {ROOT: pair, 1: pair, 2: pair}), 0)
+    children = {TREE_ROOT: (1, 2), 1: (3, 4), 2: (5, 6), 3: (), 4: (), 5: (), 6: ()}
+    allocation = allocate(CodedTree(children, {TREE_ROOT: pair, 1: pair, 2: pair}), 0)
     schedule = tree_schedule(allocation, 2)
     check(schedule)
     mail = Mail(allocation, schedule)

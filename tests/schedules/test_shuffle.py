@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.clusters import groups as any_groups
 from tests.examples import examples
 from thalweg.facts import Cluster
-from thalweg.schedules import Contention, Group, connected
-from thalweg.schedules.shuffle.contended_links import LONGEST
+from thalweg.schedules import ContendedLinks, Group, connected
+from thalweg.schedules.shuffle.contended_links import MAX_WINDOW_STEPS
 from thalweg.schedules.topologies import shuffle
 
 PACES = st.sampled_from([2, 4, 8])
@@ -31,7 +31,7 @@ def contended(draw: st.DrawFn) -> Group:
         return tuple(sorted(chosen.items()))
 
     several = len(sizes) > 1
-    slow = Contention(
+    slow = ContendedLinks(
         racks=some([rack.name for rack in cluster.racks]) if several else (),
         hosts=some([host.name for host in cluster.hosts]) if cluster.workers > 1 else (),
         pairs=several and draw(st.booleans()),
@@ -74,7 +74,7 @@ def assert_sound(group: Group) -> None:
     assert all(until < period for until in busy.values())
     assert connected(group.ranks, [[ranks for ranks, _ in meetings] for meetings in steps])
     if shuffle.adopted(group) and group.size > 1:
-        assert max(pauses(group, steps)) <= LONGEST
+        assert max(pauses(group, steps)) <= MAX_WINDOW_STEPS
 
 
 @examples(60)
@@ -98,7 +98,7 @@ def test_all_small_layouts_of_racks() -> None:
 
 def test_a_pause_at_the_end_of_a_period_counts() -> None:
     """Five steps to the end and four from the beginning are nine together."""
-    slow = Contention(racks=(("rack1", 8),), hosts=(("host1", 4), ("host5", 4)), pairs=True)
+    slow = ContendedLinks(racks=(("rack1", 8),), hosts=(("host1", 4), ("host5", 4)), pairs=True)
     cluster = Cluster.regular([4, 3, 3])
     group = Group(tuple(range(10)), cluster, slow)
     assert_sound(group)
@@ -126,7 +126,7 @@ def racks_of(ranks: tuple[int, ...]) -> tuple[int, ...]:
 def test_pairs_of_racks_rotate() -> None:
     """Fixed pairs of more than two racks never mix."""
     group = Group.everybody(Cluster.regular([4] * 4, nic="1gbit", uplink="500mbit"))
-    assert shuffle.adopted(group) == Contention(pairs=True)
+    assert shuffle.adopted(group) == ContendedLinks(pairs=True)
     steps = [[ranks for ranks, _ in meetings] for meetings in table(group)]
     assert len(steps) == 12
     met = {racks_of(ranks) for meetings in steps for ranks in meetings}

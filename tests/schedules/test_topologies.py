@@ -13,7 +13,7 @@ from tests.clusters import groups
 from tests.examples import examples
 from tests.running import mean_sets, run, whole_numbers
 from thalweg.catalog import default_catalog
-from thalweg.declarations import settle
+from thalweg.declarations import fill_defaults
 from thalweg.facts import Cluster
 from thalweg.schedules import Group, Schedule, check
 
@@ -38,7 +38,7 @@ def build(variant: str, group: Group, elements: int, itemsize: int = 4, step: in
     name, words = VARIANTS[variant]
     written = [(key, WORDS[word](group) if word in WORDS else word) for key, word in words.items()]
     topology = TOPOLOGIES[name]
-    arguments = settle(name, written, topology.parameters)
+    arguments = fill_defaults(name, written, topology.parameters)
     return topology.build(group, elements, itemsize, step, **arguments)
 
 

@@ -6,39 +6,43 @@ from math import inf
 
 import pytest
 
-from thalweg.facts import CodecCost, Figure, Machine, model_named
+from thalweg.facts import CodecCost, FittedValue, Machine, model_named
 from thalweg.predict.assumptions import assumed_machine, workload_of
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import Network
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
 from thalweg.studies.compression import (
-    ALPHA,
-    JOBS,
-    RATES,
-    WORKERS,
-    Study,
+    STUDY_JOBS,
+    STUDY_MESSAGE_SECONDS,
+    STUDY_RATES_GBPS,
+    STUDY_WORKER_COUNTS,
+    CompressionStudy,
     compressed_step,
     constants_of,
     dense_step,
     paper_constants,
-    study,
+    run_compression_study,
     wins,
 )
 
 
 @pytest.fixture(scope="module")
-def paper() -> Study:
-    return study(paper_constants())
+def paper() -> CompressionStudy:
+    return run_compression_study(paper_constants())
 
 
-def test_there_are_more_than_two_hundred_set_ups(paper: Study) -> None:
-    batches = sum(len(batches) for batches in JOBS.values())
+def test_there_are_more_than_two_hundred_set_ups(paper: CompressionStudy) -> None:
+    batches = sum(len(batches) for batches in STUDY_JOBS.values())
     methods = len(paper.constants.methods)
-    assert len(paper.outcomes) == batches * len(WORKERS) * len(RATES) * methods > 200
+    assert (
+        len(paper.outcomes)
+        == batches * len(STUDY_WORKER_COUNTS) * len(STUDY_RATES_GBPS) * methods
+        > 200
+    )
     won, of = wins(paper.outcomes)
     assert (won, of) == (sum(each.vs_ddp > 1 for each in paper.outcomes), len(paper.outcomes))
 
 
-def test_in_data_centres_it_rarely_wins(paper: Study) -> None:
+def test_in_data_centres_it_rarely_wins(paper: CompressionStudy) -> None:
     """A tenth is what is wanted (the paper: 6 of more than 200). On the grid of its repository it
     is an eighth, 25 of 198: a fifth at 10 Gbit/s, a twentieth at 20."""
     won, of = wins(paper.in_data_centres)
@@ -47,7 +51,7 @@ def test_in_data_centres_it_rarely_wins(paper: Study) -> None:
     assert sum(each.wins for each in faster) / len(faster) <= 0.06
 
 
-def test_break_even_of_powersgd(paper: Study) -> None:
+def test_break_even_of_powersgd(paper: CompressionStudy) -> None:
     """The paper reports 8.2 Gbit/s for rank 4 on ResNet-50."""
     [found] = [
         each.gbps
@@ -56,27 +60,32 @@ def test_break_even_of_powersgd(paper: Study) -> None:
     ]
     assert 7 <= found <= 10
     workload = workload_of("resnet50", "v100", 64)
-    for workers in WORKERS:
+    for workers in STUDY_WORKER_COUNTS:
         compressed = compressed_step(paper.constants, "powersgd(rank=4)", workload, workers)
-        below = ddp_step.pays_below(dense_step(workload, workers), compressed, ALPHA)
+        below = ddp_step.pays_below(
+            dense_step(workload, workers), compressed, STUDY_MESSAGE_SECONDS
+        )
         assert 7 <= 8 * below / 1e9 <= 10
 
 
-def test_a_small_ratio_suffices(paper: Study) -> None:
+def test_a_small_ratio_suffices(paper: CompressionStudy) -> None:
     """At 10 Gbit/s, each model with its middle batch: 2 to 7 times smaller."""
-    middle = {model: sorted(batches)[1] for model, batches in JOBS.items()}
+    middle = {model: sorted(batches)[1] for model, batches in STUDY_JOBS.items()}
     found = [each.ratio for each in paper.ratios if each.batch == middle[each.model]]
-    assert len(found) == len(JOBS)
+    assert len(found) == len(STUDY_JOBS)
     assert all(2 <= ratio <= 7 for ratio in found)
 
 
-def test_a_break_even_is_where_the_winner_changes(paper: Study) -> None:
+def test_a_break_even_is_where_the_winner_changes(paper: CompressionStudy) -> None:
     for each in paper.break_evens:
         workload = workload_of(each.model, "v100", each.batch)
         dense = dense_step(workload, each.workers)
         compressed = compressed_step(paper.constants, each.method, workload, each.workers)
         if 0 < each.gbps < inf:
-            slower, faster = (Network.of_gbps(each.gbps * by, ALPHA) for by in (0.99, 1.01))
+            slower, faster = (
+                AlphaBetaNetwork.of_gbps(each.gbps * by, STUDY_MESSAGE_SECONDS)
+                for by in (0.99, 1.01)
+            )
             assert compressed.seconds(slower) < dense.seconds(slower)
             assert compressed.seconds(faster) > dense.seconds(faster)
 
@@ -85,7 +94,10 @@ def test_payloads_and_costs_by_hand() -> None:
     """`sign` sends a bit an element; under the paper's constants all payloads go to everybody, and
     under yours shards are reduced, so that T_ed doesn't grow with workers."""
     cost = CodecCost(
-        bucket=Figure(0.001), encode=Figure(1e-9), decode=Figure(2e-9), gathered=Figure(3e-9)
+        bucket=FittedValue(0.001),
+        encode=FittedValue(1e-9),
+        decode=FittedValue(2e-9),
+        gathered=FittedValue(3e-9),
     )
     workload = workload_of("vgg19", "v100", 32)
     elements = sum(tensor.elements for tensor in model_named("vgg19").tensors)

@@ -9,26 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.bench.site import Site
+from thalweg.bench.site import Deployment
 from thalweg.codes import Allocation
 from thalweg.errors import UsageError
 from thalweg.facts import Rate
 from thalweg.studies.stragglers.config import (
     SCHEMES,
-    UNCOUNTED,
+    UNCOUNTED_ITERATIONS,
+    RegularTree,
     Scheme,
-    Tree,
-    Trial,
+    StragglerTrial,
     can_do_without,
 )
 from thalweg.studies.stragglers.problem import Softmax, distance
 from thalweg.studies.stragglers.tables import compared, row_of, row_of_failure, trials_of
-from thalweg.studies.stragglers.trial_run import FEWEST, Outcome, Prepared, how_many, run_trial
+from thalweg.studies.stragglers.trial_run import (
+    MIN_COUNTED_ITERATIONS,
+    PreparedTrial,
+    StragglerTrialResult,
+    iterations_to_run,
+    run_trial,
+)
 
 RATE = Rate.parse("100mbit")
-FIGURE_2 = Trial(
+FIGURE_2 = StragglerTrial(
     scheme="cr",
-    tree=Tree(fanout=4, layers=3, stragglers=1),
+    tree=RegularTree(fanout=4, layers=3, stragglers=1),
     elements=50_000,
     late=0.05,
     delay=2.0,
@@ -38,7 +44,7 @@ FIGURE_2 = Trial(
 )
 SMALL = replace(
     FIGURE_2,
-    tree=Tree(fanout=2, layers=2, stragglers=1),
+    tree=RegularTree(fanout=2, layers=2, stragglers=1),
     elements=1000,
     late=0.2,
     delay=0.02,
@@ -47,17 +53,17 @@ SMALL = replace(
 )
 
 
-def site_of(trial: Trial) -> Site:
+def site_of(trial: StragglerTrial) -> Deployment:
     """Side by side on this machine."""
-    return Site(workers=trial.workers + 1, cluster=trial.tree.cluster(RATE))
+    return Deployment(workers=trial.workers + 1, cluster=trial.tree.cluster(RATE))
 
 
-def allocation_of(trial: Trial) -> Allocation:
+def allocation_of(trial: StragglerTrial) -> Allocation:
     return trial.allocation(trial.tree.cluster(RATE))
 
 
-def prepared(trial: Trial) -> Prepared:
-    return Prepared.of(trial, site_of(trial), Softmax(trial.elements, samples=120, models=2))
+def prepared(trial: StragglerTrial) -> PreparedTrial:
+    return PreparedTrial.of(trial, site_of(trial), Softmax(trial.elements, samples=120, models=2))
 
 
 # Who is late
@@ -74,7 +80,7 @@ def test_the_same_workers_are_late_under_every_scheme() -> None:
 
 def test_a_longer_trial_begins_as_a_shorter_one_and_more_late_workers_include_the_fewer() -> None:
     shorter, later = replace(FIGURE_2, iterations=20), replace(FIGURE_2, late=0.1)
-    assert np.array_equal(shorter.lateness(), FIGURE_2.lateness()[: UNCOUNTED + 20])
+    assert np.array_equal(shorter.lateness(), FIGURE_2.lateness()[: UNCOUNTED_ITERATIONS + 20])
     assert (later.lateness() >= FIGURE_2.lateness()).all()
 
 
@@ -86,7 +92,7 @@ def test_nobody_is_late_by_nothing() -> None:
 def test_what_a_scheme_can_do_without_is_what_its_root_can_decode(scheme: Scheme) -> None:
     """All 64 patterns of the smallest tree: 1, 2 below the root, 3, 4 below 1, and 5, 6 below 2.
     The code lets everybody do the other's work, but who is late passes nothing on."""
-    branches = allocation_of(replace(SMALL, scheme=scheme)).branches
+    tree = allocation_of(replace(SMALL, scheme=scheme)).tree
     for pattern in product((False, True), repeat=6):
         late = np.array([False, *pattern])
         expected = not late.any()
@@ -94,16 +100,15 @@ def test_what_a_scheme_can_do_without_is_what_its_root_can_decode(scheme: Scheme
             expected = not late[1:].all()
         if scheme == "cr":
             below = {
-                top: [child for child in branches.children[top] if not late[child]]
-                for top in (1, 2)
+                top: [child for child in tree.children[top] if not late[child]] for top in (1, 2)
             }
             expected = any(below[top] and not late[top] for top in (1, 2))
-        assert can_do_without(branches, late) == expected, pattern
+        assert can_do_without(tree, late) == expected, pattern
 
 
 def test_iterations_beyond_the_code_are_counted_among_those_that_count() -> None:
     trial = replace(SMALL, scheme="umw")
-    anybody = trial.lateness()[UNCOUNTED : UNCOUNTED + 7].any(axis=1).sum()
+    anybody = trial.lateness()[UNCOUNTED_ITERATIONS : UNCOUNTED_ITERATIONS + 7].any(axis=1).sum()
     assert trial.beyond(allocation_of(trial), 7) == anybody > 0
 
 
@@ -130,7 +135,7 @@ def test_plans_of_the_schemes() -> None:
 )
 def test_loads(tree: str, stragglers: int, loads: dict[Scheme, float]) -> None:
     for scheme, load in loads.items():
-        trial = replace(FIGURE_2, scheme=scheme, tree=Tree.parse(tree, stragglers))
+        trial = replace(FIGURE_2, scheme=scheme, tree=RegularTree.parse(tree, stragglers))
         allocation = allocation_of(trial)
         assert {float(each) for each in allocation.loads.values()} == {load}
         assert allocation.host == 0
@@ -148,7 +153,7 @@ def test_a_host_for_each_worker_and_one_for_the_root() -> None:
     cluster = FIGURE_2.tree.cluster(RATE)
     assert [len(rack.hosts) for rack in cluster.racks] == [22, 21, 21, 21]
     assert all(rack.uplink is None for rack in cluster.racks)
-    assert Tree.parse("12x2", 1).cluster(RATE).workers == 157
+    assert RegularTree.parse("12x2", 1).cluster(RATE).workers == 157
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,7 @@ def test_a_host_for_each_worker_and_one_for_the_root() -> None:
     [("4x3", 1, 3), ("12x2", 1, 3), ("2x2", 1, 1), ("3x2", 0, 2), ("6x2", 1, 2), ("5x1", 0, 4)],
 )
 def test_more_redundancy_fits_the_tree(tree: str, asked: int, more: int) -> None:
-    assert Tree.parse(tree, asked).more_redundant().stragglers == more
+    assert RegularTree.parse(tree, asked).more_redundant().stragglers == more
 
 
 # Gradients
@@ -236,7 +241,7 @@ def test_every_gradient_of_every_scheme_is_exact(scheme: Scheme) -> None:
     if scheme in ("umw", "rar"):  # they wait for everybody
         assert row["mean"] >= row["waits"] > 0
     assert told
-    assert all(done <= max(of, UNCOUNTED) for done, of in told)
+    assert all(done <= max(of, UNCOUNTED_ITERATIONS) for done, of in told)
 
 
 def test_workers_that_are_away_come_back() -> None:
@@ -255,7 +260,7 @@ def test_a_tampered_message_is_reported(scheme: Scheme) -> None:
     first, second = made.messages[5]
     tampered = {**made.messages, 5: [first, second + np.float32(0.1)]}
     outcome = run_trial(replace(made, messages=tampered), site_of(trial), lambda done, of: None)
-    assert outcome.wrong == tuple(range(1, UNCOUNTED + 12, 2))
+    assert outcome.wrong == tuple(range(1, UNCOUNTED_ITERATIONS + 12, 2))
     row = row_of(made, outcome, RATE)
     assert (row["exact"], row["wrong"]) == (False, 9)
 
@@ -265,15 +270,15 @@ def test_a_tampered_message_is_reported(scheme: Scheme) -> None:
 
 def test_iterations_are_as_asked_or_as_the_budget_allows() -> None:
     trial = replace(FIGURE_2, iterations=100, budget=10.0)
-    assert how_many(trial, [0, 0.01, 0.02]) == 100
-    assert how_many(trial, [0, 0.5, 1.0]) == 20
-    assert how_many(trial, [0, 5.0, 10.0]) == FEWEST
-    assert how_many(replace(trial, iterations=3), [0, 5.0, 10.0]) == 3
+    assert iterations_to_run(trial, [0, 0.01, 0.02]) == 100
+    assert iterations_to_run(trial, [0, 0.5, 1.0]) == 20
+    assert iterations_to_run(trial, [0, 5.0, 10.0]) == MIN_COUNTED_ITERATIONS
+    assert iterations_to_run(replace(trial, iterations=3), [0, 5.0, 10.0]) == 3
 
 
 def test_figures_of_a_row() -> None:
     made = prepared(SMALL)
-    row = row_of(made, Outcome(seconds=tuple(range(1, 102)), wrong=()), RATE)
+    row = row_of(made, StragglerTrialResult(seconds=tuple(range(1, 102)), wrong=()), RATE)
     assert [row[key] for key in ("mean", "p5", "p50", "p95", "p99")] == [51, 6, 51, 96, 100]
     failed = row_of_failure(SMALL, RATE, "it broke")
     assert failed.keys() == row.keys()
@@ -326,7 +331,7 @@ def test_speedups_are_within_one_setting() -> None:
 )
 def test_trees_that_are_refused(tree: str, stragglers: int, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        Tree.parse(tree, stragglers)
+        RegularTree.parse(tree, stragglers)
 
 
 @pytest.mark.parametrize(

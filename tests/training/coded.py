@@ -25,10 +25,10 @@ from torch.utils.data import TensorDataset
 
 from tests.training.workers import SECONDS, TIMEOUT, fingerprint, values
 from thalweg.errors import WorkerFailed
-from thalweg.launch.place import Workers
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.place import WorkerControl
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, attach
-from thalweg.training.snapshot import State
+from thalweg.training.snapshot import Snapshot
 
 TREE = "codedreduce(fanout=3, stragglers=1)"
 """On 7 workers: 1 and 2 are the first layer; 3, 4 and 0, which has the root, are below 1, and 5, 6
@@ -130,10 +130,10 @@ class Script:
 
 def trained(script: Script, board: Board) -> dict[str, Any]:
     """On one rank; what it holds at the end, the steps that it took, and its warnings."""
-    load = State.load_into
+    load = Snapshot.load_into
     with (
         warnings.catch_warnings(record=True) as caught,
-        patch.object(State, "load_into", autospec=True, side_effect=load) as loaded,
+        patch.object(Snapshot, "load_into", autospec=True, side_effect=load) as loaded,
     ):
         warnings.simplefilter("always")
         result = _trained(script, board)
@@ -227,7 +227,7 @@ def train_together(
     """One after the other, by the same processes; for each script every rank's result."""
     boards = [Board(size) for _ in scripts]
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return in_turn(scripts, boards)
 
     return by_script(run_workers(size, work, timeout=SECONDS, debug=True), warns)
@@ -290,9 +290,9 @@ class Fate:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: Workers) -> None:
-        self._seen |= set(workers.living)
-        dead = {rank for rank in self._restart & self._seen if rank not in workers.living}
+    def look(self, workers: WorkerControl) -> None:
+        self._seen |= set(workers.running)
+        dead = {rank for rank in self._restart & self._seen if rank not in workers.running}
         if (dead or self._resume) and self._when():
             for rank in dead:
                 self._restart.discard(rank)
@@ -315,7 +315,7 @@ def train_among_the_dying(
     board = Board(size)
     ended = Ended()
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return trained(script, board)
 
     try:

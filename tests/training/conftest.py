@@ -13,7 +13,7 @@ import torch
 
 from tests.training.workers import SECONDS
 from thalweg.errors import ThalwegError
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 
 # Two threads that wait for each other on busy cores cost more than a small model takes.
 torch.set_num_threads(1)
@@ -117,7 +117,9 @@ def outcomes(size: int, work: Work, cases: Sequence[Case]) -> dict[str, Outcome]
         came: dict[str, dict[int, dict[str, Any]]] = {case.name: {} for case in left}
         failed = None
 
-        def all_cases(rank: int, report: Report, left: Sequence[Case] = left) -> dict[str, Any]:
+        def all_cases(
+            rank: int, report: SendMessage, left: Sequence[Case] = left
+        ) -> dict[str, Any]:
             for case in left:
                 report({"case": case.name, "result": case.run(rank, work)})
             return {}

@@ -25,7 +25,7 @@ from tests.training.under_fire import BATCH, EPOCHS, STEPS, Numbered
 from tests.training.workers import SECONDS, TIMEOUT, listen, raised, values
 from thalweg.catalog import parse_plan
 from thalweg.errors import Interrupted, WorkerFailed
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.redundancy import is_relayed
 from thalweg.training import Run, attach
 
@@ -205,10 +205,10 @@ def awaits(rank: int, *, at: int) -> Act:
 
 
 def _is_wanted(run: Run) -> bool:
-    survival = run._survival
-    assert survival is not None
+    transition = run._survival
+    assert transition is not None
     try:
-        survival.membership.refuse_if_wanted()
+        transition.membership.raise_if_join_requested()
     except Interrupted:
         return True
     return False
@@ -244,7 +244,7 @@ def train_among_fates(
     board = Board(size)
     said: list[tuple[int, str]] = []
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return trained(job, board)
 
     def hear(rank: int, stream: str, line: str) -> None:

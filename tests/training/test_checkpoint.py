@@ -27,7 +27,13 @@ from tests.examples import examples
 from tests.training.test_state_encoding import assert_same
 from thalweg.errors import CheckpointError
 from thalweg.training import checkpoint as module
-from thalweg.training.checkpoint import LEFT_BEHIND, Checkpoint, checkpoints_in, read, write
+from thalweg.training.checkpoint import (
+    ABANDONED_WRITER_SECONDS,
+    Checkpoint,
+    checkpoints_in,
+    read,
+    write,
+)
 from thalweg.training.checkpoint_io import newest
 
 FILES = ["model", "optimizer", "state", "ranks"]
@@ -385,7 +391,7 @@ def test_leftovers_go_once_their_writer_is_gone(tmp_path: Path) -> None:
     for name in [*stay, *leave]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
-    long_ago = time.time() - LEFT_BEHIND - 1
+    long_ago = time.time() - ABANDONED_WRITER_SECONDS - 1
     os.utime(tmp_path / stay[2], (long_ago, long_ago))  # but its file is still written
     for path in (tmp_path / leave[2] / "model.safetensors", tmp_path / leave[2]):
         os.utime(path, (long_ago, long_ago))

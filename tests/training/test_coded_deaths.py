@@ -84,7 +84,7 @@ def test_one_that_is_started_again_comes_back(
     rank: int, calm: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state is had from one of those who wait for the first layer; that itself stands still."""
-    monkeypatch.setattr(tree_relay, "ASK_AGAIN", 0.1)
+    monkeypatch.setattr(tree_relay, "STATE_REQUEST_RETRY_SECONDS", 0.1)
     act = all_of(dies(rank, at=5), waits(1, 2, at=12, until_back=rank))
     ended = train_among_the_dying(Script(sync=TREE, act=act), restart=[rank])
     assert not ended.lost
@@ -100,7 +100,7 @@ def test_one_that_comes_back_is_of_use(
     calm_teams: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its replica dies when it is there again, and there is no other."""
-    monkeypatch.setattr(tree_relay, "ASK_AGAIN", 0.1)
+    monkeypatch.setattr(tree_relay, "STATE_REQUEST_RETRY_SECONDS", 0.1)
     act = all_of(dies(2, at=3), waits(0, 1, at=8, until_back=2), dies(3, at=14))
     ended = train_among_the_dying(Script(sync=TEAMS, act=act), size=4, restart=[2])
     assert ended.lost == [3]
@@ -134,7 +134,7 @@ def test_the_others_go_on_in_a_smaller_tree(calm_teams: list[dict[str, Any]]) ->
 
 
 def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_deadlines, "SHORTEST_DEADLINE", 0.3)
+    monkeypatch.setattr(step_deadlines, "MIN_DEADLINE_SECONDS", 0.3)
     ended = train_among_the_dying(Script(sync="gc(stragglers=1, beyond=raise)", act=BOTH), size=4)
     assert ended.failure is not None
     assert ended.failure.exit_code == 1
@@ -145,8 +145,8 @@ def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch
 
 
 def test_or_go_on_with_what_there_is_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_deadlines, "SHORTEST_DEADLINE", 0.1)
-    monkeypatch.setattr(tree_relay, "WINDOW", 0.05)
+    monkeypatch.setattr(step_deadlines, "MIN_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(tree_relay, "PARTIAL_RESULT_GRACE_SECONDS", 0.05)
     script = Script(sync="gc(stragglers=1, beyond=partial)", act=BOTH, epochs=2)
     ended = train_among_the_dying(script, size=4)
     assert ended.lost == [2, 3]
@@ -193,7 +193,7 @@ def test_one_that_is_stopped_is_not_kept_in_memory(
     until: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it goes on only when the others are through: what it lost it asks for again."""
-    monkeypatch.setattr(tree_node, "MOST_KEPT", 3)
+    monkeypatch.setattr(tree_node, "MAX_RESULT_HISTORY_STEPS", 3)
     held: list[int] = []  # bytes, by its parent
 
     def act(run: Run, board: Board) -> None:

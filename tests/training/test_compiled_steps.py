@@ -6,20 +6,20 @@ from thalweg.catalog import parse_plan
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Size, Tensor, Workload
 from thalweg.schedules import Group
-from thalweg.training.compiled_steps import Clock, Itinerary
+from thalweg.training.compiled_steps import CompiledSteps, RoundCounter
 
 WORKLOAD = Workload(
     name="w", tensors=tuple(Tensor(name=str(i), shape=(100 * (i + 1),)) for i in range(3))
 )
 
 
-def itinerary(sync: str, rank: int, racks: tuple[int, ...] = (4,)) -> Itinerary:
+def itinerary(sync: str, rank: int, racks: tuple[int, ...] = (4,)) -> CompiledSteps:
     group = Group.everybody(Cluster.regular(racks))
-    return Itinerary(parse_plan(sync), group, WORKLOAD, rank)
+    return CompiledSteps(parse_plan(sync), group, WORKLOAD, rank)
 
 
 def test_the_clock_numbers_rounds_within_a_step() -> None:
-    clock = Clock(7)
+    clock = RoundCounter(7)
     assert [clock.claim(2), clock.claim(1), clock.claim(0), clock.claim(1)] == [0, 2, 3, 3]
     clock.tick()
     assert (clock.step, clock.claim(1)) == (8, 0)
@@ -31,26 +31,31 @@ def test_all_ranks_use_up_the_same_numbers(sync: str) -> None:
     for step in range(9):
         assert len({rank.at(step).numbers for rank in ranks}) == 1
         for rank in ranks:
-            assert all(stop.round.number < rank.at(step).numbers for stop in rank.at(step).stops)
+            assert all(
+                rank_round.round.number < rank.at(step).numbers
+                for rank_round in rank.at(step).rounds
+            )
 
 
 def test_a_bucket_is_one_stop() -> None:
     buckets = WORKLOAD.buckets(Size.parse("1KB"))
-    leg = itinerary("ring @ bucket=1KB", 2).at(0)
-    assert [stop.round.bucket for stop in leg.stops] == [bucket.index for bucket in buckets]
-    assert {stop.divisor for stop in leg.stops} == {4}
+    rank_step = itinerary("ring @ bucket=1KB", 2).at(0)
+    assert [rank_round.round.bucket for rank_round in rank_step.rounds] == [
+        bucket.index for bucket in buckets
+    ]
+    assert {rank_round.divisor for rank_round in rank_step.rounds} == {4}
 
 
 def test_steps_between_two_meetings_are_empty() -> None:
     local = itinerary("local_sgd(every=3)", 0)
-    assert [len(local.at(step).stops) for step in range(7)] == [0, 0, 1, 0, 0, 1, 0]
-    assert local.at(2).stops[0].divisor == 4
+    assert [len(local.at(step).rounds) for step in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+    assert local.at(2).rounds[0].divisor == 4
 
 
 def test_legs_repeat_and_are_kept() -> None:
     shuffled = itinerary("dssync", 0, racks=(4, 4))
     assert shuffled.at(1) is shuffled.at(1)
-    groups = [shuffled.at(step).stops[0].round.group.ranks for step in range(8)]
+    groups = [shuffled.at(step).rounds[0].round.group.ranks for step in range(8)]
     assert groups == 2 * [(0, 4), (0, 2, 3), (0, 1, 3), (0, 1, 2)]
 
 

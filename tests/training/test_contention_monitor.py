@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from thalweg.facts import Cluster
-from thalweg.schedules import Contention, Group
+from thalweg.schedules import ContendedLinks, Group
 from thalweg.schedules.topologies import shuffle
-from thalweg.training.contention_monitor import DWELL, Judge, Seen
+from thalweg.training.contention_monitor import (
+    CONTENTION_COOLDOWN_STEPS,
+    ContentionPolicy,
+    RateSample,
+)
 
 USUAL = 12.5e6
 EVEN = Group.everybody(Cluster.regular([4] * 4))
-APART = Contention(racks=(("rack0", 4),))
+APART = ContendedLinks(racks=(("rack0", 4),))
 
 
 class Course:
     """A run as its leader sees it; whatever it proposes is taken up at the next multiple of 8."""
 
     def __init__(self) -> None:
-        self.judge = Judge(EVEN)
+        self.judge = ContentionPolicy(EVEN)
         self.group = EVEN
         self.step = 0
-        self.proposed: Contention | None = None
-        self.changes: list[tuple[int, Contention, str]] = []
+        self.proposed: ContendedLinks | None = None
+        self.changes: list[tuple[int, ContendedLinks, str]] = []
 
     def run(self, steps: int, rack0: float = 1.0) -> None:
         """So many steps, with this part of the usual rate through rack 0's uplink."""
@@ -29,13 +33,13 @@ class Course:
                 self.group = Group(EVEN.ranks, EVEN.cluster, self.proposed)
                 self.judge.adopt(self.proposed, self.step)
                 self.proposed = None
-            for meeting in shuffle.groups(self.group, self.step):
-                order = meeting.group.order[:: -1 if self.step % 2 else 1]
+            for averaging_group in shuffle.groups(self.group, self.step):
+                order = averaging_group.group.order[:: -1 if self.step % 2 else 1]
                 for i, target in enumerate(order):
                     source = order[i - 1]
                     crosses = (source < 4) != (target < 4)
                     rate = USUAL * (rack0 if crosses else 1.0)
-                    self.judge.see([Seen(self.step, source, target, rate)])
+                    self.judge.see([RateSample(self.step, source, target, rate)])
             wanted = self.judge.decide(self.step, 0.0)
             if wanted is not None:
                 self.proposed, reason = wanted
@@ -57,8 +61,8 @@ def test_an_uplink_that_is_always_busy_leads_to_pairs() -> None:
     course = Course()
     course.run(100, rack0=0.8)
     [(step, contention, reason)] = course.changes
-    assert contention == Contention(pairs=True)
-    assert step == DWELL
+    assert contention == ContendedLinks(pairs=True)
+    assert step == CONTENTION_COOLDOWN_STEPS
     assert reason == "an exchange between racks takes much longer than inside them"
 
 
@@ -97,7 +101,7 @@ def test_what_has_become_slow_again_stays_apart_for_longer() -> None:
         course.run(9)
         pauses.append(course.step - before)
     assert pauses == sorted(pauses)
-    assert pauses[-1] > 3 * DWELL
+    assert pauses[-1] > 3 * CONTENTION_COOLDOWN_STEPS
 
 
 def test_half_recovered_is_still_slow() -> None:
@@ -109,14 +113,14 @@ def test_half_recovered_is_still_slow() -> None:
 
 
 def test_steps_that_compute_for_long_need_no_windows() -> None:
-    judge = Judge(EVEN)
+    policy = ContentionPolicy(EVEN)
     for step in range(8):
-        for meeting in shuffle.groups(EVEN, step):
-            order = meeting.group.order[:: -1 if step % 2 else 1]
+        for averaging_group in shuffle.groups(EVEN, step):
+            order = averaging_group.group.order[:: -1 if step % 2 else 1]
             for i, target in enumerate(order):
                 crosses = (order[i - 1] < 4) != (target < 4)
-                judge.see([Seen(step, order[i - 1], target, USUAL / (4 if crosses else 1))])
-    hidden = judge.decide(8, busy=10 / USUAL)  # ten times what a pair takes
+                policy.see([RateSample(step, order[i - 1], target, USUAL / (4 if crosses else 1))])
+    hidden = policy.decide(8, busy=10 / USUAL)  # ten times what a pair takes
     assert hidden is None
 
 
@@ -153,17 +157,17 @@ def test_what_was_proposed_too_early_is_withdrawn() -> None:
     course.run(5, rack0=0.25)  # proposed, and not yet taken up
     assert course.proposed == APART
     course.run(7)
-    assert course.changes[-1][1] == Contention()
+    assert course.changes[-1][1] == ContendedLinks()
 
 
 def test_a_rack_that_was_not_seen_yet_is_no_reason_to_fail() -> None:
-    judge = Judge(EVEN)
+    policy = ContentionPolicy(EVEN)
     for step in range(3):
         for source in EVEN.ranks:
             for target in EVEN.ranks:
                 crosses = source // 4 != target // 4
                 if not crosses or 3 not in (source // 4, target // 4):
-                    judge.see([Seen(step, source, target, USUAL / (8 if crosses else 1))])
-    wanted = judge.decide(3, 0.0)
+                    policy.see([RateSample(step, source, target, USUAL / (8 if crosses else 1))])
+    wanted = policy.decide(3, 0.0)
     assert wanted is not None
     assert "rack3 gives what isn't known yet" in wanted[1]

@@ -13,7 +13,7 @@ from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.facts import Cluster
-from thalweg.predict.mixing import Outlook, outlook
+from thalweg.predict.mixing import MixingSummary, mixing_summary
 from thalweg.schedules import Group
 from thalweg.training import attach
 
@@ -23,8 +23,8 @@ SLOW_RACK = Cluster.regular([4, 4], nic="100mbit", uplink=["40mbit", "100mbit"])
 SLOW_HOST = Cluster.regular([4, 4], nic=["50mbit", *["100mbit"] * 7])
 
 
-def expected(sync: str, cluster: Cluster) -> Outlook:
-    return outlook(parse_plan(sync), Group.everybody(cluster), default_catalog())
+def expected(sync: str, cluster: Cluster) -> MixingSummary:
+    return mixing_summary(parse_plan(sync), Group.everybody(cluster), default_catalog())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.training import workers
 from thalweg.errors import UnitError, WorkerFailed
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import attach, shutdown
 
 assert workers  # which imports in advance what forks need
@@ -105,7 +105,7 @@ def forked(script: Path, grace: float = 2.5) -> Ended:
     def hear(rank: int, message: dict[str, Any]) -> None:
         said.extend((rank, line) for line in message["said"])
 
-    def work(rank: int, report: Report) -> None:
+    def work(rank: int, report: SendMessage) -> None:
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit:
@@ -232,7 +232,7 @@ def test_in_a_ddp_object(misfortune: str, timeout: str, tmp_path: Path) -> None:
 
 def test_ends_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a loader with fewer batches would: they don't wait until their timeout."""
-    monkeypatch.setattr(shutdown, "FAREWELL", 1.0)
+    monkeypatch.setattr(shutdown, "LEAVE_TIMEOUT_SECONDS", 1.0)
     run = ended(tmp_path, ENDS)
     assert_survivors_blame(run)
     assert "its part of the run ended after step 9" in run.of(0)[0]

@@ -6,18 +6,18 @@ import pytest
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Duration, Lateness, Machine, Size, Workload
+from thalweg.facts import Cluster, Duration, Machine, Size, StragglerDelay, Workload
 from thalweg.predict import Advice, advise
 from thalweg.predict.extra_steps import ExtraSteps
 from thalweg.schedules import Group
-from thalweg.training.auto.controller import Foresight, cycle_of, settling_of, waited_for
-from thalweg.training.auto.measurement import Findings
+from thalweg.training.auto.controller import PlanRanker, cycle_of, waiting_seconds, warmup_steps_of
+from thalweg.training.auto.measurement import RunSituation
 from thalweg.training.auto.request import is_auto, plan_at_first, with_settings
 
 
-def foresight_of(findings: Findings) -> Foresight:
-    group = Group.everybody(findings.cluster)
-    return Foresight(findings, group, parse_plan("auto"), 8, lambda plan: None)
+def foresight_of(situation: RunSituation) -> PlanRanker:
+    group = Group.everybody(situation.cluster)
+    return PlanRanker(situation, group, parse_plan("auto"), 8, lambda plan: None)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def foresight_of(findings: Findings) -> Foresight:
     ],
 )
 def test_steps_that_do_not_tell(sync: str, step: int, steps: int) -> None:
-    assert settling_of(parse_plan(sync), step) == steps
+    assert warmup_steps_of(parse_plan(sync), step) == steps
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str) -> None:
     plan = parse_plan(sync)
     more = ExtraSteps(optimizer="adamw").of(plan, default_catalog().guarantee(plan).promise)
     cluster = Cluster.flat(4)
-    findings = Findings(
+    situation = RunSituation(
         cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("1MB"))
     )
     advice = Advice(
         cluster=cluster,
-        workload=findings.workload,
-        machine=findings.machine,
+        workload=situation.workload,
+        machine=situation.machine,
         allow=Promise.EVENTUAL,
         ranking=(),
         verdict="",
         optimizer="adamw",
     )
-    [found] = foresight_of(findings).ranking(advice, plan)
+    [found] = foresight_of(situation).ranking(advice, plan)
     assert found.sync == sync
     assert found.steps == 1 + (more or 0)
 
@@ -70,40 +70,40 @@ def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lion"])
 def test_plans_whose_extra_steps_are_not_known_are_not_taken_up(optimizer: str) -> None:
     cluster = Cluster.regular([4], nic="100mbit")
-    findings = Findings(
+    situation = RunSituation(
         cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("4MB"))
     )
-    found = foresight_of(findings)
-    advice = advise(cluster, findings.workload, allow=Promise.LOSSY, optimizer=optimizer)
-    taken = [one.sync for one in found.ranking(advice, parse_plan("ring"))]
-    assert any("+" in str(one.plan) for one in advice.ranking)
+    found = foresight_of(situation)
+    advice = advise(cluster, situation.workload, allow=Promise.LOSSY, optimizer=optimizer)
+    taken = [candidate.sync for candidate in found.ranking(advice, parse_plan("ring"))]
+    assert any("+" in str(ranked.plan) for ranked in advice.ranking)
     assert any("+" in sync for sync in taken) == (optimizer == "adamw")
     assert not [sync for sync in taken if "topk" in sync]
 
 
 def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
     cluster = Cluster.flat(4)
-    findings = Findings(
+    situation = RunSituation(
         cluster=cluster,
         machine=Machine(),
         workload=Workload.of_size(Size.parse("1MB")),
         native=False,
     )
-    foresight = foresight_of(findings)
-    advice = advise(cluster, findings.workload, findings.machine, refuse=foresight.refuse)
+    foresight = foresight_of(situation)
+    advice = advise(cluster, situation.workload, situation.machine, refuse=foresight.refuse)
     ranking = foresight.ranking(advice, parse_plan("ring"))
-    assert "ddp" not in [one.sync for one in ranking]
+    assert "ddp" not in [candidate.sync for candidate in ranking]
     assert advice.left_out["ddp"] == "the backend of ddp can't be tried here"
 
 
 def test_how_long_all_wait_for_who_is_late() -> None:
     cluster = Cluster.flat(4)
-    assert waited_for(cluster) == 0
+    assert waiting_seconds(cluster) == 0
     [rack] = cluster.racks
-    late = Lateness(probability=0.1, delay=Duration(2.0))
-    hosts = tuple(replace(host, late=late) for host in rack.hosts)
+    delay = StragglerDelay(probability=0.1, delay=Duration(2.0))
+    hosts = tuple(replace(host, late=delay) for host in rack.hosts)
     cluster = replace(cluster, racks=(replace(rack, hosts=hosts),))
-    assert waited_for(cluster) == pytest.approx(4 * 0.2)
+    assert waiting_seconds(cluster) == pytest.approx(4 * 0.2)
 
 
 def test_auto_is_no_plan_by_itself() -> None:

@@ -13,9 +13,14 @@ from tests.examples import examples
 from thalweg.engine.arrivals import Arrival
 from thalweg.engine.execute import Leading
 from thalweg.facts import Cluster
-from thalweg.schedules import Contention, Group, judge
+from thalweg.schedules import ContendedLinks, Group, contended_links
 from thalweg.schedules.topologies import shuffle
-from thalweg.training.contention_monitor import LOOKED_AT, Links, Seen, goodput
+from thalweg.training.contention_monitor import (
+    RATE_WINDOW_TURNS,
+    LinkRateEstimator,
+    RateSample,
+    goodput,
+)
 
 USUAL = 12.5e6
 
@@ -26,17 +31,17 @@ def arrival(step: int, bucket: int, leading: dict[int, Leading]) -> Arrival:
 
 def test_the_rate_is_of_what_came_after_the_first_message() -> None:
     seen = goodput(3, [arrival(7, 0, {1: Leading(10.0, 10.5, 1000)})])
-    assert seen == [Seen(7, 1, 3, 2000.0)]
+    assert seen == [RateSample(7, 1, 3, 2000.0)]
 
 
 def test_buckets_that_share_a_link_count_together() -> None:
     rounds = [arrival(7, b, {1: Leading(10.0 + b / 4, 10.5 + b / 2, 1000)}) for b in range(3)]
-    assert goodput(3, rounds) == [Seen(7, 1, 3, 2000.0)]  # 2,000 bytes from 10.0 to 11.0
+    assert goodput(3, rounds) == [RateSample(7, 1, 3, 2000.0)]  # 2,000 bytes from 10.0 to 11.0
 
 
 def test_what_comes_at_once_is_fast_enough() -> None:
     seen = goodput(3, [arrival(7, 0, {1: Leading(10.0, 10.0001, 1000)})])
-    assert seen == [Seen(7, 1, 3, 1000 / 0.005)]
+    assert seen == [RateSample(7, 1, 3, 1000 / 0.005)]
 
 
 def test_one_message_has_no_rate() -> None:
@@ -51,9 +56,9 @@ def neighbours(meeting: tuple[int, ...], step: int) -> list[tuple[int, int]]:
 
 def watched(
     group: Group, slow: dict[tuple[str, str], float], steps: range, noise: float, seed: int = 0
-) -> Links:
+) -> LinkRateEstimator:
     """The links after these steps; `slow` ways have a part of the usual rate, by owner and way."""
-    links = Links(group, group.contended)
+    links = LinkRateEstimator(group, group.contended)
     for one in rates_of(group, slow, steps, noise, seed):
         links.add(one)
     return links
@@ -61,29 +66,29 @@ def watched(
 
 def rates_of(
     group: Group, slow: dict[tuple[str, str], float], steps: range, noise: float, seed: int
-) -> Iterator[Seen]:
+) -> Iterator[RateSample]:
     draw = np.random.default_rng(seed)
     cluster = group.cluster
     for step in steps:
-        for meeting in shuffle.groups(group, step):
-            for source, target in neighbours(meeting.group.order, step):
+        for averaging_group in shuffle.groups(group, step):
+            for source, target in neighbours(averaging_group.group.order, step):
                 ways = [(cluster.host(source).name, "out"), (cluster.host(target).name, "in")]
                 here, there = cluster.rack(source), cluster.rack(target)
                 if here is not there:
                     ways += [(here.name, "out"), (there.name, "in")]
                 part = min(slow.get(way, 1.0) for way in ways)
-                yield Seen(step, source, target, USUAL * part * draw.uniform(1 - noise, 1))
+                yield RateSample(step, source, target, USUAL * part * draw.uniform(1 - noise, 1))
 
 
 def both(name: str, part: float) -> dict[tuple[str, str], float]:
     return {(name, "out"): part, (name, "in"): part}
 
 
-def named(links: Links, group: Group) -> Contention:
+def named(links: LinkRateEstimator, group: Group) -> ContendedLinks:
     """As the leader of a run judges, who knows which table it has."""
     rates = links.rates()
     assert rates is not None
-    return judge(group, rates, adopted=group.contended)
+    return contended_links(group, rates, adopted=group.contended)
 
 
 @pytest.mark.parametrize("sizes", [[4] * 4, [5, 3, 4], [3, 3, 3], [8, 8], [2, 6, 4]])
@@ -93,7 +98,7 @@ def test_a_slow_host_is_named_and_nobody_else(sizes: list[int], ways: tuple[str,
     for rank in group.ranks:
         name = group.cluster.host(rank).name
         slow = {(name, way): 0.25 for way in ways}
-        found = named(watched(group, slow, range(LOOKED_AT + 4), noise=0.2), group)
+        found = named(watched(group, slow, range(RATE_WINDOW_TURNS + 4), noise=0.2), group)
         assert [host for host, _ in found.hosts] == [name]
         assert found.racks == ()
 
@@ -104,7 +109,7 @@ def test_a_slow_rack_is_named_and_nobody_else(sizes: list[int], ways: tuple[str,
     group = Group.everybody(Cluster.regular(sizes))
     for rack in group.cluster.racks:
         slow = {(rack.name, way): 0.25 for way in ways}
-        found = named(watched(group, slow, range(LOOKED_AT + 4), noise=0.2), group)
+        found = named(watched(group, slow, range(RATE_WINDOW_TURNS + 4), noise=0.2), group)
         assert [name for name, _ in found.racks] == [rack.name]
         assert found.hosts == ()
 
@@ -113,7 +118,7 @@ def test_a_slow_rack_is_named_and_nobody_else(sizes: list[int], ways: tuple[str,
 @given(seed=st.integers(0, 1000), start=st.integers(0, 50))
 def test_nobody_is_named_where_nothing_is_slow(seed: int, start: int) -> None:
     group = Group.everybody(Cluster.regular([4] * 4))
-    links = watched(group, {}, range(start, start + LOOKED_AT + 4), noise=0.35, seed=seed)
+    links = watched(group, {}, range(start, start + RATE_WINDOW_TURNS + 4), noise=0.35, seed=seed)
     assert not named(links, group)
 
 
@@ -125,13 +130,13 @@ def test_a_slow_rack_and_a_slow_host_at_once(seed: int, host: int) -> None:
     group = Group.everybody(Cluster.regular([4] * 4))
     slow = both("rack0", 0.25) | both(f"host{host}", 0.25)
     found = named(watched(group, slow, range(8), noise=0.2, seed=seed), group)
-    assert found == Contention(racks=(("rack0", 4),), hosts=((f"host{host}", 4),))
+    assert found == ContendedLinks(racks=(("rack0", 4),), hosts=((f"host{host}", 4),))
 
 
 def test_what_is_kept_apart_is_still_seen() -> None:
     """In its windows; and so it is seen when it has recovered."""
     even = Cluster.regular([4] * 4)
-    apart = Contention(racks=(("rack0", 4),), hosts=(("host5", 8),))
+    apart = ContendedLinks(racks=(("rack0", 4),), hosts=(("host5", 8),))
     group = Group(tuple(range(16)), even, apart)
     still = named(watched(group, both("rack0", 0.25) | both("host5", 0.1), range(64), 0.1), group)
     assert still == apart
@@ -149,12 +154,12 @@ def test_a_partner_of_the_slow_is_not_slow() -> None:
     """In a rack of four with a slow uplink and a slow host, everybody else only ever meets that
     host, or goes through that uplink."""
     even = Cluster.regular([4] * 4)
-    apart = Contention(racks=(("rack0", 4),), hosts=(("host1", 4),))
+    apart = ContendedLinks(racks=(("rack0", 4),), hosts=(("host1", 4),))
     group = Group(tuple(range(16)), even, apart)
-    links = Links(group, apart)
+    links = LinkRateEstimator(group, apart)
     for rank in group.ranks:
         for target in group.ranks:
-            links.add(Seen(0, rank, target, USUAL))
+            links.add(RateSample(0, rank, target, USUAL))
     slow = both("rack0", 0.25) | both("host1", 0.25)
     for one in rates_of(group, slow, range(96), 0.1, 0):
         links.add(one)

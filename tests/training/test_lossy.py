@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.training.workers import TIMEOUT, fingerprint, on_ranks, one_value, same_bits, values
-from thalweg.launch.place import Workers
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.place import WorkerControl
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, attach
 
 SAMPLES, BATCH, SIZE = 256, 32, 4
@@ -85,15 +85,15 @@ class KillAt:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: Workers) -> None:
-        if self.rank in workers.living and max(workers.steps.values(), default=0) >= self.step:
+    def look(self, workers: WorkerControl) -> None:
+        if self.rank in workers.running and max(workers.steps.values(), default=0) >= self.step:
             workers.kill(self.rank)
             self.step = 1 << 30
 
 
 @pytest.mark.parametrize("sync", ["lgc(k=2)", "asp"])
 def test_a_dead_workers_share_is_dropped(sync: str) -> None:
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="rank 3 is gone")
         data, model, optimizer = problem()
         run = attach(model, optimizer, sync=sync, data=data, batch=BATCH, timeout=TIMEOUT)

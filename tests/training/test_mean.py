@@ -233,9 +233,9 @@ def test_close_after_a_meeting_that_ended_in_an_error() -> None:
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = net()
         run = attach(model, optimizer, sync=CODE, data=DATA, batch=12)
-        averager = run._session.averager
-        assert averager is not None
-        averager.break_off()
+        synchronizer = run._session.synchronizer
+        assert synchronizer is not None
+        synchronizer.abort()
         run.close()
         return {}
 

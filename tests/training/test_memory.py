@@ -13,8 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.training.workers import SECONDS, TIMEOUT, on_ranks
-from thalweg.launch.place import Workers
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.place import WorkerControl
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.training import Run, api, attach
 from thalweg.workloads import Job, find_job
@@ -123,8 +123,8 @@ class Restart:
 
     def prepare(self) -> None: ...
 
-    def look(self, workers: Workers) -> None:
-        living = self.rank in workers.living
+    def look(self, workers: WorkerControl) -> None:
+        living = self.rank in workers.running
         if self.lives == 0 and living:
             self.lives = 1
         elif self.lives == 1 and not living:
@@ -139,7 +139,7 @@ def peaks(
     gradients = sum(p.nbytes for p in job.model().parameters())
     dead, at = 2, 4
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         training = Training(job)
         model, optimizer = training.model, make(training.model.parameters())
         forget_the_peak()

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, listen, on_ranks, one_value, raised
-from thalweg.members.membership_epoch import Formation
+from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.training import Run, attach
 
 
@@ -139,9 +139,9 @@ def in_formation_with(plan: str, steps: int) -> list[dict[str, Any]]:
         with two("ring") as (run, train):
             train(2)
             assert run._survival is not None
-            with patch.object(Formation, "plan", plan):
+            with patch.object(MembershipEpoch, "plan", plan):
                 if rank == 1:
-                    run._survival.membership.call()
+                    run._survival.membership.request_rendezvous()
                 return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
 
     return on_ranks(2, work)

@@ -31,9 +31,9 @@ from tests.training.fates import (
 from tests.training.under_fire import BATCH, Numbered
 from tests.training.workers import one_value
 from thalweg.training import Run
-from thalweg.training.recovery import Regrouping
-from thalweg.training.rendezvous import Survival
-from thalweg.training.sources.gradients import GradientAverager
+from thalweg.training.recovery import Recovery
+from thalweg.training.rendezvous import EpochTransition
+from thalweg.training.sources.gradients import GradientSynchronizer
 
 LOST, AT = 2, 3  # the rank that something befalls, and the step
 BACK = 6  # the step before which the others wait for it
@@ -172,14 +172,14 @@ def test_at_any_moment(sync: str, at: int, when: str, calm: dict[bool, list[floa
 @pytest.mark.parametrize("sync", ["ring", "dssync+int8"])
 def test_it_dies_once_more_while_it_comes_in(sync: str, calm: dict[bool, list[float]]) -> None:
     """Others have let it in, and wait for it to take their state."""
-    take_over = Regrouping._take_over
+    take_over = Recovery._load_snapshot
 
-    def dies_once(regrouping: Regrouping, *state: Any) -> None:
-        if regrouping._session.rank == LOST:
+    def dies_once(recovery: Recovery, *state: Any) -> None:
+        if recovery._session.rank == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        take_over(regrouping, *state)
+        take_over(recovery, *state)
 
-    with patch.object(Regrouping, "_take_over", dies_once):
+    with patch.object(Recovery, "_load_snapshot", dies_once):
         ended = train_among_fates(in_a_run(sync, act=[dies(LOST, at=AT)]), restart=[LOST])
     assert ended.dead == [LOST]
     assert one_value(ended.lived, "members") == [0, 1, 3]
@@ -192,21 +192,21 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
     calm: dict[bool, list[float]],
 ) -> None:
     """The others have kept their own states, and redo the step."""
-    came, hand_over, steps = GradientAverager._came, Survival.hand_over, [0]
+    came, hand_over, steps = GradientSynchronizer._came, EpochTransition.transfer_snapshot, [0]
 
-    def comes_to_one(averager: GradientAverager, *left: Any) -> bool:
+    def comes_to_one(synchronizer: GradientSynchronizer, *left: Any) -> bool:
         steps[0] += 1
-        return came(averager, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
+        return came(synchronizer, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
 
-    def dies_as_source(survival: Survival, *taken: Any) -> Any:
-        assert survival.formation.source == LOST or survival.formation.left
-        if survival.formation.source == int(os.environ["RANK"]) == LOST:
+    def dies_as_source(transition: EpochTransition, *taken: Any) -> Any:
+        assert transition.membership_epoch.donor == LOST or transition.membership_epoch.left
+        if transition.membership_epoch.donor == int(os.environ["RANK"]) == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        return hand_over(survival, *taken)
+        return hand_over(transition, *taken)
 
     with (
-        patch.object(GradientAverager, "_came", comes_to_one),
-        patch.object(Survival, "hand_over", dies_as_source),
+        patch.object(GradientSynchronizer, "_came", comes_to_one),
+        patch.object(EpochTransition, "transfer_snapshot", dies_as_source),
     ):
         ended = train_among_fates(in_a_run("ring"))
     assert ended.dead == [LOST]

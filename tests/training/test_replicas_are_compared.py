@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.training.workers import TIMEOUT, on_ranks, raised
-from thalweg.observe.monitor import COMPARED_EVERY as EVERY
+from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS as EVERY
 from thalweg.observe.monitor import difference
 from thalweg.training import attach
 from thalweg.training.digest import digest

@@ -13,12 +13,12 @@ from tests.training.under_fire import BATCH, EPOCHS, SAMPLES, STEPS, noted, time
 from tests.training.workers import SECONDS, on_ranks, one_value
 from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.schedules import Group
 from thalweg.training import Run
-from thalweg.training.data.position import Position
-from thalweg.training.data.sampler import Batches
-from thalweg.training.recovery import Sharers
+from thalweg.training.data.position import BatchIndex
+from thalweg.training.data.sampler import BatchSampler
+from thalweg.training.recovery import LostSamples
 
 SIZE, DEAD = 4, 2
 SHARE = BATCH // SIZE
@@ -35,7 +35,7 @@ def train_and_kill(
         if (run.rank, run.step, moment) == (dead, at, when):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return train(sync, notes, act)
 
     results = run_workers(SIZE, work, timeout=SECONDS, spare=range(SIZE), debug=True)
@@ -107,13 +107,13 @@ def test_what_is_lost_is_reported(sync: str, at: int, met: int, tmp_path: Path) 
 def lost(
     sync: str, *members: int, over: int, begins: int, since: int = 0, samples: int = 70
 ) -> int:
-    sharers = Sharers(
+    sharers = LostSamples(
         plan=parse_plan(sync),
         group=Group.everybody(Cluster.flat(4)),
-        batches=Batches(samples=samples, batch=16, size=4, seed=0),
+        batches=BatchSampler(samples=samples, batch=16, size=4, seed=0),
         since=since,
     )
-    position = Position(epoch=1, batch=0)  # of step 5
+    position = BatchIndex(epoch=1, batch=0)  # of step 5
     return sharers.lost(members, over=over, begins=begins, step=5, position=position)
 
 

@@ -14,10 +14,10 @@ import pytest
 from tests.training.test_checkpoint import latest, names
 from tests.training.under_fire import EPOCHS, STEPS, Act, train
 from tests.training.workers import SECONDS, on_ranks, one_value
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, checkpoint, checkpoint_io, run
 from thalweg.training.checkpoint import read
-from thalweg.training.sharing import Sharing
+from thalweg.training.sharing import Collectives
 
 SIZE, AT = 4, 3
 
@@ -79,15 +79,15 @@ def test_others_know_of_it_before_the_writer_is_through(sync: str, tmp_path: Pat
         if (run.step, when) != (AT, "after"):
             return
         if run.rank == 3:
-            dying(Sharing, "collect", 1, after=False)()
+            dying(Collectives, "gather", 1, after=False)()
         elif run.rank == 0:
             fill = checkpoint._fill
 
             def slow(*arguments: Any) -> None:
                 if run.step == AT and run.formation == 1:
-                    survival = run._survival
-                    assert survival is not None
-                    while not survival.membership.is_called:
+                    transition = run._survival
+                    assert transition is not None
+                    while not transition.membership.rendezvous_pending:
                         sleep(0.01)
                     sleep(0.5)  # for the others to be there
                 fill(*arguments)
@@ -135,7 +135,7 @@ def test_a_writer_that_was_stopped_leaves_the_newer_ones_alone(
 
         checkpoint._fill, checkpoint.write = stopping, noting
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         seen: dict[str, Any] = {}
 
         def act(run: Run, when: str) -> None:
@@ -173,7 +173,7 @@ def goes_on_without(dead: int, sync: str, act: Act, tmp_path: Path) -> None:
     folder, notes = tmp_path / "folder", tmp_path / "notes"
     notes.mkdir()
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return train(sync, notes, act, folder=folder, save=True)
 
     results = run_workers(SIZE, work, timeout=SECONDS, spare=range(SIZE), debug=True)

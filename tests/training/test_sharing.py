@@ -9,11 +9,11 @@ import torch.distributed as dist
 from tests.threads import run_threads
 from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.schedules import Group
 from thalweg.training import sharing
-from thalweg.training.compiled_steps import Clock
-from thalweg.training.sharing import Sharing
+from thalweg.training.compiled_steps import RoundCounter
+from thalweg.training.sharing import Collectives
 from thalweg.transports import Transport
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -22,16 +22,16 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 def share(
     size: int,
     make: Callable[[int], list[torch.Tensor]],
-    do: Callable[[Sharing, list[torch.Tensor]], None],
+    do: Callable[[Collectives, list[torch.Tensor]], None],
 ) -> list[list[torch.Tensor]]:
     """Each rank's tensors afterwards."""
     store = dist.HashStore()
     group = Group.everybody(Cluster.flat(size))
 
     def work(transport: Transport) -> list[torch.Tensor]:
-        engine = Engine(transport, Alarm(store, transport.rank), timeout=20.0)
+        engine = Engine(transport, AbortFlag(store, transport.rank), timeout=20.0)
         tensors = make(transport.rank)
-        do(Sharing(group, engine, Clock()), tensors)
+        do(Collectives(group, engine, RoundCounter()), tensors)
         return tensors
 
     by_rank = run_threads(range(size), work)
@@ -55,8 +55,8 @@ def of_all_kinds(rank: int) -> list[torch.Tensor]:
 def test_everybody_takes_what_one_has(
     root: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "AT_ONCE", sharing.Size(at_once))
-    for tensors in share(3, of_all_kinds, lambda s, t: s.take_from(root, t)):
+    monkeypatch.setattr(sharing, "BROADCAST_CHUNK_BYTES", sharing.Size(at_once))
+    for tensors in share(3, of_all_kinds, lambda s, t: s.broadcast(root, t)):
         for taken, wanted in zip(tensors, of_all_kinds(root), strict=True):
             assert taken.dtype == wanted.dtype
             assert torch.equal(taken, wanted)
@@ -67,7 +67,7 @@ def test_the_mean(size: int) -> None:
     def make(rank: int) -> list[torch.Tensor]:
         return [torch.full((4, 3), rank + 1.0, dtype=dtype).t() for dtype in DTYPES]
 
-    for tensors in share(size, make, lambda s, t: s.average(t)):
+    for tensors in share(size, make, lambda s, t: s.all_reduce_mean(t)):
         for tensor in tensors:
             wanted = torch.full_like(tensor, (size + 1) / 2)
             torch.testing.assert_close(tensor, wanted)
@@ -81,8 +81,8 @@ def test_what_is_equal_keeps_its_bits() -> None:
         equal = [torch.rand(50, generator=generator).to(dtype) for dtype in DTYPES]
         return [*equal, torch.full((3,), float(rank)), torch.tensor([-torch.inf, 0.0])]
 
-    plain = share(7, make, lambda s, t: s.average(t))
-    kept = share(7, make, lambda s, t: s.average_what_differs(t))
+    plain = share(7, make, lambda s, t: s.all_reduce_mean(t))
+    kept = share(7, make, lambda s, t: s.all_reduce_mean_of_differing(t))
     assert not all(torch.equal(a, b) for a, b in zip(plain[0], make(0), strict=True) if a.numel())
     for tensors in kept:
         *equal, different, infinite = tensors
@@ -92,9 +92,9 @@ def test_what_is_equal_keeps_its_bits() -> None:
 
 
 def test_nothing_to_share() -> None:
-    def nothing(sharing: Sharing, tensors: list[torch.Tensor]) -> None:
-        sharing.take_from(0, [])
-        sharing.average([])
-        sharing.average_what_differs([])
+    def nothing(collectives: Collectives, tensors: list[torch.Tensor]) -> None:
+        collectives.broadcast(0, [])
+        collectives.all_reduce_mean([])
+        collectives.all_reduce_mean_of_differing([])
 
     assert share(2, lambda rank: [], nothing) == [[], []]

@@ -17,20 +17,20 @@ from torch import nn
 
 from tests.examples import examples
 from thalweg.errors import RunError
-from thalweg.training.data.position import Position
-from thalweg.training.snapshot import LENGTH, State
+from thalweg.training.data.position import BatchIndex
+from thalweg.training.snapshot import HEADER_LENGTH_STRUCT, Snapshot
 from thalweg.training.state_encoding import unpack
 from thalweg.transports import Array
 
 
-def a_state() -> State:
+def a_state() -> Snapshot:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    return State(
+    return Snapshot(
         step=7,
-        position=Position(epoch=1, batch=2),
+        position=BatchIndex(epoch=1, batch=2),
         shared=4,
         agreed=5,
         ended=False,
@@ -48,19 +48,19 @@ WHOLE = a_state().in_bytes()
 def refused_or_read(array: Array) -> None:
     """Nothing else happens."""
     with suppress(RunError):
-        State.of_bytes(array)
+        Snapshot.of_bytes(array)
 
 
 def test_what_was_sent() -> None:
-    came = State.of_bytes(WHOLE)
-    assert (came.step, came.position, came.plan) == (7, Position(epoch=1, batch=2), "ring")
+    came = Snapshot.of_bytes(WHOLE)
+    assert (came.step, came.position, came.plan) == (7, BatchIndex(epoch=1, batch=2), "ring")
     assert came.in_bytes().tobytes() == WHOLE.tobytes()
 
 
 def test_cut_short_anywhere() -> None:
     for length in range(0, len(WHOLE), 7):
         with pytest.raises(RunError, match="can't be read"):
-            State.of_bytes(WHOLE[:length])
+            Snapshot.of_bytes(WHOLE[:length])
 
 
 @given(st.binary(max_size=300))
@@ -133,17 +133,21 @@ def test_what_pack_never_makes(tree: Any) -> None:
     "changed", [{"step": -1}, {"step": "7"}, {"position": [1]}, {"ended": 0}, {"plan": None}]
 )
 def test_a_head_of_the_wrong_kind(changed: dict[str, Any]) -> None:
-    (length,) = LENGTH.unpack_from(WHOLE.tobytes())
-    head = json.loads(WHOLE.tobytes()[LENGTH.size : LENGTH.size + length])
-    rest = WHOLE.tobytes()[LENGTH.size + length :]
+    (length,) = HEADER_LENGTH_STRUCT.unpack_from(WHOLE.tobytes())
+    head = json.loads(
+        WHOLE.tobytes()[HEADER_LENGTH_STRUCT.size : HEADER_LENGTH_STRUCT.size + length]
+    )
+    rest = WHOLE.tobytes()[HEADER_LENGTH_STRUCT.size + length :]
     text = json.dumps({**head, **changed}).encode()
     with pytest.raises(RunError, match="can't be read"):
-        State.of_bytes(np.frombuffer(LENGTH.pack(len(text)) + text + rest, np.uint8))
+        Snapshot.of_bytes(
+            np.frombuffer(HEADER_LENGTH_STRUCT.pack(len(text)) + text + rest, np.uint8)
+        )
 
 
 def test_nested_without_end() -> None:
     for opening, closing in (("[", "]"), ('{"tuple": [', "]}")):
         text = (opening * 5000 + closing * 5000).encode()
-        data = LENGTH.pack(len(text)) + text + save({})
+        data = HEADER_LENGTH_STRUCT.pack(len(text)) + text + save({})
         with pytest.raises(RunError, match="can't be read"):
-            State.of_bytes(np.frombuffer(data, np.uint8))
+            Snapshot.of_bytes(np.frombuffer(data, np.uint8))

@@ -18,7 +18,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch.optim import lr_scheduler
 
 from thalweg.errors import CheckpointError
-from thalweg.training.state_encoding import DEEPEST, pack, unpack
+from thalweg.training.state_encoding import MAX_NESTING_COUNT, pack, unpack
 
 
 def through_bytes(state: Any) -> Any:
@@ -308,6 +308,6 @@ def test_what_contains_itself_is_refused() -> None:
 
 def test_the_deepest_that_is_packed_comes_back() -> None:
     state: Any = 1.5
-    for _ in range(DEEPEST):
+    for _ in range(MAX_NESTING_COUNT):
         state = {(0,): state}
     assert_same(through_bytes(state), state)

@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.training.conftest import Case, outcomes
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.errors import ThalwegError
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members import activity
-from thalweg.observe import Moment, Opening, Step
+from thalweg.observe import ClockSample, RunHeader, StepRecord
 from thalweg.observe.journal import read_records
 from thalweg.training import attach
 
@@ -66,14 +66,14 @@ def trained(rank: int, sync: str, folder: str, steps: int = STEPS, late: int = 2
     return {"summary": summary, "late": late_now, "tallies": len(run.tallies)}
 
 
-def steps_of(folder: Path) -> dict[int, list[Step]]:
+def steps_of(folder: Path) -> dict[int, list[StepRecord]]:
     return {
-        rank: [record for record in records if isinstance(record, Step)]
+        rank: [record for record in records if isinstance(record, StepRecord)]
         for rank, records in read_records(folder).items()
     }
 
 
-Recorded = Callable[[str], dict[int, list[Step]]]
+Recorded = Callable[[str], dict[int, list[StepRecord]]]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     ]
     ended = outcomes(3, trained, cases)
 
-    def recorded(sync: str) -> dict[int, list[Step]]:
+    def recorded(sync: str) -> dict[int, list[StepRecord]]:
         outcome = ended[sync]
         if isinstance(outcome, ThalwegError):
             raise outcome
@@ -124,13 +124,13 @@ def test_waiting_for_the_late_is_exposed_and_not_computing(sync: str, recorded: 
 def test_records_say_whose_they_are_and_what_time_it_is(tmp_path: Path) -> None:
     on_ranks(3, lambda rank: trained(rank, "ring", str(tmp_path), steps=40, late=9))
     for rank, records in read_records(tmp_path).items():
-        opening = next(record for record in records if isinstance(record, Opening))
-        assert (opening.rank, opening.size, opening.sync) == (rank, 3, "ring")
-        moments = [record for record in records if isinstance(record, Moment)]
+        header = next(record for record in records if isinstance(record, RunHeader))
+        assert (header.rank, header.size, header.sync) == (rank, 3, "ring")
+        moments = [record for record in records if isinstance(record, ClockSample)]
         assert moments
         # one machine, one clock: aligned ranks differ by no more than they admit
         for moment in moments:
-            first = next(r for r in read_records(tmp_path)[0] if isinstance(r, Moment))
+            first = next(r for r in read_records(tmp_path)[0] if isinstance(r, ClockSample))
             assert abs(moment.offset - first.offset) <= moment.error + 1e-3
 
 
@@ -160,7 +160,7 @@ def test_a_run_in_which_all_are_alike_names_nobody() -> None:
 
 
 def test_who_hangs_is_named_with_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "SHORTEST", 0.5)
+    monkeypatch.setattr(activity, "MIN_LONG_PHASE_SECONDS", 0.5)
     lines: list[str] = []
     told = mmap(-1, 1)  # for all processes
 
@@ -172,7 +172,7 @@ def test_who_hangs_is_named_with_what_it_does(monkeypatch: pytest.MonkeyPatch) -
         while not told[0]:
             sleep(0.01)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         logging.basicConfig(format="%(message)s", force=True)  # pytest's takes all
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001)

@@ -18,13 +18,13 @@ from torch.utils.data import TensorDataset
 
 from tests.training.workers import fingerprint, one_value
 from tests.transports.strangers import Eavesdropper, calling
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, attach
 from thalweg.transports import Label, TcpTransport, Transport
 from thalweg.transports import best_effort as over_post
 from thalweg.transports import tcp as over_tcp
-from thalweg.transports.best_effort import Post
-from thalweg.transports.endpoint import Door
+from thalweg.transports.best_effort import BestEffortTransport
+from thalweg.transports.endpoint import Endpoint
 
 ROOT = Path(__file__).parent.parent.parent
 SIZE, BATCH, STEPS = 3, 12, 160
@@ -36,26 +36,39 @@ MEMORY = 16 << 20  # bytes of growth that are noise
 class Siege:
     """Of one rank, by a process of its own; and by a member that has lost its mind."""
 
-    def __init__(self, door: Door, number: int, folder: Path, post: Post | None = None) -> None:
-        self._door = door
-        self._post = post
-        tap = Eavesdropper(door.card.endpoint)
-        with calling(door._identity, replace(door.card, endpoint=tap.endpoint)) as member:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        number: int,
+        folder: Path,
+        transport: BestEffortTransport | None = None,
+    ) -> None:
+        self._door = endpoint
+        self._post = transport
+        tap = Eavesdropper(endpoint.record.endpoint)
+        with calling(endpoint._identity, replace(endpoint.record, endpoint=tap.endpoint)) as member:
             for _ in range(5):
                 member.say(self._header(1000), os.urandom(1000))
             sleep(0.3)
-        recording = folder / f"{door.rank}-{door.card.endpoint.rpartition(':')[2]}"
+        recording = folder / f"{endpoint.rank}-{endpoint.record.endpoint.rpartition(':')[2]}"
         recording.write_bytes(bytes(tap.recordings[0]))
         tap.close()
-        arguments = [door.card.endpoint, door.card.key.hex(), str(door.rank), str(number)]
+        arguments = [
+            endpoint.record.endpoint,
+            endpoint.record.key.hex(),
+            str(endpoint.rank),
+            str(number),
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.transports.strangers", *arguments, str(recording)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
         )
-        others = replace(door._identity, card=replace(door.card, rank=(door.rank + 1) % SIZE))
+        others = replace(
+            endpoint._identity, record=replace(endpoint.record, rank=(endpoint.rank + 1) % SIZE)
+        )
         for _ in range(number // 50):
-            with calling(others, door.card) as liar:  # in another's name
+            with calling(others, endpoint.record) as liar:  # in another's name
                 liar.say(self._header(1), b"x")
             for said in (
                 (self._header(2), b"x"),
@@ -64,7 +77,7 @@ class Siege:
                 (b"\xff" + os.urandom(len(self._header(0)) - 9) + bytes(8), b""),  # no letter
                 (os.urandom(len(self._header(0))), b"x"),
             ):
-                with calling(door._identity, door.card) as member:
+                with calling(endpoint._identity, endpoint.record) as member:
                     member.say(*said)
 
     def over(self) -> int:
@@ -76,16 +89,18 @@ class Siege:
         """Of no step that ever comes."""
         step = 1 << 40
         if self._post is not None:
-            return over_post.HEADER.pack(over_post.Sort.LEAVE, 0, step, 0, 0, nbytes)
-        return over_tcp.HEADER.pack(1 << 40, *Label(step, 0, 0, 1), nbytes)
+            return over_post.POST_HEADER_STRUCT.pack(
+                over_post.MessageKind.LEAVE, 0, step, 0, 0, nbytes
+            )
+        return over_tcp.TCP_HEADER_STRUCT.pack(1 << 40, *Label(step, 0, 0, 1), nbytes)
 
 
 def besiege(run: Run, transport: TcpTransport, number: int, folder: Path) -> list[Siege]:
     """At all doors of this rank."""
-    sieges = [Siege(transport._wire.door, number, folder)]
+    sieges = [Siege(transport._wire.endpoint, number, folder)]
     if run._session.tree is not None:
-        post = run._session.tree._relay._post
-        sieges.append(Siege(post._door, number, folder, post))
+        post = run._session.tree._relay._messages
+        sieges.append(Siege(post._endpoint, number, folder, post))
     return sieges
 
 
@@ -98,7 +113,7 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
         held.append(transport)
         return transport
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9)

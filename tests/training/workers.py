@@ -13,7 +13,7 @@ from torch import nn
 
 from thalweg.bench.training import fingerprint
 from thalweg.errors import ThalwegError
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 
 assert torch._dynamo
 # Torch asks for the name behind every connection; a resolver that doesn't answer costs 5 s each.
@@ -27,7 +27,7 @@ def on_ranks(
 ) -> list[dict[str, Any]]:
     """What `work(rank)` returned on every rank, within so many seconds."""
 
-    def reported(rank: int, report: Report) -> dict[str, Any]:
+    def reported(rank: int, report: SendMessage) -> dict[str, Any]:
         return work(rank)
 
     return run_workers(size, reported, timeout=seconds, debug=True)

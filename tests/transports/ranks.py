@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tests.threads import run_threads
-from thalweg.launch.supervisor import Report, run_workers
-from thalweg.members.abort import Alarm
+from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.transports import Label, Transport
 
@@ -30,11 +30,11 @@ def run_ranks(kind: str, size: int, work: Callable[[Transport], Any]) -> list[An
         results = run_threads(range(size), work)
         return [results[rank] for rank in range(size)]
 
-    def in_process(rank: int, report: Report) -> dict[str, Any]:
+    def in_process(rank: int, report: SendMessage) -> dict[str, Any]:
         world = World.join(PATIENCE)
         transport = world.transport()
         result = work(transport)
-        world.part(PATIENCE, Alarm(world.store, rank))
+        world.leave(PATIENCE, AbortFlag(world.store, rank))
         transport.close()
         return {"result": result}
 

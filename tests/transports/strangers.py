@@ -18,17 +18,17 @@ from thalweg.transports import tcp
 from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
 from thalweg.transports.handshake import (
     HELLO_NBYTES,
-    MAGIC,
-    PREFIX,
     REPLY_NBYTES,
-    VERSION,
+    WIRE_MAGIC,
+    WIRE_PREFIX_STRUCT,
+    WIRE_VERSION,
     Hello,
     Identity,
     answered,
     scope_of,
     sender_of,
 )
-from thalweg.transports.peer_record import Card, Sealer
+from thalweg.transports.peer_record import PeerRecord, RecordSigner
 
 KEPT = 64  # connections that a stranger holds at once
 PATIENCE = 10.0  # seconds for an answer
@@ -40,14 +40,14 @@ GARBAGE = (
     b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 4,
     b"\xff" * 5000,
     bytes(5000),
-    MAGIC,
-    PREFIX.pack(MAGIC, VERSION, 0),
-    PREFIX.pack(MAGIC, VERSION, 1) + b"x",
-    PREFIX.pack(MAGIC, VERSION, 65535) + bytes(70_000),
-    PREFIX.pack(MAGIC, VERSION, HELLO_NBYTES) + os.urandom(HELLO_NBYTES // 2),
-    PREFIX.pack(MAGIC, VERSION, HELLO_NBYTES) + os.urandom(HELLO_NBYTES),
-    PREFIX.pack(MAGIC, VERSION + 1, 200) + os.urandom(200),
-    PREFIX.pack(b"wlht", VERSION, 200) + os.urandom(200),
+    WIRE_MAGIC,
+    WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, 0),
+    WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, 1) + b"x",
+    WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, 65535) + bytes(70_000),
+    WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, HELLO_NBYTES) + os.urandom(HELLO_NBYTES // 2),
+    WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, HELLO_NBYTES) + os.urandom(HELLO_NBYTES),
+    WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION + 1, 200) + os.urandom(200),
+    WIRE_PREFIX_STRUCT.pack(b"wlht", WIRE_VERSION, 200) + os.urandom(200),
 )
 
 
@@ -81,17 +81,17 @@ def strange_identity(
     *,
     secret: bytes | None = None,
     encrypted: bool = True,
-    purpose: str = tcp.PURPOSE,
+    purpose: str = tcp.TCP_PURPOSE,
     room: str = "",
-    card: Card | None = None,
+    record: PeerRecord | None = None,
 ) -> Identity:
     """With keys of its own; the card shows them, unless it is given."""
     private = X25519PrivateKey.generate() if encrypted else None
     public = private.public_key().public_bytes_raw() if private else b""
     return Identity(
-        card=card or Card(rank=rank, endpoint=NOWHERE, key=public),
+        record=record or PeerRecord(rank=rank, endpoint=NOWHERE, key=public),
         private=private,
-        sealer=Sealer(purpose=purpose, run="", secret=secret, encrypted=encrypted),
+        signer=RecordSigner(purpose=purpose, run="", secret=secret, encrypted=encrypted),
         scope=scope_of(purpose, "", room),
     )
 
@@ -123,7 +123,7 @@ def records_of(cipher: RecordCipher | None, header: bytes, payload: bytes) -> li
 class Caller:
     """One who connects to a door, and has been let in if it was answered."""
 
-    def __init__(self, identity: Identity, peer: Card) -> None:
+    def __init__(self, identity: Identity, peer: PeerRecord) -> None:
         self.socket = socket.create_connection(port_of(peer.endpoint), timeout=PATIENCE)
         hello = Hello(identity, peer)
         self.cipher: RecordCipher | None = None
@@ -148,7 +148,7 @@ class Caller:
 
 
 @contextmanager
-def calling(identity: Identity, peer: Card) -> Iterator[Caller]:
+def calling(identity: Identity, peer: PeerRecord) -> Iterator[Caller]:
     caller = Caller(identity, peer)
     try:
         yield caller
@@ -163,8 +163,8 @@ class Receiver:
         self._listener = socket.create_server(("127.0.0.1", port))
         self._listener.settimeout(PATIENCE)
         self.port = self._listener.getsockname()[1]
-        self.card = Card(rank=rank, endpoint=f"tcp://127.0.0.1:{self.port}", key=b"")
-        self._identity = strange_identity(rank, encrypted=False, card=self.card)
+        self.card = PeerRecord(rank=rank, endpoint=f"tcp://127.0.0.1:{self.port}", key=b"")
+        self._identity = strange_identity(rank, encrypted=False, record=self.card)
         self._accepted: socket.socket | None = None
 
     def message(self) -> tuple[bytes, bytes]:
@@ -176,8 +176,8 @@ class Receiver:
             sender = sender_of(self._identity, hello)
             assert sender is not None
             self._accepted.sendall(answered(self._identity, hello, sender)[0])
-        header = exactly(self._accepted, tcp.HEADER.size)
-        return header, exactly(self._accepted, tcp.HEADER.unpack(header)[-1])
+        header = exactly(self._accepted, tcp.TCP_HEADER_STRUCT.size)
+        return header, exactly(self._accepted, tcp.TCP_HEADER_STRUCT.unpack(header)[-1])
 
     def close(self) -> None:
         self._listener.close()
@@ -186,8 +186,8 @@ class Receiver:
 
 
 def hello_of(source: socket.socket) -> bytes:
-    prefix = exactly(source, PREFIX.size)
-    return prefix + exactly(source, PREFIX.unpack(prefix)[2])
+    prefix = exactly(source, WIRE_PREFIX_STRUCT.size)
+    return prefix + exactly(source, WIRE_PREFIX_STRUCT.unpack(prefix)[2])
 
 
 class Eavesdropper:
@@ -266,8 +266,8 @@ class Meddler(Eavesdropper):
     def pieces(self, client: socket.socket) -> Iterable[bytes]:
         yield hello_of(client)
         while True:
-            header = exactly(client, tcp.HEADER.size)
-            left = tcp.HEADER.unpack(header)[-1]
+            header = exactly(client, tcp.TCP_HEADER_STRUCT.size)
+            left = tcp.TCP_HEADER_STRUCT.unpack(header)[-1]
             number, said = 0, header
             while not number or left:
                 nbytes = min(left, RECORD_NBYTES)
@@ -283,9 +283,9 @@ def attack(endpoint: str, key: bytes, rank: int, number: int, recordings: Sequen
     throw(endpoint, some, recordings, seed=1)
     for tried in range(2 * some, number):
         kind = tried % 3  # plain, with keys of its own, and for a wrong server's key
-        peer = Card(rank=rank, endpoint=endpoint, key=key if kind < 2 else os.urandom(32))
+        peer = PeerRecord(rank=rank, endpoint=endpoint, key=key if kind < 2 else os.urandom(32))
         with suppress(OSError), calling(strange_identity(0, encrypted=kind > 0), peer) as stranger:
-            stranger.say(os.urandom(tcp.HEADER.size), os.urandom(500))
+            stranger.say(os.urandom(tcp.TCP_HEADER_STRUCT.size), os.urandom(500))
     return number
 
 

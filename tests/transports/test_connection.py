@@ -12,9 +12,9 @@ from tests.transports.ranks import LABEL, in_a_process, soon
 from tests.transports.strangers import Receiver
 from thalweg.transports import TcpTransport
 from thalweg.transports.connection import Outbound, Outgoing
-from thalweg.transports.peer_record import Card
-from thalweg.transports.security import Protection
-from thalweg.transports.tcp import PURPOSE
+from thalweg.transports.peer_record import PeerRecord
+from thalweg.transports.security import SecurityConfig
+from thalweg.transports.tcp import TCP_PURPOSE
 
 
 def test_news_of_where_the_peer_was_before_do_not_count() -> None:
@@ -23,7 +23,7 @@ def test_news_of_where_the_peer_was_before_do_not_count() -> None:
     def work() -> None:
         store = dist.HashStore()
         here, first = TcpTransport(0, store), Receiver(1)
-        store.set("tcp/1", Protection().sealer(PURPOSE).write(first.card))
+        store.set("tcp/1", SecurityConfig().signer(TCP_PURPOSE).write(first.card))
         here.send(1, LABEL, np.array([1]), soon())
         first.message()
         first.close()
@@ -33,7 +33,7 @@ def test_news_of_where_the_peer_was_before_do_not_count() -> None:
             sleep(0.01)
         second = Receiver(1)
         here.send(1, LABEL, np.array([2]), soon())  # for where it was
-        assert here._wire.door.move(outbound, second.card)
+        assert here._wire.endpoint.move(outbound, second.card)
         here.send(1, LABEL, np.array([3]), soon())
         assert second.message()[1] == np.array([3]).tobytes()
         until = monotonic() + 1.0
@@ -52,7 +52,7 @@ def test_a_message_is_done_once_its_last_byte_was_taken() -> None:
     with ours, theirs:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-        outbound = Outbound(Card(rank=1, endpoint="tcp://127.0.0.1:9", key=b""))
+        outbound = Outbound(PeerRecord(rank=1, endpoint="tcp://127.0.0.1:9", key=b""))
         outbound.up(ours, None)
         sent = [Outgoing(b"h" * 8, memoryview(bytes([n]) * 300_000)) for n in range(3)]
         outbound.queue.extend(sent)

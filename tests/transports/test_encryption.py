@@ -31,26 +31,26 @@ from tests.transports.strangers import (
     throw,
 )
 from thalweg.errors import NotTrusted, PeerLate
-from thalweg.transports import Label, Refusal, TcpTransport, cipher, endpoint
-from thalweg.transports.best_effort import Letter, Post, Sort
+from thalweg.transports import Label, RejectionReason, TcpTransport, cipher, endpoint
+from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 from thalweg.transports.cipher import KEY_NBYTES, RECORD_NBYTES, TAG_NBYTES, RecordCipher
-from thalweg.transports.peer_record import Card, Sealer
-from thalweg.transports.rejections import Tally
-from thalweg.transports.security import Protection
-from thalweg.transports.tcp import HEADER, PURPOSE
+from thalweg.transports.peer_record import PeerRecord, RecordSigner
+from thalweg.transports.rejections import RejectionCounter
+from thalweg.transports.security import SecurityConfig
+from thalweg.transports.tcp import TCP_HEADER_STRUCT, TCP_PURPOSE
 
 SECRET = b"known to all workers"
 LARGE = np.arange(500_000)
-MINE = Sealer(purpose=PURPOSE, run="", secret=SECRET, encrypted=True)
+MINE = RecordSigner(purpose=TCP_PURPOSE, run="", secret=SECRET, encrypted=True)
 SEVERAL = 3 * RECORD_NBYTES + 1000  # bytes of a message of four records
 
 
-def protection(rank: int = 0, secret: bytes | None = SECRET) -> Protection:
-    return Protection(encrypted=True, secret=secret, refused=Tally(rank))
+def protection(rank: int = 0, secret: bytes | None = SECRET) -> SecurityConfig:
+    return SecurityConfig(encrypted=True, secret=secret, refused=RejectionCounter(rank))
 
 
 def opened(rank: int, store: Any, secret: bytes | None = SECRET) -> TcpTransport:
-    return TcpTransport(rank, store, grace=0.5, protection=protection(rank, secret))
+    return TcpTransport(rank, store, grace=0.5, security=protection(rank, secret))
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def log_lines() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def card(store: dist.HashStore, rank: int, sealer: Sealer = MINE) -> Card:
+def card(store: dist.HashStore, rank: int, sealer: RecordSigner = MINE) -> PeerRecord:
     found = sealer.read(store.get(sealer.key_of(rank)))
     assert found is not None
     return found
@@ -115,7 +115,7 @@ def nothing_comes(transport: TcpTransport, sender: int) -> None:
 
 def message(payload: bytes, nbytes: int | None = None) -> tuple[bytes, bytes]:
     length = len(payload) if nbytes is None else nbytes
-    return HEADER.pack(0, *LABEL, length), payload
+    return TCP_HEADER_STRUCT.pack(0, *LABEL, length), payload
 
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["secret", "no secret"])
@@ -132,7 +132,9 @@ def test_a_stranger_does_not_get_in(encrypted: bool, secret: bytes | None) -> No
             with calling(identity, where) as stranger:
                 assert not stranger.let_in
                 stranger.say(*message(b"x"))
-            why = Refusal.STRANGER if encrypted and secret is None else Refusal.FORGED
+            why = (
+                RejectionReason.STRANGER if encrypted and secret is None else RejectionReason.FORGED
+            )
             until(lambda: why in here.refused)
             nothing_comes(here, 1)
             assert here.refused == {why: 1}
@@ -148,12 +150,12 @@ def test_one_who_shows_a_card_of_ours_still_needs_its_private_half(secret: bytes
         with transports(secret, secret) as (store, (here, there)):
             exchange(here, there)
             sealer = replace(MINE, secret=secret)
-            theirs = strange_identity(1, secret=secret, card=card(store, 1, sealer))
+            theirs = strange_identity(1, secret=secret, record=card(store, 1, sealer))
             with calling(theirs, card(store, 0, sealer)) as thief:
                 assert not thief.let_in
-            until(lambda: Refusal.STRANGER in here.refused)
+            until(lambda: RejectionReason.STRANGER in here.refused)
             nothing_comes(here, 1)
-            assert here.refused == {Refusal.STRANGER: 1}
+            assert here.refused == {RejectionReason.STRANGER: 1}
             exchange(here, there)
 
     in_a_process(work)
@@ -166,7 +168,7 @@ def test_a_worker_with_another_secret_is_named() -> None:
                 wanted = rf"as rank {other.rank}'s address .* this job's secret.*; start all"
                 with pytest.raises(NotTrusted, match=wanted):
                     one.send(other.rank, LABEL, LARGE, soon())
-                assert one.refused[Refusal.FORGED] >= 1
+                assert one.refused[RejectionReason.FORGED] >= 1
 
     in_a_process(work)
 
@@ -179,14 +181,14 @@ def test_who_writes_to_the_store_without_the_secret_is_not_let_in() -> None:
             exchange(here, there)
             stranger = strange_identity(1, secret=b"a guess that is wrong")
             where, text = card(store, 0), store.get(MINE.key_of(1)).decode()
-            ours_changed = {**json.loads(text), "key": stranger.card.key.hex()}
+            ours_changed = {**json.loads(text), "key": stranger.record.key.hex()}
             for number, forged in enumerate((stranger.text.decode(), json.dumps(ours_changed)), 1):
                 store.set(MINE.key_of(1), forged)
                 with calling(stranger, where) as caller:
                     assert not caller.let_in
-                until(lambda number=number: here.refused[Refusal.FORGED] >= number)
+                until(lambda number=number: here.refused[RejectionReason.FORGED] >= number)
             with pytest.raises(NotTrusted, match="as rank 1's address"):
-                here._wire.door.find(1)
+                here._wire.endpoint.find(1)
             store.set(MINE.key_of(1), text)
             nothing_comes(here, 1)
             exchange(here, there)
@@ -201,15 +203,15 @@ def test_a_member_speaks_in_its_own_name_alone() -> None:
         with transports(SECRET, SECRET, SECRET) as (store, (here, there, other)):
             exchange(here, there)
             exchange(here, other)
-            own = other._wire.door._identity
-            with calling(replace(own, card=card(store, 1)), card(store, 0)) as liar:
+            own = other._wire.endpoint._identity
+            with calling(replace(own, record=card(store, 1)), card(store, 0)) as liar:
                 assert not liar.let_in
-            until(lambda: Refusal.STRANGER in here.refused)
+            until(lambda: RejectionReason.STRANGER in here.refused)
             with calling(own, card(store, 0)) as itself:
                 itself.say(*message(b"in its own name"))
                 assert here.receive(2, LABEL, soon()).tobytes() == b"in its own name"
             nothing_comes(here, 1)
-            assert here.refused == {Refusal.STRANGER: 1}
+            assert here.refused == {RejectionReason.STRANGER: 1}
             exchange(here, there)
 
     in_a_process(work)
@@ -222,23 +224,29 @@ def cut_short(header: bytes, payload: bytes, under: RecordCipher) -> bytes:
 @pytest.mark.parametrize(
     ("why", "said"),
     [
-        (Refusal.TOO_LARGE, lambda under: message(b"", nbytes=1 << 63)[0]),
-        (Refusal.TRUNCATED, lambda under: cut_short(*message(b"x"), under)),
-        (Refusal.TRUNCATED, lambda under: cut_short(*message(bytes(SEVERAL)), under)),
-        (Refusal.TAMPERED, lambda under: b"".join(message(b"x" + bytes(TAG_NBYTES), nbytes=1))),
-        (Refusal.TAMPERED, lambda under: b"\xff" * (HEADER.size - 8) + bytes(99)),
+        (RejectionReason.TOO_LARGE, lambda under: message(b"", nbytes=1 << 63)[0]),
+        (RejectionReason.TRUNCATED, lambda under: cut_short(*message(b"x"), under)),
+        (RejectionReason.TRUNCATED, lambda under: cut_short(*message(bytes(SEVERAL)), under)),
+        (
+            RejectionReason.TAMPERED,
+            lambda under: b"".join(message(b"x" + bytes(TAG_NBYTES), nbytes=1)),
+        ),
+        (
+            RejectionReason.TAMPERED,
+            lambda under: b"\xff" * (TCP_HEADER_STRUCT.size - 8) + bytes(99),
+        ),
     ],
     ids=["too long", "cut short", "several records cut short", "plain", "garbage"],
 )
 def test_what_a_member_says_that_is_none_of_a_member(
-    why: Refusal, said: Callable[[RecordCipher], bytes]
+    why: RejectionReason, said: Callable[[RecordCipher], bytes]
 ) -> None:
     """Its connection ends, and the log names it; its other connection is not touched."""
 
     def work() -> None:
         with log_lines() as lines, transports(SECRET, SECRET) as (_, (here, there)):
             exchange(here, there)
-            with calling(there._wire.door._identity, here._wire.door.card) as mad:
+            with calling(there._wire.endpoint._identity, here._wire.endpoint.record) as mad:
                 assert mad.cipher is not None
                 mad.socket.sendall(said(mad.cipher))
                 mad.socket.shutdown(socket.SHUT_WR)
@@ -249,7 +257,7 @@ def test_what_a_member_says_that_is_none_of_a_member(
             if why.is_suspicious:
                 assert lines[0].startswith(f"rank 0 refused {why.value}, from rank 1 (1 so far)")
             exchange(here, there)
-            assert not there._wire.outbound[0].broke
+            assert not there._wire.outbound[0].has_broken
 
     in_a_process(work)
 
@@ -271,8 +279,12 @@ def test_what_is_played_back_says_nothing() -> None:
             tap.replay(50)
             until(lambda: refusals(here) >= 50)
             nothing_comes(here, 1)
-            assert set(here.refused) <= {Refusal.TAMPERED, Refusal.TRUNCATED, Refusal.UNFINISHED}
-            assert here.refused[Refusal.TAMPERED]
+            assert set(here.refused) <= {
+                RejectionReason.TAMPERED,
+                RejectionReason.TRUNCATED,
+                RejectionReason.UNFINISHED,
+            }
+            assert here.refused[RejectionReason.TAMPERED]
             there.send(0, LABEL, np.array([99]), soon())
             assert here.receive(1, LABEL, soon()).view("i8")[0] == 99
             tap.close()
@@ -321,22 +333,24 @@ def ended(number: int, record: bytes) -> Iterable[bytes]:
 @pytest.mark.parametrize(
     ("meddle", "why"),
     [
-        (flipped(0, HEADER.size), Refusal.TAMPERED),
-        (flipped(3, 500), Refusal.TAMPERED),
-        (flipped(1, -1), Refusal.TAMPERED),
-        (flipped(0, 0), Refusal.TAMPERED),
-        (flipped(0, HEADER.size - 8), Refusal.TAMPERED),
-        (repeated, Refusal.TAMPERED),
-        (dropped, Refusal.TAMPERED),
-        (Reordered(), Refusal.TAMPERED),
-        (ended, Refusal.TRUNCATED),
+        (flipped(0, TCP_HEADER_STRUCT.size), RejectionReason.TAMPERED),
+        (flipped(3, 500), RejectionReason.TAMPERED),
+        (flipped(1, -1), RejectionReason.TAMPERED),
+        (flipped(0, 0), RejectionReason.TAMPERED),
+        (flipped(0, TCP_HEADER_STRUCT.size - 8), RejectionReason.TAMPERED),
+        (repeated, RejectionReason.TAMPERED),
+        (dropped, RejectionReason.TAMPERED),
+        (Reordered(), RejectionReason.TAMPERED),
+        (ended, RejectionReason.TRUNCATED),
     ],
     ids=[
         *("first record", "last record", "tag", "formation in the header", "length in the header"),
         *("repeated", "dropped", "reordered", "ended"),
     ],
 )
-def test_what_changes_on_its_way_breaks_the_connection(meddle: Meddle, why: Refusal) -> None:
+def test_what_changes_on_its_way_breaks_the_connection(
+    meddle: Meddle, why: RejectionReason
+) -> None:
     """Nothing of it is handed out, its sender is named, and the connection comes back."""
 
     def work() -> None:
@@ -355,7 +369,7 @@ def test_what_changes_on_its_way_breaks_the_connection(meddle: Meddle, why: Refu
             assert here.refused == {why: 1}
             if why.is_suspicious:
                 assert lines[0].startswith(f"rank 0 refused {why.value}, from rank 1 (1 so far)")
-            until(lambda: outbound.broke and not outbound.down)
+            until(lambda: outbound.has_broken and not outbound.down)
             there.send(0, LABEL, np.full(SEVERAL, 9, np.uint8), soon()).wait(soon())
             assert set(here.receive(1, LABEL, soon())) == {9}
             tap.close()
@@ -398,7 +412,7 @@ def test_strangers_neither_ask_the_store_nor_keep_a_worker_out() -> None:
     """More of them than there is room for are silent, and others have keys of their own."""
 
     def work() -> None:
-        endpoint.BACKLOG = 50
+        endpoint.ENDPOINT_BACKLOG_COUNT = 50
         store = dist.HashStore()
         asked = Asked(store)
         with ExitStack() as stack:
@@ -412,8 +426,8 @@ def test_strangers_neither_ask_the_store_nor_keep_a_worker_out() -> None:
             for _ in range(50):
                 with suppress(OSError), calling(strange_identity(1), where) as stranger:
                     assert not stranger.let_in
-            until(lambda: here.refused[Refusal.FORGED] >= 50)
-            until(lambda: here.refused[Refusal.UNFINISHED] >= 70)
+            until(lambda: here.refused[RejectionReason.FORGED] >= 50)
+            until(lambda: here.refused[RejectionReason.UNFINISHED] >= 70)
             assert asked.questions == before
             there.close()
             back = opened(1, store)
@@ -429,7 +443,7 @@ def test_a_worker_that_is_back_gets_in_at_once(secret: bytes | None) -> None:
     """The first time that it asks: whoever was made to wait would be tried again."""
 
     def work() -> None:
-        endpoint.REDIAL = 1000.0
+        endpoint.REDIAL_SECONDS = 1000.0
         with transports(secret, secret) as (store, ranks):
             exchange(*ranks)
             ranks[1].close()
@@ -446,26 +460,28 @@ def test_a_greeting_with_a_forged_card_moves_nobody() -> None:
     def work() -> None:
         store = dist.HashStore()
         with ExitStack() as stack:
-            here, there = (Post(rank, store, protection=protection(rank)) for rank in range(2))
-            for post, peer in ((here, 1), (there, 0)):
-                stack.callback(post.close)
-                post.meet([peer], soon())
-            sealer = protection().sealer("post")
-            elsewhere = Card(rank=1, endpoint="tcp://127.0.0.1:9", key=bytes(32))
-            of_another = Card(rank=0, endpoint=there.endpoint, key=bytes(32))
+            here, there = (
+                BestEffortTransport(rank, store, security=protection(rank)) for rank in range(2)
+            )
+            for transport, peer in ((here, 1), (there, 0)):
+                stack.callback(transport.close)
+                transport.wait_for_peers([peer], soon())
+            sealer = protection().signer("post")
+            elsewhere = PeerRecord(rank=1, endpoint="tcp://127.0.0.1:9", key=bytes(32))
+            of_another = PeerRecord(rank=0, endpoint=there.endpoint, key=bytes(32))
             for text in (
                 replace(sealer, secret=b"a guess that is wrong").write(elsewhere),
                 sealer.write(of_another),
                 "tcp://127.0.0.1:9",
             ):
                 letter = np.frombuffer(text.encode(), np.uint8)
-                there.send(Letter(0, Sort.HELLO, 0, array=letter))
-            until(lambda: here.receive(0.05) == [] and here.refused[Refusal.FORGED] == 3)
-            here.send(Letter(1, Sort.RESULT, 5))
+                there.send(BestEffortMessage(0, MessageKind.HELLO, 0, array=letter))
+            until(lambda: here.receive(0.05) == [] and here.refused[RejectionReason.FORGED] == 3)
+            here.send(BestEffortMessage(1, MessageKind.RESULT, 5))
             deadline = soon()
             while not (came := there.receive(0.05)):
                 assert monotonic() < deadline
-            assert came == [Letter(0, Sort.RESULT, 5)]
+            assert came == [BestEffortMessage(0, MessageKind.RESULT, 5)]
 
     in_a_process(work)
 

@@ -18,11 +18,11 @@ from thalweg.transports import (
     Label,
     MemoryNetwork,
     RecordedTransport,
-    Refusal,
+    RejectionReason,
     TcpTransport,
     Transport,
 )
-from thalweg.transports.inbox import EARLY, EARLY_BYTES, Inbox
+from thalweg.transports.inbox import MAX_EARLY_BYTES, MAX_EARLY_MESSAGES, Inbox
 
 Network = Callable[[int], AbstractContextManager[list[Transport]]]
 OTHER = Label(1, 0, 0, 1)
@@ -69,7 +69,7 @@ def test_what_came_before_entering_is_never_handed_out(network: Network) -> None
             send(there, here, 2, OTHER)
             assert receive(there, here, OTHER) == 2  # so the first has come as well
             for transport in (here, there):
-                transport.enter(1, [0, 1])
+                transport.enter_epoch(1, [0, 1])
             nothing_comes(there, here)
             send(there, here, 3)
             assert receive(there, here) == 3
@@ -86,12 +86,12 @@ def test_one_that_stays_behind_is_not_heard(network: Network) -> None:
     def work() -> None:
         with network(3) as (here, there, behind):
             for transport in (here, there, behind):
-                transport.enter(4, [0, 1, 2])
+                transport.enter_epoch(4, [0, 1, 2])
             for transport in (here, there):
-                transport.enter(5, [0, 1, 2])
+                transport.enter_epoch(5, [0, 1, 2])
             send(behind, here, 4)
             nothing_comes(behind, here)
-            behind.enter(5, [0, 1, 2])
+            behind.enter_epoch(5, [0, 1, 2])
             send(behind, here, 5)
             assert receive(behind, here) == 5
             nothing_comes(behind, here)
@@ -106,14 +106,14 @@ def test_who_entered_first_is_heard_when_the_others_enter(network: Network) -> N
     def work() -> None:
         with network(2) as (here, there):
             for formation in (1, 2, 3):
-                there.enter(formation, [0, 1])
+                there.enter_epoch(formation, [0, 1])
                 for value in range(3):
                     send(there, here, 10 * formation + value)
                 nothing_comes(there, here)  # it is taken in all the same
-            here.enter(2, [0, 1])
+            here.enter_epoch(2, [0, 1])
             assert [receive(there, here) for _ in range(3)] == [20, 21, 22]
             nothing_comes(there, here)
-            here.enter(3, [0, 1])
+            here.enter_epoch(3, [0, 1])
             assert [receive(there, here) for _ in range(3)] == [30, 31, 32]
 
     in_a_process(work)
@@ -127,8 +127,8 @@ def test_one_that_is_not_a_member_is_fenced_off(network: Network) -> None:
         with network(3) as (here, there, outside):
             send(here, outside, 0)
             for transport in (here, there):
-                transport.enter(1, [0, 1])
-            outside.enter(1, [0, 1, 2])
+                transport.enter_epoch(1, [0, 1])
+            outside.enter_epoch(1, [0, 1, 2])
             send(outside, here, 7)
             send(there, here, 8)
             assert receive(there, here) == 8
@@ -138,7 +138,7 @@ def test_one_that_is_not_a_member_is_fenced_off(network: Network) -> None:
             with pytest.raises(TransportError, match=text):
                 here.send(2, LABEL, np.zeros(1), soon())
             for transport in (here, there, outside):
-                transport.enter(2, [0, 1, 2])
+                transport.enter_epoch(2, [0, 1, 2])
             for source, target in ((outside, here), (here, outside), (there, outside)):
                 send(source, target, 9)
                 assert receive(source, target) == 9
@@ -150,14 +150,14 @@ def test_one_that_is_not_a_member_is_fenced_off(network: Network) -> None:
 def test_formations_only_grow(network: Network) -> None:
     def work() -> None:
         with network(1) as [here]:
-            here.enter(3, [0])
+            here.enter_epoch(3, [0])
             for formation in (2, 3):
                 text = f"rank 0 can't enter formation {formation}: it is in 3; give each"
                 with pytest.raises(TransportError, match=text):
-                    here.enter(formation, [0])
+                    here.enter_epoch(formation, [0])
             here.close()
             with pytest.raises(TransportClosed, match="rank 0 enters formation 4 after close"):
-                here.enter(4, [0])
+                here.enter_epoch(4, [0])
 
     in_a_process(work)
 
@@ -167,10 +167,10 @@ def test_refusals_are_counted() -> None:
     message = np.zeros(1)
     for peer in (1, 2, 2):
         inbox.put(Address(peer, LABEL), message)
-    inbox.enter(2, [0, 1])
+    inbox.enter_epoch(2, [0, 1])
     inbox.put(Address(1, LABEL), message, 1)
     inbox.put(Address(2, LABEL), message, 2)
-    assert inbox.refused == {Refusal.STALE: 4, Refusal.OUTSIDER: 1}
+    assert inbox.refused == {RejectionReason.STALE: 4, RejectionReason.OUTSIDER: 1}
 
 
 def test_what_is_early_is_bounded_in_number_and_bytes() -> None:
@@ -179,15 +179,15 @@ def test_what_is_early_is_bounded_in_number_and_bytes() -> None:
         message = np.broadcast_to(np.uint8(0), nbytes)
         for _ in range(sent):
             inbox.put(Address(1, LABEL), message, 1)
-        kept = sent - inbox.refused[Refusal.TOO_EARLY]
-        inbox.enter(1, [0, 1])
+        kept = sent - inbox.refused[RejectionReason.TOO_EARLY]
+        inbox.enter_epoch(1, [0, 1])
         for _ in range(kept):
-            assert inbox.take_now([Address(1, LABEL)]) is not None
-        assert inbox.take_now([Address(1, LABEL)]) is None
+            assert inbox.receive_now([Address(1, LABEL)]) is not None
+        assert inbox.receive_now([Address(1, LABEL)]) is None
         return kept
 
-    assert early(1, 2 * EARLY) == EARLY
-    assert early(EARLY_BYTES // 3, 10) == 3
+    assert early(1, 2 * MAX_EARLY_MESSAGES) == MAX_EARLY_MESSAGES
+    assert early(MAX_EARLY_BYTES // 3, 10) == 3
 
 
 def test_what_leaves_while_a_formation_ends_is_given_back() -> None:
@@ -200,11 +200,11 @@ def test_what_leaves_while_a_formation_ends_is_given_back() -> None:
             sendings = [
                 here.send(peer.rank, LABEL, array, soon()) for peer in (there, gone) for _ in "12"
             ]
-            here.enter(1, [0, 1])
+            here.enter_epoch(1, [0, 1])
             for sending in sendings:
                 sending.wait(soon())
             array.fill(1)
-            there.enter(1, [0, 1])
+            there.enter_epoch(1, [0, 1])
             sending = here.send(1, LABEL, array, soon())
             came = there.receive(0, LABEL, soon()).view(array.dtype)
             assert (came.min(), came.max()) == (1, 1)
@@ -224,10 +224,10 @@ def test_a_member_that_is_back_elsewhere_is_found_in_the_next_formation() -> Non
         with pytest.raises(PeerLost) as caught:
             here.receive(1, LABEL, soon())
         assert caught.value.peer == 1
-        here.enter(1, [0])
+        here.enter_epoch(1, [0])
         there = TcpTransport(1, store, grace=0.5)
         for transport in (here, there):
-            transport.enter(2, [0, 1])
+            transport.enter_epoch(2, [0, 1])
         for source, target in ((here, there), (there, here)):
             send(source, target, 2)
             assert receive(source, target) == 2
@@ -244,7 +244,7 @@ def test_ranks_meet_at_another_store_when_theirs_is_gone() -> None:
         del first
         second = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for transport in ranks:
-            transport.meet_at(dist.TCPStore("127.0.0.1", second.port))
+            transport.use_store(dist.TCPStore("127.0.0.1", second.port))
         here, there = ranks
         for source, target in ((here, there), (there, here)):
             send(source, target, 3)
@@ -259,8 +259,8 @@ def test_wrappers_pass_it_on() -> None:
     network = MemoryNetwork([0, 1])
     here = RecordedTransport(FaultyTransport(network.transport(0), []))
     there = network.transport(1)
-    there.enter(1, [0, 1])
+    there.enter_epoch(1, [0, 1])
     send(here, there, 0)
-    here.enter(1, [0, 1])
+    here.enter_epoch(1, [0, 1])
     send(here, there, 1)
     assert receive(here, there) == 1

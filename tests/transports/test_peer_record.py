@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.transports.peer_record import Card, Sealer
+from thalweg.transports.peer_record import PeerRecord, RecordSigner
 
-SEALER = Sealer(purpose="tcp", run="run/1", secret=b"known to all workers", encrypted=True)
-CARD = Card(rank=3, endpoint="tcp://10.0.0.1:4711", key=bytes(range(32)))
+SEALER = RecordSigner(purpose="tcp", run="run/1", secret=b"known to all workers", encrypted=True)
+CARD = PeerRecord(rank=3, endpoint="tcp://10.0.0.1:4711", key=bytes(range(32)))
 
 
 @given(
@@ -26,8 +26,8 @@ def test_what_is_written_is_read(
     rank: int, port: int, host: str, key: bytes, secret: bytes | None
 ) -> None:
     sealer = replace(SEALER, secret=secret)
-    card = Card(rank=rank, endpoint=f"tcp://{host}:{port}", key=key)
-    assert sealer.read(sealer.write(card).encode()) == card
+    record = PeerRecord(rank=rank, endpoint=f"tcp://{host}:{port}", key=key)
+    assert sealer.read(sealer.write(record).encode()) == record
 
 
 def test_only_who_knows_the_secret_writes_cards() -> None:

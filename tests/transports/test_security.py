@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from thalweg.errors import LaunchError
-from thalweg.transports import Refusal
-from thalweg.transports.rejections import Tally
-from thalweg.transports.security import Protection, is_loopback, wants_encryption
+from thalweg.transports import RejectionReason
+from thalweg.transports.rejections import RejectionCounter
+from thalweg.transports.security import SecurityConfig, is_loopback, wants_encryption
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,29 @@ def test_loopback() -> None:
 
 
 def test_fingerprints_tell_secrets_apart_and_do_not_show_them() -> None:
-    one = Protection(secret=b"known to all workers", run="run/1")
-    assert one.fingerprint == Protection(secret=b"known to all workers", run="run/1").fingerprint
-    assert one.fingerprint != Protection(secret=b"known to all worker5", run="run/1").fingerprint
-    assert Protection().fingerprint == "absent"
+    one = SecurityConfig(secret=b"known to all workers", run="run/1")
+    assert (
+        one.fingerprint == SecurityConfig(secret=b"known to all workers", run="run/1").fingerprint
+    )
+    assert (
+        one.fingerprint != SecurityConfig(secret=b"known to all worker5", run="run/1").fingerprint
+    )
+    assert SecurityConfig().fingerprint == "absent"
     assert "known" not in repr(one)
 
 
 def test_what_is_suspicious_is_said_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    tally = Tally(3)
+    tally = RejectionCounter(3)
     with caplog.at_level(logging.WARNING, "thalweg"):
-        tally.count(Refusal.STALE)
+        tally.count(RejectionReason.STALE)
         assert not caplog.records
         for _ in range(100):
-            tally.count(Refusal.STRANGER)
-        tally.count(Refusal.FORGED, 2)
+            tally.count(RejectionReason.STRANGER)
+        tally.count(RejectionReason.FORGED, 2)
     [record] = caplog.records
     assert record.getMessage().startswith("rank 3 refused connections of strangers (1 so far)")
-    assert dict(tally) == {Refusal.STALE: 1, Refusal.STRANGER: 100, Refusal.FORGED: 2}
+    assert dict(tally) == {
+        RejectionReason.STALE: 1,
+        RejectionReason.STRANGER: 100,
+        RejectionReason.FORGED: 2,
+    }

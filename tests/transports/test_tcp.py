@@ -16,11 +16,11 @@ import torch.distributed as dist
 from tests.transports.ranks import LABEL, hear, in_a_process, soon, tell
 from tests.transports.strangers import Receiver, calling, port_of, strange_identity
 from thalweg.errors import PeerLate, PeerLost, TransportError
-from thalweg.transports import Address, Label, Refusal, TcpTransport, endpoint
-from thalweg.transports.handshake import MAGIC, PREFIX, VERSION, Hello
-from thalweg.transports.peer_record import Card
-from thalweg.transports.security import Protection
-from thalweg.transports.tcp import HEADER, PURPOSE
+from thalweg.transports import Address, Label, RejectionReason, TcpTransport, endpoint
+from thalweg.transports.handshake import WIRE_MAGIC, WIRE_PREFIX_STRUCT, WIRE_VERSION, Hello
+from thalweg.transports.peer_record import PeerRecord
+from thalweg.transports.security import SecurityConfig
+from thalweg.transports.tcp import TCP_HEADER_STRUCT, TCP_PURPOSE
 
 LARGE = np.arange(500_000)
 GRACE = 0.5
@@ -34,8 +34,8 @@ class Opener:
 
     def at(self, store: dist.Store, rank: int) -> TcpTransport:
         secret = b"known to all of them" if self._encrypted else None
-        protection = Protection(encrypted=self._encrypted, secret=secret)
-        return TcpTransport(rank, store, grace=GRACE, protection=protection)
+        security = SecurityConfig(encrypted=self._encrypted, secret=secret)
+        return TcpTransport(rank, store, grace=GRACE, security=security)
 
     @contextmanager
     def __call__(self, *ranks: int) -> Iterator[tuple[dist.HashStore, dict[int, TcpTransport]]]:
@@ -57,14 +57,14 @@ def transports(request: pytest.FixtureRequest) -> Opener:
 plain = Opener(encrypted=False)
 
 
-def card(store: dist.HashStore, rank: int) -> Card:
-    found = Protection().sealer(PURPOSE).read(store.get(f"tcp/{rank}"))
+def card(store: dist.HashStore, rank: int) -> PeerRecord:
+    found = SecurityConfig().signer(TCP_PURPOSE).read(store.get(f"tcp/{rank}"))
     assert found is not None
     return found
 
 
 def header(nbytes: int) -> bytes:
-    return HEADER.pack(0, *LABEL, nbytes)
+    return TCP_HEADER_STRUCT.pack(0, *LABEL, nbytes)
 
 
 def until(so: Callable[[], bool]) -> None:
@@ -95,23 +95,23 @@ def test_strangers_are_ignored() -> None:
             elsewhere = Hello(strange_identity(1, encrypted=False), card(store, 1)).text
             for garbage in (
                 b"",
-                hello[: PREFIX.size - 1],
+                hello[: WIRE_PREFIX_STRUCT.size - 1],
                 hello[:-1],
                 b"GET / HTTP/1.1\r\n\r\n",
                 b"\xff" * 100_000,
                 bytes(1000),
-                PREFIX.pack(MAGIC, VERSION, 65535),
-                PREFIX.pack(MAGIC, VERSION + 1, 100),
+                WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, 65535),
+                WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION + 1, 100),
                 elsewhere,
             ):
                 raw = socket.create_connection(port_of(here.endpoint), timeout=5)
                 with raw, suppress(OSError):  # it may hang up before it has read all
                     raw.sendall(garbage)
             expected = {
-                Refusal.UNFINISHED: 3,
-                Refusal.STRANGER: 4,
-                Refusal.MALFORMED: 1,
-                Refusal.FORGED: 1,
+                RejectionReason.UNFINISHED: 3,
+                RejectionReason.STRANGER: 4,
+                RejectionReason.MALFORMED: 1,
+                RejectionReason.FORGED: 1,
             }
             until(lambda: sum(ranks[0].refused.values()) >= 9)
             assert ranks[0].refused == expected
@@ -137,15 +137,15 @@ def test_a_message_longer_than_memory_ends_its_connection_alone(transports: Open
     def work() -> None:
         with transports(0, 1) as (_, ranks):
             exchange(ranks[0], ranks[1])
-            door = ranks[1]._wire.door
-            with calling(door._identity, ranks[0]._wire.door.card) as mad:
+            door = ranks[1]._wire.endpoint
+            with calling(door._identity, ranks[0]._wire.endpoint.record) as mad:
                 mad.say(header(1 << 60), b"x")
                 with pytest.raises(PeerLate):
                     ranks[0].receive(1, LABEL, monotonic() + 0.2)
                 assert mad.is_dropped()
-            assert ranks[0].refused == {Refusal.TOO_LARGE: 1}
+            assert ranks[0].refused == {RejectionReason.TOO_LARGE: 1}
             exchange(ranks[0], ranks[1])
-            assert not ranks[1]._wire.outbound[0].broke
+            assert not ranks[1]._wire.outbound[0].has_broken
 
     in_a_process(work)
 
@@ -170,7 +170,7 @@ def test_a_connection_that_breaks_comes_back() -> None:
     def work() -> None:
         with plain(0) as (store, ranks):
             first = Receiver(1)
-            store.set("tcp/1", Protection().sealer(PURPOSE).write(first.card))
+            store.set("tcp/1", SecurityConfig().signer(TCP_PURPOSE).write(first.card))
             ranks[0].send(1, LABEL, np.array([1]), soon())
             assert first.message() == (header(8), np.array([1]).tobytes())
             first.close()
@@ -182,7 +182,7 @@ def test_a_connection_that_breaks_comes_back() -> None:
             for value in (2, 3):
                 assert second.message()[1] == np.array([value]).tobytes()
             until(lambda: not outbound.down)
-            assert outbound.broke
+            assert outbound.has_broken
             second.close()
 
     in_a_process(work)
@@ -311,7 +311,7 @@ def test_a_store_that_is_gone_does_not_hide_a_peer_that_is(transports: Opener) -
 
 def test_strangers_that_are_turned_away_while_they_speak(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there is room for: the oldest go, also those that just say something."""
-    monkeypatch.setattr(endpoint, "BACKLOG", 8)
+    monkeypatch.setattr(endpoint, "ENDPOINT_BACKLOG_COUNT", 8)
 
     def work() -> None:
         with plain(0, 1) as (store, ranks):
@@ -327,7 +327,7 @@ def test_strangers_that_are_turned_away_while_they_speak(monkeypatch: pytest.Mon
                 for stranger in (*waiting, *more):
                     stranger.close()
             exchange(ranks[0], ranks[1])
-            assert ranks[0]._wire.door._thread.is_alive()
+            assert ranks[0]._wire.endpoint._thread.is_alive()
 
     in_a_process(work)
 

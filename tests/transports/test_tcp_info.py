@@ -10,9 +10,16 @@ from time import monotonic, sleep
 
 import pytest
 
-from thalweg.transports.tcp_info import DESCRIPTORS, OPTION, Connections, Sent, answers, plain
+from thalweg.transports.tcp_info import (
+    DESCRIPTORS_PATH,
+    TCP_INFO_OPTION,
+    Connections,
+    ConnectionTraffic,
+    answers,
+    plain,
+)
 
-pytestmark = pytest.mark.skipif(OPTION is None, reason="only Linux tells")
+pytestmark = pytest.mark.skipif(TCP_INFO_OPTION is None, reason="only Linux tells")
 MEGABYTE = 1 << 20
 
 
@@ -42,7 +49,7 @@ def send(one: socket.socket, other: socket.socket, nbytes: int, pause: float = 0
     sleep(0.05)  # for the last acknowledgement
 
 
-def of(sent: list[Sent], sock: socket.socket) -> Sent:
+def of(sent: list[ConnectionTraffic], sock: socket.socket) -> ConnectionTraffic:
     [found] = [s for s in sent if s.port == sock.getpeername()[1]]
     return found
 
@@ -112,11 +119,11 @@ def test_descriptors_stay_open_and_may_close_at_any_time() -> None:
         seen.look_at_all()
         send(one, other, MEGABYTE)
         seen.look_at_all()
-        before = len(list(DESCRIPTORS.iterdir()))
+        before = len(list(DESCRIPTORS_PATH.iterdir()))
         for _ in range(100):
             seen.look_at_all()
             seen.sent()
-        assert len(list(DESCRIPTORS.iterdir())) == before
+        assert len(list(DESCRIPTORS_PATH.iterdir())) == before
         other.close()
         one.close()
         assert seen.sent() == seen.look_at_all() == []

@@ -13,10 +13,10 @@ from tests.running import execute
 from tests.schedules.test_topologies import VARIANTS, build
 from tests.threads import run_threads
 from tests.transports.ranks import KINDS, run_ranks
-from thalweg.engine.execute import Part, flat
+from thalweg.engine.execute import RankProgram, flat
 from thalweg.errors import PeerLate, TransportError
 from thalweg.facts import Cluster
-from thalweg.schedules import Group, Kind, Schedule
+from thalweg.schedules import Group, MoveKind, Schedule
 from thalweg.transports import Array, Label, MemoryNetwork, RecordedTransport, Transport
 
 GROUP = Group.everybody(Cluster.regular([2, 2]))
@@ -30,13 +30,13 @@ FAULTS = {
 
 def step_of(schedule: Schedule, transport: Transport, step: int, timeout: float = 20) -> Array:
     vector = np.full(schedule.elements, float(transport.rank))
-    part = Part.of(schedule, transport.rank)
+    part = RankProgram.of(schedule, transport.rank)
     execute(part, transport, flat(schedule, vector), step=step, timeout=timeout)
     return vector
 
 
 def receiver_of(fault: Fault) -> int:
-    sends = [move for move in RING.moves(fault.rank) if move.kind is Kind.SEND]
+    sends = [move for move in RING.moves(fault.rank) if move.kind is MoveKind.SEND]
     return sends[fault.move].peer
 
 
@@ -141,7 +141,7 @@ def test_a_record_is_the_schedule(variant: str) -> None:
         expected: Counter[tuple[object, ...]] = Counter()
         for move in schedule.moves(rank):
             for step in range(2):
-                sent = move.kind is Kind.SEND
+                sent = move.kind is MoveKind.SEND
                 span = (step, 0, move.start, move.stop)
                 expected[sent, move.peer, span, schedule.span_bytes(move)] += 1
         found = Counter((m.sent, m.peer, tuple(m.label), m.nbytes) for m in recorded.messages)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from thalweg.bench.simulated_compute import Injection, Sleeps
-from thalweg.bench.site import Site, by_all
+from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
+from thalweg.bench.site import Deployment, run_on_all
 from thalweg.engine.engine import Engine
 from thalweg.facts import (
     Cluster,
@@ -33,21 +33,21 @@ from thalweg.members.world import World
 from thalweg.plan import Choice
 from thalweg.probing.calibration import calibrate
 from thalweg.training import attach
-from thalweg.training.auto.profile import Profile, Profiled, merged
+from thalweg.training.auto.profile import Profile, ProfileResult, merged
 from thalweg.workloads import Job
 from thalweg.workloads.job import describe
 
-ALONE = "local_sgd(every=1000000)"  # nobody meets
-STEPS = 12  # of the job
-PATIENCE = 60.0  # seconds for anything beyond what it should take
-LIMIT = 3600.0  # seconds for all of it
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]+")
+UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"  # nobody meets
+CALIBRATION_JOB_STEPS = 12  # of the job
+CALIBRATION_SLACK_SECONDS = 60.0  # seconds for anything beyond what it should take
+CALIBRATION_TIMEOUT_SECONDS = 3600.0  # seconds for all of it
+_JOB_NAME_FORBIDDEN = re.compile(r"[^A-Za-z0-9]+")
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: not known)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class JobCalibration:
     """Hosts of the cluster are as late as they were seen."""
 
     cluster: Cluster
@@ -67,7 +67,7 @@ class Measured:
         }
 
     @classmethod
-    def unpacked(cls, fields: dict[str, Any]) -> Measured:
+    def unpacked(cls, fields: dict[str, Any]) -> JobCalibration:
         return cls(
             cluster=parse_cluster(fields["cluster"]),
             machine=parse_machine(fields["machine"]),
@@ -78,19 +78,21 @@ class Measured:
 
 
 def calibrate_at(
-    site: Site,
+    deployment: Deployment,
     job: Job,
     declared: Cluster | None,
     codecs: Sequence[Choice],
     progress: Progress,
-) -> Measured:
+) -> JobCalibration:
     """By forks of this process at that site."""
 
     def work(rank: int, tell: Progress) -> dict[str, Any]:
         found = calibrate_job(job, declared, codecs, tell)
         return found.packed() if rank == 0 else {}
 
-    return Measured.unpacked(by_all(site, work, progress, limit=LIMIT)[0])
+    return JobCalibration.unpacked(
+        run_on_all(deployment, work, progress, limit=CALIBRATION_TIMEOUT_SECONDS)[0]
+    )
 
 
 def calibrate_job(
@@ -99,18 +101,18 @@ def calibrate_job(
     codecs: Sequence[Choice],
     progress: Progress = lambda what, done, total: None,
     *,
-    steps: int = STEPS,
-    injection: Injection | None = None,
-) -> Measured:
+    steps: int = CALIBRATION_JOB_STEPS,
+    injection: SimulatedCompute | None = None,
+) -> JobCalibration:
     """As one of a run's workers; the same on all."""
     start = monotonic()
-    world = World.join(PATIENCE)
-    alarm = world.alarm()
-    engine = Engine(world.transport(), alarm, PATIENCE)
+    world = World.join(CALIBRATION_SLACK_SECONDS)
+    abort_flag = world.abort_flag()
+    engine = Engine(world.transport(), abort_flag, CALIBRATION_SLACK_SECONDS)
     try:
         found = calibrate(
             world,
-            alarm,
+            abort_flag,
             engine,
             declared,
             tensors=describe(name_of(job), job.model()).tensors,
@@ -118,13 +120,13 @@ def calibrate_job(
             native=True,
             progress=progress,
         )
-        world.part(PATIENCE, alarm)
+        world.leave(CALIBRATION_SLACK_SECONDS, abort_flag)
     finally:
         engine.close()
     progress("steps", 0, steps)
     profiled = profile_job(job, steps, injection=injection)
     progress("steps", steps, steps)
-    return Measured(
+    return JobCalibration(
         cluster=profiled.placed(found.cluster),
         machine=found.machine,
         workload=profiled.workload,
@@ -134,17 +136,23 @@ def calibrate_job(
 
 
 def profile_job(
-    job: Job, steps: int = STEPS, *, seed: int = 0, injection: Injection | None = None
-) -> Profiled:
+    job: Job,
+    steps: int = CALIBRATION_JOB_STEPS,
+    *,
+    seed: int = 0,
+    injection: SimulatedCompute | None = None,
+) -> ProfileResult:
     """On all ranks of a run at once; the same on all."""
     model = job.model(seed)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
-    run = attach(model, optimizer, sync=ALONE, data=job.data, batch=job.batch, seed=seed)
+    run = attach(
+        model, optimizer, sync=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
+    )
     try:
         with Profile(model, optimizer) as profile:
-            sleeps = None if injection is None else Sleeps(injection, run.rank)
+            sleeps = None if injection is None else ComputeSleeper(injection, run.rank)
             if sleeps is not None:
-                sleeps.watch(model)
+                sleeps.attach(model)
             for batch in (
                 batch for epoch in run.epochs(sys.maxsize) for batch in run.batches(epoch)
             ):
@@ -166,4 +174,4 @@ def profile_job(
 
 def name_of(job: Job) -> str:
     """As files can have it: `synthetic(params=2.5M)` is `synthetic-params-2-5M`."""
-    return _NOT_IN_NAMES.sub("-", job.name).strip("-") or "job"
+    return _JOB_NAME_FORBIDDEN.sub("-", job.name).strip("-") or "job"

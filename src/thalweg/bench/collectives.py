@@ -27,8 +27,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thalweg.bench.ddp_hooks import OneBucket, hook_of, peer_of
-from thalweg.bench.site import Site, by_all
+from thalweg.bench.ddp_hooks import OneBucket, ddp_hook_text, hook_of
+from thalweg.bench.site import Deployment, run_on_all
 from thalweg.catalog import parse_plan
 from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
@@ -40,22 +40,22 @@ from thalweg.predict import synchronisation_seconds
 from thalweg.schedules import Content, Group
 from thalweg.steps import travelling, warm_up
 from thalweg.training.buckets import DTYPES, Layout
-from thalweg.training.compiled_steps import Itinerary, Stop
+from thalweg.training.compiled_steps import CompiledSteps, RankRound
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.training.factory import is_native
 from thalweg.transports import Transport
 
 ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
 GLOO = "gloo"
-WARM_UP = 2  # repetitions that don't count
-TIMEOUT = 300.0  # seconds for one synchronisation
+COLLECTIVE_WARMUP_COUNT = 2  # repetitions that don't count
+COLLECTIVE_TIMEOUT_SECONDS = 300.0  # seconds for one synchronisation
 
 Progress = Callable[[int, int], None]
 """Called with how many synchronisations are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CollectiveCase:
     """One row: a plan on our transport, or what torch has for its compressor."""
 
     sync: str
@@ -63,25 +63,25 @@ class Entry:
     hook: Choice | None = None
 
 
-def entries(syncs: Sequence[str], *, both_ways: bool = False) -> list[Entry]:
+def entries(syncs: Sequence[str], *, both_ways: bool = False) -> list[CollectiveCase]:
     """A row for each plan, and torch's own; for each plan of ours one with encryption and one
     without, if both ways are asked for."""
     ways = (ENCRYPTED, PLAIN) if both_ways else (TRANSPORT,)
-    rows = [Entry(GLOO, GLOO)]
+    rows = [CollectiveCase(GLOO, GLOO)]
     for text in syncs:
         plan = parse_plan(text)
         if is_native(plan):
-            rows.append(Entry(text, GLOO))
+            rows.append(CollectiveCase(text, GLOO))
         else:
-            rows += [Entry(text, way) for way in ways]
-        peer = plan.precision and peer_of(plan.precision)
+            rows += [CollectiveCase(text, way) for way in ways]
+        peer = plan.precision and ddp_hook_text(plan.precision)
         if peer and all(row.sync != peer for row in rows):
-            rows.append(Entry(peer, GLOO, plan.precision))
+            rows.append(CollectiveCase(peer, GLOO, plan.precision))
     return rows
 
 
 def bench_collectives(
-    site: Site,
+    deployment: Deployment,
     workload: Workload,
     syncs: Sequence[str],
     repeats: int,
@@ -90,25 +90,27 @@ def bench_collectives(
     both_ways: bool = False,
 ) -> list[dict[str, Any]]:
     rows = entries(syncs, both_ways=both_ways)
-    total = len(rows) * (repeats + WARM_UP)
+    total = len(rows) * (repeats + COLLECTIVE_WARMUP_COUNT)
 
     def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
         return _measure(rows, workload, repeats, lambda done: tell(done, total))
 
-    results = by_all(site, work, progress, limit=60.0 + total * TIMEOUT)
-    least = None if site.cluster is None else bound(site.cluster, workload.nbytes)
-    forms = [predicted(entry, site.cluster, workload) for entry in rows]
+    results = run_on_all(
+        deployment, work, progress, limit=60.0 + total * COLLECTIVE_TIMEOUT_SECONDS
+    )
+    least = None if deployment.cluster is None else bound(deployment.cluster, workload.nbytes)
+    forms = [predicted(entry, deployment.cluster, workload) for entry in rows]
     return _rows(rows, [result["seconds"] for result in results], least, forms)
 
 
-def predicted(entry: Entry, cluster: Cluster | None, workload: Workload) -> float | None:
+def predicted(entry: CollectiveCase, cluster: Cluster | None, workload: Workload) -> float | None:
     """Seconds by the closed form of what this row runs; None where the rates aren't known."""
     if cluster is None:
         return None
     if entry.hook is not None:
         return None
     plan = parse_plan("ddp" if entry.sync == GLOO else entry.sync)
-    if entry.transport == GLOO:  # all bytes at once, as `_TorchsOwn` does
+    if entry.transport == GLOO:  # all bytes at once, as `_GlooCase` does
         whole = replace(plan.settings, bucket=Size(workload.nbytes))
         plan = replace(plan, settings=whole)
     return synchronisation_seconds(plan, Group.everybody(cluster), workload)
@@ -129,7 +131,7 @@ def bound(cluster: Cluster, nbytes: int) -> float | None:
 
 
 def _rows(
-    entries: list[Entry],
+    entries: list[CollectiveCase],
     by_rank: list[list[list[float]]],
     least: float | None,
     forms: list[float | None],
@@ -154,21 +156,21 @@ def _rows(
 
 
 def _measure(
-    entries: list[Entry], workload: Workload, repeats: int, done: Callable[[int], None]
+    entries: list[CollectiveCase], workload: Workload, repeats: int, done: Callable[[int], None]
 ) -> dict[str, Any]:
     """In a worker: seconds by entry and repetition."""
-    world = World.join(TIMEOUT)
+    world = World.join(COLLECTIVE_TIMEOUT_SECONDS)
     world.join_process_group()
-    alarm = world.alarm()
+    abort_flag = world.abort_flag()
     engines = {
-        name: Engine(_transport(world, name), alarm, TIMEOUT)
+        name: Engine(_transport(world, name), abort_flag, COLLECTIVE_TIMEOUT_SECONDS)
         for name in (TRANSPORT, ENCRYPTED, PLAIN)
         if any(entry.transport == name for entry in entries)
     }
     group = Group.everybody(find_cluster(None, world.size, os.environ))
     subjects = [_subject(entry, workload, group, engines) for entry in entries]
     seconds: list[list[float]] = [[] for _ in entries]
-    for repeat in range(repeats + WARM_UP):
+    for repeat in range(repeats + COLLECTIVE_WARMUP_COUNT):
         for index, subject in enumerate(subjects):
             subject.fill(repeat)
             dist.barrier()
@@ -176,10 +178,10 @@ def _measure(
             subject.run(repeat * len(subjects) + index, repeat)
             elapsed = perf_counter() - start
             subject.check(repeat)
-            if repeat >= WARM_UP:
+            if repeat >= COLLECTIVE_WARMUP_COUNT:
                 seconds[index].append(elapsed)
             done(repeat * len(subjects) + index + 1)
-    world.part(TIMEOUT, alarm)
+    world.leave(COLLECTIVE_TIMEOUT_SECONDS, abort_flag)
     for engine in engines.values():
         engine.close()
     return {"seconds": seconds}
@@ -188,25 +190,25 @@ def _measure(
 def _transport(world: World, name: str) -> Transport:
     if name == TRANSPORT:
         return world.transport()
-    way = replace(world.protection, encrypted=name == ENCRYPTED)
-    return replace(world.room(name), protection=way).transport()
+    way = replace(world.security, encrypted=name == ENCRYPTED)
+    return replace(world.namespace(name), security=way).transport()
 
 
 def _subject(
-    entry: Entry, workload: Workload, group: Group, engines: dict[str, Engine]
-) -> _Subject | _Compressed | _Hook | _TorchsOwn:
+    entry: CollectiveCase, workload: Workload, group: Group, engines: dict[str, Engine]
+) -> _PlanCase | _CompressedCase | _DdpHookCase | _GlooCase:
     if entry.hook is not None:
-        return _Hook(entry.hook, workload)
+        return _DdpHookCase(entry.hook, workload)
     if entry.transport == GLOO:
-        return _TorchsOwn(workload, group)
+        return _GlooCase(workload, group)
     plan, engine = parse_plan(entry.sync), engines[entry.transport]
     compression = Compression.of(plan)
     if compression is not None:
-        return _Compressed(plan, compression, workload, group, engine)
-    return _Subject(plan, workload, group, engine)
+        return _CompressedCase(plan, compression, workload, group, engine)
+    return _PlanCase(plan, workload, group, engine)
 
 
-class _Subject:
+class _PlanCase:
     """A plan on our transport."""
 
     def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
@@ -214,33 +216,33 @@ class _Subject:
         self.rank = engine.rank
         self.engine = engine
         self.layout = Layout.of(_tensors(travelling(plan, workload)), plan.settings.bucket)
-        self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
+        self.compiled_steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
 
     def fill(self, repeat: int) -> None:
-        for stop in self.itinerary.at(_meeting(self.plan, repeat)).stops:
-            for view in self._views(stop):
-                view.fill_(_value(stop.part.schedule.before.holds(self.rank, 0)))
+        for rank_round in self.compiled_steps.at(_meeting(self.plan, repeat)).rounds:
+            for view in self._views(rank_round):
+                view.fill_(_value(rank_round.program.schedule.before.holds(self.rank, 0)))
 
     def run(self, number: int, repeat: int) -> None:
         tasks = [
-            stop.task(self.layout.buckets[stop.round.bucket], number, 0)
-            for stop in self.itinerary.at(_meeting(self.plan, repeat)).stops
+            rank_round.task(self.layout.buckets[rank_round.round.bucket], number, 0)
+            for rank_round in self.compiled_steps.at(_meeting(self.plan, repeat)).rounds
         ]
         self.engine.run(tasks)
 
     def check(self, repeat: int) -> None:
-        for stop in self.itinerary.at(_meeting(self.plan, repeat)).stops:
-            expected = _value(stop.part.schedule.after.holds(self.rank, 0))
-            if not all(bool((view == expected).all()) for view in self._views(stop)):
+        for rank_round in self.compiled_steps.at(_meeting(self.plan, repeat)).rounds:
+            expected = _value(rank_round.program.schedule.after.holds(self.rank, 0))
+            if not all(bool((view == expected).all()) for view in self._views(rank_round)):
                 raise ScheduleError(
                     f"{self.plan} gave rank {self.rank} a wrong sum", "please report this"
                 )
 
-    def _views(self, stop: Stop) -> Iterable[torch.Tensor]:
-        return self.layout.buckets[stop.round.bucket].views.values()
+    def _views(self, rank_round: RankRound) -> Iterable[torch.Tensor]:
+        return self.layout.buckets[rank_round.round.bucket].views.values()
 
 
-class _Compressed:
+class _CompressedCase:
     """A plan with a compressor, from values to values."""
 
     def __init__(
@@ -255,7 +257,7 @@ class _Compressed:
         self.engine = engine
         tensors = _tensors(travelling(plan, workload))
         self.layout = Layout.of(tensors, plan.settings.bucket, compression.arrange)
-        self.itinerary = Itinerary(plan, group, self.layout.workload, engine.rank)
+        self.compiled_steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
         self.buckets = [
             CompressedBucket(bucket, compression, engine.rank) for bucket in self.layout.buckets
         ]
@@ -268,12 +270,12 @@ class _Compressed:
 
     def run(self, number: int, repeat: int) -> None:
         step = _meeting(self.plan, repeat)
-        leg = self.itinerary.at(step)
-        first = number * leg.numbers
+        rank_step = self.compiled_steps.at(step)
+        first = number * rank_step.numbers
         chains = [
-            compressed.chain(stops, step, first)
+            compressed.chain(rank_rounds, step, first)
             for compressed, bucket in zip(self.buckets, self.layout.buckets, strict=True)
-            if (stops := leg.of(bucket.index))
+            if (rank_rounds := rank_step.of(bucket.index))
         ]
         self.engine.run(chains)
 
@@ -288,7 +290,7 @@ class _Compressed:
             raise ScheduleError(f"{self.plan} gave ranks different results", "please report this")
 
 
-class _Hook:
+class _DdpHookCase:
     """Torch's own, on one bucket."""
 
     def __init__(self, choice: Choice, workload: Workload) -> None:
@@ -330,7 +332,7 @@ def _value(content: Content | None) -> float:
     return float(sum(weight * (block + 1) for block, weight in enumerate(content)))
 
 
-class _TorchsOwn:
+class _GlooCase:
     """`torch.distributed.all_reduce` of all bytes at once."""
 
     def __init__(self, workload: Workload, group: Group) -> None:

@@ -12,17 +12,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.metrics import Trial, row_of, row_of_failure
-from thalweg.bench.prediction_check import Forecast, asked_for
+from thalweg.bench.metrics import TrainingRun, row_of, row_of_failure
+from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
 from thalweg.bench.scenario import Scenario
-from thalweg.bench.simulated_compute import Injection
+from thalweg.bench.simulated_compute import SimulatedCompute
 from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.lab import Event
-from thalweg.launch.supervisor import Report, Work, run_workers
+from thalweg.launch.supervisor import SendMessage, Work, run_workers
 from thalweg.launch.worker_group import OnMessage
 from thalweg.plan import TRANSPORT
 from thalweg.redundancy import spare_ranks
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from thalweg.lab import Lab
 
 Row = dict[str, Any]
-RunAll = Callable[[Work, OnMessage, Collection[int]], Trial]
+RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
 """Runs fresh workers in the scenario's cluster, of which some are spare; `side_by_side` and
 `in_lab` make one."""
 Progress = Callable[[int, int, str], None]
 """Called with how many steps are done, of how many, and under which plan."""
-TIMEOUT = "5min"  # for a worker to wait for another
+COMPARISON_TIMEOUT = "5min"  # for a worker to wait for another
 
 
 def side_by_side(workers: int) -> RunAll:
     """On this machine, where links have no rates and no events happen."""
 
-    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> Trial:
-        return Trial(
+    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
+        return TrainingRun(
             results=run_workers(workers, work, timeout=None, on_message=on_message, spare=spare)
         )
 
@@ -56,7 +56,7 @@ def side_by_side(workers: int) -> RunAll:
 def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
     """In the lab, whose links are as declared when a run begins."""
 
-    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> Trial:
+    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
         lab.restore()
         director = lab.director(events)
         results = run_workers(
@@ -68,17 +68,20 @@ def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
             on_message=on_message,
             spare=spare,
         )
-        return Trial(results=results, fired=tuple(director.fired))
+        return TrainingRun(results=results, fired=tuple(director.fired))
 
     return run_all
 
 
 def compare(
-    scenario: Scenario, run_all: RunAll, progress: Progress, forecast: Forecast | None = None
+    scenario: Scenario,
+    run_all: RunAll,
+    progress: Progress,
+    forecast: ScenarioPrediction | None = None,
 ) -> list[Row]:
     """A row for each plan, in the scenario's order; with what was predicted, if there is a
     forecast."""
-    trials: dict[str, list[Trial]] = {sync: [] for sync in scenario.syncs}
+    trials: dict[str, list[TrainingRun]] = {sync: [] for sync in scenario.syncs}
     errors: dict[str, str] = {}
     total = scenario.repeats * len(scenario.syncs) * scenario.steps
     done = 0
@@ -106,27 +109,27 @@ def _tell(
 
 def _trial(
     scenario: Scenario, sync: str, repeat: int, run_all: RunAll, on_message: OnMessage
-) -> Trial:
+) -> TrainingRun:
     recipe = Recipe(
         steps=scenario.steps,
         seed=repeat,
         batch=scenario.batch,
-        timeout=TIMEOUT,
+        timeout=COMPARISON_TIMEOUT,
         evaluate_every=scenario.evaluate_every if scenario.target else None,
-        injection=Injection(compute=scenario.compute, cluster=scenario.cluster, seed=repeat),
+        injection=SimulatedCompute(compute=scenario.compute, cluster=scenario.cluster, seed=repeat),
     )
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return result_of(train(scenario.job, sync, recipe, report))
 
     spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
     trial = run_all(work, on_message, spare)
-    if not trial.told:
+    if not trial.reported:
         raise RunError("no worker came to the end", "let the events leave one alive")
     return trial
 
 
-def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | None) -> Row:
+def _row(scenario: Scenario, sync: str, trials: Sequence[TrainingRun], error: str | None) -> Row:
     row = row_of_failure(sync, error) if error else row_of(sync, scenario, trials)
     plan, catalog = parse_plan(sync), default_catalog()
     promise = catalog.guarantee(plan).promise
@@ -136,9 +139,9 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[Trial], error: str | No
     return {**row, "promise": promise.value, "transport": transport}
 
 
-def _predicted(row: Row, scenario: Scenario, forecast: Forecast) -> Row:
+def _predicted(row: Row, scenario: Scenario, forecast: ScenarioPrediction) -> Row:
     """Nothing of `auto`, whose choices hold predictions of their own."""
-    automatic = row["sync"] in asked_for(scenario)
+    automatic = row["sync"] in auto_plans(scenario)
     estimate = None if automatic else forecast.of(scenario, row["sync"])
     return {
         **row,

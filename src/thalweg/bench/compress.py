@@ -22,23 +22,23 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils.data import default_collate
 
-from thalweg.bench.compress_baselines import Peer, peers
-from thalweg.bench.compress_costs import Cost, Exchange, Method, at_all_speeds
+from thalweg.bench.compress_baselines import CompressionBaseline, compression_baselines
+from thalweg.bench.compress_costs import CompressionCost, Method, PayloadPattern, at_all_speeds
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
-from thalweg.predict.closed_form.ddp_step import Dense
-from thalweg.probing.codec_trials import Gradients, Trial, least_seconds, trial_of
+from thalweg.predict.closed_form.ddp_step import UncompressedStep
+from thalweg.probing.codec_trials import Gradients, TimedCodec, least_seconds, timed_codec_of
 from thalweg.workloads.job import Batch, Job
 
-BACKWARDS = 5  # of which the fastest counts
+TIMED_BACKWARD_COUNT = 5  # of which the fastest counts
 Progress = Callable[[int, int, str], None]
 """Called with how many methods are done, of how many, and which comes next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CompressBenchResult:
     rows: list[dict[str, Any]]
-    dense: Dense
+    dense: UncompressedStep
     notes: list[str]
 
 
@@ -50,12 +50,14 @@ def bench_compress(
     repeats: int,
     backward: float,
     progress: Progress,
-) -> Found:
+) -> CompressBenchResult:
     buckets = workload.buckets(Settings().bucket)
-    dense = Dense(buckets=[bucket.nbytes for bucket in buckets], workers=workers, compute=backward)
+    dense = UncompressedStep(
+        buckets=[bucket.nbytes for bucket in buckets], workers=workers, compute=backward
+    )
     gradients = Gradients()
     rows: list[dict[str, Any]] = []
-    with _one_thread(), peers(workers) as (rivals, notes):
+    with _one_thread(), compression_baselines(workers) as (rivals, notes):
         own = [_as_peer(each, workers) for each in methods]
         entries = [*own, *rivals]
         for number, entry in enumerate(entries):
@@ -64,7 +66,7 @@ def bench_compress(
             measured = _row(entry, trials, dense, repeats, peer=number >= len(own))
             rows.append(measured)
         progress(len(entries), len(entries), "")
-    return Found(rows=rows, dense=dense, notes=notes)
+    return CompressBenchResult(rows=rows, dense=dense, notes=notes)
 
 
 def backward_seconds(job: Job, workers: int) -> float:
@@ -73,7 +75,9 @@ def backward_seconds(job: Job, workers: int) -> float:
     model = job.model()
     samples = [job.data[i] for i in range(max(1, job.batch // workers))]
     with _one_thread():
-        return min(_backward(job, model, default_collate(samples)) for _ in range(BACKWARDS))
+        return min(
+            _backward(job, model, default_collate(samples)) for _ in range(TIMED_BACKWARD_COUNT)
+        )
 
 
 def _backward(job: Job, model: nn.Module, batch: Batch) -> float:
@@ -95,29 +99,29 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as_peer(each: Method, workers: int) -> Peer:
-    return Peer(each.text, each.exchange(workers), partial(_trial, each, workers))
+def _as_peer(each: Method, workers: int) -> CompressionBaseline:
+    return CompressionBaseline(each.text, each.exchange(workers), partial(_trial, each, workers))
 
 
 def _trial(
     each: Method, workers: int, gradients: Gradients, bucket: Bucket
-) -> tuple[Trial | None, int]:
+) -> tuple[TimedCodec | None, int]:
     """And the bytes that go as they are."""
-    trial, rest = trial_of(
+    trial, rest = timed_codec_of(
         each.compressor,
         each.arguments,
         bucket.tensors,
         workers,
         gradients,
-        two_shot=each.exchange(workers) is Exchange.TWO_SHOT,
+        two_shot=each.exchange(workers) is PayloadPattern.TWO_SHOT,
     )
     return trial, rest * bucket.itemsize
 
 
 def _row(
-    entry: Peer,
-    trials: Iterable[tuple[Trial | None, int]],
-    dense: Dense,
+    entry: CompressionBaseline,
+    trials: Iterable[tuple[TimedCodec | None, int]],
+    dense: UncompressedStep,
     repeats: int,
     *,
     peer: bool,
@@ -133,7 +137,7 @@ def _row(
             payload += trial.payload
             exact += trial.exact
             splits = splits and trial.splits
-    cost = Cost(
+    cost = CompressionCost(
         dense=dense,
         exchange=entry.exchange,
         payload=payload,
@@ -147,11 +151,11 @@ def _row(
         "encode_ms": 1e3 * encode,
         "decode_ms": 1e3 * decode if splits else None,
         "total_ms": 1e3 * (encode + decode),
-        **figures(cost),
+        **derived_metrics(cost),
     }
 
 
-def figures(cost: Cost) -> dict[str, Any]:
+def derived_metrics(cost: CompressionCost) -> dict[str, Any]:
     """Of a row, all that follows from what was measured. `pays` is against DDP."""
     below = cost.pays_below
     return {

@@ -15,29 +15,29 @@ from itertools import chain
 import numpy as np
 import torch
 
-from thalweg.bench.compress_costs import Exchange
+from thalweg.bench.compress_costs import PayloadPattern
 from thalweg.bench.ddp_hooks import alone_in_a_group, fp16_hook, powersgd_hook
 from thalweg.catalog import default_catalog
 from thalweg.compress import Arrangement, arrange
 from thalweg.compress.codec import Array
-from thalweg.compress.compressor import as_matrix, kept
+from thalweg.compress.compressor import as_matrix, kept_elements
 from thalweg.facts import Bucket
-from thalweg.probing.codec_trials import Gradients, Trial
+from thalweg.probing.codec_trials import Gradients, TimedCodec
 
-DIVIDES = (
+DIVISION_NOTE = (
     "torch's hooks are one call, which also divides by the number of workers; it isn't known which "
     "part of it is decoding"
 )
-RANK, RATIO = 4, 0.01  # our defaults too
+BASELINE_POWERSGD_RANK, BASELINE_TOPK_RATIO = 4, 0.01  # our defaults too
 
 
 def on_our_tensors(
     workers: int,
     compressor: str,
-    kind: Callable[[Arrangement, Iterator[Array]], Trial],
+    kind: Callable[[Arrangement, Iterator[Array]], TimedCodec],
     gradients: Gradients,
     bucket: Bucket,
-) -> tuple[Trial | None, int]:
+) -> tuple[TimedCodec | None, int]:
     """On the tensors that our compressor of this name takes."""
     declared = default_catalog().compressors[compressor]
     arguments = {name: each.default for name, each in declared.parameters.items()}
@@ -50,7 +50,7 @@ def on_our_tensors(
     return kind(arrangement, by_rank), rest
 
 
-class _Scripted(Trial):
+class _Scripted(TimedCodec):
     """`gradient` is where backward leaves it and the result goes; tensors are views of it."""
 
     def __init__(self, arrangement: Arrangement, by_rank: Iterator[Array]) -> None:
@@ -83,9 +83,11 @@ class Casts(_Scripted):
         self.gradient.copy_(self.half)
 
 
-class TopK(_Scripted):
+class ScriptTopK(_Scripted):
     def ready(self, others: Iterator[torch.Tensor]) -> None:
-        self.payload = 8.0 * sum(kept(segment.elements, RATIO) for segment in self.segments)
+        self.payload = 8.0 * sum(
+            kept_elements(segment.elements, BASELINE_TOPK_RATIO) for segment in self.segments
+        )
         self.residual = torch.zeros_like(self.gradient)
         self.payloads = [
             self._largest(self.tensors(each)) for each in chain([self.gradient], others)
@@ -94,7 +96,11 @@ class TopK(_Scripted):
     def _largest(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
         for tensor in tensors:
-            places = tensor.abs().topk(kept(len(tensor), RATIO), sorted=False).indices
+            places = (
+                tensor.abs()
+                .topk(kept_elements(len(tensor), BASELINE_TOPK_RATIO), sorted=False)
+                .indices
+            )
             found.append((tensor[places], places.to(torch.int32)))
         return found
 
@@ -151,11 +157,11 @@ class FloatSigns(_Scripted):
         self.gradient.copy_(votes.sign())
 
 
-class PowerSGD(_Scripted):
+class ScriptPowerSGD(_Scripted):
     def ready(self, others: Iterator[torch.Tensor]) -> None:
         self.residual = torch.zeros_like(self.gradient)
         self.shapes = [as_matrix(segment.shape) for segment in self.segments]
-        ranks = [min(RANK, *shape) for shape in self.shapes]
+        ranks = [min(BASELINE_POWERSGD_RANK, *shape) for shape in self.shapes]
         random = torch.Generator().manual_seed(0)  # its own: the user's stays
         self.right = [
             torch.randn(columns, rank, generator=random)
@@ -186,19 +192,19 @@ class PowerSGD(_Scripted):
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class CompressionBaseline:
     """`trial` also says how many bytes of a bucket go as they are."""
 
     name: str
-    exchange: Exchange
-    trial: Callable[[Gradients, Bucket], tuple[Trial | None, int]]
+    exchange: PayloadPattern
+    trial: Callable[[Gradients, Bucket], tuple[TimedCodec | None, int]]
 
 
 @contextmanager
-def peers(workers: int) -> Iterator[tuple[list[Peer], list[str]]]:
+def compression_baselines(workers: int) -> Iterator[tuple[list[CompressionBaseline], list[str]]]:
     """Those that can run here, and a note on each that can't."""
     found = _scripts(workers)
-    notes = [DIVIDES]
+    notes = [DIVISION_NOTE]
     with ExitStack() as stack:
         try:
             stack.enter_context(alone_in_a_group())
@@ -209,21 +215,29 @@ def peers(workers: int) -> Iterator[tuple[list[Peer], list[str]]]:
         yield found, notes
 
 
-def _hooks() -> list[Peer]:
-    powersgd = partial(powersgd_hook, rank=RANK)
+def _hooks() -> list[CompressionBaseline]:
+    powersgd = partial(powersgd_hook, rank=BASELINE_POWERSGD_RANK)
     return [
-        Peer("torch fp16 hook", Exchange.SUM, fp16_hook),
-        Peer(f"torch powersgd hook (rank={RANK})", Exchange.SUM, powersgd),
+        CompressionBaseline("torch fp16 hook", PayloadPattern.SUM, fp16_hook),
+        CompressionBaseline(
+            f"torch powersgd hook (rank={BASELINE_POWERSGD_RANK})", PayloadPattern.SUM, powersgd
+        ),
     ]
 
 
-def _scripts(workers: int) -> list[Peer]:
+def _scripts(workers: int) -> list[CompressionBaseline]:
     on_ours = partial(partial, on_our_tensors, workers)
-    gathered = Exchange.ALL_GATHER
+    gathered = PayloadPattern.ALL_GATHER
     return [
-        Peer("bare fp16 casts", Exchange.SUM, on_ours("fp16", Casts)),
-        Peer(f"torch.topk ({100 * RATIO:g} %)", gathered, on_ours("topk", TopK)),
-        Peer("uint8 signs", gathered, on_ours("sign", ByteSigns)),
-        Peer("signs unpacked to floats", gathered, on_ours("sign", FloatSigns)),
-        Peer("powersgd, straightforward products", Exchange.SUM, on_ours("powersgd", PowerSGD)),
+        CompressionBaseline("bare fp16 casts", PayloadPattern.SUM, on_ours("fp16", Casts)),
+        CompressionBaseline(
+            f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)", gathered, on_ours("topk", ScriptTopK)
+        ),
+        CompressionBaseline("uint8 signs", gathered, on_ours("sign", ByteSigns)),
+        CompressionBaseline("signs unpacked to floats", gathered, on_ours("sign", FloatSigns)),
+        CompressionBaseline(
+            "powersgd, straightforward products",
+            PayloadPattern.SUM,
+            on_ours("powersgd", ScriptPowerSGD),
+        ),
     ]

@@ -17,56 +17,61 @@ from thalweg.compress import Compressor
 from thalweg.declarations import Value
 from thalweg.errors import PlanError
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import Codec, Network, Sent
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, CodecTimes, SentPayload
 
-SLOWEST, DECADES, IN_A_DECADE = 1e7, 4, 8
-SPEEDS = tuple(SLOWEST * 10 ** (i / IN_A_DECADE) for i in range(DECADES * IN_A_DECADE + 1))
+MIN_SWEPT_BITS_PER_SECOND, SWEPT_DECADE_COUNT, SPEEDS_PER_DECADE_COUNT = 1e7, 4, 8
+SWEPT_BITS_PER_SECOND = tuple(
+    MIN_SWEPT_BITS_PER_SECOND * 10 ** (i / SPEEDS_PER_DECADE_COUNT)
+    for i in range(SWEPT_DECADE_COUNT * SPEEDS_PER_DECADE_COUNT + 1)
+)
 """Bits per second, from 10 Mbit/s to 100 Gbit/s."""
-BYTE_A_SECOND = Network(0.0, 1.0)  # where seconds are bytes
+ONE_BYTE_PER_SECOND = AlphaBetaNetwork(0.0, 1.0)  # where seconds are bytes
 
 
-class Exchange(Enum):
+class PayloadPattern(Enum):
     SUM = "sum"  # added up on the way, by a ring; also what goes uncompressed
     TWO_SHOT = "two-shot"
     ALL_GATHER = "all-gather"
 
-    def sent(self, payload: float) -> Sent:
-        gathers = self is Exchange.ALL_GATHER
-        return Sent(payload, ddp_step.all_gather if gathers else ddp_step.ring)
+    def sent(self, payload: float) -> SentPayload:
+        gathers = self is PayloadPattern.ALL_GATHER
+        return SentPayload(payload, ddp_step.all_gather if gathers else ddp_step.ring)
 
     def wire(self, payload: float, workers: int) -> float:
         """Bytes that each worker sends."""
-        return self.sent(payload).collective(BYTE_A_SECOND, payload, workers)
+        return self.sent(payload).collective(ONE_BYTE_PER_SECOND, payload, workers)
 
 
-def at_all_speeds(step: ddp_step.Dense | ddp_step.Compressed) -> list[float]:
-    """Seconds of a step at each of `SPEEDS`."""
-    return [step.seconds(Network(0.0, speed / 8)) for speed in SPEEDS]
+def at_all_speeds(step: ddp_step.UncompressedStep | ddp_step.CompressedStep) -> list[float]:
+    """Seconds of a step at each of `SWEPT_BITS_PER_SECOND`."""
+    return [step.seconds(AlphaBetaNetwork(0.0, speed / 8)) for speed in SWEPT_BITS_PER_SECOND]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class CompressionCost:
     """What compressing costs, beside a step without it."""
 
-    dense: ddp_step.Dense
-    exchange: Exchange
+    dense: ddp_step.UncompressedStep
+    exchange: PayloadPattern
     payload: float  # bytes of one worker
     exact: float  # bytes that go along uncompressed
     seconds: float  # to encode and decode
 
     @property
-    def step(self) -> ddp_step.Compressed:
-        return ddp_step.Compressed(
+    def step(self) -> ddp_step.CompressedStep:
+        return ddp_step.CompressedStep(
             compute=self.dense.compute,
-            codec=Codec(own=self.seconds),
-            payloads=(self.exchange.sent(self.payload), Exchange.SUM.sent(self.exact)),
+            codec=CodecTimes(own=self.seconds),
+            payloads=(self.exchange.sent(self.payload), PayloadPattern.SUM.sent(self.exact)),
             workers=self.dense.workers,
         )
 
     @property
     def wire(self) -> float:
         workers = self.dense.workers
-        return self.exchange.wire(self.payload, workers) + Exchange.SUM.wire(self.exact, workers)
+        return self.exchange.wire(self.payload, workers) + PayloadPattern.SUM.wire(
+            self.exact, workers
+        )
 
     @property
     def ratio(self) -> float:
@@ -84,9 +89,9 @@ class Cost:
         return 8 * ddp_step.pays_below(self.dense, self.step, alpha=0.0)
 
 
-def dense_wire(dense: ddp_step.Dense) -> float:
+def dense_wire(dense: ddp_step.UncompressedStep) -> float:
     """Bytes that each worker sends without compression."""
-    return Exchange.SUM.wire(sum(dense.buckets), dense.workers)
+    return PayloadPattern.SUM.wire(sum(dense.buckets), dense.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +102,13 @@ class Method:
     compressor: Compressor
     arguments: dict[str, Value]
 
-    def exchange(self, workers: int) -> Exchange:
+    def exchange(self, workers: int) -> PayloadPattern:
         """As rounds are compiled where all links are alike: among two, two shots send as much as
         gathering, later."""
         if self.compressor.summable:
-            return Exchange.SUM
+            return PayloadPattern.SUM
         shards = self.compressor.elementwise and workers > 2
-        return Exchange.TWO_SHOT if shards else Exchange.ALL_GATHER
+        return PayloadPattern.TWO_SHOT if shards else PayloadPattern.ALL_GATHER
 
 
 def method_of(text: str) -> Method:

@@ -20,10 +20,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from thalweg.compress import Segment, arrange
 from thalweg.facts import Bucket, Tensor
 from thalweg.plan import Choice
-from thalweg.probing.codec_trials import Gradients, Trial
+from thalweg.probing.codec_trials import Gradients, TimedCodec
 
-FIRST = 2  # iteration in which the PowerSGD hook compresses, at the earliest
-Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+POWERSGD_START_ITERATION = 2  # iteration in which the PowerSGD hook compresses, at the earliest
+CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class OneBucket:
@@ -51,7 +51,7 @@ class OneBucket:
         return self._gradients
 
 
-def peer_of(choice: Choice) -> str | None:
+def ddp_hook_text(choice: Choice) -> str | None:
     """What torch has for this compressor."""
     if choice.name == "powersgd":
         return f"torch's powersgd hook (rank={choice.arguments['rank']})"
@@ -64,7 +64,7 @@ def hook_of(choice: Choice) -> Callable[[OneBucket], Any]:
         state = PowerSGDState(
             process_group=None,
             matrix_approximation_rank=choice.arguments["rank"],
-            start_powerSGD_iter=FIRST,
+            start_powerSGD_iter=POWERSGD_START_ITERATION,
         )
         powersgd: Any = powerSGD_hook
         return lambda bucket: powersgd(state, bucket).wait()
@@ -86,13 +86,13 @@ def alone_in_a_group() -> Iterator[None]:
         sys.excepthook = before
 
 
-class _Hooked(Trial):
+class _Hooked(TimedCodec):
     """One of DDP's hooks, called as it is on our buckets, in a process group of one: all that it
     computes is there, and nothing is sent. Encoding and decoding are one call."""
 
     splits = False
 
-    def __init__(self, hook: Hook, state: Any, gradients: Gradients, bucket: Bucket) -> None:
+    def __init__(self, hook: CommHook, state: Any, gradients: Gradients, bucket: Bucket) -> None:
         arrangement = arrange(bucket.tensors)
         values = gradients.of(arrangement.exact, arrangement.rest)
         self._fresh = torch.from_numpy(values)
@@ -110,16 +110,18 @@ class _Hooked(Trial):
         pass
 
 
-def fp16_hook(gradients: Gradients, bucket: Bucket) -> tuple[Trial, int]:
+def fp16_hook(gradients: Gradients, bucket: Bucket) -> tuple[TimedCodec, int]:
     trial = _Hooked(default_hooks.fp16_compress_hook, None, gradients, bucket)
     trial.payload = 2.0 * bucket.elements
     return trial, 0
 
 
-def powersgd_hook(gradients: Gradients, bucket: Bucket, rank: int) -> tuple[Trial, int]:
-    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=FIRST)
+def powersgd_hook(gradients: Gradients, bucket: Bucket, rank: int) -> tuple[TimedCodec, int]:
+    state = PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START_ITERATION
+    )
     trial = _Hooked(powerSGD_hook, state, gradients, bucket)
-    for step in range(FIRST + 1):
+    for step in range(POWERSGD_START_ITERATION + 1):
         trial.refill()
         trial.encode(step)
     trial.payload = 4.0 * state.total_numel_after_compression

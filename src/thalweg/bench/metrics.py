@@ -22,38 +22,38 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from thalweg.bench.scenario import Scenario
-from thalweg.lab.event_runner import Fired
+from thalweg.lab.event_runner import AppliedEvent
 
 Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrainingRun:
     """One run: every worker's result by rank, nothing for one that was killed, and what happened
     meanwhile."""
 
     results: Sequence[Result | None]
-    fired: Sequence[Fired] = ()
+    fired: Sequence[AppliedEvent] = ()
 
     @property
-    def told(self) -> list[Result]:
+    def reported(self) -> list[Result]:
         """The results there are."""
         return [result for result in self.results if result]
 
     def by_step(self, key: str) -> dict[int, float]:
         """Seconds or losses by step: the mean over the ranks that took it."""
-        courses = [_steps(result, key) for result in self.told]
+        courses = [_steps(result, key) for result in self.reported]
         steps = sorted(set().union(*courses))
         return {step: fmean(c[step] for c in courses if step in c) for step in steps}
 
 
-def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, Any]:
+def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, Any]:
     """Figures of all repeats together, those of each, and the course for a picture."""
     counted = [_counted(scenario, trial) for trial in trials]
     pooled = [seconds for one in counted for seconds in one]
     to_target = [_seconds_to_target(scenario, trial) for trial in trials]
     everything = [_seconds_until(trial, scenario.steps) for trial in trials]
-    metrics = [trial.told[0]["metric"] for trial in trials]
+    metrics = [trial.reported[0]["metric"] for trial in trials]
     drifts = [_drift(trial) for trial in trials]
     return {
         "sync": sync,
@@ -74,7 +74,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
                 "seconds_all": whole,
                 "metric": metric,
                 "drift": drift,
-                "evaluations": trial.told[0]["evaluations"],
+                "evaluations": trial.reported[0]["evaluations"],
             }
             for trial, one, target, whole, metric, drift in zip(
                 trials, counted, to_target, everything, metrics, drifts, strict=True
@@ -83,19 +83,19 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[Trial]) -> dict[str, 
         "losses": _over_repeats(trials, "losses"),
         "seconds": _over_repeats(trials, "seconds"),
         "events": _events(scenario, trials),
-        "adjustments": [trial.told[0]["adjustments"] for trial in trials],
-        "choices": [trial.told[0].get("choices", []) for trial in trials],
-        "late": [trial.told[0].get("late", []) for trial in trials],
+        "adjustments": [trial.reported[0]["adjustments"] for trial in trials],
+        "choices": [trial.reported[0].get("choices", []) for trial in trials],
+        "late": [trial.reported[0].get("late", []) for trial in trials],
         "pace": _pace(scenario, trials),
     }
 
 
-def _parts_of_a_step(scenario: Scenario, trials: Sequence[Trial]) -> dict[str, float | None]:
+def _parts_of_a_step(scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, float | None]:
     timings = [
         timing
         for trial in trials
         for counted in [set(scenario.counted(fired.step for fired in trial.fired))]
-        for result in trial.told
+        for result in trial.reported
         for timing in result.get("timings", ())
         if timing["step"] + 1 in counted
     ]
@@ -105,7 +105,7 @@ def _parts_of_a_step(scenario: Scenario, trials: Sequence[Trial]) -> dict[str, f
     }
 
 
-def _pace(scenario: Scenario, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, Any]]:
     """What a step takes each host before the first event and after the last."""
     paces: dict[int, tuple[list[float], list[float]]] = {}
     for trial in trials:
@@ -146,43 +146,43 @@ def _steps(result: Result, key: str) -> dict[int, float]:
     return dict(zip(result["steps"], result[key], strict=True))
 
 
-def _counted(scenario: Scenario, trial: Trial) -> list[float]:
+def _counted(scenario: Scenario, trial: TrainingRun) -> list[float]:
     """Seconds of every step of every rank that counts."""
     steps = set(scenario.counted(fired.step for fired in trial.fired))
     return [
         seconds
-        for result in trial.told
+        for result in trial.reported
         for step, seconds in _steps(result, "seconds").items()
         if step in steps
     ]
 
 
-def _seconds_to_target(scenario: Scenario, trial: Trial) -> float | None:
+def _seconds_to_target(scenario: Scenario, trial: TrainingRun) -> float | None:
     if scenario.target is None:
         return None
-    for step, value in trial.told[0]["evaluations"]:
+    for step, value in trial.reported[0]["evaluations"]:
         if scenario.target.reached_by(value):
             return _seconds_until(trial, step)
     return None
 
 
-def _seconds_until(trial: Trial, last: int) -> float:
+def _seconds_until(trial: TrainingRun, last: int) -> float:
     """Of training, up to this step."""
-    meetings = [step for step, _ in trial.told[0]["evaluations"] if step < last]
+    meetings = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
     stretches = zip([0, *meetings], [*meetings, last], strict=True)
-    courses = [_steps(result, "seconds") for result in trial.told]
+    courses = [_steps(result, "seconds") for result in trial.reported]
     return sum(
         max(sum(course.get(step, 0.0) for step in range(start + 1, end + 1)) for course in courses)
         for start, end in stretches
     )
 
 
-def _drift(trial: Trial) -> float:
-    return sqrt(fmean(result["deviation"] ** 2 for result in trial.told))
+def _drift(trial: TrainingRun) -> float:
+    return sqrt(fmean(result["deviation"] ** 2 for result in trial.reported))
 
 
-def _equal(trial: Trial) -> bool:
-    return len({result["fingerprint"] for result in trial.told}) == 1
+def _equal(trial: TrainingRun) -> bool:
+    return len({result["fingerprint"] for result in trial.reported}) == 1
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:
@@ -190,14 +190,14 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _over_repeats(trials: Sequence[Trial], key: str) -> list[float]:
+def _over_repeats(trials: Sequence[TrainingRun], key: str) -> list[float]:
     """By step, the mean over repeats of the mean over ranks."""
     courses = [trial.by_step(key) for trial in trials]
     steps = sorted(set.intersection(*(set(course) for course in courses)))
     return [fmean(course[step] for course in courses) for step in steps]
 
 
-def _events(scenario: Scenario, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+def _events(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, Any]]:
     """After which step of the slowest rank each came, in every repeat that it came in."""
     return [
         {

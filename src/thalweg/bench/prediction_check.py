@@ -25,14 +25,14 @@ from thalweg.lab.event import links_of
 from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict
 
-RATES = ("degrade", "restore")  # events that change nothing but a link's rate
-WITHIN = 0.15
-SETTLED = 25  # steps at the end, when `auto` has chosen
+RATE_EVENT_ACTIONS = ("degrade", "restore")  # events that change nothing but a link's rate
+MAX_PREDICTION_ERROR_RATIO = 0.15
+STEADY_TAIL_STEPS = 25  # steps at the end, when `auto` has chosen
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class ScenarioPrediction:
     """What was found out before; `declared` is what the workers are told of the links."""
 
     declared: Cluster
@@ -42,7 +42,10 @@ class Forecast:
 
     def of(self, scenario: Scenario, sync: str) -> Estimate | None:
         """The mean over the steps that count."""
-        if any(event.action not in RATES or event.at_step is None for event in scenario.events):
+        if any(
+            event.action not in RATE_EVENT_ACTIONS or event.at_step is None
+            for event in scenario.events
+        ):
             return None
         counted = scenario.counted(event.at_step for event in scenario.events)
         phases = [
@@ -160,7 +163,7 @@ def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class PredictionOutcome:
     """A prediction, and what was measured afterwards."""
 
     scenario: str
@@ -189,25 +192,25 @@ class Accuracy:
     covered: float
 
     @classmethod
-    def of(cls, checked: Sequence[Checked]) -> Accuracy:
+    def of(cls, checked: Sequence[PredictionOutcome]) -> Accuracy:
         return cls(
             predictions=len(checked),
             median=median(abs(one.error) for one in checked),
-            within=fmean(abs(one.error) <= WITHIN for one in checked),
+            within=fmean(abs(one.error) <= MAX_PREDICTION_ERROR_RATIO for one in checked),
             covered=fmean(one.covered for one in checked),
         )
 
 
-def asked_for(scenario: Scenario) -> list[str]:
+def auto_plans(scenario: Scenario) -> list[str]:
     """The plans that are `auto`, which has none of its own."""
     return [sync for sync in scenario.syncs if parse_plan(sync).topology.name == "auto"]
 
 
-def checked(scenario: Scenario, rows: Sequence[Row]) -> list[Checked]:
+def prediction_outcomes(scenario: Scenario, rows: Sequence[Row]) -> list[PredictionOutcome]:
     """Of all plans that were named and predicted."""
-    automatic = asked_for(scenario)
+    automatic = auto_plans(scenario)
     return [
-        Checked(
+        PredictionOutcome(
             scenario=scenario.name,
             sync=row["sync"],
             predicted=row["predicted_seconds_per_step"],
@@ -223,7 +226,7 @@ def checked(scenario: Scenario, rows: Sequence[Row]) -> list[Checked]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AutoVsBest:
     """What `auto` came to, beside the best of the named plans that it might have taken; both by
     their last steps."""
 
@@ -239,33 +242,33 @@ class Choice:
         return self.seconds / self.best_seconds - 1
 
 
-def choices(scenario: Scenario, rows: Sequence[Row]) -> list[Choice]:
+def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[AutoVsBest]:
     """Of all `auto`s that there is something to compare with."""
     promises = list(Promise)
-    named = [row for row in rows if row["sync"] not in asked_for(scenario) and not row["error"]]
+    named = [row for row in rows if row["sync"] not in auto_plans(scenario) and not row["error"]]
     found = []
     for row in rows:
-        if row["sync"] not in asked_for(scenario) or row["error"]:
+        if row["sync"] not in auto_plans(scenario) or row["error"]:
             continue
         allowed = promises.index(Promise(row["promise"]))
         others = [r for r in named if promises.index(Promise(r["promise"])) <= allowed]
         if not others:
             continue
-        best = min(others, key=settled_seconds)
+        best = min(others, key=steady_step_seconds)
         chosen = row["choices"][0][-1]["sync"] if row["choices"][0] else "ring"
         found.append(
-            Choice(
+            AutoVsBest(
                 scenario=scenario.name,
                 sync=row["sync"],
                 chosen=chosen,
-                seconds=settled_seconds(row),
+                seconds=steady_step_seconds(row),
                 best=best["sync"],
-                best_seconds=settled_seconds(best),
+                best_seconds=steady_step_seconds(best),
             )
         )
     return found
 
 
-def settled_seconds(row: Row) -> float:
+def steady_step_seconds(row: Row) -> float:
     """Of a step, the mean over the last ones."""
-    return fmean(row["seconds"][-SETTLED:])
+    return fmean(row["seconds"][-STEADY_TAIL_STEPS:])

@@ -44,9 +44,9 @@ from thalweg.bench.simulated_compute import Compute
 from thalweg.catalog import parse_plan
 from thalweg.errors import LabError, ScenarioError
 from thalweg.facts import Cluster, Duplex, Duration, read_cluster
-from thalweg.facts.cluster import MOST_WORKERS
-from thalweg.facts.cluster_file import duplex, lateness
-from thalweg.facts.toml_reader import Table, load_toml, read_toml
+from thalweg.facts.cluster import MAX_WORKERS
+from thalweg.facts.cluster_file import duplex, straggler_delay
+from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 from thalweg.lab import Event
 from thalweg.lab.event import links_of
 from thalweg.schedules import Group
@@ -54,10 +54,10 @@ from thalweg.training.auto.request import plan_at_first
 from thalweg.training.factory import refuse_what_cannot_run
 from thalweg.workloads import Job, find_job
 
-SETTLING = 15  # steps after an event that don't count
-RISING = ("accuracy",)  # metrics whose target is reached from below
-LAYOUT = ("racks", "hosts", "nic", "uplink", "latency", "rank_order")
-ORDERS = ("rack", "interleaved")
+SKIPPED_STEPS_AFTER_EVENT = 15  # steps after an event that don't count
+RISING_METRICS = ("accuracy",)  # metrics whose target is reached from below
+LAB_LAYOUT_KEYS = ("racks", "hosts", "nic", "uplink", "latency", "rank_order")
+RANK_ORDERS = ("rack", "interleaved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Target:
     value: float
 
     def reached_by(self, value: float) -> bool:
-        return value >= self.value if self.metric in RISING else value <= self.value
+        return value >= self.value if self.metric in RISING_METRICS else value <= self.value
 
     def __str__(self) -> str:
         return f"{self.metric} {self.value:g}"
@@ -112,7 +112,7 @@ class Scenario:
         if not self.counted(event.at_step for event in self.events):
             raise ScenarioError(
                 f"none of {self.steps} steps counts: {self.warmup} warm up, and so do "
-                f"{SETTLING} after each event",
+                f"{SKIPPED_STEPS_AFTER_EVENT} after each event",
                 "give more steps, or a shorter warmup",
             )
 
@@ -123,7 +123,7 @@ class Scenario:
         return [
             step
             for step in range(self.warmup + 1, self.steps + 1)
-            if not any(event < step <= event + SETTLING for event in after)
+            if not any(event < step <= event + SKIPPED_STEPS_AFTER_EVENT for event in after)
         ]
 
     def _refuse_unsuitable_job(self) -> None:
@@ -150,7 +150,7 @@ def parse_scenario(text: str, path: Path) -> Scenario:
     file.only("lab", "cluster", "compute", "workload", "compare")
     lab, compute = _section(file, "lab"), _section(file, "compute")
     workload, compare = _section(file, "workload"), _section(file, "compare")
-    lab.only(*LAYOUT, "loss", "event")
+    lab.only(*LAB_LAYOUT_KEYS, "loss", "event")
     workload.only("name", "steps", "batch", "target", "evaluate_every")
     compare.only("sync", "repeats", "warmup")
     return Scenario(
@@ -170,14 +170,14 @@ def parse_scenario(text: str, path: Path) -> Scenario:
     )
 
 
-def _section(file: Table, name: str) -> Table:
-    return Table(file.data.get(name, {}), f"[{name}]", ScenarioError)
+def _section(file: TomlTable, name: str) -> TomlTable:
+    return TomlTable(file.data.get(name, {}), f"[{name}]", ScenarioError)
 
 
-def _cluster(file: Table, lab: Table, folder: Path) -> Cluster:
+def _cluster(file: TomlTable, lab: TomlTable, folder: Path) -> Cluster:
     if "cluster" not in file:
         return _layout(lab)
-    for key in LAYOUT:
+    for key in LAB_LAYOUT_KEYS:
         if key in lab:
             raise ScenarioError(
                 f"[cluster] and {key} of [lab] both say what the lab looks like", "leave one out"
@@ -187,11 +187,13 @@ def _cluster(file: Table, lab: Table, folder: Path) -> Cluster:
     return read_cluster(folder / table.text("file", '"cluster.toml"'))
 
 
-def _layout(lab: Table) -> Cluster:
+def _layout(lab: TomlTable) -> Cluster:
     sizes = _rack_sizes(lab)
     order = lab.data.get("rank_order", "rack")
-    if order not in ORDERS:
-        raise ScenarioError(f"[lab] has no rank_order {order!r}", f"give {' or '.join(ORDERS)}")
+    if order not in RANK_ORDERS:
+        raise ScenarioError(
+            f"[lab] has no rank_order {order!r}", f"give {' or '.join(RANK_ORDERS)}"
+        )
     return Cluster.regular(
         sizes,
         nic=_links(lab, "nic"),
@@ -201,10 +203,10 @@ def _layout(lab: Table) -> Cluster:
     )
 
 
-def _rack_sizes(lab: Table) -> list[int]:
+def _rack_sizes(lab: TomlTable) -> list[int]:
     hosts = lab.data.get("hosts")
     if not isinstance(hosts, list):
-        racks = min(lab.whole("racks", 1, 1), MOST_WORKERS + 1)  # more are refused, and not listed
+        racks = min(lab.whole("racks", 1, 1), MAX_WORKERS + 1)  # more are refused, and not listed
         return [lab.whole("hosts", 1)] * racks
     sizes = list(lab.whole_numbers("hosts", 1, "hosts = [5, 3, 4]"))
     if lab.whole("racks", 1, len(sizes)) != len(sizes):
@@ -215,46 +217,46 @@ def _rack_sizes(lab: Table) -> list[int]:
     return sizes
 
 
-def _links(lab: Table, key: str) -> Duplex | list[Duplex] | None:
+def _links(lab: TomlTable, key: str) -> Duplex | list[Duplex] | None:
     if not isinstance(lab.data.get(key), list):
         return duplex(lab, key)
     found = (duplex(entry, key) for entry in _entries(lab, key))
     return [rates for rates in found if rates is not None]
 
 
-def _latencies(lab: Table) -> Duration | list[Duration]:
+def _latencies(lab: TomlTable) -> Duration | list[Duration]:
     none = Duration(0.0)
     if not isinstance(lab.data.get("latency"), list):
         return lab.duration("latency", none)
     return [entry.duration("latency", none) for entry in _entries(lab, "latency")]
 
 
-def _entries(lab: Table, key: str) -> list[Table]:
+def _entries(lab: TomlTable, key: str) -> list[TomlTable]:
     """Each entry of a list as if it were the only one."""
     return [
-        Table({key: value}, f"[lab], entry {number}", ScenarioError)
+        TomlTable({key: value}, f"[lab], entry {number}", ScenarioError)
         for number, value in enumerate(lab.data[key])
     ]
 
 
-def _events(lab: Table) -> tuple[Event, ...]:
+def _events(lab: TomlTable) -> tuple[Event, ...]:
     listed = lab.data.get("event", [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ScenarioError("event of [lab] is no list", "write [[lab.event]] above each")
     return tuple(Event.parse(e, f"[[lab.event]] {number}") for number, e in enumerate(listed))
 
 
-def _compute(table: Table) -> Compute:
+def _compute(table: TomlTable) -> Compute:
     table.only("step", "backward", "late")
     usual = Compute()
     return Compute(
         step=table.duration("step", usual.step),
         backward=table.number("backward", 0, 1, usual.backward),
-        late=lateness(table.table("late")) if "late" in table else usual.late,
+        late=straggler_delay(table.table("late")) if "late" in table else usual.late,
     )
 
 
-def _target(workload: Table) -> Target | None:
+def _target(workload: TomlTable) -> Target | None:
     if "target" not in workload:
         if "evaluate_every" in workload:
             raise ScenarioError("evaluate_every of [workload] has no target", "give a target")
@@ -268,7 +270,7 @@ def _target(workload: Table) -> Target | None:
     )
 
 
-def _syncs(compare: Table) -> tuple[str, ...]:
+def _syncs(compare: TomlTable) -> tuple[str, ...]:
     syncs: Any = compare.data.get("sync")
     if not isinstance(syncs, list) or not syncs or not all(isinstance(s, str) for s in syncs):
         raise ScenarioError("sync of [compare] is no list of plans", 'write sync = ["ddp", "ring"]')

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Duration, Lateness
+from thalweg.facts import Cluster, Duration, StragglerDelay
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
@@ -38,7 +38,7 @@ class Compute:
 
     step: Duration = Duration(0.0)
     backward: float = 2 / 3  # its part of the step
-    late: Lateness = Lateness()
+    late: StragglerDelay = StragglerDelay()
 
     def __post_init__(self) -> None:
         if not 0 <= self.backward <= 1:
@@ -48,7 +48,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Injection:
+class SimulatedCompute:
     """How the workers of a run sleep; `seed` says who is late when."""
 
     compute: Compute
@@ -74,13 +74,13 @@ def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
     return float(cluster.workers * allocation.loads.get(rank, 0))
 
 
-class Sleeps:
+class ComputeSleeper:
     """One worker's: `begin` sleeps until its forward would be done, the gradients do the rest.
     `shares` is asked at each step: plans may change."""
 
     def __init__(
         self,
-        injection: Injection,
+        injection: SimulatedCompute,
         rank: int,
         shares: Callable[[], float] = lambda: 1.0,
         *,
@@ -95,7 +95,7 @@ class Sleeps:
         self._pause = pause
         self._due = 0.0  # when what was to be computed so far is done
 
-    def watch(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Sleep before each gradient of this model."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         elements = sum(parameter.numel() for parameter in parameters)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.facts import Cluster, counted
 from thalweg.launch.place import HERE, Place
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Deployment:
     workers: int
     place: Place = HERE
     cluster: Cluster | None = None  # as its workers are told, if the rates of its links are real
@@ -33,8 +33,8 @@ class Site:
         return f"{counted(self.workers, 'worker')} in a lab of {shape} hosts"
 
 
-def by_all(
-    site: Site,
+def run_on_all(
+    deployment: Deployment,
     work: Callable[[int, Callable[..., None]], dict[str, Any]],
     progress: Callable[..., None],
     *,
@@ -46,18 +46,20 @@ def by_all(
     `progress`. After `limit` seconds it fails; one that is killed too, unless the others are to
     survive it."""
 
-    def told(rank: int, report: Report) -> dict[str, Any]:
+    def told(rank: int, report: SendMessage) -> dict[str, Any]:
         return work(rank, lambda *figures: report({"told": figures}) if rank == 0 else None)
 
     return run_workers(
-        site.workers,
+        deployment.workers,
         told,
         timeout=limit,
         on_message=lambda rank, message: progress(*message["told"]),
-        place=site.place,
+        place=deployment.place,
         survives=survives,
     )
 
 
-def lab_site(lab: Lab) -> Site:
-    return Site(workers=lab.cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes)
+def lab_deployment(lab: Lab) -> Deployment:
+    return Deployment(
+        workers=lab.cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes
+    )

@@ -10,51 +10,56 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from thalweg.bench.site import Site
-from thalweg.bench.training import Outcome, Recipe, train
+from thalweg.bench.site import Deployment
+from thalweg.bench.training import Recipe, WorkerResult, train
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError
 from thalweg.facts import Cluster, Duration
-from thalweg.launch.rank_assignment import find_seat
-from thalweg.launch.supervisor import Report, run_workers
-from thalweg.members.abort import Alarm
+from thalweg.launch.rank_assignment import read_rank_assignment
+from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training import Run
 from thalweg.workloads import Job
 
-INTERRUPT_GRACE = 30.0  # seconds for a run to stop at a common step and save
+INTERRUPT_GRACE_SECONDS = 30.0  # seconds for a run to stop at a common step and save
 Result = dict[str, Any]
 Progress = Callable[[Mapping[str, Any]], None]
 
 
 def launched() -> bool:
     """Whether this process was started as one worker of several."""
-    return find_seat(os.environ).launcher != "alone"
+    return read_rank_assignment(os.environ).launcher != "alone"
 
 
 def train_at(
-    site: Site, job: Job, sync: str, recipe: Recipe, progress: Progress, restarts: int = 0
+    deployment: Deployment,
+    job: Job,
+    sync: str,
+    recipe: Recipe,
+    progress: Progress,
+    restarts: int = 0,
 ) -> list[Result]:
     """By forks of this process at that site; every worker's result, empty if it was killed."""
 
-    def work(rank: int, report: Report) -> Result:
+    def work(rank: int, report: SendMessage) -> Result:
         tells = report if rank == 0 else lambda message: None  # for all
         return result_of(train(job, sync, recipe, tells, _stop_on_interrupt))
 
     def heard(rank: int, message: dict[str, Any]) -> None:
         progress(message)
 
-    grace = INTERRUPT_GRACE if recipe.checkpoint else 5.0
-    cluster = site.cluster or Cluster.flat(site.workers)
+    grace = INTERRUPT_GRACE_SECONDS if recipe.checkpoint else 5.0
+    cluster = deployment.cluster or Cluster.flat(deployment.workers)
     return run_workers(
-        site.workers,
+        deployment.workers,
         work,
         timeout=None,
         on_message=heard,
         grace=grace,
-        place=site.place,
+        place=deployment.place,
         spare=spare_ranks(parse_plan(sync), Group.everybody(cluster)),
         survives=True,
         restarts=restarts,
@@ -67,23 +72,23 @@ def train_here(job: Job, sync: str, recipe: Recipe, progress: Progress) -> list[
     seconds = Duration.parse(recipe.timeout).seconds
     world = World.join(seconds)
     world.put(f"result/{world.rank}", json.dumps(own))
-    alarm = world.alarm()
+    abort_flag = world.abort_flag()
     results = None
     if world.rank == 0:
-        results = [_result(world, alarm, rank, seconds) for rank in range(world.size)]
-    world.part(seconds, alarm)
+        results = [_result(world, abort_flag, rank, seconds) for rank in range(world.size)]
+    world.leave(seconds, abort_flag)
     return results
 
 
-def _result(world: World, alarm: Alarm, rank: int, seconds: float) -> Result:
-    found = world.wait_for(f"result/{rank}", seconds, alarm)
+def _result(world: World, abort_flag: AbortFlag, rank: int, seconds: float) -> Result:
+    found = world.wait_for(f"result/{rank}", seconds, abort_flag)
     if found is None:
         raise RunError(f"rank {rank} hasn't told its result", "look at its output")
     result: Result = json.loads(found)
     return result
 
 
-def result_of(outcome: Outcome) -> Result:
+def result_of(outcome: WorkerResult) -> Result:
     return {
         "first_step": outcome.first_step,
         "steps": outcome.steps,
@@ -97,11 +102,12 @@ def result_of(outcome: Outcome) -> Result:
         "stopped": outcome.stopped,
         "approximate": outcome.approximate,
         "adjustments": [asdict(made) for made in outcome.adjustments],
-        "incidents": [asdict(incident) for incident in outcome.incidents],
+        "incidents": [asdict(change) for change in outcome.incidents],
         "choices": [asdict(chosen) for chosen in outcome.choices],
         "timings": [asdict(timing) for timing in outcome.timings],
         "late": [
-            {"step": step, "late": [each.entries() for each in late]} for step, late in outcome.late
+            {"step": step, "late": [each.entries() for each in stragglers]}
+            for step, stragglers in outcome.stragglers
         ],
         "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(outcome.tallies.items())],
         "summary": outcome.summary,

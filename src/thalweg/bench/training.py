@@ -18,21 +18,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.bench.simulated_compute import Injection, Sleeps, shares_of
+from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
-from thalweg.members.world import LONGEST_PAUSE, World
-from thalweg.observe import Late, Tally
+from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
+from thalweg.observe import StepTotals, Straggler
 from thalweg.training import Run, attach
-from thalweg.training.auto.policy import Chosen
+from thalweg.training.auto.policy import PlanChoice
 from thalweg.training.compression_overlap import Timing
 from thalweg.training.contention_monitor import Adjustment
-from thalweg.training.membership_change import Incident
+from thalweg.training.membership_change import MembershipChange
 from thalweg.workloads import Job
 
-TO_HEAR_IT = 2 * LONGEST_PAUSE  # seconds until all have looked at the store
+STORE_NOTICE_SECONDS = 2 * MAX_STORE_POLL_SECONDS  # seconds until all have looked at the store
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -52,12 +52,12 @@ class Recipe:
     timeout: str = "10min"
     evaluate: bool = True
     evaluate_every: int | None = None  # steps; at the end only if None
-    injection: Injection | None = None  # sleeps in place of computation
+    injection: SimulatedCompute | None = None  # sleeps in place of computation
     records: Path | None = None  # a folder for each rank's steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WorkerResult:
     """What a worker has at the end. `losses` are of its own samples; `evaluations` are pairs of a
     step and the metric there, and take no part in `seconds`. Under a code a worker that was far
     behind may have left out `steps`."""
@@ -73,11 +73,11 @@ class Outcome:
     stopped: bool
     approximate: dict[int, float]  # steps, and the share of the batch that they have seen
     adjustments: list[Adjustment]  # of the groups, under plans that have them
-    incidents: list[Incident]  # who left and who came
-    choices: list[Chosen]  # of plans, under auto
+    incidents: list[MembershipChange]  # who left and who came
+    choices: list[PlanChoice]  # of plans, under auto
     timings: list[Timing]  # of the last steps, under plans that have common ones
-    late: list[tuple[int, list[Late]]]  # who was, from which step on
-    tallies: dict[int, Tally]  # what steps took: of all ranks on the first, else of this one
+    stragglers: list[tuple[int, list[Straggler]]]  # who was, from which step on
+    tallies: dict[int, StepTotals]  # what steps took: of all ranks on the first, else of this one
     summary: str  # the same as a table
     peak_nbytes: int
 
@@ -92,7 +92,7 @@ def train(
     recipe: Recipe,
     progress: Progress = lambda _: None,
     on_start: Callable[[Run], None] = lambda _: None,
-) -> Outcome:
+) -> WorkerResult:
     """As a script would, with every option of `Recipe`; on all ranks of the run at once."""
     model = job.model(recipe.seed).to(recipe.dtype)
     if recipe.frozen:
@@ -116,7 +116,7 @@ def train(
         raise UsageError(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
-    pauses = _Pauses(run, job, model, recipe)
+    pauses = _StepCallbacks(run, job, model, recipe)
     steps, losses, seconds = _steps(run, job, model, optimizer, recipe, progress, pauses)
     metric, deviation = None, None
     if recipe.checkpoint is not None:
@@ -128,7 +128,7 @@ def train(
         deviation = float((flat(model) - mean).norm() / mean.norm())
     timings = list(run.timings)
     run.close()
-    return Outcome(
+    return WorkerResult(
         model=model,
         first_step=first_step,
         steps=steps,
@@ -143,7 +143,7 @@ def train(
         incidents=list(run.incidents),
         choices=list(run.choices),
         timings=timings,
-        late=[(step, list(late)) for step, late in run.latenesses],
+        stragglers=[(step, list(stragglers)) for step, stragglers in run.latenesses],
         tallies=dict(run.tallies),
         summary=run.summary(),
         peak_nbytes=_peak_nbytes(),
@@ -164,7 +164,7 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     recipe: Recipe,
     progress: Progress,
-    pauses: _Pauses,
+    pauses: _StepCallbacks,
 ) -> tuple[list[int], list[float], list[float]]:
     steps: list[int] = []
     losses: list[float] = []
@@ -200,18 +200,18 @@ def _steps(
     return steps, losses, seconds
 
 
-class _Pauses:
+class _StepCallbacks:
     """What a recipe puts between and into the steps: sleeps, and evaluations that don't count."""
 
     def __init__(self, run: Run, job: Job, model: nn.Module, recipe: Recipe) -> None:
         self._run = run
         self._every = recipe.evaluate_every
-        self._sleeps: Sleeps | None = None
+        self._sleeps: ComputeSleeper | None = None
         self._evaluations: Evaluations | None = None
         if recipe.injection is not None:
             shares = partial(_shares, recipe.injection.cluster, run.rank)
-            self._sleeps = Sleeps(recipe.injection, run.rank, lambda: shares(run.sync))
-            self._sleeps.watch(model)
+            self._sleeps = ComputeSleeper(recipe.injection, run.rank, lambda: shares(run.sync))
+            self._sleeps.attach(model)
         if recipe.evaluate_every is not None:
             seconds = Duration.parse(recipe.timeout).seconds
             judge = partial(_judged, job, model)
@@ -227,7 +227,7 @@ class _Pauses:
 
     def after_step(self) -> None:
         if self._evaluations and self._every and self._run.step % self._every == 0:
-            self._evaluations.take()
+            self._evaluations.evaluate()
 
 
 @cache
@@ -293,15 +293,15 @@ class Evaluations:
         self._judge = judge
         self._timeout = timeout
         self._world = World.join(timeout)
-        self._alarm = self._world.alarm()
+        self._abort_flag = self._world.abort_flag()
 
-    def take(self) -> None:
+    def evaluate(self) -> None:
         key = f"evaluated/{self._run.step}"
         with self._run.consensus():
             if self._run.rank == 0:
                 value = self._judge()
-                self._world.put(key, json.dumps([value, monotonic() + TO_HEAR_IT]))
-            told = self._world.wait_for(key, self._timeout, self._alarm)
+                self._world.put(key, json.dumps([value, monotonic() + STORE_NOTICE_SECONDS]))
+            told = self._world.wait_for(key, self._timeout, self._abort_flag)
         if told is None:
             raise RunError(
                 f"rank 0 hasn't evaluated step {self._run.step} after {self._timeout:g} s",

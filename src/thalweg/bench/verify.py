@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.bench.site import Site, by_all
+from thalweg.bench.site import Deployment, run_on_all
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.workloads import Job
 
-TOLERANCE = 1e-5
-METRIC_TOLERANCE = 0.1
-BASELINE = "ddp"
+VERIFY_TOLERANCE_RATIO = 1e-5
+METRIC_TOLERANCE_RATIO = 0.1
+BASELINE_PLAN = "ddp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def verify(
         rows = _compare(job, syncs, recipe, variants, lambda: tell(next(done), trainings))
         return {"rows": rows}
 
-    by_rank = by_all(Site(workers=workers), work, progress, limit=timeout)
+    by_rank = run_on_all(Deployment(workers=workers), work, progress, limit=timeout)
     return [
         _row([result["rows"][index] for result in by_rank])
         for index in range(len(variants) * len(syncs))
@@ -82,7 +82,7 @@ def _row(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
         row["ok"] = row["identical"] and worst <= row["tolerance"]
     else:
         apart = abs(row["metric"] - row["ddp_metric"])
-        row["ok"] = apart <= METRIC_TOLERANCE * abs(row["ddp_metric"])
+        row["ok"] = apart <= METRIC_TOLERANCE_RATIO * abs(row["ddp_metric"])
     return row
 
 
@@ -98,11 +98,11 @@ def _compare(
     catalog = default_catalog()
     for variant in variants:
         changed = variant.change(recipe)
-        reference = train(job, BASELINE, changed)
+        reference = train(job, BASELINE_PLAN, changed)
         done()
-        tolerance = TOLERANCE
+        tolerance = VERIFY_TOLERANCE_RATIO
         if changed.dtype is not torch.float32:
-            full = train(job, BASELINE, replace(changed, dtype=torch.float32))
+            full = train(job, BASELINE_PLAN, replace(changed, dtype=torch.float32))
             tolerance = difference(reference.model, full.model)
         for sync in syncs:
             outcome = train(job, sync, changed)

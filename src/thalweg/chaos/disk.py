@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from thalweg.errors import CheckpointError, UsageError
 from thalweg.training.checkpoint import checkpoints_in, read
 
-MEGABYTES = 16  # a few checkpoints of any plan
+DISK_MEGABYTES = 16  # a few checkpoints of any plan
 MNT_DETACH = 2
-BLOCK = 1 << 16  # bytes
-FILLER = "filler"
+DISK_FILL_CHUNK_BYTES = 1 << 16  # bytes
+FILLER_FILE_NAME = "filler"
 
 
 class Disk:
@@ -27,7 +27,7 @@ class Disk:
         libc = ctypes.CDLL(None, use_errno=True)
         with TemporaryDirectory(prefix="thalweg-disk-") as place:
             target = os.fsencode(place)
-            options = f"size={MEGABYTES}m".encode()
+            options = f"size={DISK_MEGABYTES}m".encode()
             if libc.mount(b"tmpfs", target, b"tmpfs", 0, options) != 0:
                 raise UsageError(
                     f"a disk that can be full needs a tmpfs: {os.strerror(ctypes.get_errno())}",
@@ -46,8 +46,8 @@ class Disk:
         return self._root / "checkpoints"
 
     def fill(self) -> None:
-        with (self._root / FILLER).open("wb", buffering=0) as file:
-            for length in (BLOCK, 512, 1):
+        with (self._root / FILLER_FILE_NAME).open("wb", buffering=0) as file:
+            for length in (DISK_FILL_CHUNK_BYTES, 512, 1):
                 try:
                     while True:
                         file.write(bytes(length))
@@ -56,7 +56,7 @@ class Disk:
                         raise
 
     def make_room(self) -> None:
-        (self._root / FILLER).unlink(missing_ok=True)
+        (self._root / FILLER_FILE_NAME).unlink(missing_ok=True)
 
     def flip(self) -> str | None:
         """A byte of the newest checkpoint; what reading it says then. None if there is none. The

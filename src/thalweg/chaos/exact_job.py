@@ -24,16 +24,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from thalweg.training.data.sampler import Batches
+from thalweg.training.data.sampler import BatchSampler
 
-MATRICES, ROWS, COLUMNS = 4, 100, 80
-PARAMETERS = (MATRICES * COLUMNS + 1) * ROWS
-SAMPLES, BATCH = 256, 64
-SAVE_EVERY = 20  # steps
-LARGEST = 8  # of the elements of a sample
-RATE, MOMENTUM = 2.0**-6, 0.9
-SUMS = 4  # weighed with signs of their own
-SEED = 20
+MATRIX_COUNT, MATRIX_ROWS, MATRIX_COLUMNS = 4, 100, 80
+PARAMETER_COUNT = (MATRIX_COUNT * MATRIX_COLUMNS + 1) * MATRIX_ROWS
+CHAOS_SAMPLE_COUNT, CHAOS_BATCH_SAMPLES = 256, 64
+CHECKPOINT_PERIOD_STEPS = 20  # steps
+MAX_SAMPLE_ELEMENT = 8  # of the elements of a sample
+CHAOS_LEARNING_RATE, CHAOS_MOMENTUM = 2.0**-6, 0.9
+SIGNED_SUM_COUNT = 4  # weighed with signs of their own
+CHAOS_DATA_SEED = 20
 
 
 class Linear(nn.Module):
@@ -41,10 +41,13 @@ class Linear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(SEED)
-        shapes = [(ROWS, COLUMNS)] * MATRICES + [(ROWS,)]
+        generator = torch.Generator().manual_seed(CHAOS_DATA_SEED)
+        shapes = [(MATRIX_ROWS, MATRIX_COLUMNS)] * MATRIX_COUNT + [(MATRIX_ROWS,)]
         self.parts = nn.ParameterList(
-            torch.randint(-LARGEST, LARGEST, shape, generator=generator).float() for shape in shapes
+            torch.randint(
+                -MAX_SAMPLE_ELEMENT, MAX_SAMPLE_ELEMENT, shape, generator=generator
+            ).float()
+            for shape in shapes
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -63,12 +66,14 @@ class Numbers(Dataset[tuple[torch.Tensor, int]]):
     """Samples, each with its number."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(SEED + 1)
-        size = (SAMPLES, PARAMETERS)
-        self.inputs = torch.randint(-LARGEST, LARGEST, size, generator=generator).float()
+        generator = torch.Generator().manual_seed(CHAOS_DATA_SEED + 1)
+        size = (CHAOS_SAMPLE_COUNT, PARAMETER_COUNT)
+        self.inputs = torch.randint(
+            -MAX_SAMPLE_ELEMENT, MAX_SAMPLE_ELEMENT, size, generator=generator
+        ).float()
 
     def __len__(self) -> int:
-        return SAMPLES
+        return CHAOS_SAMPLE_COUNT
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.inputs[index], index
@@ -89,7 +94,7 @@ class Counting(torch.optim.SGD):
 
 def optimizer_of(model: Linear) -> torch.optim.Optimizer:
     make = Counting if isinstance(model, Counted) else torch.optim.SGD
-    optimizer = make(model.parts, lr=RATE, momentum=MOMENTUM, foreach=False)
+    optimizer = make(model.parts, lr=CHAOS_LEARNING_RATE, momentum=CHAOS_MOMENTUM, foreach=False)
     if isinstance(model, Counted):
         optimizer.add_param_group({"params": [model.counters], "momentum": 0.0})
     return optimizer
@@ -100,7 +105,7 @@ def snap(model: Linear) -> None:
     """Gradients to multiples of 1/|B|, which exact means are."""
     for parameter in model.parts:
         if parameter.grad is not None:
-            parameter.grad.mul_(BATCH).round_().div_(BATCH)
+            parameter.grad.mul_(CHAOS_BATCH_SAMPLES).round_().div_(CHAOS_BATCH_SAMPLES)
 
 
 def digest(model: nn.Module) -> str:
@@ -112,8 +117,13 @@ def digest(model: nn.Module) -> str:
 
 @cache
 def _signs() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(SEED + 2)
-    return torch.randint(0, 2, (SUMS, PARAMETERS), generator=generator).double().mul_(2).sub_(1)
+    generator = torch.Generator().manual_seed(CHAOS_DATA_SEED + 2)
+    return (
+        torch.randint(0, 2, (SIGNED_SUM_COUNT, PARAMETER_COUNT), generator=generator)
+        .double()
+        .mul_(2)
+        .sub_(1)
+    )
 
 
 @torch.no_grad()
@@ -128,25 +138,27 @@ def checksum(numbers: list[int]) -> int:
     return sum(zlib.crc32(number.to_bytes(4, "little")) for number in numbers)
 
 
-def foretold(seed: int) -> Iterator[tuple[str, int]]:
+def expected_states(seed: int) -> Iterator[tuple[str, int]]:
     """After each step, from the first on: the digest of all parameters, and the checksum of the
     samples that it took."""
     model = Linear()
     optimizer = optimizer_of(model)
     inputs = samples().inputs
-    batches = Batches(samples=SAMPLES, batch=BATCH, size=1, seed=seed)
+    sampler = BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=1, seed=seed)
     epoch = 0
     while True:
-        shares = list(batches.shares(epoch, 0))
-        chosen = torch.zeros(len(shares), SAMPLES)
-        for number, share in enumerate(shares):
-            chosen[number, share.samples] = 1.0
-        for share, flat in zip(shares, (chosen @ inputs).div_(BATCH), strict=True):
+        batch_slices = list(sampler.slices(epoch, 0))
+        chosen = torch.zeros(len(batch_slices), CHAOS_SAMPLE_COUNT)
+        for number, batch_slice in enumerate(batch_slices):
+            chosen[number, batch_slice.samples] = 1.0
+        for batch_slice, flat in zip(
+            batch_slices, (chosen @ inputs).div_(CHAOS_BATCH_SAMPLES), strict=True
+        ):
             place = 0
             for parameter in model.parameters():
                 length = parameter.numel()
                 parameter.grad = flat[place : place + length].reshape(parameter.shape).clone()
                 place += length
             optimizer.step()
-            yield digest(model), checksum(share.samples)
+            yield digest(model), checksum(batch_slice.samples)
         epoch += 1

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 from thalweg.facts import Cluster
 
-Kind = Literal[
+FaultKind = Literal[
     "kill",
     "restart",
     "pause",
@@ -34,10 +34,10 @@ Kind = Literal[
     "disk",
     "corrupt",
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-OF_LINKS: tuple[Kind, ...] = ("cut", "oneway", "blackhole", "degrade", "garble")  # in a lab
-OF_NOBODY: tuple[Kind, ...] = ("store", "disk", "corrupt")  # no worker is hit
-LASTING: tuple[Kind, ...] = ("kill", "pause", *OF_LINKS, "disk")
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+LINK_FAULTS: tuple[FaultKind, ...] = ("cut", "oneway", "blackhole", "degrade", "garble")  # in a lab
+FAULTS_WITHOUT_VICTIM: tuple[FaultKind, ...] = ("store", "disk", "corrupt")  # no worker is hit
+LASTING_FAULTS: tuple[FaultKind, ...] = ("kill", "pause", *LINK_FAULTS, "disk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Fault:
     """Of `rank` and `rack` one is given, or none if no worker is hit."""
 
     number: int
-    kind: Kind
+    kind: FaultKind
     rank: int | None = None
     rack: int | None = None
     peer: int | None = None  # of a black hole: whom the packets don't reach

@@ -7,39 +7,39 @@ from time import time
 from typing import TYPE_CHECKING
 
 from thalweg.chaos.disk import Disk
-from thalweg.chaos.fault import OF_LINKS, Fault
+from thalweg.chaos.fault import LINK_FAULTS, Fault
 from thalweg.chaos.history import Refused
 from thalweg.errors import UsageError
 from thalweg.facts import Link, Rate
 from thalweg.lab.event import directions
-from thalweg.launch.place import Workers
+from thalweg.launch.place import WorkerControl
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
 
-class Means:
+class FaultActions:
     """`lab` is None where workers are side by side on this machine, `disk` if none is hit; `tell`
     is for what was found out from outside."""
 
     def __init__(self, lab: Lab | None, disk: Disk | None, tell: Callable[[Refused], None]) -> None:
         self._lab = lab
         self._disk = disk
-        self._tell = tell
+        self._report = tell
 
-    def strike(self, fault: Fault, workers: Workers) -> None:
-        if fault.kind in OF_LINKS:
-            self._strike_links(self._the_lab(fault), fault)
+    def inject(self, fault: Fault, workers: WorkerControl) -> None:
+        if fault.kind in LINK_FAULTS:
+            self._inject_links(self._the_lab(fault), fault)
         elif fault.kind in ("disk", "corrupt"):
-            self._strike_disk(self._the_disk(fault), fault)
+            self._inject_disk(self._the_disk(fault), fault)
         elif fault.kind == "store":
             workers.kill_store()
         else:
             assert fault.rank is not None
             getattr(workers, fault.kind)(fault.rank)
 
-    def heal(self, fault: Fault, workers: Workers) -> None:
-        if fault.kind in OF_LINKS:
+    def heal(self, fault: Fault, workers: WorkerControl) -> None:
+        if fault.kind in LINK_FAULTS:
             self._heal_links(self._the_lab(fault), fault)
         elif fault.kind == "disk":
             self._the_disk(fault).make_room()
@@ -48,9 +48,9 @@ class Means:
         elif fault.kind == "pause" and fault.rank is not None:
             workers.resume(fault.rank)
 
-    def _strike_links(self, lab: Lab, fault: Fault) -> None:
+    def _inject_links(self, lab: Lab, fault: Fault) -> None:
         if fault.kind == "blackhole" and fault.rank is not None and fault.peer is not None:
-            lab.lose(fault.rank, fault.peer)
+            lab.add_blackhole(fault.rank, fault.peer)
         elif fault.kind == "garble" and fault.rank is not None:
             lab.garble(fault.rank)
         elif fault.kind == "degrade" and fault.rate is not None:
@@ -60,19 +60,19 @@ class Means:
 
     def _heal_links(self, lab: Lab, fault: Fault) -> None:
         if fault.kind == "blackhole" and fault.rank is not None and fault.peer is not None:
-            lab.find_again(fault.rank, fault.peer)
+            lab.remove_blackhole(fault.rank, fault.peer)
         elif fault.kind == "garble" and fault.rank is not None:
             lab.ungarble(fault.rank)
         else:
             lab.links.restore(_links(lab, fault))
 
-    def _strike_disk(self, disk: Disk, fault: Fault) -> None:
+    def _inject_disk(self, disk: Disk, fault: Fault) -> None:
         if fault.kind == "disk":
             disk.fill()
             return
         said = disk.flip()
         if said is not None:
-            self._tell(Refused(time=time(), fault=fault.number, text=said))
+            self._report(Refused(time=time(), fault=fault.number, text=said))
 
     def _the_lab(self, fault: Fault) -> Lab:
         if self._lab is None:

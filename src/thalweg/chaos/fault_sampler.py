@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from thalweg.chaos.fault import LASTING, OF_NOBODY, Fault, Kind
+from thalweg.chaos.fault import FAULTS_WITHOUT_VICTIM, LASTING_FAULTS, Fault, FaultKind
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Rack
 
-GAP = (0.2, 0.8)  # seconds of peace before a fault
-BETWEEN = (0.1, 0.8)  # seconds between two that overlap
-HOLD = (1.5, 4.0)  # seconds that most last
-BLINK = (0.05, 0.4)  # ... and some, which may pass unnoticed
-LONG = (5.0, 15.0)  # some beyond what signs of life may ever stay away
-OVERLAPPING = 0.25  # share of faults that come before the last is over
-RATES = ("5mbit", "20mbit")  # of degraded links
+FAULT_GAP_SECONDS = (0.2, 0.8)  # seconds of peace before a fault
+OVERLAP_GAP_SECONDS = (0.1, 0.8)  # seconds between two that overlap
+FAULT_HOLD_SECONDS = (1.5, 4.0)  # seconds that most last
+SHORT_FAULT_SECONDS = (0.05, 0.4)  # ... and some, which may pass unnoticed
+LONG_FAULT_SECONDS = (5.0, 15.0)  # some beyond what signs of life may ever stay away
+OVERLAPPING_FAULT_FRACTION = 0.25  # share of faults that come before the last is over
+DEGRADED_LINK_RATES = ("5mbit", "20mbit")  # of degraded links
 
 
-def draw(
-    seed: int, cluster: Cluster, count: int, kinds: Sequence[Kind], hold: float | None = None
+def draw_faults(
+    seed: int, cluster: Cluster, count: int, kinds: Sequence[FaultKind], hold: float | None = None
 ) -> list[Fault]:
     """So many faults of these kinds, in order. With `hold` each lasts so many seconds, if its kind
     lasts at all, and none overlaps another: for figures that compare."""
@@ -38,34 +38,40 @@ def draw(
         before = faults[-1] if faults else None
         fault = _one(random, number, cluster, random.choice(kinds))
         if hold is not None:
-            fault = replace(fault, hold=hold if fault.kind in LASTING else 0.0)
-        elif before is not None and random.random() < OVERLAPPING and _fit(before, fault, cluster):
-            fault = replace(fault, after=_seconds(random, BETWEEN), overlaps=True)
+            fault = replace(fault, hold=hold if fault.kind in LASTING_FAULTS else 0.0)
+        elif (
+            before is not None
+            and random.random() < OVERLAPPING_FAULT_FRACTION
+            and _fit(before, fault, cluster)
+        ):
+            fault = replace(fault, after=_seconds(random, OVERLAP_GAP_SECONDS), overlaps=True)
         faults.append(fault)
     return faults
 
 
-def most_out(cluster: Cluster) -> int:
+def max_ranks_down(cluster: Cluster) -> int:
     """So many ranks may be hit at once."""
     return cluster.workers // 2
 
 
 def _fit(before: Fault, fault: Fault, cluster: Cluster) -> bool:
     """Whether both can be borne at once."""
-    if before.overlaps or {before.kind, fault.kind} & set(OF_NOBODY):
+    if before.overlaps or {before.kind, fault.kind} & set(FAULTS_WITHOUT_VICTIM):
         return False
     first, second = before.hits(cluster), fault.hits(cluster)
-    return not first & second and len(first | second) <= most_out(cluster)
+    return not first & second and len(first | second) <= max_ranks_down(cluster)
 
 
-def _one(random: Random, number: int, cluster: Cluster, kind: Kind) -> Fault:
+def _one(random: Random, number: int, cluster: Cluster, kind: FaultKind) -> Fault:
     rank: int | None = None
     rack: int | None = None
     peer: int | None = None
-    if kind not in OF_NOBODY:
+    if kind not in FAULTS_WITHOUT_VICTIM:
         rank = random.randrange(cluster.workers)
     if kind in ("cut", "oneway", "degrade") and random.random() < 0.25:
-        bearable = [n for n, r in enumerate(cluster.racks) if _workers(r) <= most_out(cluster)]
+        bearable = [
+            n for n, r in enumerate(cluster.racks) if _workers(r) <= max_ranks_down(cluster)
+        ]
         if bearable:
             rank, rack = None, random.choice(bearable)
     if kind == "blackhole":
@@ -77,17 +83,24 @@ def _one(random: Random, number: int, cluster: Cluster, kind: Kind) -> Fault:
         rack=rack,
         peer=peer,
         direction=random.choice(("out", "in")) if kind == "oneway" else "both",
-        rate=random.choice(RATES) if kind == "degrade" else None,
-        after=_seconds(random, GAP),
+        rate=random.choice(DEGRADED_LINK_RATES) if kind == "degrade" else None,
+        after=_seconds(random, FAULT_GAP_SECONDS),
         hold=_hold(random, kind),
     )
 
 
-def _hold(random: Random, kind: Kind) -> float:
-    if kind not in LASTING:
+def _hold(random: Random, kind: FaultKind) -> float:
+    if kind not in LASTING_FAULTS:
         return 0.0
     luck = random.random()
-    return _seconds(random, BLINK if luck < 0.2 else LONG if luck > 0.9 else HOLD)
+    return _seconds(
+        random,
+        SHORT_FAULT_SECONDS
+        if luck < 0.2
+        else LONG_FAULT_SECONDS
+        if luck > 0.9
+        else FAULT_HOLD_SECONDS,
+    )
 
 
 def _seconds(random: Random, bounds: tuple[float, float]) -> float:

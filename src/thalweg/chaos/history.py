@@ -15,7 +15,7 @@ from typing import Any, TextIO, get_args
 
 from thalweg.chaos.fault import Fault
 
-MOST = 2_000_000  # events that are kept
+MAX_EVENTS = 2_000_000  # events that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class History:
                 file.write(json.dumps({"event": "fault", **asdict(fault)}) + "\n")
 
     def add(self, event: Event) -> None:
-        if len(self.events) >= MOST:
+        if len(self.events) >= MAX_EVENTS:
             self.is_full = True
             return
         self.events.append(event)

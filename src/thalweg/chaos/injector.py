@@ -12,17 +12,18 @@ from time import time
 from typing import Any
 
 from thalweg.chaos.fault import Fault
-from thalweg.chaos.fault_actions import Means
+from thalweg.chaos.fault_actions import FaultActions
 from thalweg.chaos.history import Commit, Healed, History, Recovered, Struck, of_dict
 from thalweg.errors import RunError
-from thalweg.launch.place import Workers
+from thalweg.launch.place import WorkerControl
 
-QUIET_STEPS = 20  # at the end, which must go well
-WARM_STEPS = 10  # before the first
-BEHIND = 5  # steps that a rank may be while all is well, where nobody may be further behind
+FINAL_QUIET_STEPS = 20  # at the end, which must go well
+CHAOS_WARMUP_STEPS = 10  # before the first
+# Steps that a rank may be while all is well, where nobody may be further behind.
+MAX_RANK_LAG_STEPS = 5
 
 
-class Conductor:
+class FaultInjector:
     """The director of one run. `limit` seconds without all being well again, and it is lost;
     `progress` is told how many faults are over."""
 
@@ -30,23 +31,23 @@ class Conductor:
         self,
         size: int,
         faults: Sequence[Fault],
-        means: Means,
+        actions: FaultActions,
         history: History,
         stop: Path,
         *,
         limit: float,
-        behind: int = BEHIND,
+        behind: int = MAX_RANK_LAG_STEPS,
         progress: Callable[[int, str], None] = lambda done, note: None,
     ) -> None:
         self._size = size
         self._pending = list(faults)
-        self._means = means
+        self._means = actions
         self._history = history
         self._stop = stop
         self._limit = limit
         self._behind = behind
         self._progress = progress
-        self._held: list[Fault] = []  # came, and aren't healed
+        self._active_faults: list[Fault] = []  # came, and aren't healed
         self._open: list[Fault] = []  # aren't over
         self._moments: dict[int, float] = {}  # when each came
         self._last: dict[int, Commit] = {}  # of each rank
@@ -61,7 +62,7 @@ class Conductor:
     def prepare(self) -> None:
         self._changed = time()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         if "event" not in message:
             return
         event = of_dict(message)
@@ -69,29 +70,29 @@ class Conductor:
         if isinstance(event, Commit):
             self._last[rank] = event
 
-    def look(self, workers: Workers) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         now = time()
-        for fault in [f for f in self._held if now >= self._moments[f.number] + f.hold]:
+        for fault in [f for f in self._active_faults if now >= self._moments[f.number] + f.hold]:
             self._means.heal(fault, workers)
-            self._held.remove(fault)
+            self._active_faults.remove(fault)
             self._note(Healed(time=time(), fault=fault.number))
-        if self._open and not self._held and self._is_well():
+        if self._open and not self._active_faults and self._is_well():
             for fault in self._open:
                 self._history.add(Recovered(time=now, fault=fault.number))
             self._done += len(self._open)
             self._open.clear()
             self._well = self._changed = now
-        if not self._well and self._is_well() and self._slowest() >= WARM_STEPS:
+        if not self._well and self._is_well() and self._slowest() >= CHAOS_WARMUP_STEPS:
             self._well = self._changed = now
         if self._pending and self._is_due(self._pending[0], now):
             fault = self._pending.pop(0)
             self._progress(self._done, str(fault))
             self._moments[fault.number] = time()
             self._note(Struck(time=self._moments[fault.number], fault=fault.number))
-            self._means.strike(fault, workers)
+            self._means.inject(fault, workers)
             if fault.kind == "store":
                 self._not_before = max(commit.formation for commit in self._last.values())
-            self._held.append(fault)
+            self._active_faults.append(fault)
             self._open.append(fault)
         if not self._pending and not self._open:
             self._end()
@@ -126,14 +127,14 @@ class Conductor:
         """Some steps of peace, and then the run may stop."""
         self._progress(self._done, "")
         if self._quiet_until is None:
-            self._quiet_until = self._slowest() + QUIET_STEPS
+            self._quiet_until = self._slowest() + FINAL_QUIET_STEPS
         elif self._slowest() >= self._quiet_until and not self._stop.exists():
             self._stop.touch()
             self._changed = time()
 
     def _refuse_to_wait(self, now: float) -> None:
         waits = bool(self._open) or not self._well or self._stop.exists()
-        if waits and not self._held and now > self._changed + self._limit:
+        if waits and not self._active_faults and now > self._changed + self._limit:
             which = ", ".join(map(str, self._open)) or "the start, or the end"
             raise RunError(
                 f"{self._limit:g} s after {which} the run wasn't well again",

@@ -22,22 +22,22 @@ from thalweg.facts import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Felt:
+class FaultTimes:
     """Moments, and seconds; None where it didn't come to that. `detected` is since it came,
     `went_on` how long the others stood still, `back` is since it was healed."""
 
     fault: Fault
     hit: frozenset[int]
-    struck: float
+    injected: float
     healed: float | None
     recovered: float | None
-    telling: tuple[Named, ...]  # who named somebody that was hit
+    reports: tuple[Named, ...]  # who named somebody that was hit
     detected: float | None
-    went_on: float | None
-    back: float | None
+    stall_seconds: float | None
+    rejoin_seconds: float | None
 
 
-def felt(history: History, cluster: Cluster) -> list[Felt]:
+def fault_times(history: History, cluster: Cluster) -> list[FaultTimes]:
     """Of every fault that came, in order."""
     times: dict[int, list[float]] = defaultdict(list)
     for commit in history.commits:
@@ -48,7 +48,7 @@ def felt(history: History, cluster: Cluster) -> list[Felt]:
     came = [f for f in history.faults if history.moment(Struck, f.number) is not None]
     spans = {f.number: _span(history, f, end) for f in came}
     return [
-        _felt(
+        _times_of(
             history,
             fault,
             fault.hits(cluster),
@@ -65,14 +65,14 @@ def felt(history: History, cluster: Cluster) -> list[Felt]:
     ]
 
 
-def _felt(
+def _times_of(
     history: History,
     fault: Fault,
     hit: frozenset[int],
     times: dict[int, list[float]],
     end: float,
     out: set[int],
-) -> Felt:
+) -> FaultTimes:
     struck, over = _span(history, fault, end)
     healed = history.moment(Healed, fault.number)
     telling = [
@@ -88,16 +88,16 @@ def _felt(
     since = struck if healed is None else healed
     returns = [_next(times[rank], since) for rank in hit]
     back = None if not returns or None in returns else max(t for t in returns if t) - since
-    return Felt(
+    return FaultTimes(
         fault=fault,
         hit=hit,
-        struck=struck,
+        injected=struck,
         healed=healed,
         recovered=history.moment(Recovered, fault.number),
-        telling=tuple(telling),
+        reports=tuple(telling),
         detected=None if detected is None else detected - struck,
-        went_on=None if longest is None else longest[1] - max(longest[0], struck),
-        back=back,
+        stall_seconds=None if longest is None else longest[1] - max(longest[0], struck),
+        rejoin_seconds=back,
     )
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from thalweg.catalog import parse_plan
 from thalweg.chaos.checks.invariants import violations
 from thalweg.chaos.disk import Disk
-from thalweg.chaos.exact_job import BATCH, foretold, samples
-from thalweg.chaos.fault import OF_LINKS, Kind
-from thalweg.chaos.fault_actions import Means
-from thalweg.chaos.fault_sampler import draw
+from thalweg.chaos.exact_job import CHAOS_BATCH_SAMPLES, expected_states, samples
+from thalweg.chaos.fault import LINK_FAULTS, FaultKind
+from thalweg.chaos.fault_actions import FaultActions
+from thalweg.chaos.fault_sampler import draw_faults
 from thalweg.chaos.history import History, Lost, Violation
-from thalweg.chaos.injector import BEHIND, Conductor
-from thalweg.chaos.recovery_times import Felt, felt
-from thalweg.chaos.worker import Task, work
+from thalweg.chaos.injector import MAX_RANK_LAG_STEPS, FaultInjector
+from thalweg.chaos.recovery_times import FaultTimes, fault_times
+from thalweg.chaos.worker import ChaosTask, work
 from thalweg.errors import ThalwegError, UsageError
 from thalweg.facts import Cluster
 from thalweg.launch.place import HERE
@@ -31,19 +31,19 @@ from thalweg.launch.worker_group import OnLine
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
-LIMIT = 60.0  # seconds in which a run must be well again, or it counts as lost
+RECOVERY_TIMEOUT_SECONDS = 60.0  # seconds in which a run must be well again, or it counts as lost
 Progress = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordeal:
+class ChaosConfig:
     """What a run is to go through. `bound` are the seconds within which it must go on, `hold` those
     that a fault lasts, if that isn't drawn."""
 
     sync: str
     seed: int
     faults: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FaultKind, ...]
     bound: float
     hold: float | None = None
 
@@ -57,9 +57,9 @@ class Ordeal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    ordeal: Ordeal
-    felt: list[Felt]
+class ChaosResult:
+    config: ChaosConfig
+    fault_times: list[FaultTimes]
     violations: list[Violation]
     steps: int
     commits: int
@@ -67,41 +67,41 @@ class Outcome:
     history: Path
 
 
-def undergo(
-    ordeal: Ordeal,
+def run_chaos(
+    config: ChaosConfig,
     cluster: Cluster,
     lab: Lab | None,
     out: Path,
     progress: Progress,
     on_line: OnLine,
-) -> Outcome:
+) -> ChaosResult:
     """In this lab, or with local workers; what is written goes into a folder of `out`."""
-    if lab is None and set(ordeal.kinds) & set(OF_LINKS):
+    if lab is None and set(config.kinds) & set(LINK_FAULTS):
         raise UsageError("links of local workers can't be broken", "give --lab RxH, or other kinds")
-    folder = out / ordeal.name
+    folder = out / config.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    faults = draw(ordeal.seed, cluster, ordeal.faults, ordeal.kinds, ordeal.hold)
-    disk = Disk() if {"disk", "corrupt"} & set(ordeal.kinds) else None
+    faults = draw_faults(config.seed, cluster, config.faults, config.kinds, config.hold)
+    disk = Disk() if {"disk", "corrupt"} & set(config.kinds) else None
     began = time()
     samples()  # once, for all forks
     try:
         with (folder / "history.jsonl").open("w", encoding="utf-8") as file:
             history = History(faults, file)
-            task = Task(
-                sync=ordeal.sync,
-                seed=ordeal.seed,
+            task = ChaosTask(
+                sync=config.sync,
+                seed=config.seed,
                 folder=folder,
                 disk=None if disk is None else disk.checkpoints,
             )
-            conductor = Conductor(
+            conductor = FaultInjector(
                 cluster.workers,
                 faults,
-                Means(lab, disk, history.add),
+                FaultActions(lab, disk, history.add),
                 history,
                 task.stop,
-                limit=LIMIT,
-                behind=BEHIND + (parse_plan(ordeal.sync).cadence.staleness or 0),
+                limit=RECOVERY_TIMEOUT_SECONDS,
+                behind=MAX_RANK_LAG_STEPS + (parse_plan(config.sync).cadence.staleness or 0),
                 progress=progress,
             )
             try:
@@ -111,7 +111,7 @@ def undergo(
                     timeout=None,
                     place=HERE if lab is None else lab.place,
                     director=conductor,
-                    on_message=conductor.hear,
+                    on_message=conductor.on_message,
                     on_line=on_line,
                     debug=True,
                 )
@@ -122,17 +122,17 @@ def undergo(
             disk.close()
         if lab is not None:
             lab.restore()
-    effects = felt(history, cluster)
-    return Outcome(
-        ordeal=ordeal,
-        felt=effects,
+    effects = fault_times(history, cluster)
+    return ChaosResult(
+        config=config,
+        fault_times=effects,
         violations=violations(
             history,
             effects,
-            sync=ordeal.sync,
-            batch=BATCH,
-            foretold=foretold(ordeal.seed),
-            bound=ordeal.bound,
+            sync=config.sync,
+            batch=CHAOS_BATCH_SAMPLES,
+            foretold=expected_states(config.seed),
+            bound=config.bound,
         ),
         steps=max((commit.step for commit in history.commits), default=0),
         commits=len(history.commits),

@@ -6,23 +6,23 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from thalweg.chaos.fault import KINDS
-from thalweg.chaos.recovery_times import Felt
-from thalweg.chaos.run import Outcome
+from thalweg.chaos.fault import FAULT_KINDS
+from thalweg.chaos.recovery_times import FaultTimes
+from thalweg.chaos.run import ChaosResult
 
 Row = dict[str, Any]
 
 
-def fault_rows(outcomes: Iterable[Outcome]) -> list[Row]:
-    return [_fault_row(outcome, each) for outcome in outcomes for each in outcome.felt]
+def fault_rows(outcomes: Iterable[ChaosResult]) -> list[Row]:
+    return [_fault_row(outcome, each) for outcome in outcomes for each in outcome.fault_times]
 
 
-def run_rows(outcomes: Iterable[Outcome]) -> list[Row]:
+def run_rows(outcomes: Iterable[ChaosResult]) -> list[Row]:
     return [
         {
-            "sync": outcome.ordeal.sync,
-            "seed": outcome.ordeal.seed,
-            "faults": len(outcome.felt),
+            "sync": outcome.config.sync,
+            "seed": outcome.config.seed,
+            "faults": len(outcome.fault_times),
             "steps": outcome.steps,
             "commits": outcome.commits,
             "seconds": outcome.seconds,
@@ -37,7 +37,7 @@ def kind_rows(rows: Sequence[Row]) -> list[Row]:
     """The faults of a kind under a plan in a few figures."""
     found = []
     for sync in dict.fromkeys(row["sync"] for row in rows):
-        for kind in KINDS:
+        for kind in FAULT_KINDS:
             alike = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
             if alike:
                 figures: Row = {"sync": sync, "kind": kind, "faults": len(alike)}
@@ -49,11 +49,11 @@ def kind_rows(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _fault_row(outcome: Outcome, each: Felt) -> Row:
+def _fault_row(outcome: ChaosResult, each: FaultTimes) -> Row:
     fault = each.fault
     return {
-        "sync": outcome.ordeal.sync,
-        "seed": outcome.ordeal.seed,
+        "sync": outcome.config.sync,
+        "seed": outcome.config.seed,
         "fault": fault.number,
         "kind": fault.kind,
         "rank": fault.rank,
@@ -63,8 +63,8 @@ def _fault_row(outcome: Outcome, each: Felt) -> Row:
         "hold": fault.hold,
         "overlaps": fault.overlaps,
         "detected": each.detected,
-        "went_on": each.went_on,
-        "back": each.back,
-        "recovered": None if each.recovered is None else each.recovered - each.struck,
+        "went_on": each.stall_seconds,
+        "back": each.rejoin_seconds,
+        "recovered": None if each.recovered is None else each.recovered - each.injected,
         "violations": [str(v) for v in outcome.violations if v.fault == fault.number],
     }

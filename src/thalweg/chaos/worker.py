@@ -15,8 +15,8 @@ from typing import Any
 import thalweg
 from thalweg.catalog import parse_plan
 from thalweg.chaos.exact_job import (
-    BATCH,
-    SAVE_EVERY,
+    CHAOS_BATCH_SAMPLES,
+    CHECKPOINT_PERIOD_STEPS,
     Counted,
     Linear,
     checksum,
@@ -38,17 +38,20 @@ from thalweg.chaos.history import (
     as_dict,
 )
 from thalweg.errors import CheckpointError
-from thalweg.launch.supervisor import Report
+from thalweg.launch.supervisor import SendMessage
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.redundancy import is_compensated
 from thalweg.training import Run
 
-EPOCHS = 1 << 30  # until it is told to stop
-SHORT, STARVED = 0.05, 0.3  # seconds between two looks at the clock, and lateness worth telling
+UNBOUNDED_EPOCHS = 1 << 30  # until it is told to stop
+STARVATION_POLL_SECONDS, MIN_STARVATION_SECONDS = (
+    0.05,
+    0.3,
+)  # seconds between two looks at the clock, and lateness worth telling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ChaosTask:
     sync: str
     seed: int  # of the order of samples
     folder: Path  # of this run; a file `stop` in it ends it
@@ -62,7 +65,7 @@ class Task:
         return self.folder / "stop"
 
 
-def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
+def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
     life = int(os.environ.get(RESTARTS_VARIABLE, "0"))
     stacks = (task.folder / f"stacks-{rank}-{life}.txt").open("w")
     Thread(target=_watch_the_clock, args=(rank, report), daemon=True).start()
@@ -79,13 +82,13 @@ def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
         optimizer,
         sync=task.sync,
         data=samples(),
-        batch=BATCH,
+        batch=CHAOS_BATCH_SAMPLES,
         seed=task.seed,
         timeout=task.timeout,
     )
-    tell = _Teller(run, life, report)
+    tell = _EventReporter(run, life, report)
     stops = False
-    for epoch in run.epochs(EPOCHS):
+    for epoch in run.epochs(UNBOUNDED_EPOCHS):
         for inputs, numbers in run.batches(epoch):
             faulthandler.dump_traceback_later(task.stuck, file=stacks)
             began_in = run.formation
@@ -104,7 +107,7 @@ def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
             if not (counted and run.counts):
                 continue
             tell.commit(model, began_in, numbers.tolist(), own[-1])
-            if task.disk is not None and run.step % SAVE_EVERY == 0:
+            if task.disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
                 tell.save(task.disk)
             if not stops and task.stop.exists():
                 stops = True
@@ -118,24 +121,24 @@ def work(task: Task, rank: int, report: Report) -> Mapping[str, Any]:
     return {"step": run.step}
 
 
-def _watch_the_clock(rank: int, report: Report) -> None:
+def _watch_the_clock(rank: int, report: SendMessage) -> None:
     """Tell when this process didn't get to run: then it is the machine that keeps it silent."""
     last = monotonic()
     while True:
-        sleep(SHORT)
-        late, last = monotonic() - last - SHORT, monotonic()
-        if late > STARVED:
+        sleep(STARVATION_POLL_SECONDS)
+        late, last = monotonic() - last - STARVATION_POLL_SECONDS, monotonic()
+        if late > MIN_STARVATION_SECONDS:
             report(as_dict(Starved(time=time(), rank=rank, seconds=late)))
 
 
-class _Teller:
+class _EventReporter:
     """Sends events to the supervisor."""
 
-    def __init__(self, run: Run, life: int, report: Report) -> None:
+    def __init__(self, run: Run, life: int, report: SendMessage) -> None:
         self._run = run
         self._life = life
         self._report = report
-        self._told = 0  # incidents
+        self._reported_incidents = 0  # incidents
 
     def __call__(self, event: Event) -> None:
         self._report(as_dict(event))
@@ -172,22 +175,22 @@ class _Teller:
     def incidents(self) -> None:
         """Those that haven't been told of."""
         found = self._run.incidents
-        for incident in found[self._told :]:
+        for change in found[self._reported_incidents :]:
             self(
                 Named(
-                    time=incident.over,
-                    noticed=incident.noticed,
+                    time=change.over,
+                    noticed=change.noticed,
                     rank=self._run.rank,
                     life=self._life,
-                    step=incident.step,
-                    formation=incident.formation,
-                    left=incident.left,
-                    joined=incident.joined,
-                    lost=incident.samples,
-                    reason=incident.reason,
+                    step=change.step,
+                    formation=change.formation,
+                    left=change.left,
+                    joined=change.joined,
+                    lost=change.samples,
+                    reason=change.reason,
                 )
             )
-        self._told = len(found)
+        self._reported_incidents = len(found)
 
     def save(self, disk: Path) -> None:
         """A disk that is full is no reason to end a run."""

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thalweg.cli.job_options import Asked, Supposed, situation_of
+from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
 from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import about
-from thalweg.predict import Advice, Advised, advise
-from thalweg.predict.advisor import WORTH_IT
+from thalweg.predict import Advice, RankedPlan, advise
+from thalweg.predict.advisor import MIN_ADVISED_SPEEDUP
 from thalweg.predict.extra_steps import optimizer_named
 from thalweg.report.tables import table_of
 
@@ -27,7 +27,7 @@ PROMISES = [promise.value for promise in Promise]
 @with_bundles
 def command(
     *,
-    asked: Asked,
+    asked: JobOptions,
     allow: Annotated[
         str,
         typer.Option(
@@ -51,7 +51,7 @@ def command(
             "may be given several times.",
         ),
     ] = None,
-    supposed: Supposed,
+    supposed: WhatIfOptions,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=1, help="Rows that are printed; JSON has all.")
     ] = 12,
@@ -86,7 +86,7 @@ def command(
     terminal = console(json_path)
     for line in filter(None, (advice.verdict, advice.hint(), _not_counted(advice))):
         terminal.print(line, markup=False)
-    terminal.print(_table(situation.heading, advice.ranking[:top]))
+    terminal.print(_table(situation.title, advice.ranking[:top]))
     _say_what_is_left(terminal, advice, top, why_not)
     if html is not None:
         from thalweg.report.advice import advice_page
@@ -103,23 +103,23 @@ def command(
         "assumed": list(advice.assumed),
         "left_out": dict(advice.left_out),
     }
-    write_json(json_path, "advise", settings, [row_of(one) for one in advice.ranking])
+    write_json(json_path, "advise", settings, [row_of(ranked) for ranked in advice.ranking])
 
 
-def row_of(advised: Advised) -> dict[str, Any]:
-    estimate, parts = advised.estimate, advised.estimate.parts
+def row_of(ranked: RankedPlan) -> dict[str, Any]:
+    estimate, parts = ranked.estimate, ranked.estimate.parts
     return {
-        "sync": str(advised.plan),
+        "sync": str(ranked.plan),
         "seconds": estimate.seconds,
         "low": estimate.low,
         "high": estimate.high,
-        "vs_ddp": advised.vs_ddp,
-        "exact": advised.promise is Promise.EXACT,
-        "survives": advised.survives,
-        "why": advised.why,
-        "promise": advised.promise.value,
-        "steps": advised.steps,
-        "reliable": advised.reliable,
+        "vs_ddp": ranked.vs_ddp,
+        "exact": ranked.promise is Promise.EXACT,
+        "survives": ranked.survives,
+        "why": ranked.why,
+        "promise": ranked.promise.value,
+        "steps": ranked.steps,
+        "reliable": ranked.reliable,
         "form": estimate.form,
         "compute": parts.compute,
         "encode": parts.encode,
@@ -129,18 +129,18 @@ def row_of(advised: Advised) -> dict[str, Any]:
     }
 
 
-def _table(title: str, ranking: tuple[Advised, ...]) -> Table:
+def _table(title: str, ranking: tuple[RankedPlan, ...]) -> Table:
     headings = ("sync", ">a step", "four of five", ">vs_ddp", "promise", "why")
     table = table_of(*headings, title=title)
-    for one in ranking:
-        estimate = one.estimate
+    for ranked in ranking:
+        estimate = ranked.estimate
         table.add_row(
-            str(one.plan),
+            str(ranked.plan),
             about(estimate.seconds, "s"),
             f"{about(estimate.low, 's')} - {about(estimate.high, 's')}",
-            f"{one.vs_ddp:.2f}",
-            one.promise.value,
-            one.why,
+            f"{ranked.vs_ddp:.2f}",
+            ranked.promise.value,
+            ranked.why,
         )
     return table
 
@@ -165,9 +165,11 @@ def _say_what_is_left(terminal: Console, advice: Advice, top: int, why_not: bool
 def _not_counted(advice: Advice) -> str:
     """Classes that are allowed and of which nobody measured the extra steps, if nothing else gains
     enough; or nothing."""
-    known = {one.promise for one in advice.ranking if one.steps is not None}
-    classes = sorted({one.promise.value for one in advice.ranking if one.promise not in known})
-    if not classes or advice.best.gain >= WORTH_IT:
+    known = {ranked.promise for ranked in advice.ranking if ranked.steps is not None}
+    classes = sorted(
+        {ranked.promise.value for ranked in advice.ranking if ranked.promise not in known}
+    )
+    if not classes or advice.best.gain >= MIN_ADVISED_SPEEDUP:
         return ""
     return (
         f"Not counted: {listed(classes)} plans, whose extra steps weren't measured under "

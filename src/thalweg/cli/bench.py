@@ -9,16 +9,16 @@ from rich.table import Table
 
 from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
 from thalweg.cli.job_options import workload_of
-from thalweg.cli.options import Place, with_bundles
+from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Site
+    from thalweg.bench.site import Deployment
 
-FIGURES = (
+COLLECTIVE_FIGURE_NOTES = (
     "predicted: by the plan's closed form",
     "of bound: of the speed that the links allow",
 )
@@ -36,7 +36,7 @@ def collectives(
     sync: Annotated[
         list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
     ],
-    place: Place,
+    place: PlaceOptions,
     nbytes: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="How much is synchronised.")
     ] = None,
@@ -60,17 +60,19 @@ def collectives(
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
-    with place.site() as site, progress_bar("Synchronising") as bar:
-        rows = bench_collectives(site, workload, sync, repeats, bar.show, both_ways=encryption)
+    with place.site() as deployment, progress_bar("Synchronising") as bar:
+        rows = bench_collectives(
+            deployment, workload, sync, repeats, bar.show, both_ways=encryption
+        )
     terminal = console(json_path)
-    terminal.print(_table(site, workload, rows))
+    terminal.print(_table(deployment, workload, rows))
     settings = {
-        "workers": site.workers,
+        "workers": deployment.workers,
         "bytes": workload.nbytes,
         "repeats": repeats,
         "sync": sync,
         **place.settings,
-        "notes": site.notes,
+        "notes": deployment.notes,
     }
     write_json(json_path, "bench collectives", settings, rows)
 
@@ -86,8 +88,8 @@ def _workload(nbytes: str | None, model: str | None) -> Workload:
     return workload_of(model or "")
 
 
-def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
-    title = f"{about(workload.nbytes, 'B')} over {site.text}"
+def _table(deployment: Deployment, workload: Workload, rows: list[dict[str, Any]]) -> Table:
+    title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
     figures = (">median", ">fastest", ">slowest", ">predicted", ">of bound", ">vs gloo")
     table = table_of("plan", "transport", *figures, title=title)
     for row in rows:
@@ -104,8 +106,8 @@ def _table(site: Site, workload: Workload, rows: list[dict[str, Any]]) -> Table:
     table.caption = "\n".join(
         [
             "vs gloo: above 1 is faster than torch's all_reduce",
-            *(FIGURES if site.cluster else []),
-            *site.notes,
+            *(COLLECTIVE_FIGURE_NOTES if deployment.cluster else []),
+            *deployment.notes,
         ]
     )
     return table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.job_options import BATCH, GPU, workload_of
+from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Workload, about
@@ -17,12 +17,20 @@ from thalweg.predict.assumptions import costs_of
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.compress import Found
+    from thalweg.bench.compress import CompressBenchResult
 
-DENSE = "ddp, uncompressed"
+DENSE_CURVE_NAME = "ddp, uncompressed"
 Row = Mapping[str, Any]
-HEADINGS = ("encode", "decode", "payload", "ratio", "sent", "break-even", "ddp beaten below")
-FIGURES = (
+COMPRESS_COLUMNS = (
+    "encode",
+    "decode",
+    "payload",
+    "ratio",
+    "sent",
+    "break-even",
+    "ddp beaten below",
+)
+COMPRESS_FIGURE_NOTES = (
     "encode, decode: processor time of one thread; payload: what a worker has to tell; sent: by "
     "each worker",
     "break-even: it pays on slower links than this if nothing is hidden behind backward; ddp "
@@ -53,8 +61,9 @@ def command(
         typer.Option(
             "--backward",
             metavar="DURATION",
-            help=f"Of a step; if not given, the workload file's, a known model's on {GPU.upper()} "
-            f"with {BATCH} samples, or what a job's takes here.",
+            help="Of a step; if not given, the workload file's, a known model's on "
+            f"{DEFAULT_GPU.upper()} with {DEFAULT_BATCH_SAMPLES} samples, or what a job's takes "
+            "here.",
         ),
     ] = None,
     svg: Annotated[
@@ -66,7 +75,7 @@ def command(
     elsewhere, here and on one thread, and say on which links that pays. No network is used.
     """
     from thalweg.bench.compress_costs import (
-        SPEEDS,
+        SWEPT_BITS_PER_SECOND,
         all_methods,
         at_all_speeds,
         dense_wire,
@@ -96,7 +105,7 @@ def command(
     terminal.print(_table(title, found.rows))
     wire = dense_wire(found.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    terminal.print("\n".join([*FIGURES, uncompressed, *found.notes]), markup=False)
+    terminal.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]), markup=False)
     settings = {
         "model": workload.name,
         "bytes": workload.nbytes,
@@ -104,7 +113,7 @@ def command(
         "workers": workers,
         "repeats": repeats,
         "backward": lasts.seconds,
-        "gbps": [speed / 1e9 for speed in SPEEDS],
+        "gbps": [speed / 1e9 for speed in SWEPT_BITS_PER_SECOND],
         "uncompressed": {
             "wire_bytes": round(wire),
             "step_seconds": at_all_speeds(found.dense),
@@ -119,7 +128,7 @@ def command(
 
 def _backward(given: str | None, model: str, workload: Workload, workers: int) -> Duration:
     if given is None and model in MODELS:
-        return costs_of(model, GPU, BATCH).backward
+        return costs_of(model, DEFAULT_GPU, DEFAULT_BATCH_SAMPLES).backward
     if given is None and not model.endswith(".toml"):
         from thalweg.bench.compress import backward_seconds  # torch takes a second
         from thalweg.workloads import find_job
@@ -131,11 +140,11 @@ def _backward(given: str | None, model: str, workload: Workload, workers: int) -
     return lasts
 
 
-def _picture(title: str, found: Found) -> str:
-    from thalweg.bench.compress_costs import SPEEDS, at_all_speeds
+def _picture(title: str, found: CompressBenchResult) -> str:
+    from thalweg.bench.compress_costs import SWEPT_BITS_PER_SECOND, at_all_speeds
     from thalweg.report.compress import Curve, draw_steps
 
-    curves = [Curve(name=DENSE, kind="dense", seconds=at_all_speeds(found.dense))]
+    curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(found.dense))]
     curves += [
         Curve(
             name=row["method"],
@@ -144,12 +153,14 @@ def _picture(title: str, found: Found) -> str:
         )
         for row in found.rows
     ]
-    return draw_steps(title, SPEEDS, curves)
+    return draw_steps(title, SWEPT_BITS_PER_SECOND, curves)
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
     """Our methods, and then those that others use."""
-    table = table_of("method", "exchange", *(f">{heading}" for heading in HEADINGS), title=title)
+    table = table_of(
+        "method", "exchange", *(f">{heading}" for heading in COMPRESS_COLUMNS), title=title
+    )
     own = [row for row in rows if not row["peer"]]
     peers = [row for row in rows if row["peer"]]
     for row in own:

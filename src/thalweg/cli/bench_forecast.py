@@ -16,7 +16,7 @@ from thalweg.facts import about
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.prediction_check import Checked, Choice
+    from thalweg.bench.prediction_check import AutoVsBest, PredictionOutcome
 
 
 def command(
@@ -38,11 +38,11 @@ def command(
     All that is known beforehand is a calibration in the same lab. Where `auto` is among the plans,
     what it came to is put beside the best of the others.
     """
-    from thalweg.bench.prediction_check import Accuracy, checked, choices
+    from thalweg.bench.prediction_check import Accuracy, auto_choices, prediction_outcomes
     from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
-    predictions: list[Checked] = []
-    chosen: list[Choice] = []
+    predictions: list[PredictionOutcome] = []
+    chosen: list[AutoVsBest] = []
     scenarios = [read_scenario(path) for path in paths]
     for scenario in scenarios:
         number = steps or scenario.steps
@@ -56,8 +56,8 @@ def command(
         )
         with progress_bar(f"Predicting and comparing in {scenario.name}") as bar:
             rows, _ = in_a_lab(scenario, bar, predicted=True)
-        predictions += checked(scenario, rows)
-        chosen += choices(scenario, rows)
+        predictions += prediction_outcomes(scenario, rows)
+        chosen += auto_choices(scenario, rows)
     terminal = console(json_path)
     terminal.print(_table(predictions))
     accuracy = Accuracy.of(predictions) if predictions else None
@@ -76,11 +76,11 @@ def command(
     write_json(json_path, "bench forecast", settings, [_row(one) for one in predictions])
 
 
-def _row(one: Checked) -> dict[str, Any]:
+def _row(one: PredictionOutcome) -> dict[str, Any]:
     return {**asdict(one), "error": one.error, "covered": one.covered}
 
 
-def _table(predictions: Sequence[Checked]) -> Table:
+def _table(predictions: Sequence[PredictionOutcome]) -> Table:
     table = table_of("scenario", "plan", ">predicted", ">interval", ">measured", ">error")
     for one in predictions:
         table.add_row(
@@ -94,7 +94,7 @@ def _table(predictions: Sequence[Checked]) -> Table:
     return table
 
 
-def _chosen(choices: Sequence[Choice]) -> Table:
+def _chosen(choices: Sequence[AutoVsBest]) -> Table:
     plans = ("scenario", "asked for", "chosen")
     table = table_of(*plans, ">a step", "best of the others", ">a step", ">behind")
     for one in choices:

@@ -15,10 +15,10 @@ from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size
 
 if TYPE_CHECKING:
-    from thalweg.studies.stragglers.config import Trial
-    from thalweg.studies.stragglers.tables import Study
+    from thalweg.studies.stragglers.config import StragglerTrial
+    from thalweg.studies.stragglers.tables import StragglerStudy
 
-NOTES = (
+STRAGGLER_NOTES = (
     "links: what the busiest NIC carries in an iteration, over its rate; at small messages a token "
     "bucket's burst hides part of it, and gc doesn't wait for models to reach the last workers",
     "beyond: iterations with more late workers than the scheme can do without; waits: what these "
@@ -79,14 +79,14 @@ def command(
 
     The same workers are late under every scheme. Every gradient is compared with the true one.
     """
-    from thalweg.studies.stragglers.config import TABLES, Tree, Trial
+    from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
     from thalweg.studies.stragglers.report import draw_stragglers, table_of
 
-    chosen = _chosen(tables, TABLES)
+    chosen = _chosen(tables, STUDY_TABLES)
     rate = Rate.parse(nic)
-    asked = Trial(
+    asked = StragglerTrial(
         scheme="cr",
-        tree=Tree.parse(tree, stragglers),
+        tree=RegularTree.parse(tree, stragglers),
         elements=_elements(nbytes),
         late=late,
         delay=Duration.parse(delay).seconds,
@@ -96,7 +96,7 @@ def command(
         seed=seed,
     )
     found, notes = _measured(asked, chosen, rate)
-    notes = [*found.errors, *NOTES, *notes]
+    notes = [*found.errors, *STRAGGLER_NOTES, *notes]
     terminal = console(json_path)
     where = f"{asked.workers} workers in a tree of {asked.tree.text} and a root, NICs {rate}"
     terminal.print(where, style="italic")
@@ -117,13 +117,15 @@ def command(
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")
 
 
-def _measured(asked: Trial, tables: Sequence[str], rate: Rate) -> tuple[Study, list[str]]:
+def _measured(
+    asked: StragglerTrial, tables: Sequence[str], rate: Rate
+) -> tuple[StragglerStudy, list[str]]:
     """In a lab that is there meanwhile; and what is to be said of it."""
-    from thalweg.bench.site import lab_site  # torch takes a second: not at import
-    from thalweg.studies.stragglers.tables import study
+    from thalweg.bench.site import lab_deployment  # torch takes a second: not at import
+    from thalweg.studies.stragglers.tables import run_straggler_study
 
     with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
-        return study(asked, tables, lab_site(lab), rate, bar.show), lab.notes
+        return run_straggler_study(asked, tables, lab_deployment(lab), rate, bar.show), lab.notes
 
 
 def _chosen(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
@@ -146,7 +148,7 @@ def _elements(text: str) -> int:
     return nbytes // 4
 
 
-def _settings(asked: Trial, nic: str) -> dict[str, Any]:
+def _settings(asked: StragglerTrial, nic: str) -> dict[str, Any]:
     return {
         "tree": asked.tree.text,
         "workers": asked.workers,

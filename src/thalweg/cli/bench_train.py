@@ -14,9 +14,9 @@ from thalweg.cli.options import lab_of
 from thalweg.cli.output import (
     Bar,
     JsonOption,
+    choice_line,
     console,
     progress_bar,
-    told_choice,
     write_file,
     write_json,
 )
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
 
 Rows = list[dict[str, Any]]
-PARTS = ("backward", "exposed", "codec")  # of a step, where a compressor takes part in it
-NO_LAB = "--workers-only: side by side on this machine; links had no rates, and no events happened"
+CODEC_STEP_PARTS = (
+    "backward",
+    "exposed",
+    "codec",
+)  # of a step, where a compressor takes part in it
+WITHOUT_LAB_NOTE = (
+    "--workers-only: side by side on this machine; links had no rates, and no events happened"
+)
 
 
 def command(
@@ -86,7 +92,7 @@ def command(
             text = f"{made['kept_apart']} ({made['reason']})"
             terminal.print(f"{row['sync']}, from step {made['step']}: {text}", markup=False)
         for chosen in row.get("choices", [[]])[0]:
-            terminal.print(f"{row['sync']}, {told_choice(chosen)}", markup=False)
+            terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
     terminal.print("\n".join(notes), markup=False)
     picture = out / f"{scenario.name}.svg"
     write_file(picture, _picture(scenario, rows))
@@ -100,20 +106,20 @@ def command(
 def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
     from thalweg.bench.comparison import compare, side_by_side
 
-    return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [NO_LAB]
+    return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [WITHOUT_LAB_NOTE]
 
 
 def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
-    from thalweg.bench.forecasting import forecast_at
+    from thalweg.bench.forecasting import predict_scenario_at
 
     with lab_of(scenario.cluster, scenario.loss) as lab:
         forecast = None
         if predicted:
             bar.show(0, 1, "calibrating")
             at_first = [event for event in scenario.events if event.at_step == 0]
-            forecast = forecast_at(scenario, in_lab(lab, at_first))
+            forecast = predict_scenario_at(scenario, in_lab(lab, at_first))
         run_all = in_lab(lab, scenario.events)
         return compare(scenario, run_all, bar.show, forecast), lab.notes
 
@@ -148,7 +154,7 @@ def _title(scenario: Scenario) -> str:
 
 def _table(scenario: Scenario, rows: Rows) -> Table:
     to_target = [f"to {scenario.target}"] if scenario.target else []
-    parts = PARTS if any(row.get("codec_seconds") for row in rows) else ()
+    parts = CODEC_STEP_PARTS if any(row.get("codec_seconds") for row in rows) else ()
     figures = ("a step", "predicted", "middle half", *parts, *to_target)
     headings = (*figures, "all", scenario.job.metric, "drift")
     table = table_of("plan", *(f">{heading}" for heading in headings))
@@ -176,10 +182,10 @@ def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> li
 
 
 def _picture(scenario: Scenario, rows: Rows) -> str:
-    from thalweg.report import Course, draw_comparison
+    from thalweg.report import TrainingCurve, draw_comparison
 
     courses = [
-        Course(
+        TrainingCurve(
             sync=row["sync"],
             losses=row["losses"],
             seconds=row["seconds"],

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import ClusterOption, Place, with_bundles
+from thalweg.cli.options import ClusterOption, PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.facts import (
     Cluster,
-    Figure,
+    FittedValue,
     Machine,
     Workload,
     about,
@@ -25,8 +25,8 @@ from thalweg.facts import (
     read_cluster,
 )
 
-CODEC = ("bucket", "encode", "decode", "gathered")
-STEP = ("forward", "backward", "optimizer")
+CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
+STEP_COST_NAMES = ("forward", "backward", "optimizer")
 
 
 @with_bundles
@@ -38,7 +38,7 @@ def command(
             help="The job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
         ),
     ],
-    place: Place,
+    place: PlaceOptions,
     cluster: ClusterOption = None,
     compressor: Annotated[
         list[str] | None,
@@ -55,7 +55,7 @@ def command(
     from thalweg.bench.calibrate_job import calibrate_at, calibrate_job  # torch takes a second
     from thalweg.bench.compress_costs import all_methods, method_of
     from thalweg.bench.train_job import launched
-    from thalweg.launch.rank_assignment import find_seat
+    from thalweg.launch.rank_assignment import read_rank_assignment
     from thalweg.plan import Choice
     from thalweg.workloads import find_job
 
@@ -70,18 +70,18 @@ def command(
             found = calibrate_job(
                 job, declared, codecs, lambda what, done, total: bar.show(done, total or done, what)
             )
-        if find_seat(os.environ).rank:
+        if read_rank_assignment(os.environ).rank:
             return  # rank 0 tells
     else:
-        with place.site() as site, progress_bar("Calibrating") as bar:
+        with place.site() as deployment, progress_bar("Calibrating") as bar:
             found = calibrate_at(
-                site,
+                deployment,
                 job,
-                declared or site.cluster,
+                declared or deployment.cluster,
                 codecs,
                 lambda what, done, total: bar.show(done, total or done + 1, what),
             )
-        notes = site.notes
+        notes = deployment.notes
     file = out / "cluster.toml"
     files = {
         file: format_cluster(found.cluster, [f"Calibrated in {found.seconds:.0f} s."]),
@@ -114,16 +114,17 @@ def command(
 def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[str, Any]]:
     """A row for each figure; `spread` is its relative standard deviation, where there is one."""
     links = [
-        _row("link", str(link), Figure(rate.bits_per_second), "bit/s")
+        _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
         for link, rate in cluster.rates().items()
     ]
     codecs = [
         _row("codec", f"{name}: {what}", getattr(cost, what), "s")
         for name, cost in machine.codecs.items()
-        for what in CODEC
+        for what in CODEC_COLUMNS
     ]
     costs = [
-        _row("cost", what, Figure(getattr(workload.costs, what).seconds), "s") for what in STEP
+        _row("cost", what, FittedValue(getattr(workload.costs, what).seconds), "s")
+        for what in STEP_COST_NAMES
     ]
     return [*links, *_roads(machine), *codecs, *costs]
 
@@ -131,8 +132,8 @@ def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[s
 def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[Table]:
     links = Table("link", "out", "in", "late")
     for host in cluster.hosts:
-        late = host.late
-        said = f"{late.probability:.0%}, by {late.delay}" if late.probability else "never"
+        delay = host.late
+        said = f"{delay.probability:.0%}, by {delay.delay}" if delay.probability else "never"
         links.add_row(host.name, str(host.nic.out), str(host.nic.into), said)
     for rack in cluster.racks:
         if rack.uplink is not None:
@@ -141,36 +142,37 @@ def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[
     roads = Table("what it costs", "figure", "spread")
     for row in _roads(machine):
         roads.add_row(row["name"], _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
-    for what in STEP:
+    for what in STEP_COST_NAMES:
         roads.add_row(f"a step's {what}", str(getattr(workload.costs, what)), "")
     yield roads
     if machine.codecs:
         codecs = Table(
-            "compressor", *(f"{CODEC[0]}", *(f"{each}, an element" for each in CODEC[1:]))
+            "compressor",
+            *(f"{CODEC_COLUMNS[0]}", *(f"{each}, an element" for each in CODEC_COLUMNS[1:])),
         )
         for name, cost in machine.codecs.items():
-            codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC))
+            codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC_COLUMNS))
         yield codecs
 
 
 def _roads(machine: Machine) -> list[dict[str, Any]]:
     figures = [
         (f"{name}: {what}", figure, unit)
-        for name, road in (("ours", machine.ours), ("the backend", machine.native))
+        for name, costs in (("ours", machine.ours), ("the backend", machine.native))
         for what, figure, unit in (
-            ("a message", road.message, "s"),
-            ("a byte", road.byte, "s"),
+            ("a message", costs.message, "s"),
+            ("a byte", costs.byte, "s"),
             *(
                 (f"{flows} flow{'s' * (flows > 1)} on a link", share, "of it")
-                for flows, share in road.crowding
+                for flows, share in costs.crowding
             ),
         )
     ]
-    figures.append(("a link, at once after a rest", Figure(machine.burst), "B"))
+    figures.append(("a link, at once after a rest", FittedValue(machine.burst), "B"))
     return [_row("road", *each) for each in figures]
 
 
-def _row(kind: str, name: str, figure: Figure, unit: str) -> dict[str, Any]:
+def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:
     return {
         "kind": kind,
         "name": name,

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import Place, lab_of, with_bundles
+from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
@@ -24,11 +24,11 @@ from thalweg.report.tables import table_of
 from thalweg.schedules import Group
 
 if TYPE_CHECKING:
-    from thalweg.chaos.fault import Kind
-    from thalweg.chaos.run import Ordeal, Outcome
+    from thalweg.chaos.fault import FaultKind
+    from thalweg.chaos.run import ChaosConfig, ChaosResult
     from thalweg.lab import Lab
 
-SHOWN = 10  # violations
+MAX_SHOWN_VIOLATIONS = 10  # violations
 
 
 @with_bundles
@@ -38,7 +38,7 @@ def command(
         list[str] | None,
         typer.Option(metavar="PLAN", help="How workers are synchronised; may be repeated."),
     ] = None,
-    place: Place,
+    place: PlaceOptions,
     faults: Annotated[int, typer.Option(min=0, help="How many things go wrong in a run.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the faults, and of the samples.")] = 1,
     lasting: Annotated[
@@ -84,19 +84,19 @@ def command(
     for relayed in filter(is_relayed, plans):
         allocation_of(relayed, group)  # refuses a code that doesn't fit these workers
 
-    from thalweg.chaos.run import Ordeal  # torch takes a second: not at import
+    from thalweg.chaos.run import ChaosConfig  # torch takes a second: not at import
     from thalweg.chaos.summary import fault_rows, run_rows
 
     ordeals = (
-        Ordeal(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
+        ChaosConfig(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
         for number in (count(seed) if seconds is not None else [seed])
         for plan in sync or ["ring"]
     )
-    outcomes: list[Outcome] = []
+    outcomes: list[ChaosResult] = []
     until = None if seconds is None else monotonic() + seconds
     with _there(place) as (cluster, there):
-        for ordeal in ordeals:
-            outcomes.append(_undergo(ordeal, cluster, there, out))
+        for config in ordeals:
+            outcomes.append(_undergo(config, cluster, there, out))
             if until is not None and monotonic() >= until:
                 break
         notes = [] if there is None else there.notes
@@ -104,7 +104,7 @@ def command(
     terminal = console(json_path)
     terminal.print(_table(rows))
     for outcome in outcomes:
-        terminal.print(_told(outcome), markup=False)
+        terminal.print(_chaos_result_text(outcome), markup=False)
     where = shlex.join(place.words)
     settings = {
         "workers": cluster.workers,
@@ -122,26 +122,26 @@ def command(
             f"{counted(sum(len(o.violations) for o in wrong), 'violation')} in {len(wrong)} of "
             f"{counted(len(outcomes), 'run')}, the first: {wrong[0].violations[0]}",
             f"see {wrong[0].history}; have it again with "
-            f"`thalweg chaos {where} {_again(wrong[0].ordeal)}`",
+            f"`thalweg chaos {where} {_again(wrong[0].config)}`",
         )
 
 
-def _undergo(ordeal: Ordeal, cluster: Cluster, lab: Lab | None, out: Path) -> Outcome:
-    from thalweg.chaos.run import undergo
+def _undergo(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> ChaosResult:
+    from thalweg.chaos.run import run_chaos
 
-    (out / ordeal.name).mkdir(parents=True, exist_ok=True)
+    (out / config.name).mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
 
     def hear(rank: int, stream: str, line: str) -> None:
         lines.append(f"[{rank}] {line}\n")
 
-    with progress_bar(f"Breaking {ordeal.sync}, seed {ordeal.seed}") as bar:
-        outcome = undergo(
-            ordeal,
+    with progress_bar(f"Breaking {config.sync}, seed {config.seed}") as bar:
+        outcome = run_chaos(
+            config,
             cluster,
             lab,
             out,
-            lambda done, note: bar.show(done, ordeal.faults, note),
+            lambda done, note: bar.show(done, config.faults, note),
             hear,
         )
     outcome.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")
@@ -149,7 +149,7 @@ def _undergo(ordeal: Ordeal, cluster: Cluster, lab: Lab | None, out: Path) -> Ou
 
 
 @contextmanager
-def _there(place: Place) -> Iterator[tuple[Cluster, Lab | None]]:
+def _there(place: PlaceOptions) -> Iterator[tuple[Cluster, Lab | None]]:
     """Local workers, or a lab that is there until the context ends."""
     if place.lab is None:
         yield _cluster(place), None
@@ -158,23 +158,23 @@ def _there(place: Place) -> Iterator[tuple[Cluster, Lab | None]]:
         yield lab.cluster, lab
 
 
-def _cluster(place: Place) -> Cluster:
+def _cluster(place: PlaceOptions) -> Cluster:
     return Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster()
 
 
-def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
-    from thalweg.chaos.fault import KINDS, OF_LINKS
+def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
+    from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS
 
-    possible = [kind for kind in KINDS if in_lab or kind not in OF_LINKS]
+    possible = [kind for kind in FAULT_KINDS if in_lab or kind not in LINK_FAULTS]
     if in_lab and not _can_garble():
         possible.remove("garble")
     if text is None:
         return tuple(possible)
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
-        if word not in KINDS:
-            raise UsageError(f"nothing goes wrong by {word!r}", f"give of {', '.join(KINDS)}")
-        if word in OF_LINKS and not in_lab:
+        if word not in FAULT_KINDS:
+            raise UsageError(f"nothing goes wrong by {word!r}", f"give of {', '.join(FAULT_KINDS)}")
+        if word in LINK_FAULTS and not in_lab:
             raise UsageError(f"{word} needs links of its own", "give --lab RxH")
         if word not in possible:
             raise UsageError(
@@ -183,7 +183,7 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[Kind, ...]:
             )
     if not wanted:
         raise UsageError("--kinds names none", f"give of {', '.join(possible)}")
-    return tuple(kind for kind in KINDS if kind in wanted)
+    return tuple(kind for kind in FAULT_KINDS if kind in wanted)
 
 
 def _can_garble() -> bool:
@@ -211,21 +211,21 @@ def _span(figures: tuple[float, float] | None) -> str:
     return "-" if figures is None else " to ".join(f"{value:.2f} s" for value in figures)
 
 
-def _told(outcome: Outcome) -> str:
-    ordeal = outcome.ordeal
+def _chaos_result_text(outcome: ChaosResult) -> str:
+    config = outcome.config
     lines = [
-        f"{ordeal.sync}, seed {ordeal.seed}: {counted(len(outcome.felt), 'fault')} in "
+        f"{config.sync}, seed {config.seed}: {counted(len(outcome.fault_times), 'fault')} in "
         f"{about(outcome.seconds, 's')}, {counted(outcome.steps, 'step')}, "
         f"{counted(outcome.commits, 'commit')}, {counted(len(outcome.violations), 'violation')}"
     ]
-    lines += [f"  {violation}" for violation in outcome.violations[:SHOWN]]
-    if len(outcome.violations) > SHOWN:
-        lines.append(f"  and {len(outcome.violations) - SHOWN} more")
+    lines += [f"  {violation}" for violation in outcome.violations[:MAX_SHOWN_VIOLATIONS]]
+    if len(outcome.violations) > MAX_SHOWN_VIOLATIONS:
+        lines.append(f"  and {len(outcome.violations) - MAX_SHOWN_VIOLATIONS} more")
     return "\n".join(lines)
 
 
-def _again(ordeal: Ordeal) -> str:
-    words = ["--sync", ordeal.sync, "--faults", str(ordeal.faults), "--seed", str(ordeal.seed)]
-    words += ["--bound", f"{ordeal.bound:g}s"]
-    words += [] if ordeal.hold is None else ["--hold", f"{ordeal.hold:g}s"]
-    return shlex.join([*words, "--kinds", ",".join(ordeal.kinds)])
+def _again(config: ChaosConfig) -> str:
+    words = ["--sync", config.sync, "--faults", str(config.faults), "--seed", str(config.seed)]
+    words += ["--bound", f"{config.bound:g}s"]
+    words += [] if config.hold is None else ["--hold", f"{config.hold:g}s"]
+    return shlex.join([*words, "--kinds", ",".join(config.kinds)])

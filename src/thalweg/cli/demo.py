@@ -20,35 +20,40 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import Place, with_bundles
+from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import (
     Bar,
     JsonOption,
+    choice_line,
     console,
     progress_bar,
-    told_choice,
     write_file,
     write_json,
 )
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Cluster, about
-from thalweg.predict import Advice, Advised, advise, predict
+from thalweg.predict import Advice, RankedPlan, advise, predict
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Site
+    from thalweg.bench.site import Deployment
     from thalweg.workloads import Job
 
-JOB = "digits"
-WORKERS = 4
-LAB, NIC, UPLINK, ORDER = "2x2", "1gbit", "200mbit", "interleaved"
-PLANS = ("ddp", "auto")
-SHOWN = 5  # plans of the ranking
-SETTLING = 2  # steps of a new plan that set it up
+DEMO_JOB_NAME = "digits"
+DEMO_WORKER_COUNT = 4
+DEMO_LAB_LAYOUT, DEMO_NIC_RATE, DEMO_UPLINK_RATE, DEMO_RANK_ORDER = (
+    "2x2",
+    "1gbit",
+    "200mbit",
+    "interleaved",
+)
+DEMO_PLANS = ("ddp", "auto")
+MAX_SHOWN_PLANS = 5  # plans of the ranking
+PLAN_WARMUP_STEPS = 2  # steps of a new plan that set it up
 Rows = list[dict[str, Any]]
 
-CLOSING = """
+CLOSING_TEXT = """
 Exact plans end with the same bits on all workers. Try your own cluster: thalweg calibrate,
 thalweg advise, thalweg bench train scenarios/oversubscribed-uplink.toml,
 thalweg lab up 2x4 --nic 200mbit --uplink 50mbit, thalweg explain hierarchical --lab 2x4"""
@@ -61,7 +66,7 @@ def command(
         "thalweg-demo"
     ),
     steps: Annotated[int, typer.Option(min=1, help="How many steps to train.")] = 60,
-    place: Place,
+    place: PlaceOptions,
     json_path: JsonOption = None,
 ) -> None:
     """Predict what a step of a small job takes here, then train it under DDP and under auto.
@@ -72,31 +77,33 @@ def command(
     """
     from thalweg.workloads import find_job  # torch takes a second: not at import
 
-    job = find_job(JOB)
+    job = find_job(DEMO_JOB_NAME)
     terminal = console(json_path)
-    with _site(place) as site:
-        title = f"{job.name} on {site.text}"
-        advice = _advised(site, job, terminal)
+    with _site(place) as deployment:
+        title = f"{job.name} on {deployment.text}"
+        advice = _advised(deployment, job, terminal)
         if advice is not None:
             terminal.print(advice.verdict, markup=False)
-            terminal.print(_ranking(f"Best predictions for {title}", advice.ranking[:SHOWN]))
-        rows = _trained(site, job, steps, advice)
+            terminal.print(
+                _ranking(f"Best predictions for {title}", advice.ranking[:MAX_SHOWN_PLANS])
+            )
+        rows = _trained(deployment, job, steps, advice)
     told = [f"Picture: {_draw(out / 'training.svg', title, rows)}"]
     if advice is not None:
         told.append(f"Page: {_write_page(out / 'report.html', advice, rows)}")
     terminal.print(_table(f"{title}, {steps} steps", job.metric, rows))
     for row in rows:
         for chosen in row["choices"]:
-            terminal.print(f"{row['sync']}, {told_choice(chosen)}", markup=False)
-    notes = ["", *site.notes] if site.notes else []
-    terminal.print("\n".join([*notes, CLOSING, *told]))
+            terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
+    notes = ["", *deployment.notes] if deployment.notes else []
+    terminal.print("\n".join([*notes, CLOSING_TEXT, *told]))
     settings = {
         "workload": job.name,
-        "workers": site.workers,
+        "workers": deployment.workers,
         "steps": steps,
-        "lab": site.cluster is not None,
+        "lab": deployment.cluster is not None,
         "verdict": None if advice is None else advice.verdict,
-        "notes": site.notes,
+        "notes": deployment.notes,
     }
     write_json(json_path, "demo", settings, rows)
     wrong = [
@@ -109,40 +116,57 @@ def command(
 
 
 @contextmanager
-def _site(place: Place) -> Iterator[Site]:
+def _site(place: PlaceOptions) -> Iterator[Deployment]:
     """As asked for; else the lab, or else this machine and why."""
-    from thalweg.bench.site import Site
+    from thalweg.bench.site import Deployment
 
     unplaced = place.workers is None and place.lab is None
-    chosen = Place(lab=LAB, nic=NIC, uplink=UPLINK, rank_order=ORDER) if unplaced else place
+    chosen = (
+        PlaceOptions(
+            lab=DEMO_LAB_LAYOUT,
+            nic=DEMO_NIC_RATE,
+            uplink=DEMO_UPLINK_RATE,
+            rank_order=DEMO_RANK_ORDER,
+        )
+        if unplaced
+        else place
+    )
     with ExitStack() as stack:
         try:
-            site = stack.enter_context(chosen.site())
+            deployment = stack.enter_context(chosen.site())
         except LabError as error:
             if place.lab is not None:
                 raise
-            site = Site(workers=WORKERS, notes=[f"no lab, where links have limits: {error}"])
+            deployment = Deployment(
+                workers=DEMO_WORKER_COUNT, notes=[f"no lab, where links have limits: {error}"]
+            )
         else:
             if unplaced:
-                site = replace(site, notes=[f"NICs of {NIC}, uplinks of {UPLINK}", *site.notes])
-        yield site
+                deployment = replace(
+                    deployment,
+                    notes=[
+                        f"NICs of {DEMO_NIC_RATE}, uplinks of {DEMO_UPLINK_RATE}",
+                        *deployment.notes,
+                    ],
+                )
+        yield deployment
 
 
-def _declared(site: Site) -> Cluster:
+def _declared(deployment: Deployment) -> Cluster:
     """What the workers are told of the network."""
-    return site.cluster or Cluster.flat(site.workers)
+    return deployment.cluster or Cluster.flat(deployment.workers)
 
 
-def _advised(site: Site, job: Job, terminal: Console) -> Advice | None:
+def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | None:
     """From a calibration there; training goes on without it, after a line that says why."""
     from thalweg.bench.calibrate_job import calibrate_at
 
     try:
         with progress_bar("Calibrating") as bar:
             found = calibrate_at(
-                site,
+                deployment,
                 job,
-                _declared(site),
+                _declared(deployment),
                 (),
                 lambda what, done, total: bar.show(done, total or done + 1, what),
             )
@@ -155,13 +179,13 @@ def _advised(site: Site, job: Job, terminal: Console) -> Advice | None:
             found.cluster,
             found.workload,
             found.machine,
-            declared=_declared(site),
+            declared=_declared(deployment),
             sweep=True,
             progress=bar.show,
         )
 
 
-def _trained(site: Site, job: Job, steps: int, advice: Advice | None) -> Rows:
+def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
     """A row for each plan, with what was predicted of the plan that it ended with."""
     from thalweg.bench.train_job import step_rows, summary, train_at
     from thalweg.bench.training import Recipe
@@ -170,9 +194,9 @@ def _trained(site: Site, job: Job, steps: int, advice: Advice | None) -> Rows:
     catalog = default_catalog()
     rows = []
     with progress_bar("Training") as bar:
-        for number, sync in enumerate(PLANS):
-            show = partial(_show, bar, sync, number * steps, steps * len(PLANS))
-            results = train_at(site, job, sync, Recipe(steps=steps), show)
+        for number, sync in enumerate(DEMO_PLANS):
+            show = partial(_show, bar, sync, number * steps, steps * len(DEMO_PLANS))
+            results = train_at(deployment, job, sync, Recipe(steps=steps), show)
             per_step = step_rows(results)
             row = {
                 "sync": sync,
@@ -188,22 +212,22 @@ def _trained(site: Site, job: Job, steps: int, advice: Advice | None) -> Rows:
             if row["choices"]:
                 row |= _since_chosen(row["choices"][-1], per_step)
             if advice is not None:
-                row |= _predicted(row["chosen"], site, advice)
+                row |= _predicted(row["chosen"], deployment, advice)
             rows.append(row)
     return rows
 
 
 def _since_chosen(chosen: Mapping[str, Any], per_step: Rows) -> dict[str, Any]:
     """What the plan that `auto` ended with takes, but for the steps that set it up."""
-    first = chosen["step"] + SETTLING
+    first = chosen["step"] + PLAN_WARMUP_STEPS
     seconds = [row["seconds"] for row in per_step if row["step"] > first]
     measured = {"seconds_per_step": fmean(seconds)} if seconds else {}
     return {"chosen": chosen["sync"], **measured}
 
 
-def _predicted(sync: str, site: Site, advice: Advice) -> dict[str, Any]:
+def _predicted(sync: str, deployment: Deployment, advice: Advice) -> dict[str, Any]:
     estimate = predict(
-        sync, advice.cluster, advice.workload, advice.machine, declared=_declared(site)
+        sync, advice.cluster, advice.workload, advice.machine, declared=_declared(deployment)
     )
     return {"predicted": estimate.seconds, "low": estimate.low, "high": estimate.high}
 
@@ -223,10 +247,10 @@ def _draw(path: Path, title: str, rows: Rows) -> Path:
 
 
 def _write_page(path: Path, advice: Advice, rows: Rows) -> Path:
-    from thalweg.report.advice import Measured, advice_page
+    from thalweg.report.advice import MeasuredStepTime, advice_page
 
     measured = [
-        Measured(
+        MeasuredStepTime(
             sync=row["chosen"],
             seconds=row["seconds_per_step"],
             predicted=row["predicted"],
@@ -239,14 +263,14 @@ def _write_page(path: Path, advice: Advice, rows: Rows) -> Path:
     return path
 
 
-def _ranking(title: str, ranking: Sequence[Advised]) -> Table:
+def _ranking(title: str, ranking: Sequence[RankedPlan]) -> Table:
     table = table_of("plan", ">a step", "four of five", ">vs ddp", title=title)
-    for one in ranking:
+    for ranked in ranking:
         table.add_row(
-            str(one.plan),
-            about(one.estimate.seconds, "s"),
-            f"{about(one.estimate.low, 's')} - {about(one.estimate.high, 's')}",
-            f"{one.vs_ddp:.2f}",
+            str(ranked.plan),
+            about(ranked.estimate.seconds, "s"),
+            f"{about(ranked.estimate.low, 's')} - {about(ranked.estimate.high, 's')}",
+            f"{ranked.vs_ddp:.2f}",
         )
     return table
 

@@ -10,25 +10,25 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from thalweg.cli.options import Place, with_bundles
+from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import UsageError, WorkerFailed
 from thalweg.facts import Duration
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Site
+    from thalweg.bench.site import Deployment
     from thalweg.doctor import Finding
     from thalweg.doctor.run_checks import Diagnosis
 
-FAILED = 1
-STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
-LIMIT = 600.0  # seconds for all of it
+FAILED_EXIT_CODE = 1
+VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
+DOCTOR_TIMEOUT_SECONDS = 600.0  # seconds for all of it
 
 
 @with_bundles
 def command(
-    place: Place,
+    place: PlaceOptions,
     paste: Annotated[
         bool, typer.Option("--paste", help="A block to paste into an issue; no secrets in it.")
     ] = False,
@@ -65,14 +65,16 @@ def command(
         "notes": notes,
     }
     write_json(json_path, "doctor", settings, [finding.row() for finding in found.findings])
-    return FAILED if failed(found.findings) else 0
+    return FAILED_EXIT_CODE if failed(found.findings) else 0
 
 
-def _diagnosis(is_launched: bool, place: Place, seconds: float) -> tuple[Diagnosis, str, list[str]]:
+def _diagnosis(
+    is_launched: bool, place: PlaceOptions, seconds: float
+) -> tuple[Diagnosis, str, list[str]]:
     """What was found, where, and what is to be known about that place."""
     from thalweg.doctor.run_checks import examine
 
-    placed = place != Place()
+    placed = place != PlaceOptions()
     if is_launched:
         if placed:
             raise UsageError("the launcher has started the workers", "don't say where they are")
@@ -81,19 +83,21 @@ def _diagnosis(is_launched: bool, place: Place, seconds: float) -> tuple[Diagnos
         return found, f"{found.workers} workers, started by {found.launcher}", []
     if not placed:
         return examine(seconds), "this host, alone", []
-    with place.site() as site, progress_bar("Looking") as bar:
-        return _examined(site, seconds, bar.show), site.text, site.notes
+    with place.site() as deployment, progress_bar("Looking") as bar:
+        return _examined(deployment, seconds, bar.show), deployment.text, deployment.notes
 
 
-def _examined(site: Site, seconds: float, progress: Callable[..., None]) -> Diagnosis:
+def _examined(deployment: Deployment, seconds: float, progress: Callable[..., None]) -> Diagnosis:
     """By workers of this command; one that is killed is found missing."""
-    from thalweg.bench.site import by_all
+    from thalweg.bench.site import run_on_all
     from thalweg.doctor.run_checks import Diagnosis, examine
 
     def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
         return examine(seconds, tell).packed()
 
-    for result in by_all(site, work, progress, limit=LIMIT, survives=True):
+    for result in run_on_all(
+        deployment, work, progress, limit=DOCTOR_TIMEOUT_SECONDS, survives=True
+    ):
         if result and result["tells"]:  # rank 0's, or of those who couldn't reach it
             return Diagnosis.unpacked(result)
     raise WorkerFailed("no worker tells what it found", "look at their output above")
@@ -103,10 +107,12 @@ def table(findings: Sequence[Finding], where: str) -> Table:
     """The remedy stands below what was found."""
     made = table_of("", "check", "what was found, and what to do", title=where)
     for finding in findings:
-        told = Text(finding.told)
+        told = Text(finding.text)
         if finding.remedy:
             told.append(f"\n-> {finding.remedy}", style="bold")
-        made.add_row(Text(finding.verdict, style=STYLES[finding.verdict]), finding.check, told)
+        made.add_row(
+            Text(finding.verdict, style=VERDICT_STYLES[finding.verdict]), finding.check, told
+        )
     return made
 
 

@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import ClusterOption, Place, cluster_at, with_bundles
+from thalweg.cli.options import ClusterOption, PlaceOptions, cluster_at, with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
 from thalweg.report import (
-    MOST_WORKERS_DRAWN,
+    MAX_DRAWN_WORKERS,
     draw,
     explain,
     first_step,
-    heading,
+    plan_title,
     render,
     rows,
     settings,
@@ -26,17 +26,19 @@ from thalweg.report import (
 from thalweg.schedules import Group
 from thalweg.steps import without_groups
 
-DATA = "25MB"
+DEFAULT_MODEL_SIZE = "25MB"
 
 
 @with_bundles
 def command(
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
-    place: Place,
+    place: PlaceOptions,
     cluster: ClusterOption = None,
     nbytes: Annotated[
         str | None,
-        typer.Option("--bytes", metavar="SIZE", help=f"Size of the model; {DATA} if absent."),
+        typer.Option(
+            "--bytes", metavar="SIZE", help=f"Size of the model; {DEFAULT_MODEL_SIZE} if absent."
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE", help="A workload file (TOML) instead.")
@@ -78,12 +80,12 @@ def command(
     terminal = console(json_path)
     with working(f"Checking {plan} for {counted(group.size, 'worker')}"):
         explanation = explain(settled, group, workload, at, catalog, batch)
-    terminal.print(heading(settled, catalog.guarantee(settled), group, workload, at))
+    terminal.print(plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
         terminal.print(remark, markup=False)
     for piece in render(explanation, most_beats, terminal.width):
         terminal.print(piece)
-    if svg is not None and (explanation.scenes or explanation.mailbox or explanation.groups):
+    if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
         write_file(svg, draw(explanation))
         terminal.print(f"Drawn into {svg}.")
     write_json(json_path, "explain", settings(explanation), rows(explanation))
@@ -92,10 +94,10 @@ def command(
 def _can_be_drawn(svg: Path, group: Group) -> None:
     if str(svg) == "-":
         raise UsageError("--svg needs a file, not standard output", "give it a path")
-    if group.size > MOST_WORKERS_DRAWN:
+    if group.size > MAX_DRAWN_WORKERS:
         raise UsageError(
             f"{group.size} workers are too many for a drawing",
-            f"draw up to {MOST_WORKERS_DRAWN}, or leave out --svg",
+            f"draw up to {MAX_DRAWN_WORKERS}, or leave out --svg",
         )
 
 
@@ -104,4 +106,4 @@ def _workload(nbytes: str | None, model: Path | None) -> Workload:
         raise UsageError("--bytes and --model are both given", "give one")
     if model is not None:
         return read_workload(model)
-    return Workload.of_size(Size.parse(DATA if nbytes is None else nbytes))
+    return Workload.of_size(Size.parse(DEFAULT_MODEL_SIZE if nbytes is None else nbytes))

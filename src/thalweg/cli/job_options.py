@@ -25,9 +25,9 @@ from thalweg.facts import (
     MODELS,
     Cluster,
     Duration,
-    Lateness,
     Machine,
     Rate,
+    StragglerDelay,
     Workload,
     about,
     counted,
@@ -38,18 +38,18 @@ from thalweg.facts import (
 )
 from thalweg.predict import WhatIf
 from thalweg.predict.assumptions import (
+    ASSUMED_STEPS,
     GPUS,
     NETWORKS,
-    STEPS,
     assumed_machine,
     costs_of,
     network_named,
 )
 
-NO_COMPUTING = "computing takes no time: nobody said what it takes"
-MESSAGES = "messages cost nothing but their way"
-CODECS = "codecs as on one core of an AMD EPYC"
-GPU, BATCH = "v100", 32
+NO_COMPUTE_NOTE = "computing takes no time: nobody said what it takes"
+FREE_MESSAGES_NOTE = "messages cost nothing but their way"
+ASSUMED_CODECS_NOTE = "codecs as on one core of an AMD EPYC"
+DEFAULT_GPU, DEFAULT_BATCH_SAMPLES = "v100", 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +71,13 @@ class Situation:
             found["members"] = self.what_if.workers
         if self.what_if.compute != 1:
             found["faster"] = self.what_if.compute
-        if (late := self.what_if.late) is not None:
-            found |= {"late": late.probability, "delay": str(late.delay)}
+        if (delay := self.what_if.late) is not None:
+            found |= {"late": delay.probability, "delay": str(delay.delay)}
         workload = self.workload
         return {"model": workload.name, "bytes": workload.nbytes, "what_if": found}
 
     @property
-    def heading(self) -> str:
+    def title(self) -> str:
         racks = len(self.cluster.racks)
         spread = f" in {racks} racks" if racks > 1 else ""
         return (
@@ -87,7 +87,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class JobOptions:
     """The options that name a job, and a cluster to run it on."""
 
     model: Annotated[
@@ -112,13 +112,18 @@ class Asked:
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu", metavar="NAME", help=f"That computes: {', '.join(GPUS)}; {GPU} if absent."
+            "--gpu",
+            metavar="NAME",
+            help=f"That computes: {', '.join(GPUS)}; {DEFAULT_GPU} if absent.",
         ),
     ] = None
     batch: Annotated[
         int | None,
         typer.Option(
-            "--batch", metavar="N", min=1, help=f"Samples a step on each worker; {BATCH} if absent."
+            "--batch",
+            metavar="N",
+            min=1,
+            help=f"Samples a step on each worker; {DEFAULT_BATCH_SAMPLES} if absent.",
         ),
     ] = None
     machine: Annotated[
@@ -155,7 +160,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supposed:
+class WhatIfOptions:
     """The options that say what must be measured, and what if something were otherwise."""
 
     measured_only: Annotated[
@@ -191,24 +196,24 @@ class Supposed:
             raise UsageError(
                 "--late says how often and --delay by how much", "give both: --late 0.05 --delay 2s"
             )
-        lateness = None
+        delay = None
         if self.late is not None and self.delay is not None:
             if not 0 <= self.late <= 1:
                 raise UsageError(
                     f"a host can't be late with probability {self.late:g}", "give 0 to 1"
                 )
-            lateness = Lateness(probability=self.late, delay=Duration.parse(self.delay))
+            delay = StragglerDelay(probability=self.late, delay=Duration.parse(self.delay))
         if self.members is not None and self.members < 1:
             raise UsageError(f"{self.members} workers train nothing", "give --members 1 or more")
         return WhatIf(
             bandwidth=None if self.bandwidth is None else Rate.parse(self.bandwidth),
             workers=self.members,
             compute=self.faster,
-            late=lateness,
+            late=delay,
         )
 
 
-def situation_of(asked: Asked, supposed: Supposed) -> Situation:
+def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
     what_if, place = supposed.what_if(), asked.place()
     known = _machine(asked.cluster, asked.machine)
     workload, assumed = _workload(asked.model, asked.gpu, asked.batch)
@@ -228,9 +233,11 @@ def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload,
     """With what a step computes, and what of that is assumed."""
     workload = workload_of(model)
     if model in MODELS:
-        device, samples = (gpu or GPU).lower(), batch or BATCH
+        device, samples = (gpu or DEFAULT_GPU).lower(), batch or DEFAULT_BATCH_SAMPLES
         costs = costs_of(model, device, samples)
-        computing = f"computing of {samples} samples on {device.upper()}: {STEPS[model].source}"
+        computing = (
+            f"computing of {samples} samples on {device.upper()}: {ASSUMED_STEPS[model].source}"
+        )
         return replace(workload, costs=costs), [computing]
     if gpu is not None or batch is not None:
         raise UsageError(
@@ -239,7 +246,7 @@ def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload,
         )
     costs = workload.costs
     known = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
-    return workload, [] if known else [NO_COMPUTING]
+    return workload, [] if known else [NO_COMPUTE_NOTE]
 
 
 def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
@@ -247,7 +254,7 @@ def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
     beside = None if cluster_file is None else machine_path(cluster_file)
     path = machine or (beside if beside is not None and beside.exists() else None)
     if path is None:
-        return replace(assumed_machine(), assumed=(MESSAGES, CODECS))
+        return replace(assumed_machine(), assumed=(FREE_MESSAGES_NOTE, ASSUMED_CODECS_NOTE))
     measured = read_machine(path)
     names = {text.partition("(")[0] for text in measured.codecs}
     others = {
@@ -257,7 +264,9 @@ def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
     }
     if not others:
         return measured
-    said = f"{listed(dict.fromkeys(text.partition('(')[0] for text in others))}: {CODECS}"
+    said = (
+        f"{listed(dict.fromkeys(text.partition('(')[0] for text in others))}: {ASSUMED_CODECS_NOTE}"
+    )
     return replace(
         measured, codecs={**measured.codecs, **others}, assumed=(*measured.assumed, said)
     )

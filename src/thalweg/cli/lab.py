@@ -34,7 +34,7 @@ app = typer.Typer(
     help="Clusters on this machine: a network namespace a host, links with real limits.",
     no_args_is_help=True,
 )
-LAYOUT = "2x4"
+DEFAULT_LAB_LAYOUT = "2x4"
 
 LayoutArgument = Annotated[
     str,
@@ -50,7 +50,7 @@ WorkerOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class LinkOptions:
     """The options that say what the links of a new lab are like."""
 
     nic: NicOption = None
@@ -69,7 +69,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
+class LinkSelection:
     """The options that name links of a lab."""
 
     rack: Annotated[
@@ -102,8 +102,8 @@ class Which:
 @with_bundles
 def up(
     *,
-    layout: LayoutArgument = LAYOUT,
-    shape: Shape,
+    layout: LayoutArgument = DEFAULT_LAB_LAYOUT,
+    shape: LinkOptions,
     name: Annotated[str | None, typer.Option(metavar="LAB", help="What to call it.")] = None,
     json_path: JsonOption = None,
 ) -> None:
@@ -136,7 +136,7 @@ def run(
         str | None,
         typer.Option("--lab", metavar="RxH", help="In a lab that is there only for this."),
     ] = None,
-    shape: Shape,
+    shape: LinkOptions,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
     ] = False,
@@ -159,7 +159,7 @@ def run(
         run_command(workers, command, place=lab.place, keep_going=keep_going, restarts=restarts)
 
     if layout is None:
-        if shape != Shape():
+        if shape != LinkOptions():
             raise UsageError("a lab that is up has its links", "give --lab too, or use degrade")
         go(_lab(name))
         return
@@ -171,7 +171,7 @@ def run(
 @with_bundles
 def degrade(
     rate: Annotated[str, typer.Option(metavar="RATE", help="Like 50mbit.")],
-    which: Which,
+    which: LinkSelection,
     name: NameOption = None,
 ) -> None:
     """Make an uplink or a NIC slower, or faster; `restore` puts it back."""
@@ -180,7 +180,7 @@ def degrade(
 
 @app.command()
 @with_bundles
-def restore(which: Which, name: NameOption = None) -> None:
+def restore(which: LinkSelection, name: NameOption = None) -> None:
     """Put a link back as it was declared, whole and without others' flows; all links if none is
     named."""
     if which.rack is None and which.host is None:
@@ -193,14 +193,14 @@ def restore(which: Which, name: NameOption = None) -> None:
 
 @app.command()
 @with_bundles
-def cut(which: Which, name: NameOption = None) -> None:
+def cut(which: LinkSelection, name: NameOption = None) -> None:
     """Let a link swallow what is sent into it, one way or both, without a word to anybody."""
     which.change(name, "cut", lambda lab, links: lab.links.cut(links))
 
 
 @app.command()
 @with_bundles
-def heal(which: Which, name: NameOption = None) -> None:
+def heal(which: LinkSelection, name: NameOption = None) -> None:
     """Mend a link that was cut."""
     which.change(name, "healed", lambda lab, links: lab.links.heal(links))
 
@@ -208,7 +208,7 @@ def heal(which: Which, name: NameOption = None) -> None:
 @app.command()
 @with_bundles
 def flow(
-    which: Which,
+    which: LinkSelection,
     flows: Annotated[int, typer.Option(min=1, help="TCP connections, each way.")] = 1,
     rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="The most that each takes.")

@@ -30,8 +30,8 @@ from thalweg.cli import (
 from thalweg.cli import run as run_script
 from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 
-INTERRUPTED = 130
-CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+INTERRUPTED_EXIT_CODE = 130
+WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """The parser's base of all wrong usage, which typer doesn't export by name."""
 
@@ -99,18 +99,18 @@ def run() -> None:
         code = 2
         _say(f"{_message(error)}; see {_help_of(error)}", debug)
     except (typer.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
+        code = INTERRUPTED_EXIT_CODE
     except BrokenPipeError:  # the reader has seen enough
         _drop_output()
     except OSError as error:
         code = 1
-        if error.errno in CANNOT_WRITE:
+        if error.errno in WRITE_FAILURE_ERRNOS:
             _say(f"can't write the output: {error.strerror}; make room or write elsewhere", debug)
             _drop_output()
         else:
             where = f"{error.filename}: " if error.filename else ""
             _say(f"{where}{error.strerror or error}; run with --debug to see where", debug)
-    if code == INTERRUPTED:
+    if code == INTERRUPTED_EXIT_CODE:
         print("thalweg: interrupted; nothing was left running", file=sys.stderr)
     sys.exit(code)
 

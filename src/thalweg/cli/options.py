@@ -19,7 +19,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Site
+    from thalweg.bench.site import Deployment
     from thalweg.lab import Lab
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ LatencyOption = Annotated[
     str | None,
     typer.Option("--latency", metavar="DURATION", help="What crossing an uplink adds, each way."),
 ]
-LAB_RATE = "200mbit"
+DEFAULT_LAB_RATE = "200mbit"
 OrderOption = Annotated[
     str | None,
     typer.Option(
@@ -105,7 +105,7 @@ def cluster_at(
     options = {"--workers": workers, "--cluster": cluster, "--lab": lab}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
-        raise unplaced(given, "one of --workers, --cluster and --lab")
+        raise place_error(given, "one of --workers, --cluster and --lab")
     if rank_order not in (None, "rack", "interleaved"):
         raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
     described = lab is not None and not lab.endswith(".toml")
@@ -129,7 +129,7 @@ def cluster_at(
     )
 
 
-def unplaced(given: list[str], wanted: str) -> UsageError:
+def place_error(given: list[str], wanted: str) -> UsageError:
     """The error of a command that got none, or more than one, of the options that place it."""
     every = "both" if len(given) == 2 else "all"
     who = f"{listed(given)} {every} say" if given else "nothing says"
@@ -145,7 +145,7 @@ def lab_cluster(
 ) -> Cluster:
     """What is to be built. Racks without any rate get one that this machine can carry."""
     if (nic, uplink) == (None, None) and not lab.endswith(".toml"):
-        nic = uplink = LAB_RATE
+        nic = uplink = DEFAULT_LAB_RATE
     return cluster_at(lab=lab, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
 
 
@@ -164,7 +164,7 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PlaceOptions:
     """The options that say where a command's workers run: on this machine, or in a lab."""
 
     workers: WorkersOption = None
@@ -174,21 +174,24 @@ class Place:
     rank_order: OrderOption = None
 
     @contextmanager
-    def site(self) -> Iterator[Site]:
+    def site(self) -> Iterator[Deployment]:
         """Local workers, or a lab that is there until the context ends."""
-        from thalweg.bench.site import Site, lab_site  # torch takes a second: not at import
+        from thalweg.bench.site import (
+            Deployment,
+            lab_deployment,
+        )  # torch takes a second: not at import
 
         self.refuse_if_unclear()
         if self.lab is None:
-            yield Site(workers=self.workers or 0)
+            yield Deployment(workers=self.workers or 0)
             return
         with lab_of(self.lab_cluster()) as lab:
-            yield lab_site(lab)
+            yield lab_deployment(lab)
 
     def refuse_if_unclear(self) -> None:
         if (self.workers is None) == (self.lab is None):
             given = ["--workers", "--lab"] if self.lab else []
-            raise unplaced(given, "--workers N or --lab RxH")
+            raise place_error(given, "--workers N or --lab RxH")
         if self.lab is None and (self.nic, self.uplink, self.rank_order) != (None, None, None):
             raise UsageError("rates and --rank-order describe a lab", "give --lab RxH")
 

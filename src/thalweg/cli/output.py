@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import thalweg
 from thalweg.errors import UsageError
 
-PIPE_WIDTH = 120
-REDRAWN = 0.1  # seconds, at most so often
+PIPE_WIDTH_CHARACTERS = 120
+REDRAW_PERIOD_SECONDS = 0.1  # seconds, at most so often
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="PATH", help="Write the rows as JSON; - for standard output."),
@@ -28,7 +28,7 @@ JsonOption = Annotated[
 
 def console(json_path: str | None = None) -> Console:
     """Where tables go: nowhere if standard output is for JSON. A pipe has room for wide ones."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
     return _Console(quiet=json_path == "-", highlight=False, width=width)
 
 
@@ -79,11 +79,11 @@ def write_file(path: Path, text: str) -> None:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None
 
 
-def told_choice(chosen: Mapping[str, Any]) -> str:
+def choice_line(chosen: Mapping[str, Any]) -> str:
     """What `auto` has chosen, in a line."""
-    from thalweg.training.auto.policy import Chosen  # torch takes a second: not at import
+    from thalweg.training.auto.policy import PlanChoice  # torch takes a second: not at import
 
-    made = Chosen(**chosen)
+    made = PlanChoice(**chosen)
     return f"from step {made.step}: {made} ({made.reason})"
 
 
@@ -109,7 +109,7 @@ class Bar:
             self._task = self._progress.add_task(self._what, total=total, note=note)
             self._progress.start()
         self._progress.update(self._task, completed=done, total=total, note=note)
-        if monotonic() - self._drawn >= REDRAWN or done == total:
+        if monotonic() - self._drawn >= REDRAW_PERIOD_SECONDS or done == total:
             self._progress.refresh()
             self._drawn = monotonic()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from thalweg.catalog import SETTINGS, default_catalog
+from thalweg.catalog import SETTING_PARAMETERS, default_catalog
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.declarations import Parameter, Value
 from thalweg.report.tables import table_of
@@ -25,7 +25,10 @@ def command(json_path: JsonOption = None) -> None:
             _row("compressor", part.name, part.summary, part.parameters)
             for part in catalog.compressors.values()
         ),
-        *(_row("setting", name, part.help, {name: part}) for name, part in SETTINGS.items()),
+        *(
+            _row("setting", name, part.help, {name: part})
+            for name, part in SETTING_PARAMETERS.items()
+        ),
     ]
     terminal = console(json_path)
     for kind, title in (

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import ClusterOption, Place, with_bundles
+from thalweg.cli.options import ClusterOption, PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.facts import Duration, read_cluster
-from thalweg.launch.rank_assignment import find_seat
+from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.plan import TRANSPORT
 
-LIMIT = 3600.0  # seconds for all of it
+PROBE_TIMEOUT_SECONDS = 3600.0  # seconds for all of it
 
 
 @with_bundles
 def command(
-    place: Place,
+    place: PlaceOptions,
     cluster: ClusterOption = None,
     transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
     out: Annotated[
@@ -40,9 +40,9 @@ def command(
     In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
     what contradicts them is told.
     """
-    from thalweg.bench.site import by_all
+    from thalweg.bench.site import run_on_all
     from thalweg.bench.train_job import launched  # torch takes a second: not at import
-    from thalweg.probing import Probed, measure, refuse_other_transports
+    from thalweg.probing import ProbeResult, measure, refuse_other_transports
     from thalweg.report.probe_result import draw_cluster, outcome_text, tables
 
     def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
@@ -57,12 +57,14 @@ def command(
         with progress_bar("Probing") as bar:
             found = measure(declared, timeout=timeout, progress=bar.show)
         notes = list[str]()
-        if find_seat(os.environ).rank != 0:
+        if read_rank_assignment(os.environ).rank != 0:
             return  # rank 0 tells
     else:
-        with place.site() as site, progress_bar("Probing") as bar:
-            found = Probed.unpacked(by_all(site, work, bar.show, limit=LIMIT)[0])
-        notes = site.notes
+        with place.site() as deployment, progress_bar("Probing") as bar:
+            found = ProbeResult.unpacked(
+                run_on_all(deployment, work, bar.show, limit=PROBE_TIMEOUT_SECONDS)[0]
+            )
+        notes = deployment.notes
     picture = svg or out.with_suffix(".svg")
     write_file(out, found.file())
     write_file(picture, draw_cluster(found))

@@ -15,12 +15,12 @@ from thalweg.cli.output import JsonOption, console, working, write_file, write_j
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records
-from thalweg.observe.run_report import Account, Overview, overview
+from thalweg.observe.run_report import RankBreakdown, RunReport, run_report
 from thalweg.observe.timeline import timeline
 from thalweg.report.tables import table_of
 
-STEPS = re.compile(r"(\d*):(\d*)")
-COLUMNS = (
+STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
+REPORT_COLUMNS = (
     ">rank", "host", ">steps", ">a step", ">computing", ">exposed", ">hidden", ">encoding",
     ">waiting", ">share",
 )  # fmt: skip
@@ -69,7 +69,7 @@ def command(
     if not run.steps:
         raise UsageError(f"the records in {records} have no step", "let it train for longer")
     with working("Judging"):
-        found = overview(run, first=first, last=last, cluster=where)
+        found = run_report(run, first=first, last=last, cluster=where)
     if not found.run.steps:
         raise UsageError(
             f"no step from {steps} is on record",
@@ -98,7 +98,7 @@ def command(
 
 
 def _range(text: str | None) -> tuple[int | None, int | None]:
-    match = STEPS.fullmatch(text or ":")
+    match = STEP_RANGE_PATTERN.fullmatch(text or ":")
     if match is None:
         raise UsageError(f"{text!r} is no range of steps", "write it like 100:200, 100: or :200")
     first, last = (int(number) if number else None for number in match.groups())
@@ -107,27 +107,27 @@ def _range(text: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _settings(records: Path, found: Overview) -> dict[str, Any]:
+def _settings(records: Path, found: RunReport) -> dict[str, Any]:
     steps = found.run.steps
     return {
         "records": str(records),
         "steps": [steps[0], steps[-1]],
         "seconds_per_step": found.seconds,
-        "late": [each.entries() for each in found.late],
+        "late": [each.entries() for each in found.stragglers],
         "notes": [
             {"step": n.step, "topic": n.topic, "text": n.text, "ranks": list(n.ranks)}
             for n in found.notes
         ],
         "clocks": [
             {"rank": lane.rank, "aligned_by": lane.aligned.value, "error": lane.error}
-            for lane in found.run.lanes.values()
+            for lane in found.run.rank_timelines.values()
         ],
         "remarks": list(found.run.remarks),
         "assumed": list(found.cluster.assumed),
     }
 
 
-def _print(terminal: Console, found: Overview) -> None:
+def _print(terminal: Console, found: RunReport) -> None:
     steps = found.run.steps
     terminal.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
@@ -135,16 +135,16 @@ def _print(terminal: Console, found: Overview) -> None:
         markup=False,
     )
     terminal.print(_table(found.accounts))
-    errors = [lane.error for lane in found.run.lanes.values() if lane.error is not None]
-    lines = [f"late: {each}" for each in found.late] or ["nobody was late"]
+    errors = [lane.error for lane in found.run.rank_timelines.values() if lane.error is not None]
+    lines = [f"late: {each}" for each in found.stragglers] or ["nobody was late"]
     lines += map(str, found.notes)
     lines += [f"clocks agree within {about(max(errors), 's')}"] if errors else []
     for line in (*lines, *found.run.remarks):
         terminal.print(line, markup=False, soft_wrap=True)
 
 
-def _table(accounts: tuple[Account, ...]) -> Table:
-    table = table_of(*COLUMNS)
+def _table(accounts: tuple[RankBreakdown, ...]) -> Table:
+    table = table_of(*REPORT_COLUMNS)
     for each in accounts:
         times = (each.seconds, each.computing, each.exposed, each.hidden, each.encoding)
         table.add_row(

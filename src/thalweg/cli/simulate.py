@@ -9,19 +9,25 @@ from rich.console import Console
 from rich.table import Table
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.job_options import Asked, Supposed, situation_of
+from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
 from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_json
 from thalweg.facts import about
 from thalweg.predict.estimate import Estimate
-from thalweg.predict.plan_detail import Depth, depth
-from thalweg.predict.predictor import setting_of
-from thalweg.predict.step_simulator import Passage
+from thalweg.predict.plan_detail import PlanDetail, plan_detail
+from thalweg.predict.predictor import prediction_input
+from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of
 
-LINKS = 6  # that are printed
-BAR = 60  # characters
-PARTS = {"compute": "█", "encode": "▓", "decode": "▒", "transfer": "░", "waiting": "·"}
+MAX_PRINTED_LINKS = 6  # that are printed
+BAR_WIDTH_CHARACTERS = 60  # characters
+BAR_PART_CHARACTERS = {
+    "compute": "█",
+    "encode": "▓",
+    "decode": "▒",
+    "transfer": "░",
+    "waiting": "·",
+}
 
 
 @with_bundles
@@ -30,8 +36,8 @@ def command(
         list[str],
         typer.Option("--sync", metavar="PLAN", help="A plan; may be given several times."),
     ],
-    asked: Asked,
-    supposed: Supposed,
+    asked: JobOptions,
+    supposed: WhatIfOptions,
     json_path: JsonOption = None,
 ) -> None:
     """Replay a few steps of a plan on a cluster's links, and show what they are made of: computing,
@@ -44,12 +50,12 @@ def command(
     plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
     situation = situation_of(asked, supposed)
     terminal = console(json_path)
-    terminal.print(situation.heading, markup=False)
+    terminal.print(situation.title, markup=False)
     rows = []
     for plan in plans:
         with working(f"Replaying {plan}"):
-            found = depth(
-                setting_of(plan, situation.cluster, situation.workload, situation.machine)
+            found = plan_detail(
+                prediction_input(plan, situation.cluster, situation.workload, situation.machine)
             )
         _print(terminal, found)
         rows.append(_row(found))
@@ -59,7 +65,7 @@ def command(
     write_json(json_path, "simulate", {**situation.settings, "assumed": assumed}, rows)
 
 
-def _row(found: Depth) -> dict[str, Any]:
+def _row(found: PlanDetail) -> dict[str, Any]:
     estimate, alone = found.estimate, found.alone
     return {
         "sync": estimate.sync,
@@ -68,7 +74,7 @@ def _row(found: Depth) -> dict[str, Any]:
         "low": estimate.low,
         "high": estimate.high,
         "form": estimate.form,
-        **{part: getattr(estimate.parts, part) for part in PARTS},
+        **{part: getattr(estimate.parts, part) for part in BAR_PART_CHARACTERS},
         "closed_form": None if found.form is None else found.form.seconds,
         "slowest_rank": found.rank if found.passages else None,
         "buckets": [
@@ -89,7 +95,7 @@ def _row(found: Depth) -> dict[str, Any]:
     }
 
 
-def _print(terminal: Console, found: Depth) -> None:
+def _print(terminal: Console, found: PlanDetail) -> None:
     estimate = found.estimate
     terminal.print(
         f"\n{estimate.sync}: {about(estimate.seconds, 's')} a step "
@@ -117,19 +123,23 @@ def _print(terminal: Console, found: Depth) -> None:
         terminal.print(_links(found))
 
 
-def bar_of(estimate: Estimate, width: int = BAR) -> str:
+def bar_of(estimate: Estimate, width: int = BAR_WIDTH_CHARACTERS) -> str:
     """Characters in proportion to the parts of a step, and what each stands for."""
     whole = estimate.seconds or 1.0
-    parts = {name: getattr(estimate.parts, name) for name in PARTS}
+    parts = {name: getattr(estimate.parts, name) for name in BAR_PART_CHARACTERS}
     bar, done = "", 0.0
     for name, seconds in parts.items():
         done += seconds
-        bar += PARTS[name] * (round(width * done / whole) - len(bar))
-    said = [f"{PARTS[n]} {n} {about(s, 's')}" for n, s in parts.items() if s > 1e-6 * whole]
+        bar += BAR_PART_CHARACTERS[name] * (round(width * done / whole) - len(bar))
+    said = [
+        f"{BAR_PART_CHARACTERS[n]} {n} {about(s, 's')}"
+        for n, s in parts.items()
+        if s > 1e-6 * whole
+    ]
     return f"{bar}\n{'   '.join(said)}"
 
 
-def _buckets(passages: tuple[Passage, ...]) -> Table:
+def _buckets(passages: tuple[BucketTimes, ...]) -> Table:
     table = table_of(">bucket", ">ready", ">start", ">end", ">took")
     for number, one in enumerate(passages):
         times = (one.handed_in, one.began, one.ended, one.ended - one.began)
@@ -137,8 +147,8 @@ def _buckets(passages: tuple[Passage, ...]) -> Table:
     return table
 
 
-def _links(found: Depth) -> Table:
+def _links(found: PlanDetail) -> Table:
     table = table_of("link", ">a step", ">of its rate")
-    for busy in found.links[:LINKS]:
+    for busy in found.links[:MAX_PRINTED_LINKS]:
         table.add_row(str(busy.link), about(busy.nbytes, "B"), f"{busy.share:.0%}")
     return table

@@ -16,21 +16,21 @@ from thalweg.errors import UsageError
 from thalweg.facts import Rate, read_machine
 from thalweg.predict.assumptions import assumed_machine
 from thalweg.studies.compression import (
-    DATA_CENTRE,
-    RATES,
+    DATA_CENTRE_GBPS,
+    STUDY_RATES_GBPS,
+    CompressionCase,
+    CompressionStudy,
     Constants,
-    Outcome,
-    Study,
     constants_of,
     paper_constants,
-    study,
+    run_compression_study,
     wins,
 )
 
 app = typer.Typer(help="Questions answered by the model alone, for many set-ups at once.")
 
-COLUMNS = ("model", "batch", "workers", "gbps", "method", "vs_ddp")
-SIGNS = {
+STUDY_COLUMNS = ("model", "batch", "workers", "gbps", "method", "vs_ddp")
+SIGN_EXCHANGE_NOTES = {
     False: "sign: everybody gathers all signs here, as in the paper. --constants yours and "
     "`thalweg advise` vote in two shots, which sends less; advise also counts the extra steps",
     True: "sign: votes go in two shots here, as under ring+sign; in the paper everybody gathers "
@@ -73,12 +73,14 @@ def compression(
     DDP, below which rate it does, and how small gradients would have to be. Nothing is run.
     """
     chosen = _constants(constants, machine)
-    rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(RATES)
-    found = study(chosen, rates=sorted(set(rates)))
+    rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(
+        STUDY_RATES_GBPS
+    )
+    found = run_compression_study(chosen, rates=sorted(set(rates)))
     terminal = console(json_path)
     terminal.print(_table(found))
     terminal.print("\n".join(_lines(found)), markup=False)
-    rows = [_fields(each, *COLUMNS) for each in found.outcomes]
+    rows = [_fields(each, *STUDY_COLUMNS) for each in found.outcomes]
     write_json(json_path, "study compression", _settings(found), rows)
 
 
@@ -101,7 +103,7 @@ def _fields(each: object, *names: str) -> dict[str, Any]:
     return {name: getattr(each, name) for name in names}
 
 
-def _settings(found: Study) -> dict[str, Any]:
+def _settings(found: CompressionStudy) -> dict[str, Any]:
     rates = sorted({each.gbps for each in found.outcomes})
     return {
         "constants": found.constants.name,
@@ -134,12 +136,12 @@ def _settings(found: Study) -> dict[str, Any]:
     }
 
 
-def _count(outcomes: Sequence[Outcome]) -> dict[str, int]:
+def _count(outcomes: Sequence[CompressionCase]) -> dict[str, int]:
     won, of = wins(outcomes)
     return {"wins": won, "of": of}
 
 
-def _table(found: Study) -> Table:
+def _table(found: CompressionStudy) -> Table:
     """Per method: wins at each rate, and below which rate it pays for each model."""
     rates = sorted({each.gbps for each in found.outcomes})
     models = list(dict.fromkeys(each.model for each in found.break_evens))
@@ -165,23 +167,23 @@ def _speed(gbps: float) -> str:
     return {0.0: "never", inf: "always"}.get(gbps) or f"{gbps:.3g}"
 
 
-def _lines(found: Study) -> list[str]:
+def _lines(found: CompressionStudy) -> list[str]:
     won, of = wins(found.outcomes)
     lines = [f"Compression wins in {won} of {of} set-ups"]
     if found.in_data_centres:
         won, of = wins(found.in_data_centres)
-        lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE:g} Gbit/s and more"
+        lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more"
         lines[0] += "; the paper reports 6 of more than 200 in data centres"
     ratios = ", ".join(f"{each.model} ({each.batch}) {each.ratio:.2g}x" for each in found.ratios)
     lines.append(
-        f"At {DATA_CENTRE:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}"
+        f"At {DATA_CENTRE_GBPS:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}"
     )
     [most] = {each.workers for each in found.break_evens}
     lines.append(
         f"Rates below which it pays are for {most} workers and each model's largest batch; "
         "times are of backward and what follows"
     )
-    lines.append(SIGNS[found.constants.two_shot])
+    lines.append(SIGN_EXCHANGE_NOTES[found.constants.two_shot])
     if found.constants.machine.assumed:
         lines.append(
             "Codec times are assumed, not measured here; JSON settings.assumed says from where"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import Place, with_bundles
-from thalweg.cli.output import Bar, JsonOption, console, progress_bar, told_choice, write_json
+from thalweg.cli.options import PlaceOptions, with_bundles
+from thalweg.cli.output import Bar, JsonOption, choice_line, console, progress_bar, write_json
 from thalweg.cli.run import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about
@@ -38,7 +38,7 @@ def command(
     sync: Annotated[str, typer.Option(metavar="PLAN", help="How workers are synchronised.")] = (
         "ring"
     ),
-    place: Place,
+    place: PlaceOptions,
     steps: Annotated[int, typer.Option(min=1, help="Up to which step.")] = 60,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples a step takes, over all workers.")
@@ -86,9 +86,9 @@ def command(
             return  # rank 0 tells
         results, notes = here, []
     else:
-        with place.site() as site, progress_bar(f"Training {job.name} under {sync}") as bar:
-            results = train_at(site, job, sync, recipe, _shown(bar, recipe), restarts)
-        notes = site.notes
+        with place.site() as deployment, progress_bar(f"Training {job.name} under {sync}") as bar:
+            results = train_at(deployment, job, sync, recipe, _shown(bar, recipe), restarts)
+        notes = deployment.notes
     rows = step_rows(results)
     result = summary(results, rows)
     terminal = console(json_path)
@@ -103,7 +103,7 @@ def command(
         "notes": notes,
         "result": result,
     }
-    terminal.print("\n".join([_told(job, settings, result), *notes]))
+    terminal.print("\n".join([_result_text(job, settings, result), *notes]))
     if len(results) > 1:
         told = next(one["summary"] for one in results if one)
         terminal.print(told, markup=False, soft_wrap=True)
@@ -119,7 +119,7 @@ def _shown(bar: Bar, recipe: Recipe) -> Callable[[Mapping[str, Any]], None]:
     return progress
 
 
-def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     workers = f"{settings['workers']} worker" + ("s" if settings["workers"] > 1 else "")
     lines = [f"{job.name} under {settings['sync']} on {workers}: step {result['steps']}"]
     if result["seconds_per_step"] is not None:
@@ -133,5 +133,5 @@ def _told(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> s
         for made in result["adjustments"]
     ]
     lines += [f"at step {i['step']}: {i['reason']}" for i in result["incidents"]]
-    lines += [told_choice(chosen) for chosen in result["choices"]]
+    lines += [choice_line(chosen) for chosen in result["choices"]]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, counted
 from thalweg.report.tables import table_of
 
-HOUR = 3600.0  # seconds for everything
+VERIFY_TIMEOUT_SECONDS = 3600.0  # seconds for everything
 
 
 def command(
@@ -63,7 +63,7 @@ def command(
             recipe=Recipe(steps=steps, timeout=timeout),
             variants=chosen,
             progress=bar.show,
-            timeout=HOUR,
+            timeout=VERIFY_TIMEOUT_SECONDS,
         )
     console(json_path).print(_table(job.name, workers, steps, job.metric, rows))
     settings = {"model": job.name, "workers": workers, "steps": steps, "sync": plans}

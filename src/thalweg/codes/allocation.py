@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.codes.linear import amplification
-from thalweg.codes.tree import ROOT, Branches
+from thalweg.codes.tree import TREE_ROOT, CodedTree
 from thalweg.declarations import Code
 from thalweg.errors import LayoutError
 
-MOST_AMPLIFIED = 1e3  # beyond that float32 answers give four digits or fewer
+MAX_ERROR_AMPLIFICATION = 1e3  # beyond that float32 answers give four digits or fewer
 Stretch = tuple[Fraction, Fraction, float]
 """Part of the data, which lies between 0 and 1, and the weight that it has so far."""
 
@@ -45,7 +45,7 @@ class Allocation:
     `cuts[i + 1]`; `weights` are what each worker multiplies its cells with."""
 
     host: int
-    branches: Branches
+    tree: CodedTree
     cuts: tuple[Fraction, ...]
     weights: Mapping[int, Mapping[int, float]]
 
@@ -65,8 +65,8 @@ class Allocation:
     @cached_property
     def above(self) -> dict[int, int]:
         """Whose process answers go to, and results come from."""
-        parents = self.branches.parents
-        seats = {ROOT: self.host}
+        parents = self.tree.parents
+        seats = {TREE_ROOT: self.host}
         return {
             worker: seats.get(parents[worker], parents[worker])
             for worker in self.workers
@@ -76,11 +76,11 @@ class Allocation:
     @cached_property
     def below(self) -> dict[int, tuple[int, ...]]:
         """The processes that a rank's results go to, those of the root first."""
-        children = self.branches.children
+        children = self.tree.children
         return {
             rank: tuple(
                 child
-                for node in ([ROOT, rank] if rank == self.host else [rank])
+                for node in ([TREE_ROOT, rank] if rank == self.host else [rank])
                 for child in children.get(node, ())
                 if child != self.host
             )
@@ -99,12 +99,13 @@ class Allocation:
     @cached_property
     def amplification(self) -> float:
         """By how much rounding can grow on the way to the root, at worst."""
-        worst = {node: amplification(code) for node, code in self.branches.codes.items()}
+        worst = {node: amplification(code) for node, code in self.tree.codes.items()}
         return max(
-            prod(worst[node] for node in self._way(worker)) for worker in self.branches.workers
+            prod(worst[node] for node in self._decoders_above(worker))
+            for worker in self.tree.workers
         )
 
-    def held(self, rank: int) -> NDArray[np.float64]:
+    def cell_weights(self, rank: int) -> NDArray[np.float64]:
         """The weight of every cell in what this rank contributes."""
         contents = np.zeros(self.cells)
         for cell, weight in self.weights.get(rank, {}).items():
@@ -140,25 +141,25 @@ class Allocation:
     def _size(self, cell: int) -> Fraction:
         return self.cuts[cell + 1] - self.cuts[cell]
 
-    def _way(self, worker: int) -> list[int]:
+    def _decoders_above(self, worker: int) -> list[int]:
         """The nodes that decode what this worker sends, or pass it on, up to the root."""
-        parents = self.branches.parents
+        parents = self.tree.parents
         way = []
-        while worker != ROOT:
+        while worker != TREE_ROOT:
             worker = parents[worker]
             way.append(worker)
         return way
 
 
-def allocate(branches: Branches, host: int) -> Allocation:
-    capacity = _capacities(branches)
+def allocate(tree: CodedTree, host: int) -> Allocation:
+    capacity = _capacities(tree)
     kept: dict[int, list[Stretch]] = {}
-    pools: dict[int, list[Stretch]] = {ROOT: [(Fraction(0), Fraction(1), 1.0)]}
-    for node in branches.top_down():
-        below = branches.children[node]
+    pools: dict[int, list[Stretch]] = {TREE_ROOT: [(Fraction(0), Fraction(1), 1.0)]}
+    for node in tree.top_down():
+        below = tree.children[node]
         if not below:
             continue
-        code = branches.codes[node]
+        code = tree.codes[node]
         blocks = _cut(pools.pop(node), _block_sizes(code, [capacity[child] for child in below]))
         for member, child in enumerate(below):
             share = [
@@ -169,11 +170,11 @@ def allocate(branches: Branches, host: int) -> Allocation:
             own, rest = _keep(share, 1 / capacity[child])
             kept[child] = own
             pools[child] = rest
-    return _in_cells(branches, host, kept)
+    return _in_cells(tree, host, kept)
 
 
 def refuse_inaccurate(allocation: Allocation, name: str) -> None:
-    if allocation.amplification > MOST_AMPLIFIED:
+    if allocation.amplification > MAX_ERROR_AMPLIFICATION:
         raise LayoutError(
             f"code={name} would magnify the rounding of what is sent "
             f"{allocation.amplification:.0f} times here, more than float32 can bear",
@@ -181,12 +182,12 @@ def refuse_inaccurate(allocation: Allocation, name: str) -> None:
         )
 
 
-def _capacities(branches: Branches) -> dict[int, Fraction]:
+def _capacities(tree: CodedTree) -> dict[int, Fraction]:
     """How much each worker's subtree carries at one unit a worker."""
     found: dict[int, Fraction] = {}
-    for node in reversed(list(branches.top_down())):
-        below = [found[child] for child in branches.children[node]]
-        carried = _reach(branches.codes[node], below) if below else Fraction(0)
+    for node in reversed(list(tree.top_down())):
+        below = [found[child] for child in tree.children[node]]
+        carried = _reach(tree.codes[node], below) if below else Fraction(0)
         found[node] = 1 + carried
     return found
 
@@ -246,7 +247,7 @@ def _keep(share: Iterable[Stretch], part: Fraction) -> tuple[list[Stretch], list
     return own, rest
 
 
-def _in_cells(branches: Branches, host: int, kept: Mapping[int, list[Stretch]]) -> Allocation:
+def _in_cells(tree: CodedTree, host: int, kept: Mapping[int, list[Stretch]]) -> Allocation:
     cuts = sorted(
         {point for own in kept.values() for start, stop, _ in own for point in (start, stop)}
     )
@@ -256,6 +257,6 @@ def _in_cells(branches: Branches, host: int, kept: Mapping[int, list[Stretch]]) 
             for start, stop, weight in kept[worker]
             for cell in range(bisect_left(cuts, start), bisect_left(cuts, stop))
         }
-        for worker in branches.workers
+        for worker in tree.workers
     }
-    return Allocation(host=host, branches=branches, cuts=tuple(cuts), weights=weights)
+    return Allocation(host=host, tree=tree, cuts=tuple(cuts), weights=weights)

@@ -16,8 +16,8 @@ import numpy as np
 from thalweg.codes.linear import LinearCode, Matrix, amplification, even_tree
 from thalweg.codes.tree import CodeFamily, refuse_what_does_not_fit
 
-DRAWS = 50
-LARGE = 16  # children beyond which one draw has to do: all are bad
+CODE_DRAW_COUNT = 50
+MAX_CODE_DRAW_CHILDREN = 16  # children beyond which one draw has to do: all are bad
 
 
 def matrix(members: int, stragglers: int, seed: int) -> Matrix:
@@ -35,9 +35,11 @@ def matrix(members: int, stragglers: int, seed: int) -> Matrix:
 @cache
 def best_seed(members: int, stragglers: int) -> int:
     """The draw that magnifies rounding least."""
-    if not stragglers or members > LARGE:
+    if not stragglers or members > MAX_CODE_DRAW_CHILDREN:
         return 0
-    return min(range(DRAWS), key=lambda seed: amplification(drawn(members, stragglers, seed)))
+    return min(
+        range(CODE_DRAW_COUNT), key=lambda seed: amplification(drawn(members, stragglers, seed))
+    )
 
 
 @cache
@@ -55,5 +57,5 @@ CODE = CodeFamily(
     name="cyclic",
     summary="random weights on s+1 neighbouring blocks: any n and s, for few children",
     make=cyclic,
-    plant=even_tree(cyclic),
+    build_tree=even_tree(cyclic),
 )

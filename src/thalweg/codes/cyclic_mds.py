@@ -40,5 +40,5 @@ CODE = CodeFamily(
     name="cyclic_mds",
     summary="fixed weights on s+1 neighbouring blocks, if n-s is odd",
     make=cyclic_mds,
-    plant=even_tree(cyclic_mds),
+    build_tree=even_tree(cyclic_mds),
 )

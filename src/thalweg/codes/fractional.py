@@ -27,7 +27,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.codes.tree import ROOT, Branches, CodeFamily, refuse_what_does_not_fit
+from thalweg.codes.tree import TREE_ROOT, CodedTree, CodeFamily, refuse_what_does_not_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +72,33 @@ def _stops(teams: tuple[int, ...]) -> list[int]:
     return list(accumulate(teams))
 
 
-def team_tree(workers: Sequence[int], fanout: int, stragglers: int) -> Branches:
+def team_tree(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree:
     refuse_what_does_not_fit(len(workers), fanout, stragglers)
-    return _Plot(len(workers), fanout, stragglers + 1).branches(workers)
+    return _TeamTreeBuilder(len(workers), fanout, stragglers + 1).branches(workers)
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _CellGroup:
     """Where a cell of the data is computed, by `copies` workers."""
 
     depth: int
     copies: int
-    below: list[_Place] = field(default_factory=list)
+    below: list[_CellGroup] = field(default_factory=list)
 
-    def shallowest_first(self) -> Iterator[_Place]:
+    def shallowest_first(self) -> Iterator[_CellGroup]:
         layer = [self]
         while layer:
             yield from layer
             layer = [lower for place in layer for lower in place.below]
 
 
-class _Plot:
+class _TeamTreeBuilder:
     """Places for so many workers, and how many are left over."""
 
     def __init__(self, workers: int, fanout: int, team: int) -> None:
         self.fanout = fanout
         self.team = team
-        self.root = _Place(0, 1)
+        self.root = _CellGroup(0, 1)
         self.left = workers
         while self._fill():
             pass
@@ -120,14 +120,14 @@ class _Plot:
                 return False
             above = min(affordable, key=lambda place: (-place.depth, len(place.below)))
         copies = above.copies * self.team
-        above.below.append(_Place(above.depth + 1, copies))
+        above.below.append(_CellGroup(above.depth + 1, copies))
         self.left -= copies
         return True
 
-    def branches(self, workers: Sequence[int]) -> Branches:
+    def branches(self, workers: Sequence[int]) -> CodedTree:
         seats = iter(workers)
-        teams: dict[int, list[list[int]]] = {ROOT: []}  # of every node, place by place
-        filled: dict[_Place, list[int]] = {self.root: [ROOT]}
+        teams: dict[int, list[list[int]]] = {TREE_ROOT: []}  # of every node, place by place
+        filled: dict[_CellGroup, list[int]] = {self.root: [TREE_ROOT]}
         for place in self.root.shallowest_first():
             for lower in place.below:
                 filled[lower] = []
@@ -156,13 +156,13 @@ class _Plot:
             for node, own in teams.items()
             if own
         }
-        return Branches(children, codes)
+        return CodedTree(children, codes)
 
 
 CODE = CodeFamily(
     name="fractional",
     summary="teams of s+1 replicas: all weights one, bit-reproducible",
     make=FractionalRepetition,
-    plant=team_tree,
+    build_tree=team_tree,
     partial=True,
 )

@@ -17,12 +17,13 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.codes.tree import Branches, Plant, even_children
+from thalweg.codes.tree import BuildCodedTree, CodedTree, even_children
 from thalweg.declarations import Code
 
 Matrix = NDArray[np.float64]
-PATTERNS = 1000  # sets of stragglers that are looked at; drawn from a fixed seed if there are more
-KEPT = 4096  # decoding vectors
+# Sets of stragglers that are looked at; drawn from a fixed seed if there are more.
+MAX_STRAGGLER_SETS = 1000
+DECODE_CACHE_ENTRIES = 4096  # decoding vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class LinearCode:
         if len(arrived) < self.members - self.stragglers:
             return None
         if arrived not in self._solutions:
-            if len(self._solutions) >= KEPT:
+            if len(self._solutions) >= DECODE_CACHE_ENTRIES:
                 self._solutions.clear()
             self._solutions[arrived] = self._solve(arrived)
         return self._solutions[arrived]
@@ -68,13 +69,13 @@ class LinearCode:
         return {member: float(weights[member]) for member in sorted(arrived)}
 
 
-def even_tree(make: Callable[[int, int], Code]) -> Plant:
+def even_tree(make: Callable[[int, int], Code]) -> BuildCodedTree:
     """Near-equal subtrees, and at each parent the code for as many children as it has."""
 
-    def plant(workers: Sequence[int], fanout: int, stragglers: int) -> Branches:
+    def plant(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree:
         children = even_children(workers, fanout, stragglers)
         codes = {node: make(len(below), stragglers) for node, below in children.items() if below}
-        return Branches(children, codes)
+        return CodedTree(children, codes)
 
     return plant
 
@@ -94,7 +95,7 @@ def amplification(code: Code) -> float:
     return worst
 
 
-def straggler_sets(code: Code, most: int = PATTERNS) -> list[frozenset[int]]:
+def straggler_sets(code: Code, most: int = MAX_STRAGGLER_SETS) -> list[frozenset[int]]:
     """All sets of as many as may be late, or a sample, the same each time; neighbours among them,
     and spread ones."""
     members, late = range(code.members), code.stragglers

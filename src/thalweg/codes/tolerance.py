@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from thalweg.codes.fractional import FractionalRepetition
-from thalweg.codes.tree import ROOT, Branches
+from thalweg.codes.tree import TREE_ROOT, CodedTree
 
 Ranks = tuple[int, ...]
 
@@ -70,22 +70,22 @@ class Tolerance:
         return self.workers - len(self.enough)
 
 
-def tolerance(branches: Branches) -> Tolerance:
-    anybody = _cheapest(branches, lost=lambda node, below: () if node == ROOT else (node,))
-    leaves = _cheapest(branches, lost=lambda node, below: (node,) if not below else ())
+def tolerance(tree: CodedTree) -> Tolerance:
+    anybody = _cheapest(tree, lost=lambda node, below: () if node == TREE_ROOT else (node,))
+    leaves = _cheapest(tree, lost=lambda node, below: (node,) if not below else ())
     return Tolerance(
-        workers=len(branches.workers),
-        per_parent=min(code.stragglers for code in branches.codes.values()),
-        parents=len(branches.codes),
+        workers=len(tree.workers),
+        per_parent=min(code.stragglers for code in tree.codes.values()),
+        parents=len(tree.codes),
         breaking=anybody,
         breaking_leaves=leaves,
-        enough=_enough(branches),
+        enough=_enough(tree),
     )
 
 
-def quotas(branches: Branches, node: int) -> list[Quota]:
+def quotas(tree: CodedTree, node: int) -> list[Quota]:
     """None for a leaf."""
-    code, children = branches.codes.get(node), branches.children[node]
+    code, children = tree.codes.get(node), tree.children[node]
     if code is None:
         return []
     if isinstance(code, FractionalRepetition):
@@ -95,41 +95,41 @@ def quotas(branches: Branches, node: int) -> list[Quota]:
     return [Quota(children, code.stragglers)]
 
 
-def chance_of_waiting(branches: Branches, late: Mapping[int, float]) -> float:
+def chance_of_waiting(tree: CodedTree, late: Mapping[int, float]) -> float:
     """That a step can't do with those who are on time, if each worker is late with its own chance,
     whatever the others are."""
     missing: dict[int, float] = {}
-    for node in reversed(list(branches.top_down())):
+    for node in reversed(list(tree.top_down())):
         delivers = 1.0 - late.get(node, 0.0)
-        for quota in quotas(branches, node):
+        for quota in quotas(tree, node):
             delivers *= _at_most([missing[member] for member in quota.members], quota.spare)
         missing[node] = 1.0 - delivers
-    return missing[ROOT]
+    return missing[TREE_ROOT]
 
 
-def _cheapest(branches: Branches, lost: Callable[[int, Ranks], Ranks]) -> Ranks:
+def _cheapest(tree: CodedTree, lost: Callable[[int, Ranks], Ranks]) -> Ranks:
     """The fewest whose lateness keeps the root from decoding; `lost` says who is late if a node is
     lost by itself, nobody if it can't be."""
     found: dict[int, Ranks] = {}
-    for node in reversed(list(branches.top_down())):
+    for node in reversed(list(tree.top_down())):
         ways = [
             _together(sorted((found[m] for m in quota.members), key=len)[: quota.spare + 1])
-            for quota in quotas(branches, node)
+            for quota in quotas(tree, node)
         ]
-        itself = lost(node, branches.children[node])
+        itself = lost(node, tree.children[node])
         found[node] = min([itself] if itself else ways, key=len)
-    return found[ROOT]
+    return found[TREE_ROOT]
 
 
-def _enough(branches: Branches) -> Ranks:
+def _enough(tree: CodedTree) -> Ranks:
     found: dict[int, Ranks] = {}
-    for node in reversed(list(branches.top_down())):
-        needed: list[Ranks] = [() if node == ROOT else (node,)]
-        for quota in quotas(branches, node):
+    for node in reversed(list(tree.top_down())):
+        needed: list[Ranks] = [() if node == TREE_ROOT else (node,)]
+        for quota in quotas(tree, node):
             by_cost = sorted((found[member] for member in quota.members), key=len)
             needed += by_cost[: len(by_cost) - quota.spare]
         found[node] = _together(needed)
-    return found[ROOT]
+    return found[TREE_ROOT]
 
 
 def _together(parts: list[Ranks]) -> Ranks:

@@ -15,11 +15,11 @@ from thalweg.declarations import Code
 from thalweg.errors import LayoutError
 from thalweg.facts import counted
 
-ROOT = -1
+TREE_ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Branches:
+class CodedTree:
     """`children` of the root and of every worker, in the order of their parent's code."""
 
     children: Mapping[int, tuple[int, ...]]
@@ -27,7 +27,7 @@ class Branches:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        return tuple(node for node in self.top_down() if node != ROOT)
+        return tuple(node for node in self.top_down() if node != TREE_ROOT)
 
     @property
     def parents(self) -> dict[int, int]:
@@ -39,7 +39,7 @@ class Branches:
         return sum(1 for _ in self.layers()) - 1
 
     def layers(self) -> Iterator[tuple[int, ...]]:
-        layer: tuple[int, ...] = (ROOT,)
+        layer: tuple[int, ...] = (TREE_ROOT,)
         while layer:
             yield layer
             layer = tuple(child for node in layer for child in self.children[node])
@@ -56,7 +56,7 @@ def even_children(
     at most `fanout` unless so few are left that they can't form two layers."""
     refuse_what_does_not_fit(len(workers), fanout, stragglers)
     children: dict[int, tuple[int, ...]] = {}
-    layer = [(ROOT, len(workers))]  # nodes, and how many are below each
+    layer = [(TREE_ROOT, len(workers))]  # nodes, and how many are below each
     seats = iter(workers)
     while layer:
         following: list[tuple[int, int]] = []
@@ -94,7 +94,7 @@ def refuse_what_does_not_fit(workers: int, fanout: int, stragglers: int) -> None
         )
 
 
-Plant = Callable[[Sequence[int], int, int], Branches]
+BuildCodedTree = Callable[[Sequence[int], int, int], CodedTree]
 """From the workers (most reliable first), the fanout and the stragglers to who answers whom, and
 the code of every parent. With as many children as workers it is a star."""
 
@@ -104,5 +104,5 @@ class CodeFamily:
     name: str
     summary: str
     make: Callable[[int, int], Code]  # (members, stragglers)
-    plant: Plant
+    build_tree: BuildCodedTree
     partial: bool = False  # whether what some have sent is part of the sum

@@ -1,7 +1,7 @@
 """Compressors: how small what travels can be."""
 
 from thalweg.compress.arrangement import Arrangement, Segment, arrange
-from thalweg.compress.codec import Codec, Elementwise, Gathered, Kernels, Summed
+from thalweg.compress.codec import Codec, GatheredCodec, Kernels, ShardableCodec, SummableCodec
 from thalweg.compress.compressor import Compressor, Payload
 from thalweg.compress.error_feedback import Feedback
 
@@ -9,12 +9,12 @@ __all__ = [
     "Arrangement",
     "Codec",
     "Compressor",
-    "Elementwise",
     "Feedback",
-    "Gathered",
+    "GatheredCodec",
     "Kernels",
     "Payload",
     "Segment",
-    "Summed",
+    "ShardableCodec",
+    "SummableCodec",
     "arrange",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import Array, Slots
+from thalweg.compress.codec import Array, CodecState
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
 from thalweg.compress.low_rank import LowRank, factors, orthonormalise, takes
 from thalweg.facts import Tensor
@@ -25,7 +25,7 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 
 class ACPSGD(LowRank):
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CodecState:
         return {"left": self.left.by_name, "right": self.right.by_name}
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:

@@ -15,8 +15,10 @@ from numpy.random import BitGenerator
 
 from thalweg.compress.codec import Array
 
-ABOVE = np.uint32(0x43000000)  # float32's bits of 128: with k in the low bits, 128 + k / 2^16
-SIGN = np.uint8(0x80)
+FLOAT32_BITS_OF_128 = np.uint32(
+    0x43000000
+)  # float32's bits of 128: with k in the low bits, 128 + k / 2^16
+INT8_SIGN_BIT = np.uint8(0x80)
 
 
 class Packing(Protocol):
@@ -149,8 +151,8 @@ class Rounding:
         """As int8, until the next call. `x` is overwritten."""
         shifts, levels = self._shifts[: x.size], self._levels[: x.size]
         drawn = random.random_raw(-(-x.size // 4)).view(np.uint16)[: x.size]
-        np.bitwise_or(drawn, ABOVE, out=shifts)
+        np.bitwise_or(drawn, FLOAT32_BITS_OF_128, out=shifts)
         x += shifts.view(np.float32)
         levels[:] = x  # positive, so the cast is a floor
-        levels ^= SIGN  # less 128
+        levels ^= INT8_SIGN_BIT  # less 128
         return levels.view(np.int8)

@@ -15,23 +15,23 @@ import numpy as np
 from numpy.random import BitGenerator
 
 from thalweg.compress.bit_packing import packed_nbytes, packing
-from thalweg.compress.buffers import AT_ONCE, pieces
-from thalweg.compress.codec import Array, Elementwise, Layout
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
+from thalweg.compress.codec import Array, Layout, ShardableCodec
 from thalweg.compress.error_feedback import blame
-from thalweg.compress.generators import ENCODE, REDUCE, random_bits
+from thalweg.compress.generators import ENCODE_PURPOSE, REDUCE_PURPOSE, random_bits
 from thalweg.errors import NotFinite
 
-MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign
-SMALLEST = np.float32(2.0**-119)
+MAGNITUDE_BIT_MASK = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign
+MIN_BLOCK_SCALE = np.float32(2.0**-119)
 
 
-class Blocks(Elementwise):
+class Blocks(ShardableCodec):
     """Not biased, or by less than half a level: what is left out is asked for only where parameters
     are averaged."""
 
     def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
         super().__init__(*layout)
-        at_once = min(max(1, AT_ONCE // block), self.length // block)
+        at_once = min(max(1, CODEC_CHUNK_ELEMENTS // block), self.length // block)
         self._packing = packing(bits, block, at_once)
         self._unit = np.dtype([("levels", "u1", (packed_nbytes(bits, block),)), ("scale", "<f4")])
         self.unit_nbytes = self._unit.itemsize
@@ -51,7 +51,7 @@ class Blocks(Elementwise):
         return self.length // self._block * self.unit_nbytes
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
-        random = random_bits(self.segments, ENCODE, step, rank)
+        random = random_bits(self.segments, ENCODE_PURPOSE, step, rank)
         blocks, units = values.reshape(-1, self._block), payload.view(self._unit)
         for begin, end in pieces(0, len(units), self._at_once):
             if not self._write(blocks[begin:end], units[begin:end], random):
@@ -65,7 +65,7 @@ class Blocks(Elementwise):
     def reduce(
         self, shards: Sequence[Array], into: Array, first: int, step: int, rank: int
     ) -> None:
-        random = random_bits(self.segments, REDUCE, step, rank, first)
+        random = random_bits(self.segments, REDUCE_PURPOSE, step, rank, first)
         units, given = into.view(self._unit), [shard.view(self._unit) for shard in shards]
         for begin, end in pieces(0, len(units), self._at_once):
             total = self._sum[: end - begin]
@@ -86,12 +86,12 @@ class Blocks(Elementwise):
         """Whether all are finite; if not, nothing is written."""
         x = self._scratch[: len(blocks)]
         bits = x.view(np.int32)
-        np.bitwise_and(blocks.view(np.int32), MAGNITUDE, out=bits)
+        np.bitwise_and(blocks.view(np.int32), MAGNITUDE_BIT_MASK, out=bits)
         largest = bits.max(axis=1).view(np.float32)  # in the order of their bits; nan is the last
         if not np.isfinite(largest).all():
             return False
-        zeros = largest < SMALLEST
-        largest[zeros] = SMALLEST
+        zeros = largest < MIN_BLOCK_SCALE
+        largest[zeros] = MIN_BLOCK_SCALE
         scales = np.minimum(largest / self._levels, self._largest_scale)
         factors = np.nextafter(self._levels / largest, np.float32(0))  # so that no |x| is above L
         scales[zeros] = factors[zeros] = 0

@@ -10,11 +10,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from thalweg.compress.arrangement import Segment
 
-AT_ONCE = 1 << 16  # elements: so many stay in the cache between two passes
-LINE = 64  # bytes
+CODEC_CHUNK_ELEMENTS = 1 << 16  # elements: so many stay in the cache between two passes
+CACHE_LINE_BYTES = 64  # bytes
 
 
-def pieces(start: int, stop: int, size: int = AT_ONCE) -> Iterator[tuple[int, int]]:
+def pieces(start: int, stop: int, size: int = CODEC_CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:
     """Beginnings and ends, in order."""
     for begin in range(start, stop, size):
         yield begin, min(begin + size, stop)
@@ -30,7 +30,7 @@ def aligned(elements: int, kind: DTypeLike) -> NDArray[Any]:
     """A vector of whatever is in memory there, at the start of a cache line, as torch's are: others
     take a fifth longer to copy."""
     nbytes = elements * np.dtype(kind).itemsize
-    raw = np.empty(nbytes + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
+    raw = np.empty(nbytes + CACHE_LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE_BYTES
     vector: NDArray[Any] = raw[start : start + nbytes].view(kind)
     return vector

@@ -6,10 +6,10 @@ as the segments say, with zeros where a tensor is filled up to whole units.
 
 A codec is one of three:
 
-- `Summed`: yields what is to be added over all ranks, one vector after the other, each of which the
-  sum then replaces;
-- `Gathered`: every rank's payload reaches all ranks, which decode and add them;
-- `Elementwise`: gathered too; or each rank reduces one shard of everybody's payload to a payload
+- `SummableCodec`: yields what is to be added over all ranks, one vector after the other, each of
+  which the sum then replaces;
+- `GatheredCodec`: every rank's payload reaches all ranks, which decode and add them;
+- `ShardableCodec`: gathered too; or each rank reduces one shard of everybody's payload to a payload
   again, and the shards are gathered (two-shot).
 
 What ranks contribute is divided by their number beforehand, so sums are means. `values` is what is
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from thalweg.compress.arrangement import Segment
 
 Array = NDArray[Any]
-Slots = Mapping[str, Mapping[str, Array]]
+CodecState = Mapping[str, Mapping[str, Array]]
 
 
 class Kernels(Protocol):
@@ -61,21 +61,21 @@ class Codec:
         self.kernels = kernels
 
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CodecState:
         """What it keeps from step to step; may be written to."""
         return {}
 
-    def absorb(self, gradient: Array, residual: Array) -> None:
+    def load_state(self, gradient: Array, residual: Array) -> None:
         """Add a new gradient to what was left out so far, at once or when that is encoded."""
         residual += gradient
 
 
-class Summed(Codec, ABC):
+class SummableCodec(Codec, ABC):
     @abstractmethod
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]: ...
 
 
-class Gathered(Codec, ABC):
+class GatheredCodec(Codec, ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
@@ -91,7 +91,7 @@ class Gathered(Codec, ABC):
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         """`payload` is of bytes; `rank` and `step` seed what is random in it."""
 
-    def settle(self, values: Array, ranks: int) -> None:
+    def keep_residual(self, values: Array, ranks: int) -> None:
         """For a codec whose payload stands for something only once the scales of so many ranks are
         added up: leave in `values` what was left out."""
 
@@ -100,7 +100,7 @@ class Gathered(Codec, ABC):
         """out = the sum of what these payloads, of different ranks, stand for."""
 
 
-class Elementwise(Gathered):
+class ShardableCodec(GatheredCodec):
     """`unit_nbytes` is what one unit of elements takes in the payload."""
 
     unit_nbytes: int

@@ -25,13 +25,14 @@ from typing import Any
 from thalweg.declarations import Parameter, Value
 from thalweg.facts import Tensor
 
-SMALL = 1024  # elements; below this a tensor's own header and latency outweigh what is saved
+# Elements; below this a tensor's own header and latency outweigh what is saved.
+MIN_COMPRESSED_ELEMENTS = 1024
 
 RATIO = Parameter(kind=float, default=0.01, least=1e-6, most=1.0, help="share of elements kept")
 RANK = Parameter(kind=int, default=4, least=1, help="of the approximation")
 FEEDBACK = Parameter(kind=bool, default=None, help="keep what was left out; on where it is sound")
 WARMUP = Parameter(kind=int, default=0, least=0, help="steps before compression starts")
-COMMON = ("feedback", "warmup")  # arguments that the run heeds, not the codec
+RUN_ARGUMENTS = ("feedback", "warmup")  # arguments that the run heeds, not the codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Compressor:
 
 
 def own_arguments(arguments: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: value for name, value in arguments.items() if name not in COMMON}
+    return {name: value for name, value in arguments.items() if name not in RUN_ARGUMENTS}
 
 
 def uncompressed(tensors: Sequence[Tensor]) -> list[Payload]:
@@ -96,7 +97,7 @@ def uncompressed(tensors: Sequence[Tensor]) -> list[Payload]:
     return [Payload("exact", elements, tensors[0].itemsize, exact=True)] if elements else []
 
 
-def kept(elements: int, ratio: float) -> int:
+def kept_elements(elements: int, ratio: float) -> int:
     """How many elements of a tensor a sparsifier sends."""
     return max(1, ceil(elements * ratio))
 
@@ -108,7 +109,11 @@ def units(tensor: Tensor, unit: int) -> int:
 
 def pays(tensor: Tensor, nbytes: int) -> bool:
     """Whether so many bytes are less than its own; vectors and small tensors stay as they are."""
-    return len(tensor.shape) > 1 and tensor.elements >= SMALL and nbytes < tensor.nbytes
+    return (
+        len(tensor.shape) > 1
+        and tensor.elements >= MIN_COMPRESSED_ELEMENTS
+        and nbytes < tensor.nbytes
+    )
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.compress.buffers import AT_ONCE
-from thalweg.compress.codec import Array, Layout, Slots
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
+from thalweg.compress.codec import Array, CodecState, Layout
 from thalweg.compress.compressor import RATIO, WARMUP, Compressor
 from thalweg.compress.sparse import Sparse, sizes, takes
 from thalweg.declarations import Parameter
@@ -29,12 +29,12 @@ class DGC(Sparse):
         self._velocity = np.zeros(self.length, np.float32)
 
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CodecState:
         return {"velocity": {s.name: self._velocity[s.place] for s in self.segments}}
 
-    def absorb(self, gradient: Array, residual: Array) -> None:
-        for start in range(0, self.length, AT_ONCE):
-            place = slice(start, start + AT_ONCE)
+    def load_state(self, gradient: Array, residual: Array) -> None:
+        for start in range(0, self.length, CODEC_CHUNK_ELEMENTS):
+            place = slice(start, start + CODEC_CHUNK_ELEMENTS)
             velocity = self._velocity[place]
             velocity *= self._momentum
             velocity += gradient[place]

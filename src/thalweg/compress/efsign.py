@@ -9,25 +9,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg.compress.buffers import AT_ONCE, extents, pieces
-from thalweg.compress.codec import Array, Gathered, Layout
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, extents, pieces
+from thalweg.compress.codec import Array, GatheredCodec, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.sign_bits import UNIT, Signs, takes
+from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs, takes
 from thalweg.facts import Tensor
 
 
 def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
-    return [Payload("signs and scales", sum(8 * units(t, UNIT) + 4 for t in tensors), 1)]
+    return [
+        Payload("signs and scales", sum(8 * units(t, SIGN_WORD_ELEMENTS) + 4 for t in tensors), 1)
+    ]
 
 
-class EFSign(Gathered):
+class EFSign(GatheredCodec):
     """The payload is all bits, then all scales."""
 
     def __init__(self, *layout: *Layout) -> None:
         super().__init__(*layout)
         self._extents = extents(self.segments, self.length)
         self._signs = Signs(self.segments, self.length)
-        self._scratch = np.empty(AT_ONCE, np.float32)
+        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +62,7 @@ COMPRESSOR = Compressor(
     name="efsign",
     summary="one bit an element and a scale, with error feedback",
     takes=takes,
-    unit=lambda: UNIT,
+    unit=lambda: SIGN_WORD_ELEMENTS,
     sizes=sizes,
     codec=EFSign,
     summable=False,

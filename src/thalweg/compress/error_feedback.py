@@ -32,7 +32,7 @@ class Feedback:
 
     def add(self, gradient: Array) -> Array:
         """What is to be encoded: this gradient, which is finite, and what was left out before."""
-        self._codec.absorb(gradient, self.residual)
+        self._codec.load_state(gradient, self.residual)
         return self.residual
 
 

@@ -13,7 +13,7 @@ from numpy.random import SFC64, BitGenerator
 
 from thalweg.compress.arrangement import Segment
 
-ENCODE, REDUCE = 1, 2  # purposes
+ENCODE_PURPOSE, REDUCE_PURPOSE = 1, 2  # purposes
 
 
 def random_bits(

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from thalweg.compress.buffers import aligned
-from thalweg.compress.codec import Array, Layout, Summed
+from thalweg.compress.codec import Array, Layout, SummableCodec
 from thalweg.compress.compressor import Payload
 from thalweg.compress.error_feedback import blame
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
-AT_ONCE = 1 << 18  # elements: so many stay in the cache between cast and check
-TWO = np.uint16(0x4000)  # the bit that is set from 2 on, in both formats
-TWOS = np.uint64(0x4000400040004000)
+CAST_CHUNK_ELEMENTS = 1 << 18  # elements: so many stay in the cache between cast and check
+HALF_TWO_BIT = np.uint16(0x4000)  # the bit that is set from 2 on, in both formats
+HALF_TWO_BITS = np.uint64(0x4000400040004000)
 
 
 def takes(tensor: Tensor) -> bool:
@@ -23,24 +23,24 @@ def takes(tensor: Tensor) -> bool:
     return tensor.itemsize > 2
 
 
-class Half(Summed):
+class Half(SummableCodec):
     """`infinity` is its bits; a larger value has no meaning, or means nan."""
 
     def __init__(self, *layout: *Layout, kind: str, infinity: int) -> None:
         super().__init__(*layout)
         self._payload = aligned(self.length, kind)
-        self._scratch = np.empty(AT_ONCE, np.float32)
+        self._scratch = np.empty(CAST_CHUNK_ELEMENTS, np.float32)
         self._infinity = infinity
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
-        for start in range(0, self.length, AT_ONCE):
-            part = self._payload[start : start + AT_ONCE]
-            self.kernels.narrow(values[start : start + AT_ONCE], part)
+        for start in range(0, self.length, CAST_CHUNK_ELEMENTS):
+            part = self._payload[start : start + CAST_CHUNK_ELEMENTS]
+            self.kernels.narrow(values[start : start + CAST_CHUNK_ELEMENTS], part)
             if not _all_below_two(part) and self._has_infinity(part):
                 self._explain(values)
             if keep:
                 self.kernels.widen(part, self._scratch[: len(part)])
-                values[start : start + AT_ONCE] -= self._scratch[: len(part)]
+                values[start : start + CAST_CHUNK_ELEMENTS] -= self._scratch[: len(part)]
         yield self._payload
         self.kernels.widen(self._payload, out)
 
@@ -61,7 +61,9 @@ def _all_below_two(part: Array) -> bool:
     """As gradients are; at a glance, four at once."""
     whole = len(part) // 4 * 4
     words, rest = part[:whole].view(np.uint64), part[whole:].view(np.uint16)
-    return not (np.bitwise_or.reduce(words) & TWOS or np.bitwise_or.reduce(rest) & TWO)
+    return not (
+        np.bitwise_or.reduce(words) & HALF_TWO_BITS or np.bitwise_or.reduce(rest) & HALF_TWO_BIT
+    )
 
 
 def sizes(name: str, tensors: Sequence[Tensor]) -> list[Payload]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import BitGenerator
 
 from thalweg.compress.block_scaling import Blocks
-from thalweg.compress.buffers import AT_ONCE
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
 from thalweg.declarations import Parameter
@@ -31,7 +31,7 @@ def sizes(tensors: Sequence[Tensor], step: int, block: int) -> list[Payload]:
 class Int8(Blocks):
     def __init__(self, *layout: *Layout, block: int) -> None:
         super().__init__(*layout, bits=8, block=block)
-        self._whole = np.empty(max(AT_ONCE, block), np.int8)
+        self._whole = np.empty(max(CODEC_CHUNK_ELEMENTS, block), np.int8)
 
     def _rounded(self, x: Array, random: BitGenerator) -> Array:
         whole = self._whole[: x.size].reshape(x.shape)

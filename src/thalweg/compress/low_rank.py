@@ -20,18 +20,18 @@ from math import prod
 
 import numpy as np
 
-from thalweg.compress.codec import Array, Layout, Summed
+from thalweg.compress.codec import Array, Layout, SummableCodec
 from thalweg.compress.compressor import as_matrix, pays
 from thalweg.compress.error_feedback import blame
 from thalweg.compress.generators import generator
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
-AT_ONCE = 1 << 17  # elements: half a megabyte
-LEAST_ROWS = 16
-THIN = 8  # rows of a factor; above this, M Q is faster as it stands
-NUDGE = 1e-12  # e
-TOLERANCE = 1e-6  # of e L^-1 L^-T
+PRODUCT_CHUNK_ELEMENTS = 1 << 17  # elements: half a megabyte
+MIN_PRODUCT_ROWS = 16
+MAX_THIN_FACTOR_ROWS = 8  # rows of a factor; above this, M Q is faster as it stands
+GRAM_REGULARIZATION_RATIO = 1e-12  # e
+ORTHOGONALITY_TOLERANCE = 1e-6  # of e L^-1 L^-T
 
 
 def takes(tensor: Tensor, rank: int) -> bool:
@@ -93,7 +93,7 @@ class Factors:
                 matrix[zero] = drawn[zero]
 
 
-class LowRank(Summed):
+class LowRank(SummableCodec):
     """`left` are the P^T of all matrices, `right` the Q^T."""
 
     def __init__(self, *layout: *Layout, rank: int) -> None:
@@ -112,7 +112,7 @@ class LowRank(Summed):
                 self.segments, self._together(values, self.left, self.right), strict=True
             ):
                 more = None if new is None else new[segment.place].reshape(matrix.shape)
-                if len(right) <= THIN:
+                if len(right) <= MAX_THIN_FACTOR_ROWS:
                     self._project_thin(matrix, left, right, more)
                 else:
                     if more is not None:
@@ -124,7 +124,7 @@ class LowRank(Summed):
 
     def _project_thin(self, matrix: Array, left: Array, right: Array, new: Array | None) -> None:
         """As many rows of M at once as stay in the cache."""
-        rows = max(LEAST_ROWS, AT_ONCE // matrix.shape[1])
+        rows = max(MIN_PRODUCT_ROWS, PRODUCT_CHUNK_ELEMENTS // matrix.shape[1])
         for first in range(0, len(matrix), rows):
             part = slice(first, first + rows)
             if new is not None:
@@ -177,12 +177,14 @@ def _alike(matrices: Sequence[Array], rows: int) -> None:
     gram = np.stack([np.einsum("in,jn->ij", matrix, matrix) for matrix in wide])
     lengths = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
     lengths = np.where(lengths > 0, lengths, 1.0)
-    unit = gram / (lengths[:, :, None] * lengths[:, None, :]) + NUDGE * np.eye(rows)
+    unit = gram / (lengths[:, :, None] * lengths[:, None, :]) + GRAM_REGULARIZATION_RATIO * np.eye(
+        rows
+    )
     inverse = np.linalg.inv(np.linalg.cholesky(unit))
-    errors = NUDGE * (inverse * inverse).sum(axis=(1, 2))
+    errors = GRAM_REGULARIZATION_RATIO * (inverse * inverse).sum(axis=(1, 2))
     inverse /= lengths[:, None, :]
     for matrix, exact, transform, error in zip(matrices, wide, inverse, errors, strict=True):
-        if error > TOLERANCE:
+        if error > ORTHOGONALITY_TOLERANCE:
             matrix[:] = np.linalg.qr(exact.T)[0].T
         else:
             matrix[:] = np.einsum("ij,jn->in", transform, exact)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import Array, Layout, Slots
+from thalweg.compress.codec import Array, CodecState, Layout
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
 from thalweg.compress.low_rank import LowRank, factors, orthonormalise, takes
 from thalweg.facts import Tensor
@@ -29,12 +29,12 @@ class PowerSGD(LowRank):
         super().__init__(*layout, rank=rank)
         self._new: Array | None = None
 
-    def absorb(self, gradient: Array, residual: Array) -> None:
+    def load_state(self, gradient: Array, residual: Array) -> None:
         """When P is made of it."""
         self._new = gradient
 
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CodecState:
         return {"factor": self.right.by_name}
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:

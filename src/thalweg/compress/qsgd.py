@@ -14,7 +14,7 @@ from numpy.random import BitGenerator
 
 from thalweg.compress.bit_packing import Rounding, packed_nbytes
 from thalweg.compress.block_scaling import Blocks
-from thalweg.compress.buffers import AT_ONCE
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
 from thalweg.declarations import Parameter
@@ -39,7 +39,7 @@ class QSGD(Blocks):
 
     def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
         super().__init__(*layout, bits=bits, block=block)
-        self._rounding = Rounding(max(AT_ONCE, block))
+        self._rounding = Rounding(max(CODEC_CHUNK_ELEMENTS, block))
 
     def _rounded(self, x: Array, random: BitGenerator) -> Array:
         return self._rounding.levels(x.reshape(-1), random).reshape(x.shape)

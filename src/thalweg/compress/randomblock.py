@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from thalweg.compress.codec import Array, Layout, Summed
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept
+from thalweg.compress.codec import Array, Layout, SummableCodec
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept_elements
 from thalweg.compress.generators import generator
 from thalweg.compress.randomk import sizes, takes
 
 
-class RandomBlock(Summed):
+class RandomBlock(SummableCodec):
     def __init__(self, *layout: *Layout, ratio: float) -> None:
         super().__init__(*layout)
-        self._counts = [kept(segment.elements, ratio) for segment in self.segments]
+        self._counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
         self._payload = np.empty(sum(self._counts), np.float32)
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:

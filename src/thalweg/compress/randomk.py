@@ -12,8 +12,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from thalweg.compress.codec import Array, Layout, Summed
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, Payload, kept, pays
+from thalweg.compress.codec import Array, Layout, SummableCodec
+from thalweg.compress.compressor import (
+    FEEDBACK,
+    RATIO,
+    WARMUP,
+    Compressor,
+    Payload,
+    kept_elements,
+    pays,
+)
 from thalweg.compress.generators import generator
 from thalweg.facts import Tensor
 
@@ -42,17 +50,17 @@ class Strata:
 
 
 def takes(tensor: Tensor, ratio: float) -> bool:
-    return pays(tensor, 4 * kept(tensor.elements, ratio))
+    return pays(tensor, 4 * kept_elements(tensor.elements, ratio))
 
 
 def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
-    return [Payload("values", sum(kept(t.elements, ratio) for t in tensors), 4)]
+    return [Payload("values", sum(kept_elements(t.elements, ratio) for t in tensors), 4)]
 
 
-class RandomK(Summed):
+class RandomK(SummableCodec):
     def __init__(self, *layout: *Layout, ratio: float) -> None:
         super().__init__(*layout)
-        counts = [kept(segment.elements, ratio) for segment in self.segments]
+        counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
         self._strata = [Strata(s.elements, k) for s, k in zip(self.segments, counts, strict=True)]
         self._indices = np.empty(sum(counts), np.intp)
         self._payload = np.empty(sum(counts), np.float32)

@@ -20,18 +20,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from thalweg.compress.buffers import AT_ONCE, extents, pieces
-from thalweg.compress.codec import Array, Elementwise, Layout, Slots
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, extents, pieces
+from thalweg.compress.codec import Array, CodecState, Layout, ShardableCodec
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.sign_bits import UNIT, Signs, takes
+from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs, takes
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
-WORDS = 1 << 12  # that are voted on at once
-EVEN = np.uint64(0x5555555555555555)  # elements
+VOTE_CHUNK_WORDS = 1 << 12  # that are voted on at once
+EVEN_ELEMENT_BITS = np.uint64(0x5555555555555555)  # elements
 
 
-class Tally:
+class VoteCounter:
     """Of up to `words` words of each voter at once."""
 
     def __init__(self, words: int) -> None:
@@ -48,7 +48,7 @@ class Tally:
         voters = list(votes)
         if len(voters) % 2 == 0:
             casting = self._casting[: len(into)]
-            casting.fill(~EVEN if step % 2 else EVEN)
+            casting.fill(~EVEN_ELEMENT_BITS if step % 2 else EVEN_ELEMENT_BITS)
             voters.append(casting)
         most = (len(voters) - 1) // 2  # that a minority can be; count > most, from the lowest bit
         planes = self.counts(voters)
@@ -112,11 +112,11 @@ class Tally:
 
 
 def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
-    words = sum(units(tensor, UNIT) for tensor in tensors)
+    words = sum(units(tensor, SIGN_WORD_ELEMENTS) for tensor in tensors)
     return [Payload("signs", words, 8), Payload("scales", len(tensors), 4, exact=True)]
 
 
-class Sign(Elementwise):
+class Sign(ShardableCodec):
     """Without feedback, the vote is the majority of the bits. With it (`keep`) there are two
     residuals, of what a rank sent and of what was voted (DoubleSqueeze, Tang et al., ICML 2019):
 
@@ -127,17 +127,17 @@ class Sign(Elementwise):
     holds its E; where all do, each holds an N-th of it.
     """
 
-    unit_nbytes = UNIT // 8
+    unit_nbytes = SIGN_WORD_ELEMENTS // 8
 
     def __init__(self, *layout: *Layout) -> None:
         super().__init__(*layout)
         self._extents = extents(self.segments, self.length)
         self._signs = Signs(self.segments, self.length)
-        self._tally = Tally(WORDS)
+        self._tally = VoteCounter(VOTE_CHUNK_WORDS)
         self._scales = np.zeros(len(self.segments), np.float32)
         self._unvoted = np.zeros(self.length, np.float32)  # takes no memory until it is written
-        self._scratch = np.empty(AT_ONCE, np.float32)
-        self._vote = np.empty(AT_ONCE // UNIT, np.uint64)
+        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
+        self._vote = np.empty(CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS, np.uint64)
         self._keep, self._step = False, 0
 
     @property
@@ -149,14 +149,14 @@ class Sign(Elementwise):
         return self._scales
 
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CodecState:
         return {"vote": {segment.name: self._unvoted[segment.place] for segment in self.segments}}
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         self._keep, self._step = keep, step
         self._signs.encode(values, payload, self._scales)
 
-    def settle(self, values: Array, ranks: int) -> None:
+    def keep_residual(self, values: Array, ranks: int) -> None:
         if self._keep:
             for segment, scale in zip(self.segments, self._scales, strict=True):
                 self._signs.subtract(values[segment.place], float(scale) / ranks)
@@ -166,7 +166,7 @@ class Sign(Elementwise):
     ) -> None:
         words, given = into.view(np.uint64), [shard.view(np.uint64) for shard in shards]
         if not self._keep:
-            for begin, end in pieces(0, len(words), WORDS):
+            for begin, end in pieces(0, len(words), VOTE_CHUNK_WORDS):
                 votes = [shard[begin:end] for shard in given]
                 self._tally.majority(votes, words[begin:end], step)
             return
@@ -178,36 +178,45 @@ class Sign(Elementwise):
         words = payload.view(np.uint64)
         for scale, begin, end in self._parts(0, len(words)):
             self._signs.unpack(
-                words[begin:end].view(np.uint8), scale, out[begin * UNIT : end * UNIT]
+                words[begin:end].view(np.uint8),
+                scale,
+                out[begin * SIGN_WORD_ELEMENTS : end * SIGN_WORD_ELEMENTS],
             )
         self._clear_filling(out)
 
     def add_up(self, payloads: Sequence[Array], out: Array) -> None:
         given = [payload.view(np.uint64) for payload in payloads]
-        for scale, begin, end in self._parts(0, self.length // UNIT):
+        for scale, begin, end in self._parts(0, self.length // SIGN_WORD_ELEMENTS):
             votes, vote = [payload[begin:end] for payload in given], self._vote[: end - begin]
             if self._keep:
-                unvoted = self._unvoted[begin * UNIT : end * UNIT]
+                unvoted = self._unvoted[begin * SIGN_WORD_ELEMENTS : end * SIGN_WORD_ELEMENTS]
                 unvoted *= len(votes)
                 self._carry_over(votes, scale, begin, vote)
                 unvoted /= len(votes)
             else:
                 self._tally.majority(votes, vote, self._step)
-            self._signs.unpack(vote.view(np.uint8), scale, out[begin * UNIT : end * UNIT])
+            self._signs.unpack(
+                vote.view(np.uint8),
+                scale,
+                out[begin * SIGN_WORD_ELEMENTS : end * SIGN_WORD_ELEMENTS],
+            )
         self._clear_filling(out)
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[float, int, int]]:
         """Words with one scale."""
         for scale, (start, stop) in zip(self._scales, self._extents, strict=True):
-            begin, end = max(first, start // UNIT), min(last, stop // UNIT)
-            for piece in pieces(begin, end, AT_ONCE // UNIT):
+            begin, end = (
+                max(first, start // SIGN_WORD_ELEMENTS),
+                min(last, stop // SIGN_WORD_ELEMENTS),
+            )
+            for piece in pieces(begin, end, CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS):
                 yield float(scale), *piece
 
     def _carry_over(self, votes: Sequence[Array], scale: float, first: int, into: Array) -> None:
         """With c votes of N, s mean(sign) = (s / N) (2 c - N). The planes k < K of the counts, as
         signs, give 2 c = 2^K - 1 + sum of 2^k sign_k."""
-        elements = slice(first * UNIT, (first + len(into)) * UNIT)
-        wanted, part = self._unvoted[elements], self._scratch[: len(into) * UNIT]
+        elements = slice(first * SIGN_WORD_ELEMENTS, (first + len(into)) * SIGN_WORD_ELEMENTS)
+        wanted, part = self._unvoted[elements], self._scratch[: len(into) * SIGN_WORD_ELEMENTS]
         planes, share = self._tally.counts(votes), scale / len(votes)
         wanted += np.float32(share * (2 ** len(planes) - 1 - len(votes)))
         for k, plane in enumerate(planes):
@@ -225,7 +234,7 @@ COMPRESSOR = Compressor(
     name="sign",
     summary="one bit an element, and a majority vote",
     takes=takes,
-    unit=lambda: UNIT,
+    unit=lambda: SIGN_WORD_ELEMENTS,
     sizes=sizes,
     codec=Sign,
     summable=False,

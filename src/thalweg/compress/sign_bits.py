@@ -12,18 +12,18 @@ from math import isfinite
 import numpy as np
 
 from thalweg.compress.arrangement import Segment
-from thalweg.compress.buffers import AT_ONCE, extents, pieces
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, extents, pieces
 from thalweg.compress.codec import Array
 from thalweg.compress.compressor import pays, units
 from thalweg.compress.error_feedback import blame
 from thalweg.facts import Tensor
 
 SIGN_BIT = np.uint32(0x80000000)
-UNIT = 64  # elements: one word of bits
+SIGN_WORD_ELEMENTS = 64  # elements: one word of bits
 
 
 def takes(tensor: Tensor) -> bool:
-    return pays(tensor, 8 * units(tensor, UNIT) + 4)
+    return pays(tensor, 8 * units(tensor, SIGN_WORD_ELEMENTS) + 4)
 
 
 class Signs:
@@ -32,9 +32,9 @@ class Signs:
     def __init__(self, segments: Sequence[Segment], length: int) -> None:
         self._segments = segments
         self._extents = extents(segments, length)
-        self._flags = np.empty(AT_ONCE, np.bool_)
-        self._scratch = np.empty(AT_ONCE, np.float32)
-        self._ones = np.ones(AT_ONCE, np.float32)
+        self._flags = np.empty(CODEC_CHUNK_ELEMENTS, np.bool_)
+        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
+        self._ones = np.ones(CODEC_CHUNK_ELEMENTS, np.float32)
         every = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self.of_byte = every.astype(np.float32) * 2 - 1
 

@@ -19,15 +19,16 @@ from math import sqrt
 
 import numpy as np
 
-from thalweg.compress.buffers import AT_ONCE
-from thalweg.compress.codec import Array, Gathered, Layout
-from thalweg.compress.compressor import Payload, kept, pays
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
+from thalweg.compress.codec import Array, GatheredCodec, Layout
+from thalweg.compress.compressor import Payload, kept_elements, pays
 from thalweg.compress.generators import generator
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
 
-WIDEST = 100  # a sample of 1 %
-FEWEST = 64  # of the k largest that are expected in a sample; with fewer it says little
+MAX_SAMPLE_STRIDE = 100  # a sample of 1 %
+# Of the k largest that are expected in a sample; with fewer it says little.
+MIN_SAMPLED_TOPK_COUNT = 64
 
 Wanted = Callable[[Array], Array]
 
@@ -37,7 +38,7 @@ class Selection:
 
     def __init__(self, longest: int) -> None:
         self._magnitudes = np.empty(longest, np.float32)
-        self._part = np.empty(AT_ONCE, np.float32)
+        self._part = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
 
     def magnitudes(self, values: Array) -> Array:
         """In a buffer that is written over by the next call."""
@@ -45,8 +46,8 @@ class Selection:
 
     def where(self, values: Array, wanted: Wanted) -> Iterator[Array]:
         """The places of elements whose magnitudes are wanted, part by part."""
-        for start in range(0, len(values), AT_ONCE):
-            part = values[start : start + AT_ONCE]
+        for start in range(0, len(values), CODEC_CHUNK_ELEMENTS):
+            part = values[start : start + CODEC_CHUNK_ELEMENTS]
             places = np.flatnonzero(wanted(np.abs(part, out=self._part[: len(part)])))
             places += start
             yield places
@@ -68,7 +69,7 @@ class Selection:
     ) -> tuple[Array, float] | None:
         """The places of all magnitudes from a threshold on, and the threshold: so many standard
         deviations below the one that k should exceed. None if a sample is of no use."""
-        width = min(WIDEST, k // FEWEST)
+        width = min(MAX_SAMPLE_STRIDE, k // MIN_SAMPLED_TOPK_COUNT)
         if width < 4:
             return None
         sampled = len(values) // width
@@ -121,15 +122,15 @@ def largest_of(magnitudes: Array, k: int) -> Array:
 
 
 def takes(tensor: Tensor, ratio: float, **_: object) -> bool:
-    return pays(tensor, 8 * kept(tensor.elements, ratio))
+    return pays(tensor, 8 * kept_elements(tensor.elements, ratio))
 
 
 def sizes(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> list[Payload]:
-    k = sum(kept(tensor.elements, ratio) for tensor in tensors)
+    k = sum(kept_elements(tensor.elements, ratio) for tensor in tensors)
     return [Payload("values and indices", k, 8)]
 
 
-class Sparse(Gathered):
+class Sparse(GatheredCodec):
     """What is sent is sent exactly, so what is left out is the rest: `values`, cleared there."""
 
     def __init__(self, *layout: *Layout, ratio: float) -> None:
@@ -139,7 +140,7 @@ class Sparse(Gathered):
                 f"{self.length:,} elements travel together, too many for indices of 4 bytes",
                 "use another compressor for a tensor of this size, or smaller buckets",
             )
-        self._counts = [kept(segment.elements, ratio) for segment in self.segments]
+        self._counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
         self._chosen = np.empty(sum(self._counts), np.intp)
         self.selection = Selection(max(segment.elements for segment in self.segments))
 

@@ -14,16 +14,18 @@ from math import isfinite, sqrt
 import numpy as np
 
 from thalweg.compress.bit_packing import Rounding, WholeFractions
-from thalweg.compress.block_scaling import SMALLEST
-from thalweg.compress.buffers import AT_ONCE, extents, pieces
-from thalweg.compress.codec import Array, Gathered, Layout
+from thalweg.compress.block_scaling import MIN_BLOCK_SCALE
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, extents, pieces
+from thalweg.compress.codec import Array, GatheredCodec, Layout
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
 from thalweg.compress.error_feedback import blame
-from thalweg.compress.generators import ENCODE, random_bits
+from thalweg.compress.generators import ENCODE_PURPOSE, random_bits
 from thalweg.facts import Tensor
 
-CLIP = 2.5  # standard deviations
-ALONE = 1 << 13  # elements of which BLAS adds the squares without calling in other threads
+CLIP_DEVIATIONS = 2.5  # standard deviations
+UNTHREADED_SUM_ELEMENTS = (
+    1 << 13
+)  # elements of which BLAS adds the squares without calling in other threads
 
 
 def takes(tensor: Tensor) -> bool:
@@ -34,16 +36,16 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
     return [Payload("ternary digits", sum(units(t, 4) + 4 for t in tensors), 1)]
 
 
-class TernGrad(Gathered):
+class TernGrad(GatheredCodec):
     """The payload is all digits, four a byte, then all scales."""
 
     def __init__(self, *layout: *Layout) -> None:
         super().__init__(*layout)
         self._extents = extents(self.segments, self.length)
         self._packing = WholeFractions(2)
-        self._rounding = Rounding(AT_ONCE)
-        self._scratch = np.empty(AT_ONCE, np.float32)
-        self._double = np.empty(ALONE, np.float64)
+        self._rounding = Rounding(CODEC_CHUNK_ELEMENTS)
+        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
+        self._double = np.empty(UNTHREADED_SUM_ELEMENTS, np.float64)
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +53,7 @@ class TernGrad(Gathered):
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         digits, scales = self._parts(payload)
-        random = random_bits(self.segments, ENCODE, step, rank)
+        random = random_bits(self.segments, ENCODE_PURPOSE, step, rank)
         for number, (segment, extent) in enumerate(zip(self.segments, self._extents, strict=True)):
             scale = self._scale(values[segment.place])
             if not isfinite(scale):
@@ -86,14 +88,14 @@ class TernGrad(Gathered):
     def _scale(self, values: Array) -> float:
         """The largest magnitude after clipping; 0 below 2^-119, where float32 has no inverse."""
         squares, largest = 0.0, np.float32(0)
-        for begin, end in pieces(0, len(values), ALONE):
+        for begin, end in pieces(0, len(values), UNTHREADED_SUM_ELEMENTS):
             piece, double = values[begin:end], self._double[: end - begin]
             double[:] = piece
             squares += float(np.dot(double, double))
             magnitudes = np.abs(piece, out=self._scratch[: end - begin])
             largest = np.maximum(largest, magnitudes.max())
-        scale = min(float(largest), CLIP * sqrt(squares / len(values)))
-        return 0.0 if scale < SMALLEST else scale
+        scale = min(float(largest), CLIP_DEVIATIONS * sqrt(squares / len(values)))
+        return 0.0 if scale < MIN_BLOCK_SCALE else scale
 
     def _parts(self, payload: Array) -> tuple[Array, Array]:
         return payload[: self.length // 4], payload[self.length // 4 :].view("<f4")

@@ -16,22 +16,25 @@ from itertools import islice
 from statistics import median, median_high
 from typing import Any
 
-from thalweg.doctor.finding import Facts, Finding, concerning
+from thalweg.doctor.finding import Finding, RankFacts, concerning
 from thalweg.facts import about
 
 Flow = tuple[int, int]
 """The ranks that send and receive, each the first of its host."""
-MOST_TURNS = 42  # one flow after the other: all pairs of up to 7 hosts
-SHARE = 0.5  # of the usual rate: what is less is slow
-MOST_AGAIN = 8
-MOST_LINES = 4
-FLOW_SECONDS, LONGEST_SECONDS = 0.25, 1.0
-TRIPS_IN_A_FLOW = 20
+MAX_FLOW_TURNS = 42  # one flow after the other: all pairs of up to 7 hosts
+DOCTOR_SLOW_RATE_RATIO = 0.5  # of the usual rate: what is less is slow
+MAX_REPEATED_FLOWS = 8
+MAX_RATE_FINDINGS = 4
+MIN_SHORT_FLOW_SECONDS, MAX_SHORT_FLOW_SECONDS = 0.25, 1.0
+RTTS_PER_FLOW_COUNT = 20
 
 
 def seconds_of(trips: Sequence[float]) -> float:
     """A flow lasts longer where TCP takes longer to get going."""
-    return min(LONGEST_SECONDS, max(FLOW_SECONDS, TRIPS_IN_A_FLOW * max(trips, default=0.0)))
+    return min(
+        MAX_SHORT_FLOW_SECONDS,
+        max(MIN_SHORT_FLOW_SECONDS, RTTS_PER_FLOW_COUNT * max(trips, default=0.0)),
+    )
 
 
 def turns(speakers: Sequence[int], works: frozenset[Flow]) -> list[list[Flow]]:
@@ -42,21 +45,25 @@ def turns(speakers: Sequence[int], works: frozenset[Flow]) -> list[list[Flow]]:
         for shift in range(1, number)
     ]
     flows = [flow for circle in circles for flow in circle if flow in works]
-    if len(flows) <= MOST_TURNS:
+    if len(flows) <= MAX_FLOW_TURNS:
         return [[flow] for flow in flows]
     nearest, opposite = ([flow for flow in circles[i] if flow in works] for i in (0, number // 2))
-    flows = nearest + (opposite if 2 * number <= MOST_TURNS else [])
-    if len(flows) <= MOST_TURNS:
+    flows = nearest + (opposite if 2 * number <= MAX_FLOW_TURNS else [])
+    if len(flows) <= MAX_FLOW_TURNS:
         return [[flow] for flow in flows]
-    at_once = -(-len(flows) // MOST_TURNS)
+    at_once = -(-len(flows) // MAX_FLOW_TURNS)
     step = -(-len(flows) // at_once)  # those of a turn are far apart in the circle
     return [list(islice(flows, start, None, step)) for start in range(step)]
 
 
-def slow(rates: Mapping[Flow, float]) -> list[Flow]:
+def slow_flows(rates: Mapping[Flow, float]) -> list[Flow]:
     best = _best_of_hosts(rates)
-    hosts = {rank for rank, rate in best.items() if rate < SHARE * _usual(best)}
-    return [f for f, rate in rates.items() if rate < SHARE * _usual(rates) or hosts & set(f)]
+    hosts = {rank for rank, rate in best.items() if rate < DOCTOR_SLOW_RATE_RATIO * _usual(best)}
+    return [
+        f
+        for f, rate in rates.items()
+        if rate < DOCTOR_SLOW_RATE_RATIO * _usual(rates) or hosts & set(f)
+    ]
 
 
 def _usual(rates: Mapping[Any, float]) -> float:
@@ -68,19 +75,19 @@ def _best_of_hosts(rates: Mapping[Flow, float]) -> dict[int, float]:
     return {host: max(rate for flow, rate in rates.items() if host in flow) for host in hosts}
 
 
-def judged(
-    speakers: Sequence[Facts], rates: Mapping[Flow, float], silent: Sequence[Flow]
+def rate_findings(
+    speakers: Sequence[RankFacts], rates: Mapping[Flow, float], silent: Sequence[Flow]
 ) -> list[Finding]:
     """`silent` are flows that nobody told the rate of."""
     known = {facts.rank: facts for facts in speakers}
-    found = [_silent(known, flow) for flow in silent[:MOST_LINES]]
-    behind = slow(rates)
+    found = [_silent(known, flow) for flow in silent[:MAX_RATE_FINDINGS]]
+    behind = slow_flows(rates)
     usual = _usual(rates)
     hosts = [rank for rank in known if _is_slow_host(rank, rates, behind)]
     for rank in hosts:
         found.append(_slow_host(known[rank], rates, _usual(_best_of_hosts(rates))))
     pairs = [flow for flow in behind if not set(flow) & set(hosts)]
-    if len(pairs) > MOST_LINES:
+    if len(pairs) > MAX_RATE_FINDINGS:
         found.append(_many(known, pairs, rates, usual))
     else:
         found += [_slow_pair(known, flow, rates[flow], usual) for flow in pairs]
@@ -107,7 +114,7 @@ def _is_slow_host(rank: int, rates: Mapping[Flow, float], behind: Sequence[Flow]
     return len(rates) > 2 and len(own) == 2 and all(flow in behind for flow in own)
 
 
-def _slow_host(facts: Facts, rates: Mapping[Flow, float], usual: float) -> Finding:
+def _slow_host(facts: RankFacts, rates: Mapping[Flow, float], usual: float) -> Finding:
     ways = []
     for end, way in ((0, "out"), (1, "in")):
         own = [rate for flow, rate in rates.items() if flow[end] == facts.rank]
@@ -123,12 +130,12 @@ def _slow_host(facts: Facts, rates: Mapping[Flow, float], usual: float) -> Findi
     )
 
 
-def _slow_pair(known: Mapping[int, Facts], flow: Flow, rate: float, usual: float) -> Finding:
+def _slow_pair(known: Mapping[int, RankFacts], flow: Flow, rate: float, usual: float) -> Finding:
     one, other = known[flow[0]], known[flow[1]]
     return Finding(
         check="rates",
         verdict="warn",
-        detail=f"from {one.called} to {other.called}: {_bits(rate)}, where {_bits(usual)} is usual",
+        detail=f"from {one.label} to {other.label}: {_bits(rate)}, where {_bits(usual)} is usual",
         remedy="look at what is between these two; `thalweg probe` finds narrow uplinks",
         ranks=flow,
         hosts=(one.name, other.name),
@@ -137,10 +144,10 @@ def _slow_pair(known: Mapping[int, Facts], flow: Flow, rate: float, usual: float
 
 
 def _many(
-    known: Mapping[int, Facts], pairs: Sequence[Flow], rates: Mapping[Flow, float], usual: float
+    known: Mapping[int, RankFacts], pairs: Sequence[Flow], rates: Mapping[Flow, float], usual: float
 ) -> Finding:
     worst = min(pairs, key=lambda flow: rates[flow])
-    ends = f"from {known[worst[0]].called} to {known[worst[1]].called}"
+    ends = f"from {known[worst[0]].label} to {known[worst[1]].label}"
     return Finding(
         check="rates",
         verdict="warn",
@@ -154,13 +161,12 @@ def _many(
     )
 
 
-def _silent(known: Mapping[int, Facts], flow: Flow) -> Finding:
+def _silent(known: Mapping[int, RankFacts], flow: Flow) -> Finding:
     one, other = known[flow[0]], known[flow[1]]
     return Finding(
         check="rates",
         verdict="fail",
-        detail=f"from {one.called} to {other.called}: small messages pass, and a flow doesn't "
-        "arrive",
+        detail=f"from {one.label} to {other.label}: small messages pass, and a flow doesn't arrive",
         remedy="look whether large packets are dropped on the way (ping -M do -s 1472): lower the "
         "MTU, or let ICMP through",
         ranks=flow,

@@ -19,15 +19,15 @@ import torch.distributed as dist
 
 from thalweg.doctor.finding import Finding
 from thalweg.facts import about
-from thalweg.launch.rank_assignment import Seat
+from thalweg.launch.rank_assignment import RankAssignment
 
-CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-SHOWN = re.compile(
+TCP_CONGESTION_PATH = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+SHOWN_VARIABLES_PATTERN = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES"
     r"|RES_OPTIONS|(THALWEG|GLOO|NCCL|OMP|MKL|ONEDNN)_\w+|\w+_IFNAME|OMPI_COMM_WORLD_\w+|PMI_\w+"
     r"|SLURM_(PROCID|LOCALID|NODEID|NNODES|NTASKS|JOB_ID|STEP_\w+|JOB_NODELIST|MPI_TYPE)"
 )
-HIDDEN = re.compile(r"SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
+SECRET_VARIABLES_PATTERN = re.compile(r"SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
 
 
 def versions() -> dict[str, str]:
@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def environment(seat: Seat, variables: Mapping[str, str]) -> dict[str, Any]:
+def environment(assignment: RankAssignment, variables: Mapping[str, str]) -> dict[str, Any]:
     """All there is to say, by name."""
     return {
         **versions(),
@@ -51,7 +51,7 @@ def environment(seat: Seat, variables: Mapping[str, str]) -> dict[str, Any]:
         "cores": cores(),
         "memory": about(psutil.virtual_memory().total, "B"),
         "congestion control": congestion_control(),
-        "launcher": f"{seat.launcher}, rank {seat.rank} of {seat.size}",
+        "launcher": f"{assignment.launcher}, rank {assignment.rank} of {assignment.size}",
         "variables": shown(variables),
     }
 
@@ -59,9 +59,9 @@ def environment(seat: Seat, variables: Mapping[str, str]) -> dict[str, Any]:
 def shown(variables: Mapping[str, str]) -> dict[str, str]:
     """Those that matter here, secrets without their value."""
     return {
-        name: "(set, not shown)" if HIDDEN.search(name) else value
+        name: "(set, not shown)" if SECRET_VARIABLES_PATTERN.search(name) else value
         for name, value in sorted(variables.items())
-        if SHOWN.fullmatch(name) and value
+        if SHOWN_VARIABLES_PATTERN.fullmatch(name) and value
     }
 
 
@@ -98,7 +98,7 @@ def cpus() -> str:
 
 def congestion_control() -> str:
     with suppress(OSError):
-        return CONGESTION.read_text().strip()
+        return TCP_CONGESTION_PATH.read_text().strip()
     return "unknown"
 
 

@@ -3,9 +3,9 @@
 A rank finds things out about itself; the same on several ranks becomes one line. What is fine is
 one line a check, whatever the number of ranks.
 
-What a rank tells the others about itself, through the store, are `Facts`: small, and JSON. Ranks
-may run different versions of this file, which is one of the things to be found out: what is missing
-has a default, what is unknown is left out.
+What a rank publishes about itself in the store are `RankFacts`: small, and JSON. Ranks may run
+different versions of this file, which is one of the things to be found out: what is missing has a
+default, what is unknown is left out.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Literal
 
 from thalweg.errors import ranks_text
 
-Verdict = Literal["fail", "warn", "ok"]
-VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "ok")  # worst first
+Severity = Literal["fail", "warn", "ok"]
+VERDICTS: tuple[Severity, ...] = ("fail", "warn", "ok")  # worst first
 CHECKS = (
     *("environment", "ranks", "store", "interface", "host name", "meeting point", "name lookups"),
     *("reachability", "rates", "clocks", "versions", "secret", "open files", "backlog", "buffers"),
     *("threads", "bfloat16", "cluster file", "disk", "lab"),
 )
 """In the order in which they are told."""
-MOST_NAMED = 8  # ranks in a line
+MAX_RANKS_PER_LINE = 8  # ranks in a line
 HostKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     check: str
-    verdict: Verdict
+    verdict: Severity
     detail: str
     remedy: str = ""
     ranks: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Finding:
     names_them: bool = False  # the detail says whom it concerns
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The detail, and before it whom it concerns."""
         if self.names_them or not self.ranks:
             return self.detail
@@ -48,13 +48,13 @@ class Finding:
     @property
     def line(self) -> str:
         """For a log."""
-        return f"{self.check}: {self.told}" + (f"; {self.remedy}" if self.remedy else "")
+        return f"{self.check}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
 
     def row(self) -> dict[str, Any]:
         return {
             "check": self.check,
             "verdict": self.verdict,
-            "detail": self.told,
+            "detail": self.text,
             "remedy": self.remedy,
             "ranks": list(self.ranks),
             "hosts": list(self.hosts),
@@ -89,10 +89,9 @@ def failed(findings: Iterable[Finding]) -> bool:
 def whom(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """`rank 3 on host1`, `ranks 0, 1 on host0`, `ranks 0, 1, 2 on 3 hosts`."""
     named = ranks_text(ranks)
-    if len(ranks) > MOST_NAMED:
-        named = (
-            f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))} and {len(ranks) - MOST_NAMED} more"
-        )
+    if len(ranks) > MAX_RANKS_PER_LINE:
+        first = ", ".join(map(str, ranks[:MAX_RANKS_PER_LINE]))
+        named = f"ranks {first} and {len(ranks) - MAX_RANKS_PER_LINE} more"
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
     return f"{named} on {where}" if hosts else named
 
@@ -133,7 +132,7 @@ def _one_for_all(fine: Sequence[Finding]) -> Finding:
     if len(fine) == 1:
         return first
     others = len({rank for finding in fine for rank in finding.ranks} - set(first.ranks))
-    detail = f"{first.told} ({others} more rank{'s' if others > 1 else ''} likewise)"
+    detail = f"{first.text} ({others} more rank{'s' if others > 1 else ''} likewise)"
     return replace(
         first,
         detail=detail,
@@ -144,7 +143,7 @@ def _one_for_all(fine: Sequence[Finding]) -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RankFacts:
     """`name`, `machine` and `stack` tell hosts apart; `address`, `port` and `token` are where and
     how this rank can be called."""
 
@@ -171,14 +170,14 @@ class Facts:
         return self.name, self.machine, self.stack
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         return f"rank {self.rank} on {self.name}"
 
     def packed(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def unpacked(cls, content: Mapping[str, Any]) -> Facts:
+    def unpacked(cls, content: Mapping[str, Any]) -> RankFacts:
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in content.items() if name in known})
 
@@ -186,21 +185,21 @@ class Facts:
         return [Finding.unpacked(packed).at(self.rank, self.name) for packed in self.findings]
 
 
-def by_host(ranks: Sequence[Facts]) -> dict[HostKey, list[Facts]]:
+def by_host(ranks: Sequence[RankFacts]) -> dict[HostKey, list[RankFacts]]:
     """Ranks with the same name, machine and network stack are on one."""
-    hosts: dict[HostKey, list[Facts]] = {}
+    hosts: dict[HostKey, list[RankFacts]] = {}
     for facts in ranks:
         hosts.setdefault(facts.host, []).append(facts)
     return hosts
 
 
-def concerning(*ranks: Facts, named: bool = False) -> dict[str, Any]:
+def concerning(*ranks: RankFacts, named: bool = False) -> dict[str, Any]:
     """The fields of a finding that say whom it concerns; `named`: its detail says that already."""
     hosts = tuple(dict.fromkeys(facts.name for facts in ranks))
     return {"ranks": tuple(f.rank for f in ranks), "hosts": hosts, "names_them": named}
 
 
-def together(ranks: Sequence[Facts]) -> str:
+def together(ranks: Sequence[RankFacts]) -> str:
     """`ranks 0, 1 on host0`."""
     names = tuple(dict.fromkeys(facts.name for facts in ranks))
     return whom([facts.rank for facts in ranks], names)

@@ -21,9 +21,11 @@ from thalweg.facts import about
 from thalweg.members.world import INTERFACE_VARIABLES
 from thalweg.transports.security import is_loopback
 
-ELSEWHERE = "198.51.100.1"  # RFC 5737: nobody's; the default route is the way there
-VIRTUAL = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|cilium|lxc|lxd|podman|vnet|kube)")
-MUCH = 2.0  # times faster
+EXTERNAL_ADDRESS = "198.51.100.1"  # RFC 5737: nobody's; the default route is the way there
+VIRTUAL_INTERFACE_PATTERN = re.compile(
+    r"(docker|br-|veth|virbr|cni|flannel|cali|cilium|lxc|lxd|podman|vnet|kube)"
+)
+FASTER_INTERFACE_FACTOR = 2.0  # times faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Interface:
         return tuple(a for a in self.addresses if not is_loopback(a) and not _link_local(a))
 
 
-def look() -> list[Interface]:
+def list_interfaces() -> list[Interface]:
     """All of this host's network stack."""
     states = psutil.net_if_stats()
     return [
@@ -90,7 +92,7 @@ def rejected(interface: Interface, reason_of_choice: str) -> str:
         return "no address"
     if not interface.useful:
         return "link-local address only"
-    if VIRTUAL.match(interface.name):
+    if VIRTUAL_INTERFACE_PATTERN.match(interface.name):
         return "for containers or virtual machines"
     return "not named" if "names it" in reason_of_choice else "not on the way"
 
@@ -104,7 +106,7 @@ def judge(address: str, reason: str, interfaces: Sequence[Interface]) -> Finding
     if others:
         detail += "; not " + ", ".join(f"{o.name} ({rejected(o, reason)})" for o in others)
     faster = _faster(chosen, others, reason)
-    if chosen is not None and VIRTUAL.match(chosen.name):
+    if chosen is not None and VIRTUAL_INTERFACE_PATTERN.match(chosen.name):
         return Finding(
             check="interface",
             verdict="warn",
@@ -126,17 +128,17 @@ def judge_alone(
     address: str, interfaces: Sequence[Interface], environment: Mapping[str, str]
 ) -> Finding:
     """Which one a job across hosts would take, most likely."""
-    way = None if is_named(environment) else default_way()
+    way = None if is_named(environment) else default_route_address()
     if way is None:
         return judge(address, why(None, environment), interfaces)
     reason = "the default route; a job takes the one on the way to MASTER_ADDR"
     return judge(way, reason, interfaces)
 
 
-def default_way() -> str | None:
+def default_route_address() -> str | None:
     """The address by which this host reaches the world; nothing is sent."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((ELSEWHERE, 9))
+        probe.connect((EXTERNAL_ADDRESS, 9))
         return str(probe.getsockname()[0])
     return None
 
@@ -146,7 +148,7 @@ def _faster(chosen: Interface | None, others: Sequence[Interface], reason: str) 
         return None
     usable = [o for o in others if rejected(o, reason).startswith("not ")]
     best = max(usable, key=lambda other: other.mbps, default=None)
-    return best if best is not None and best.mbps >= MUCH * chosen.mbps else None
+    return best if best is not None and best.mbps >= FASTER_INTERFACE_FACTOR * chosen.mbps else None
 
 
 def _speed(interface: Interface | None) -> str:

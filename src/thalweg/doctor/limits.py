@@ -15,24 +15,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from thalweg.doctor.finding import Facts, Finding, concerning
+from thalweg.doctor.finding import Finding, RankFacts, concerning
 from thalweg.facts import about
 
-ANYWAY = 64  # open files
-PER_PEER = 4
-PER_CLIENT = 6  # of the store
-SETTINGS = Path("/proc/sys/net")
-LIMITS = {
-    "tcp_rmem": SETTINGS / "ipv4" / "tcp_rmem",
-    "tcp_wmem": SETTINGS / "ipv4" / "tcp_wmem",
-    "rmem_max": SETTINGS / "core" / "rmem_max",
-    "wmem_max": SETTINGS / "core" / "wmem_max",
+BASE_OPEN_FILE_COUNT = 64  # open files
+OPEN_FILES_PER_PEER = 4
+OPEN_FILES_PER_STORE_CLIENT = 6  # of the store
+SYSCTL_NET_PATH = Path("/proc/sys/net")
+KERNEL_LIMIT_PATHS = {
+    "tcp_rmem": SYSCTL_NET_PATH / "ipv4" / "tcp_rmem",
+    "tcp_wmem": SYSCTL_NET_PATH / "ipv4" / "tcp_wmem",
+    "rmem_max": SYSCTL_NET_PATH / "core" / "rmem_max",
+    "wmem_max": SYSCTL_NET_PATH / "core" / "wmem_max",
 }
-BACKLOG = SETTINGS / "core" / "somaxconn"
+SOMAXCONN_PATH = SYSCTL_NET_PATH / "core" / "somaxconn"
 
 
 def files_needed(size: int, *, hosts_store: bool = False) -> int:
-    return ANYWAY + PER_PEER * (size - 1) + (PER_CLIENT * size if hosts_store else 0)
+    return (
+        BASE_OPEN_FILE_COUNT
+        + OPEN_FILES_PER_PEER * (size - 1)
+        + (OPEN_FILES_PER_STORE_CLIENT * size if hosts_store else 0)
+    )
 
 
 def open_files(size: int, *, hosts_store: bool = False) -> Finding:
@@ -51,21 +55,25 @@ def open_files(size: int, *, hosts_store: bool = False) -> Finding:
         )
     allowed = "unlimited" if unlimited else str(soft)
     most = (
-        "" if unlimited or size > 1 else f", enough for {(soft - ANYWAY) // PER_PEER + 1} workers"
+        ""
+        if unlimited or size > 1
+        else f", enough for {(soft - BASE_OPEN_FILE_COUNT) // OPEN_FILES_PER_PEER + 1} workers"
     )
     detail = f"{allowed}, and {needed} are needed{most}"
     return Finding(check="open files", verdict="ok", detail=detail)
 
 
 def _formula(hosts_store: bool) -> str:
-    stored = f" and {PER_CLIENT} for each as the store's host" if hosts_store else ""
-    return f"{ANYWAY}, {PER_PEER} for each other one{stored}"
+    stored = (
+        f" and {OPEN_FILES_PER_STORE_CLIENT} for each as the store's host" if hosts_store else ""
+    )
+    return f"{BASE_OPEN_FILE_COUNT}, {OPEN_FILES_PER_PEER} for each other one{stored}"
 
 
 def backlog(size: int) -> Finding | None:
     """Of the host of the store, to which all workers connect at once."""
     with suppress(OSError, ValueError):
-        allowed = int(BACKLOG.read_text())
+        allowed = int(SOMAXCONN_PATH.read_text())
         if allowed < size:
             return Finding(
                 check="backlog",
@@ -80,7 +88,7 @@ def backlog(size: int) -> Finding | None:
 def buffers() -> dict[str, int]:
     """The most bytes, by setting; of tcp_rmem and tcp_wmem the last of three."""
     found = {}
-    for name, path in LIMITS.items():
+    for name, path in KERNEL_LIMIT_PATHS.items():
         with suppress(OSError, ValueError, IndexError):
             found[name] = int(path.read_text().split()[-1])
     return found
@@ -92,7 +100,7 @@ def buffers_alone(found: Mapping[str, int]) -> Finding:
 
 
 def buffers_for(
-    ranks: Sequence[Facts],
+    ranks: Sequence[RankFacts],
     rates: Mapping[tuple[int, int], float],
     trips: Mapping[tuple[int, int], float],
 ) -> list[Finding]:
@@ -115,7 +123,7 @@ def buffers_for(
     return [Finding(check="buffers", verdict="ok", detail=told + needed)]
 
 
-def _too_small(facts: Facts, setting: str, allowed: int, nbytes: float) -> Finding:
+def _too_small(facts: RankFacts, setting: str, allowed: int, nbytes: float) -> Finding:
     wanted = 1 << (int(4 * nbytes) - 1).bit_length()
     return Finding(
         check="buffers",

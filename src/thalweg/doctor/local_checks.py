@@ -20,44 +20,44 @@ from typing import Any
 import torch
 
 from thalweg.doctor import environment, interfaces, limits, name_resolution, processor
-from thalweg.doctor.finding import Facts, Finding
+from thalweg.doctor.finding import Finding, RankFacts
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
-from thalweg.launch.rank_assignment import CLUSTER_VARIABLE, Seat, find_cluster
+from thalweg.launch.rank_assignment import CLUSTER_VARIABLE, RankAssignment, find_cluster
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.members.world import INTERFACE_VARIABLES, own_address
 from thalweg.probing.worker import introduction
 from thalweg.transports.security import ENCRYPTION_VARIABLE, FORMER_VARIABLE, wants_encryption
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-LEAST_DISK = 1e9  # bytes: checkpoints are larger
+GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+MIN_FREE_DISK_BYTES = 1e9  # bytes: checkpoints are larger
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-STATUS = Path("/proc/self/status")
+PROCESS_STATUS_PATH = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    facts: Facts
+class LocalReport:
+    facts: RankFacts
     findings: list[Finding]
     environment: dict[str, Any]
     variables: Mapping[str, str]  # that a run accepts
     secret_is_readable: bool
 
 
-def look(seat: Seat) -> Own:
+def local_report(assignment: RankAssignment) -> LocalReport:
     """Call it before this process has threads: a child tries what may end it."""
-    across = name_resolution.across_hosts(seat.size, os.environ)
-    tried = [processor.bfloat16()] if seat.local_rank == 0 else []
+    across = name_resolution.across_hosts(assignment.size, os.environ)
+    tried = [processor.bfloat16()] if assignment.local_rank == 0 else []
     variables, refused = accepted(os.environ)
     introduced = introduction()
     host = introduced["name"]
-    lookup = name_resolution.look_up(socket.gethostname())
-    address = own_address(seat.address, variables)
-    seen = interfaces.look()
+    lookup = name_resolution.resolve_name(socket.gethostname())
+    address = own_address(assignment.address, variables)
+    seen = interfaces.list_interfaces()
     holder = interfaces.holder(address, seen)
-    found = environment.environment(seat, os.environ)
-    facts = Facts(
-        rank=seat.rank,
+    found = environment.environment(assignment, os.environ)
+    facts = RankFacts(
+        rank=assignment.rank,
         **introduced,
         cpus=environment.cpus(),
         threads=torch.get_num_threads(),
@@ -65,24 +65,24 @@ def look(seat: Seat) -> Own:
         interface=holder.name if holder else "",
         versions=environment.versions(),
         resolved=lookup.addresses,
-        gloo_interface=variables.get(GLOO_INTERFACE, ""),
+        gloo_interface=variables.get(GLOO_INTERFACE_VARIABLE, ""),
         buffers=limits.buffers(),
     )
-    alone = seat.size == 1
-    hosts_store = seat.rank == 0 and not alone and not seat.hosted
+    alone = assignment.size == 1
+    hosts_store = assignment.rank == 0 and not alone and not assignment.hosted
     findings: list[Finding | None] = [
         *refused,
         *tried,
         interfaces.judge_alone(address, seen, variables)
         if alone
-        else interfaces.judge(address, interfaces.why(seat.address, variables), seen),
+        else interfaces.judge(address, interfaces.why(assignment.address, variables), seen),
         name_resolution.lookups(host, address, lookup),
-        name_resolution.meeting_point(seat.address, across),
-        limits.open_files(seat.size, hosts_store=hosts_store),
-        limits.backlog(seat.size) if hosts_store or alone else None,
-        cluster_file(seat.size, os.environ),
-        disk(Path.cwd()) if seat.local_rank == 0 else None,
-        lab() if seat.rank == 0 else None,
+        name_resolution.rendezvous_finding(assignment.address, across),
+        limits.open_files(assignment.size, hosts_store=hosts_store),
+        limits.backlog(assignment.size) if hosts_store or alone else None,
+        cluster_file(assignment.size, os.environ),
+        disk(Path.cwd()) if assignment.local_rank == 0 else None,
+        lab() if assignment.rank == 0 else None,
     ]
     if alone:
         findings += [
@@ -90,7 +90,7 @@ def look(seat: Seat) -> Own:
             limits.buffers_alone(facts.buffers),
             *processor.threads([facts]),
         ]
-    return Own(
+    return LocalReport(
         facts=facts,
         findings=[finding for finding in findings if finding is not None],
         environment=found,
@@ -139,7 +139,7 @@ def cluster_file(size: int, environment: Mapping[str, str]) -> Finding | None:
 def disk(folder: Path) -> Finding | None:
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
-        if free < LEAST_DISK:
+        if free < MIN_FREE_DISK_BYTES:
             return Finding(
                 check="disk",
                 verdict="warn",
@@ -161,7 +161,9 @@ def _lacking() -> str:
     if sys.platform != "linux" or find_spec("pyroute2") is None:
         return "it needs Linux and pyroute2"
     with suppress(OSError, StopIteration, ValueError):
-        line = next(row for row in STATUS.read_text().splitlines() if row.startswith("CapEff"))
+        line = next(
+            row for row in PROCESS_STATUS_PATH.read_text().splitlines() if row.startswith("CapEff")
+        )
         held = int(line.split()[1], 16)
         if not (held >> CAP_NET_ADMIN & 1 and held >> CAP_SYS_ADMIN & 1):
             return "it needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)"

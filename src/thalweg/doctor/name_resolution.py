@@ -14,13 +14,13 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from thalweg.doctor.finding import Facts, Finding, by_host, concerning, together
+from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning, together
 from thalweg.transports.security import is_loopback
 
-PATIENCE = 3.0  # seconds for a lookup
-SLOW = 1.0
-NODES = "SLURM_STEP_NUM_NODES"
-LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+LOOKUP_TIMEOUT_SECONDS = 3.0  # seconds for a lookup
+SLOW_LOOKUP_SECONDS = 1.0
+SLURM_NODES_VARIABLE = "SLURM_STEP_NUM_NODES"
+LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Lookup:
     seconds: float
 
 
-def look_up(name: str, patience: float = PATIENCE) -> Lookup:
+def resolve_name(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
     """The addresses of a name."""
 
     def ask() -> list[str]:
@@ -41,7 +41,7 @@ def look_up(name: str, patience: float = PATIENCE) -> Lookup:
     return _bounded(ask, patience)
 
 
-def look_back(address: str, patience: float = PATIENCE) -> Lookup:
+def resolve_address(address: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
     """The name of an address, as torch asks for it: IPv4 in the clothes of IPv6."""
     asked = address if ":" in address else f"::ffff:{address}"
     return _bounded(lambda: [socket.getnameinfo((asked, 0), 0)[0]], patience)
@@ -68,13 +68,13 @@ def _bounded(ask: Callable[[], list[str]], patience: float) -> Lookup:
 
 def lookups(host: str, address: str, own: Lookup) -> Finding:
     """How long they take: of this host's name, and of the name behind its address."""
-    back = look_back(address)
+    back = resolve_address(address)
     slow = {
         f"what {host} resolves to": own,
         f"the name behind {address}": back,
     }
     for what, lookup in slow.items():
-        if lookup.addresses is None or lookup.seconds > SLOW:
+        if lookup.addresses is None or lookup.seconds > SLOW_LOOKUP_SECONDS:
             took = "nobody answered within" if lookup.addresses is None else "the answer took"
             return Finding(
                 check="name lookups",
@@ -92,13 +92,16 @@ def lookups(host: str, address: str, own: Lookup) -> Finding:
 
 def across_hosts(size: int, environment: Mapping[str, str]) -> bool:
     """Whether the launcher says that workers are on several hosts."""
-    if environment.get(NODES, "").isdigit() and int(environment[NODES]) > 1:
+    if (
+        environment.get(SLURM_NODES_VARIABLE, "").isdigit()
+        and int(environment[SLURM_NODES_VARIABLE]) > 1
+    ):
         return True
-    said = next((environment[v] for v in LOCAL_SIZES if environment.get(v)), "")
+    said = next((environment[v] for v in LOCAL_SIZE_VARIABLES if environment.get(v)), "")
     return said.isdigit() and int(said) < size
 
 
-def meeting_point(meeting: str | None, across: bool) -> Finding | None:
+def rendezvous_finding(meeting: str | None, across: bool) -> Finding | None:
     """Of what this rank alone knows: the address where all meet, seen from here."""
     if meeting is None or not across:
         return None
@@ -110,7 +113,7 @@ def meeting_point(meeting: str | None, across: bool) -> Finding | None:
             "on several",
             remedy="set MASTER_ADDR to an address of rank 0's host that the others reach",
         )
-    seen = look_up(meeting)
+    seen = resolve_name(meeting)
     if seen.addresses is None or not seen.addresses:
         return Finding(
             check="meeting point",
@@ -136,7 +139,7 @@ def alone(name: str, own: Lookup, gloo_interface: str) -> Finding:
     return Finding(check="host name", verdict="ok", detail=f"{name} is {where}")
 
 
-def traps(ranks: Sequence[Facts]) -> list[Finding]:
+def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Of all ranks' facts: whose name or address leads others back to themselves."""
     hosts = by_host(ranks)
     if len(hosts) < 2:
@@ -164,7 +167,7 @@ def _trap(name: str, addresses: Sequence[str] | None) -> str:
     return ""
 
 
-def _loopback_address(who: Sequence[Facts]) -> Finding:
+def _loopback_address(who: Sequence[RankFacts]) -> Finding:
     return Finding(
         check="meeting point",
         verdict="fail",
@@ -176,7 +179,7 @@ def _loopback_address(who: Sequence[Facts]) -> Finding:
     )
 
 
-def _loopback_name(who: Sequence[Facts], trap: str) -> Finding:
+def _loopback_name(who: Sequence[RankFacts], trap: str) -> Finding:
     return Finding(
         check="host name",
         verdict="fail",

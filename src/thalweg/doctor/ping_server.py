@@ -22,19 +22,25 @@ from typing import Self
 from thalweg.probing.flow import rate_of
 
 TOKEN_NBYTES = 32
-PINGS, FLOW = b"p", b"f"
-HELLO = struct.Struct("!32scd")  # token, what is wanted, seconds of a flow
-WHO = struct.Struct("!i")  # the rank that answers
-NUMBER = struct.Struct("!d")  # a time in seconds, or a rate in bits per second
-PATIENCE = 5.0  # seconds for the other side to go on
-LONGEST_FLOW = 2.0  # seconds
-LARGEST_FLOW = 1 << 26  # bytes
-MOST_PINGS = 64
-MOST_CALLS = 256  # at a time
-BLOCK = 1 << 18
-BACKLOG = 512
-FOR_A_MOMENT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
-PAUSE = 0.05  # seconds
+PINGS_REQUEST, FLOW_REQUEST = b"p", b"f"
+PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, what is wanted, seconds of a flow
+PING_RANK_STRUCT = struct.Struct("!i")  # the rank that answers
+PING_NUMBER_STRUCT = struct.Struct("!d")  # a time in seconds, or a rate in bits per second
+PEER_READ_TIMEOUT_SECONDS = 5.0  # seconds for the other side to go on
+MAX_FLOW_SECONDS = 2.0  # seconds
+MAX_FLOW_BYTES = 1 << 26  # bytes
+MAX_PINGS_PER_CALL = 64
+MAX_CONCURRENT_CALLS = 256  # at a time
+FLOW_CHUNK_BYTES = 1 << 18
+PING_SERVER_BACKLOG_COUNT = 512
+TRANSIENT_ACCEPT_ERRNOS = (
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.ECONNABORTED,
+)
+ACCEPT_POLL_SECONDS = 0.05  # seconds
 Clock = Callable[[], float]
 
 
@@ -45,9 +51,11 @@ class Listener:
         self.token = token_hex(TOKEN_NBYTES // 2)
         self._rank = rank
         self._clock = clock
-        self._room = BoundedSemaphore(MOST_CALLS)
+        self._free_slots = BoundedSemaphore(MAX_CONCURRENT_CALLS)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        self._socket = socket.create_server(
+            (address, 0), family=family, backlog=PING_SERVER_BACKLOG_COUNT
+        )
         self.port: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> Self:
@@ -69,11 +77,11 @@ class Listener:
             try:
                 call, _ = self._socket.accept()
             except OSError as error:
-                if error.errno not in FOR_A_MOMENT:
+                if error.errno not in TRANSIENT_ACCEPT_ERRNOS:
                     return  # closed
-                sleep(PAUSE)
+                sleep(ACCEPT_POLL_SECONDS)
                 continue
-            if self._room.acquire(blocking=False):
+            if self._free_slots.acquire(blocking=False):
                 Thread(target=self._answer, args=(call,), name="call", daemon=True).start()
             else:
                 call.close()
@@ -81,23 +89,25 @@ class Listener:
     def _answer(self, call: socket.socket) -> None:
         try:
             with call, suppress(OSError, EOFError):
-                call.settimeout(PATIENCE)
+                call.settimeout(PEER_READ_TIMEOUT_SECONDS)
                 call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                token, wanted, seconds = HELLO.unpack(receive(call, HELLO.size))
+                token, wanted, seconds = PING_HELLO_STRUCT.unpack(
+                    receive(call, PING_HELLO_STRUCT.size)
+                )
                 if not hmac.compare_digest(token, self.token.encode()):
                     return
-                call.sendall(WHO.pack(self._rank))
-                if wanted == FLOW:
-                    take_flow(call, min(seconds, LONGEST_FLOW))
+                call.sendall(PING_RANK_STRUCT.pack(self._rank))
+                if wanted == FLOW_REQUEST:
+                    receive_flow_and_drain(call, min(seconds, MAX_FLOW_SECONDS))
                 else:
                     self._echo(call)
         finally:
-            self._room.release()
+            self._free_slots.release()
 
     def _echo(self, call: socket.socket) -> None:
-        for _ in range(MOST_PINGS):
+        for _ in range(MAX_PINGS_PER_CALL):
             receive(call, 1)
-            call.sendall(NUMBER.pack(self._clock()))
+            call.sendall(PING_NUMBER_STRUCT.pack(self._clock()))
 
 
 def receive(call: socket.socket, nbytes: int) -> bytes:
@@ -111,14 +121,14 @@ def receive(call: socket.socket, nbytes: int) -> bytes:
     return bytes(parts)
 
 
-def take_flow(call: socket.socket, seconds: float) -> None:
+def receive_flow_and_drain(call: socket.socket, seconds: float) -> None:
     """Take in what comes, tell its rate, and drain what was under way, or a reset would overtake
     the answer."""
     start = monotonic()
     arrivals: list[tuple[float, int]] = []
     total = 0
-    block = bytearray(BLOCK)
-    while total < LARGEST_FLOW and (left := start + seconds - monotonic()) > 0:
+    block = bytearray(FLOW_CHUNK_BYTES)
+    while total < MAX_FLOW_BYTES and (left := start + seconds - monotonic()) > 0:
         call.settimeout(left)
         try:
             nbytes = call.recv_into(block)
@@ -128,9 +138,9 @@ def take_flow(call: socket.socket, seconds: float) -> None:
             break
         total += nbytes
         arrivals.append((monotonic() - start, nbytes))
-    lasted = min(seconds, arrivals[-1][0]) if total >= LARGEST_FLOW else seconds
-    call.settimeout(PATIENCE)
-    call.sendall(NUMBER.pack(rate_of(arrivals, lasted) if arrivals else 0.0))
-    deadline = monotonic() + PATIENCE
+    lasted = min(seconds, arrivals[-1][0]) if total >= MAX_FLOW_BYTES else seconds
+    call.settimeout(PEER_READ_TIMEOUT_SECONDS)
+    call.sendall(PING_NUMBER_STRUCT.pack(rate_of(arrivals, lasted) if arrivals else 0.0))
+    deadline = monotonic() + PEER_READ_TIMEOUT_SECONDS
     while monotonic() < deadline and call.recv_into(block):
         pass

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 
 from thalweg.doctor import interfaces, limits, name_resolution, versions
 from thalweg.doctor.environment import versions as own_versions
-from thalweg.doctor.finding import Facts, Finding
-from thalweg.doctor.local_checks import GLOO_INTERFACE
+from thalweg.doctor.finding import Finding, RankFacts
+from thalweg.doctor.local_checks import GLOO_INTERFACE_VARIABLE
 from thalweg.members.world import World
 from thalweg.probing.worker import introduction
 
-PATIENCE = 0.01  # seconds for the host's own name to be looked up; who is slower isn't judged
+# Seconds for the host's own name to be looked up; who is slower isn't judged.
+HOSTNAME_TIMEOUT_SECONDS = 0.01
 log = logging.getLogger("thalweg")
 
 
@@ -34,7 +35,7 @@ def publish(world: World) -> None:
         log.debug("the doctor couldn't tell the others anything: %s", error)
 
 
-def quick(world: World) -> list[Finding]:
+def preflight(world: World) -> list[Finding]:
     """What is wrong with this rank; on rank 0 also in what the others differ."""
     if world.size == 1:
         return []
@@ -48,7 +49,9 @@ def quick(world: World) -> list[Finding]:
 def _judged(world: World) -> list[Finding]:
     own = _own(world)
     others = _published(world, range(world.size) if world.rank == 0 else [0])
-    hosts_store = world.rank == 0 and world.seat is not None and not world.seat.hosted
+    hosts_store = (
+        world.rank == 0 and world.rank_assignment is not None and not world.rank_assignment.hosted
+    )
     found = [limits.open_files(world.size, hosts_store=hosts_store)]
     if _speaks_for_its_host(world) and any(other.host != own.host for other in others):
         found += _about_host(world, own, others)
@@ -56,14 +59,16 @@ def _judged(world: World) -> list[Finding]:
     return found + (versions.differences(others) if world.rank == 0 else [])
 
 
-def _about_host(world: World, own: Facts, others: Sequence[Facts]) -> list[Finding]:
+def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> list[Finding]:
     """Where ranks are on several. An interface that is named was somebody's choice."""
-    seen = interfaces.look()
+    seen = interfaces.list_interfaces()
     holder = interfaces.holder(own.address, seen)
     resolved = (
-        None if own.gloo_interface else name_resolution.look_up(socket.gethostname(), PATIENCE)
+        None
+        if own.gloo_interface
+        else name_resolution.resolve_name(socket.gethostname(), HOSTNAME_TIMEOUT_SECONDS)
     )
-    facts = Facts.unpacked(
+    facts = RankFacts.unpacked(
         {
             **own.packed(),
             "interface": holder.name if holder else "",
@@ -73,34 +78,38 @@ def _about_host(world: World, own: Facts, others: Sequence[Facts]) -> list[Findi
     elsewhere = next(other for other in others if other.host != own.host)
     traps = name_resolution.traps([facts, elsewhere])
     found = [finding for finding in traps if own.rank in finding.ranks]
-    if world.seat is not None and not interfaces.is_named(os.environ):
-        reason = interfaces.why(world.seat.address, os.environ)
+    if world.rank_assignment is not None and not interfaces.is_named(os.environ):
+        reason = interfaces.why(world.rank_assignment.address, os.environ)
         found.append(interfaces.judge(own.address, reason, seen))
     return found
 
 
-def _own(world: World) -> Facts:
+def _own(world: World) -> RankFacts:
     introduced = introduction()
-    return Facts(
+    return RankFacts(
         rank=world.rank,
         name=introduced["name"],
         machine=introduced["machine"],
         stack=introduced["stack"],
         address=world.address,
         versions=own_versions(),
-        gloo_interface=os.environ.get(GLOO_INTERFACE, ""),
+        gloo_interface=os.environ.get(GLOO_INTERFACE_VARIABLE, ""),
     )
 
 
-def _published(world: World, ranks: Sequence[int]) -> list[Facts]:
+def _published(world: World, ranks: Sequence[int]) -> list[RankFacts]:
     """Of those who have; in one question."""
     keys = [_key(rank) for rank in ranks]
-    texts = world.line.ask(lambda s: s.multi_get([key for key in keys if s.check([key])]))
-    return [Facts.unpacked(json.loads(text)) for text in texts]
+    texts = world.store_client.call(lambda s: s.multi_get([key for key in keys if s.check([key])]))
+    return [RankFacts.unpacked(json.loads(text)) for text in texts]
 
 
 def _speaks_for_its_host(world: World) -> bool:
-    return world.seat.local_rank == 0 if world.seat else os.environ.get("LOCAL_RANK", "0") == "0"
+    return (
+        world.rank_assignment.local_rank == 0
+        if world.rank_assignment
+        else os.environ.get("LOCAL_RANK", "0") == "0"
+    )
 
 
 def _key(rank: int) -> str:

@@ -18,14 +18,14 @@ from typing import NoReturn
 
 import torch
 
-from thalweg.doctor.finding import Facts, Finding, by_host, concerning
+from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning
 from thalweg.launch.worker_process import fork
 
-PATIENCE = 10.0  # seconds for the child
-PAUSE = 0.005
-SIDE = 64  # of the matrices: oneDNN takes its kernels for them
-ISA = "ONEDNN_MAX_CPU_ISA"
-CPUINFO = Path("/proc/cpuinfo")
+CHILD_TIMEOUT_SECONDS = 10.0  # seconds for the child
+CHILD_POLL_SECONDS = 0.005
+TEST_MATRIX_SIDE_ELEMENTS = 64  # of the matrices: oneDNN takes its kernels for them
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+CPUINFO_PATH = Path("/proc/cpuinfo")
 
 
 def bfloat16() -> Finding:
@@ -39,11 +39,11 @@ def bfloat16() -> Finding:
         check="bfloat16",
         verdict="fail",
         detail=f"a product of bfloat16 matrices {died} on this processor{announced}",
-        remedy=f"set {ISA}=AVX512_CORE_BF16 (or AVX2) on this host",
+        remedy=f"set {ISA_VARIABLE}=AVX512_CORE_BF16 (or AVX2) on this host",
     )
 
 
-def threads(ranks: Sequence[Facts]) -> list[Finding]:
+def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Workers of a host, with the threads that torch takes in each, against its cores."""
     found = []
     for there in by_host(ranks).values():
@@ -68,7 +68,7 @@ def threads(ranks: Sequence[Facts]) -> list[Finding]:
     return [Finding(check="threads", verdict="ok", detail=told)]
 
 
-def _cores(there: Sequence[Facts]) -> int:
+def _cores(there: Sequence[RankFacts]) -> int:
     """That any of them may use."""
     together = 0
     for facts in there:
@@ -89,18 +89,18 @@ def _try() -> NoReturn:
 
 def product_is_right() -> bool:
     torch.set_num_threads(1)
-    ones = torch.ones(SIDE, SIDE, dtype=torch.bfloat16)
-    return float((ones @ ones)[0, 0]) == SIDE
+    ones = torch.ones(TEST_MATRIX_SIDE_ELEMENTS, TEST_MATRIX_SIDE_ELEMENTS, dtype=torch.bfloat16)
+    return float((ones @ ones)[0, 0]) == TEST_MATRIX_SIDE_ELEMENTS
 
 
 def _outcome(pid: int) -> int | None:
     """The exit code, below 0 for a signal; None if it had to be killed."""
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + CHILD_TIMEOUT_SECONDS
     while monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        sleep(PAUSE)
+        sleep(CHILD_POLL_SECONDS)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
@@ -114,5 +114,5 @@ def _cause(code: int) -> str:
 
 def _announces_amx() -> bool:
     with suppress(OSError):
-        return "amx_tile" in CPUINFO.read_text()
+        return "amx_tile" in CPUINFO_PATH.read_text()
     return False

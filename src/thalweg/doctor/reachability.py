@@ -5,28 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thalweg.doctor.finding import Facts, Finding, by_host, concerning, together
-from thalweg.doctor.ping import OK, STRANGER, Call
+from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning, together
+from thalweg.doctor.ping import PING_OK, WRONG_PEER_TEXT, PingResult
 
-FIREWALL = "let all TCP ports through between these hosts"
-OTHER = "name an interface that all hosts share: THALWEG_IFNAME, and GLOO_SOCKET_IFNAME for torch"
-REMEDIES = {
-    "timed out": f"{FIREWALL}; if none is closed, {OTHER}",
-    "refused": f"{FIREWALL} (it rejects), and see that no other host has the same address",
-    "no route": OTHER,
+FIREWALL_REMEDY = "let all TCP ports through between these hosts"
+INTERFACE_REMEDY = (
+    "name an interface that all hosts share: THALWEG_IFNAME, and GLOO_SOCKET_IFNAME for torch"
+)
+REACHABILITY_REMEDIES = {
+    "timed out": f"{FIREWALL_REMEDY}; if none is closed, {INTERFACE_REMEDY}",
+    "refused": f"{FIREWALL_REMEDY} (it rejects), and see that no other host has the same address",
+    "no route": INTERFACE_REMEDY,
     "forbidden here": "look at the firewall of the host that calls (nft list ruleset)",
-    STRANGER: f"{OTHER}: addresses of bridges are often the same on all hosts",
+    WRONG_PEER_TEXT: f"{INTERFACE_REMEDY}: addresses of bridges are often the same on all hosts",
 }
 Outcomes = Mapping[tuple[int, int], str]
 """By caller and peer."""
 
 
-def unreachable(ranks: Sequence[Facts], calls: Sequence[Call]) -> list[Finding]:
+def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:
     """All ordered pairs that failed."""
-    outcomes = {(call.caller, call.peer): call.outcome for call in calls}
-    broken = {pair: why for pair, why in outcomes.items() if why != OK}
+    outcomes = {(ping.caller, ping.peer): ping.outcome for ping in pings}
+    broken = {pair: why for pair, why in outcomes.items() if why != PING_OK}
     if not broken:
-        return [_fine(len(ranks), len(calls))]
+        return [_fine(len(ranks), len(pings))]
     known = {facts.rank: facts for facts in ranks}
     found: list[Finding] = []
     explained: set[tuple[int, int]] = set()
@@ -42,27 +44,27 @@ def unreachable(ranks: Sequence[Facts], calls: Sequence[Call]) -> list[Finding]:
     return found + _pairs(known, {p: w for p, w in broken.items() if p not in explained}, outcomes)
 
 
-def _nobody_reaches(facts: Facts, why: set[str]) -> Finding:
+def _nobody_reaches(facts: RankFacts, why: set[str]) -> Finding:
     return Finding(
         check="reachability",
         verdict="fail",
-        detail=f"nobody reaches {facts.called} at {_where(facts)}: {_words(why)}",
-        remedy=f"{OTHER}; if that is the right one, {FIREWALL}",
+        detail=f"nobody reaches {facts.label} at {_where(facts)}: {_words(why)}",
+        remedy=f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}",
         **concerning(facts, named=True),
     )
 
 
-def _reaches_nobody(facts: Facts, why: set[str]) -> Finding:
+def _reaches_nobody(facts: RankFacts, why: set[str]) -> Finding:
     return Finding(
         check="reachability",
         verdict="fail",
-        detail=f"{facts.called} reaches nobody: {_words(why)}",
+        detail=f"{facts.label} reaches nobody: {_words(why)}",
         remedy=_remedy(why),
         **concerning(facts, named=True),
     )
 
 
-def _pairs(known: Mapping[int, Facts], broken: Outcomes, outcomes: Outcomes) -> list[Finding]:
+def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes) -> list[Finding]:
     """By two hosts, both ways in one line."""
     between: dict[frozenset[object], list[tuple[int, int]]] = {}
     for pair in broken:
@@ -87,25 +89,25 @@ def _pairs(known: Mapping[int, Facts], broken: Outcomes, outcomes: Outcomes) -> 
     return found
 
 
-def _sides(ranks: list[Facts]) -> tuple[list[Facts], list[Facts]]:
+def _sides(ranks: list[RankFacts]) -> tuple[list[RankFacts], list[RankFacts]]:
     """Of two hosts, or two ranks of one."""
     one, *other = by_host(ranks).values()
     return (one, other[0]) if other else (ranks[:1], ranks[1:])
 
 
 def _way(
-    callers: Sequence[Facts], peers: Sequence[Facts], broken: Outcomes, outcomes: Outcomes
+    callers: Sequence[RankFacts], peers: Sequence[RankFacts], broken: Outcomes, outcomes: Outcomes
 ) -> str:
     pairs = [(one.rank, other.rank) for one in callers for other in peers]
     why = {broken[pair] for pair in pairs if pair in broken}
     if why:
         there = f"{together(peers)} at {_where(peers[0])}"
         return f"{together(callers)} can't reach {there}: {_words(why)}"
-    answered = any(outcomes.get(pair) == OK for pair in pairs)
+    answered = any(outcomes.get(pair) == PING_OK for pair in pairs)
     return f"the other way {'works' if answered else 'nobody has tried'}"
 
 
-def _where(facts: Facts) -> str:
+def _where(facts: RankFacts) -> str:
     return f"{facts.address} ({facts.interface})" if facts.interface else facts.address
 
 
@@ -114,7 +116,10 @@ def _words(why: set[str]) -> str:
 
 
 def _remedy(why: set[str]) -> str:
-    return next((REMEDIES[w] for w in REMEDIES if w in why), f"{FIREWALL}, or {OTHER}")
+    return next(
+        (REACHABILITY_REMEDIES[w] for w in REACHABILITY_REMEDIES if w in why),
+        f"{FIREWALL_REMEDY}, or {INTERFACE_REMEDY}",
+    )
 
 
 def _fine(ranks: int, calls: int) -> Finding:

@@ -16,23 +16,23 @@ from typing import Any
 
 from thalweg.doctor import bandwidth, limits, name_resolution, processor, reachability, versions
 from thalweg.doctor.environment import summary
-from thalweg.doctor.finding import Facts, Finding, by_host, concerning, summed_up
-from thalweg.doctor.local_checks import Own, look
-from thalweg.doctor.ping import OK, Call, call_all, longest_calls, peers_of, send_flow
+from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning, summed_up
+from thalweg.doctor.local_checks import LocalReport, local_report
+from thalweg.doctor.ping import PING_OK, PingResult, max_ping_seconds, peers_of, ping_all, send_flow
 from thalweg.doctor.ping_server import Clock, Listener
-from thalweg.doctor.store_exchange import Board
+from thalweg.doctor.store_exchange import StoreExchange
 from thalweg.errors import RunError, ThalwegError
 from thalweg.facts import about
-from thalweg.launch.rank_assignment import find_seat
+from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.members.world import World
 
 Progress = Callable[[int, int], None]
-MARGIN = 10.0  # seconds for rank 0 beyond its own deadlines
-LONGEST_FLOWS = 60.0  # seconds for all of them
-PATIENCE = 3.0  # seconds for a flow to be answered
-OVER = "over"
-FAREWELL = 3.0  # seconds for the others to hear that it is over
-MOST_SKEW = 0.1  # seconds
+LEADER_MARGIN_SECONDS = 10.0  # seconds for rank 0 beyond its own deadlines
+FLOWS_TIMEOUT_SECONDS = 60.0  # seconds for all of them
+FLOW_REPLY_TIMEOUT_SECONDS = 3.0  # seconds for a flow to be answered
+DOCTOR_OVER_ORDER = "over"
+DOCTOR_LEAVE_TIMEOUT_SECONDS = 3.0  # seconds for the others to hear that it is over
+MAX_CLOCK_SKEW_SECONDS = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,21 @@ def examine(
     timeout: float, progress: Progress = lambda done, total: None, clock: Clock = time
 ) -> Diagnosis:
     """As one worker of a launcher's, or alone. `timeout` seconds for the others to come."""
-    seat = find_seat(os.environ)
-    mine = look(seat)
+    assignment = read_rank_assignment(os.environ)
+    mine = local_report(assignment)
     found: list[Finding] | None = mine.findings
-    if seat.size > 1:
+    if assignment.size > 1:
         try:
             found = _together(mine, timeout, progress, clock)
         except ThalwegError as error:
-            own_ones = [finding.at(seat.rank, mine.facts.name) for finding in mine.findings]
+            own_ones = [finding.at(assignment.rank, mine.facts.name) for finding in mine.findings]
             found = [_no_store(error), *own_ones]
     return Diagnosis(
         findings=summed_up([summary(mine.environment), *(found or ())]),
         environment=mine.environment,
         tells=found is not None,
-        workers=seat.size,
-        launcher=seat.launcher,
+        workers=assignment.size,
+        launcher=assignment.launcher,
     )
 
 
@@ -86,7 +86,9 @@ def _no_store(error: ThalwegError) -> Finding:
     return Finding(check="store", verdict="fail", detail=error.problem, remedy=error.remedy)
 
 
-def _together(mine: Own, timeout: float, progress: Progress, clock: Clock) -> list[Finding] | None:
+def _together(
+    mine: LocalReport, timeout: float, progress: Progress, clock: Clock
+) -> list[Finding] | None:
     """What is found; None if rank 0 tells it."""
     world = World.join(timeout, mine.variables)
     try:
@@ -101,46 +103,51 @@ def _together(mine: Own, timeout: float, progress: Progress, clock: Clock) -> li
             mine.facts,
             port=listener.port,
             token=listener.token,
-            secret=world.protection.fingerprint if mine.secret_is_readable else None,
+            secret=world.security.fingerprint if mine.secret_is_readable else None,
             findings=[finding.packed() for finding in mine.findings],
         )
-        board = Board(world)
-        board.put(f"facts/{world.rank}", facts.packed())
+        exchange = StoreExchange(world)
+        exchange.put(f"facts/{world.rank}", facts.packed())
         if world.rank == 0:
-            return Leader(board, facts, world.size, timeout, progress, clock).lead()
-        return follow(board, facts, timeout, clock)
+            return Leader(exchange, facts, world.size, timeout, progress, clock).lead()
+        return follow(exchange, facts, timeout, clock)
 
 
-def follow(board: Board, own: Facts, timeout: float, clock: Clock) -> list[Finding] | None:
+def follow(
+    exchange: StoreExchange, own: RankFacts, timeout: float, clock: Clock
+) -> list[Finding] | None:
     """None: rank 0 tells what was found."""
-    roster = board.get("roster", monotonic() + timeout + MARGIN)
+    roster = exchange.get("roster", monotonic() + timeout + LEADER_MARGIN_SECONDS)
     if roster is None:
-        return [*own.own_findings(), _no_leader(own, f"come within {timeout + MARGIN:g} s")]
-    present = {facts.rank: facts for facts in map(Facts.unpacked, roster)}
+        return [
+            *own.own_findings(),
+            _no_leader(own, f"come within {timeout + LEADER_MARGIN_SECONDS:g} s"),
+        ]
+    present = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
     peers = [present[rank] for rank in peers_of(own.rank, list(present))]
-    board.put(f"calls/{own.rank}", [call.packed() for call in call_all(own.rank, peers, clock)])
-    silence = longest_calls(len(peers)) + LONGEST_FLOWS + 3 * MARGIN
+    exchange.put(f"calls/{own.rank}", [ping.packed() for ping in ping_all(own.rank, peers, clock)])
+    silence = max_ping_seconds(len(peers)) + FLOWS_TIMEOUT_SECONDS + 3 * LEADER_MARGIN_SECONDS
     turn = 0
     while True:
-        order = board.get(f"order/{own.rank}/{turn}", monotonic() + silence)
+        order = exchange.get(f"order/{own.rank}/{turn}", monotonic() + silence)
         if order is None:
             return [
                 *own.own_findings(),
                 _no_leader(own, f"said anything for {silence:g} s"),
             ]
-        if order == OVER:
-            board.put(f"left/{own.rank}", True)
+        if order == DOCTOR_OVER_ORDER:
+            exchange.put(f"left/{own.rank}", True)
             return None
-        rate = send_flow(present[order["peer"]], order["seconds"], PATIENCE)
-        board.put(f"answer/{own.rank}/{turn}", {"rate": rate})
+        rate = send_flow(present[order["peer"]], order["seconds"], FLOW_REPLY_TIMEOUT_SECONDS)
+        exchange.put(f"answer/{own.rank}/{turn}", {"rate": rate})
         turn += 1
 
 
-def _no_leader(own: Facts, what: str) -> Finding:
+def _no_leader(own: RankFacts, what: str) -> Finding:
     return Finding(
         check="ranks",
         verdict="fail",
-        detail=f"rank 0 hasn't {what}, says {own.called}",
+        detail=f"rank 0 hasn't {what}, says {own.label}",
         remedy="look at the output of rank 0, and whether it was started",
         ranks=(0,),
         names_them=True,
@@ -150,14 +157,14 @@ def _no_leader(own: Facts, what: str) -> Finding:
 class Leader:
     def __init__(
         self,
-        board: Board,
-        own: Facts,
+        exchange: StoreExchange,
+        own: RankFacts,
         size: int,
         timeout: float,
         progress: Progress,
         clock: Clock,
     ) -> None:
-        self._board = board
+        self._board = exchange
         self._own = own
         self._size = size
         self._timeout = timeout
@@ -167,21 +174,21 @@ class Leader:
 
     def lead(self) -> list[Finding]:
         """All that was found, about all ranks."""
-        ranks = self._meet()
-        calls, mute = self._calls(ranks)
+        ranks = self._gather_facts()
+        pings, mute = self._calls(ranks)
         speakers = [there[0] for there in by_host(ranks).values()]
         speakers = [facts for facts in speakers if facts.rank not in mute]
-        trips = {(c.caller, c.peer): c.trip for c in calls if c.outcome == OK}
+        trips = {(c.caller, c.peer): c.trip for c in pings if c.outcome == PING_OK}
         measured, silent, left_out = self._flows(speakers, trips)
         findings = [
             *self._absent(ranks),
             *(_mute(facts) for facts in ranks if facts.rank in mute),
             *(finding for facts in ranks for finding in facts.own_findings()),
             *name_resolution.traps(ranks),
-            *reachability.unreachable(ranks, calls),
-            *bandwidth.judged(speakers, measured, silent),
-            *skew(ranks, calls),
-            *versions.judged(ranks),
+            *reachability.unreachable(ranks, pings),
+            *bandwidth.rate_findings(speakers, measured, silent),
+            *skew(ranks, pings),
+            *versions.version_findings(ranks),
             *versions.secrets(ranks),
             *limits.buffers_for(ranks, measured, trips),
             *processor.threads(ranks),
@@ -191,28 +198,28 @@ class Leader:
         self._end(ranks)
         return findings
 
-    def _meet(self) -> list[Facts]:
+    def _gather_facts(self) -> list[RankFacts]:
         """Everybody who comes in time; all learn who that is."""
         keys = [f"facts/{rank}" for rank in range(self._size)]
         deadline = monotonic() + self._timeout
         found = self._board.gather(keys, deadline, lambda n: self._progress(n, 2 * self._size))
-        ranks = [Facts.unpacked(found[key]) for key in keys if key in found]
+        ranks = [RankFacts.unpacked(found[key]) for key in keys if key in found]
         self._board.put("roster", [facts.packed() for facts in ranks])
         return ranks
 
-    def _calls(self, ranks: list[Facts]) -> tuple[list[Call], set[int]]:
+    def _calls(self, ranks: list[RankFacts]) -> tuple[list[PingResult], set[int]]:
         """Everybody's, and who didn't tell theirs."""
         known = {facts.rank: facts for facts in ranks}
         peers = [known[rank] for rank in peers_of(0, list(known))]
-        calls = call_all(0, peers, self._clock)
+        pings = ping_all(0, peers, self._clock)
         keys = {f"calls/{rank}": rank for rank in known if rank != 0}
-        deadline = monotonic() + longest_calls(len(peers)) + MARGIN
+        deadline = monotonic() + max_ping_seconds(len(peers)) + LEADER_MARGIN_SECONDS
         told = self._board.gather(keys, deadline)
-        calls += [Call(**call) for key in told for call in told[key]]
-        return calls, {rank for key, rank in keys.items() if key not in told}
+        pings += [PingResult(**call) for key in told for call in told[key]]
+        return pings, {rank for key, rank in keys.items() if key not in told}
 
     def _flows(
-        self, speakers: list[Facts], trips: dict[bandwidth.Flow, float]
+        self, speakers: list[RankFacts], trips: dict[bandwidth.Flow, float]
     ) -> tuple[dict[bandwidth.Flow, float], list[bandwidth.Flow], int]:
         """Rates in bits per second, flows that nobody told the rate of, how many there wasn't time
         for."""
@@ -220,7 +227,7 @@ class Leader:
         ends = frozenset(flow for flow in trips if set(flow) <= known.keys())
         turns = bandwidth.turns(list(known), ends)
         seconds = bandwidth.seconds_of([trips[flow] for flow in ends])
-        deadline = monotonic() + LONGEST_FLOWS
+        deadline = monotonic() + FLOWS_TIMEOUT_SECONDS
         measured: dict[bandwidth.Flow, float] = {}
         silent: list[bandwidth.Flow] = []
         left_out = 0
@@ -230,8 +237,8 @@ class Leader:
                 break
             self._turn(turn, seconds, known, measured, silent)
             self._progress(self._size + number, self._size + len(turns))
-        for flow in 2 * bandwidth.slow(measured)[: bandwidth.MOST_AGAIN]:
-            if flow in bandwidth.slow(measured) and monotonic() < deadline:
+        for flow in 2 * bandwidth.slow_flows(measured)[: bandwidth.MAX_REPEATED_FLOWS]:
+            if flow in bandwidth.slow_flows(measured) and monotonic() < deadline:
                 again: dict[bandwidth.Flow, float] = {}
                 self._turn([flow], seconds, known, again, [])
                 measured[flow] = max(measured[flow], again.get(flow, 0.0))
@@ -241,7 +248,7 @@ class Leader:
         self,
         turn: list[bandwidth.Flow],
         seconds: float,
-        known: dict[int, Facts],
+        known: dict[int, RankFacts],
         measured: dict[bandwidth.Flow, float],
         silent: list[bandwidth.Flow],
     ) -> None:
@@ -259,8 +266,8 @@ class Leader:
             self._board.put(f"order/{flow[0]}/{number}", order)
         found = {}
         if own is not None:
-            found[own] = send_flow(known[own[1]], seconds, PATIENCE)
-        told = self._board.gather(keys, monotonic() + seconds + 2 * PATIENCE)
+            found[own] = send_flow(known[own[1]], seconds, FLOW_REPLY_TIMEOUT_SECONDS)
+        told = self._board.gather(keys, monotonic() + seconds + 2 * FLOW_REPLY_TIMEOUT_SECONDS)
         found |= {flow: told.get(key, {}).get("rate") for key, flow in keys.items()}
         for flow, rate in found.items():
             if rate is None:
@@ -268,14 +275,16 @@ class Leader:
             else:
                 measured[flow] = rate
 
-    def _end(self, ranks: list[Facts]) -> None:
+    def _end(self, ranks: list[RankFacts]) -> None:
         """The store may be this process's: the others are to hear it before."""
         others = [facts.rank for facts in ranks if facts.rank != 0]
         for rank in others:
-            self._board.put(f"order/{rank}/{self._turns[rank]}", OVER)
-        self._board.gather([f"left/{rank}" for rank in others], monotonic() + FAREWELL)
+            self._board.put(f"order/{rank}/{self._turns[rank]}", DOCTOR_OVER_ORDER)
+        self._board.gather(
+            [f"left/{rank}" for rank in others], monotonic() + DOCTOR_LEAVE_TIMEOUT_SECONDS
+        )
 
-    def _absent(self, ranks: list[Facts]) -> list[Finding]:
+    def _absent(self, ranks: list[RankFacts]) -> list[Finding]:
         here = {facts.rank for facts in ranks}
         absent = [rank for rank in range(self._size) if rank not in here]
         if not absent:
@@ -296,11 +305,11 @@ class Leader:
         ]
 
 
-def _mute(facts: Facts) -> Finding:
+def _mute(facts: RankFacts) -> Finding:
     return Finding(
         check="ranks",
         verdict="fail",
-        detail=f"{facts.called} has come, and then doesn't answer",
+        detail=f"{facts.label} has come, and then doesn't answer",
         remedy="look at its output, and whether its host is busy or its process is stopped",
         **concerning(facts, named=True),
     )
@@ -310,12 +319,12 @@ def _left_out(flows: int) -> Finding:
     return Finding(
         check="rates",
         verdict="warn",
-        detail=f"{flows} flows weren't measured within {LONGEST_FLOWS:g} s",
+        detail=f"{flows} flows weren't measured within {FLOWS_TIMEOUT_SECONDS:g} s",
         remedy="measure with `thalweg probe`, which takes its time",
     )
 
 
-def skew(ranks: Sequence[Facts], calls: Sequence[Call]) -> list[Finding]:
+def skew(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:
     """Of every host's clock against that of the first rank's: harmless to training, and logs then
     tell things in the wrong order. (Traces align themselves.)"""
     hosts = by_host(ranks)
@@ -325,36 +334,36 @@ def skew(ranks: Sequence[Facts], calls: Sequence[Call]) -> list[Finding]:
     found = []
     largest = 0.0
     for there in others:
-        best = _shortest(first, there, calls)
+        best = _shortest(first, there, pings)
         if best is None:
             continue
         ahead, doubt = best
         largest = max(largest, abs(ahead) + doubt)
-        if abs(ahead) - doubt > MOST_SKEW:
+        if abs(ahead) - doubt > MAX_CLOCK_SKEW_SECONDS:
             found.append(_off(there, first[0], ahead, doubt))
     within = f"within {about(largest, 's')} of {first[0].name}'s on all hosts that were reached"
     return found or [Finding(check="clocks", verdict="ok", detail=within)]
 
 
 def _shortest(
-    first: Sequence[Facts], there: Sequence[Facts], calls: Sequence[Call]
+    first: Sequence[RankFacts], there: Sequence[RankFacts], pings: Sequence[PingResult]
 ) -> tuple[float, float] | None:
     """How far `there` is ahead, and half of the shortest round trip, whoever called."""
     ours, theirs = ({facts.rank for facts in side} for side in (first, there))
     found = []
-    for call in calls:
-        if call.outcome == OK and {call.caller, call.peer} <= ours | theirs:
-            if call.caller in ours and call.peer in theirs:
-                found.append((call.trip, call.ahead))
-            elif call.caller in theirs and call.peer in ours:
-                found.append((call.trip, -call.ahead))
+    for ping in pings:
+        if ping.outcome == PING_OK and {ping.caller, ping.peer} <= ours | theirs:
+            if ping.caller in ours and ping.peer in theirs:
+                found.append((ping.trip, ping.ahead))
+            elif ping.caller in theirs and ping.peer in ours:
+                found.append((ping.trip, -ping.ahead))
     if not found:
         return None
     trip, ahead = min(found)
     return ahead, trip / 2
 
 
-def _off(there: Sequence[Facts], first: Facts, ahead: float, doubt: float) -> Finding:
+def _off(there: Sequence[RankFacts], first: RankFacts, ahead: float, doubt: float) -> Finding:
     way = "ahead of" if ahead > 0 else "behind"
     return Finding(
         check="clocks",

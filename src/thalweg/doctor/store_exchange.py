@@ -9,17 +9,17 @@ from typing import Any
 
 from thalweg.members.world import World
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.05  # seconds between two looks
+MIN_BOARD_POLL_SECONDS, MAX_BOARD_POLL_SECONDS = 0.002, 0.05  # seconds between two looks
 
 
-class Board:
+class StoreExchange:
     """RunError if the store is gone."""
 
     def __init__(self, world: World) -> None:
-        self._line = world.room("doctor").line
+        self._store_client = world.namespace("doctor").store_client
 
     def put(self, key: str, content: Any) -> None:
-        self._line.ask(lambda store: store.set(key, json.dumps(content)))
+        self._store_client.call(lambda store: store.set(key, json.dumps(content)))
 
     def get(self, key: str, deadline: float) -> Any | None:
         """None if it isn't there in time."""
@@ -35,7 +35,7 @@ class Board:
         """What is there of these by the deadline; at once if all of it is."""
         missing = list(keys)
         found: dict[str, Any] = {}
-        pause = SHORTEST_PAUSE
+        pause = MIN_BOARD_POLL_SECONDS
         while missing:
             there = self._present(missing)
             found |= self._read(there)
@@ -43,13 +43,13 @@ class Board:
             counted(len(found))
             if not missing or monotonic() >= deadline:
                 break
-            pause = SHORTEST_PAUSE if there else min(2 * pause, LONGEST_PAUSE)
+            pause = MIN_BOARD_POLL_SECONDS if there else min(2 * pause, MAX_BOARD_POLL_SECONDS)
             sleep(min(pause, max(0.0, deadline - monotonic())))
         return found
 
     def _read(self, keys: list[str]) -> dict[str, Any]:
-        texts = self._line.ask(lambda store: [store.get(key) for key in keys])
+        texts = self._store_client.call(lambda store: [store.get(key) for key in keys])
         return {key: json.loads(text) for key, text in zip(keys, texts, strict=True)}
 
     def _present(self, keys: list[str]) -> list[str]:
-        return self._line.ask(lambda store: [key for key in keys if store.check([key])])
+        return self._store_client.call(lambda store: [key for key in keys if store.check([key])])

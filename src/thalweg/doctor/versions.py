@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.doctor.finding import Facts, Finding, concerning, together
+from thalweg.doctor.finding import Finding, RankFacts, concerning, together
 
-MUST_BE_EQUAL = ("thalweg",)  # what ranks send each other changes with it
-CHECKED = (*MUST_BE_EQUAL, "torch", "python", "cryptography", "numpy")
+EQUAL_VERSION_PACKAGES = ("thalweg",)  # what ranks send each other changes with it
+CHECKED_PACKAGES = (*EQUAL_VERSION_PACKAGES, "torch", "python", "cryptography", "numpy")
 
 
-def differences(ranks: Sequence[Facts]) -> list[Finding]:
+def differences(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Of Python the minor version counts."""
     found = []
-    for name in CHECKED:
-        held: dict[str, list[Facts]] = {}
+    for name in CHECKED_PACKAGES:
+        held: dict[str, list[RankFacts]] = {}
         for facts in ranks:
             if name in facts.versions:
                 held.setdefault(_compared(name, facts.versions[name]), []).append(facts)
@@ -23,15 +23,15 @@ def differences(ranks: Sequence[Facts]) -> list[Finding]:
     return found
 
 
-def judged(ranks: Sequence[Facts]) -> list[Finding]:
+def version_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
     told = ", ".join(f"{name} {version}" for name, version in ranks[0].versions.items())
     same = Finding(check="versions", verdict="ok", detail=f"the same on all ranks: {told}")
     return differences(ranks) or [same]
 
 
-def secrets(ranks: Sequence[Facts]) -> list[Finding]:
+def secrets(ranks: Sequence[RankFacts]) -> list[Finding]:
     """By fingerprints, of those who could read theirs."""
-    held: dict[str, list[Facts]] = {}
+    held: dict[str, list[RankFacts]] = {}
     for facts in ranks:
         if facts.secret is not None:
             held.setdefault(facts.secret, []).append(facts)
@@ -58,7 +58,7 @@ def _compared(name: str, version: str) -> str:
     return ".".join(version.split(".")[:2]) if name == "python" else version
 
 
-def _finding(name: str, held: dict[str, list[Facts]]) -> Finding:
+def _finding(name: str, held: dict[str, list[RankFacts]]) -> Finding:
     """Who is in the minority is named first; of two halves the one without the first rank."""
     fewest_first = sorted(held.items(), key=lambda pair: (len(pair[1]), -pair[1][0].rank))
     told = "; ".join(f"{together(who)}: {version}" for version, who in fewest_first)
@@ -66,7 +66,7 @@ def _finding(name: str, held: dict[str, list[Facts]]) -> Finding:
     usual = fewest_first[-1][0]
     return Finding(
         check="versions",
-        verdict="fail" if name in MUST_BE_EQUAL else "warn",
+        verdict="fail" if name in EQUAL_VERSION_PACKAGES else "warn",
         detail=f"{name} differs: {told}",
         remedy=f"install {name} {usual} on {' and '.join(dict.fromkeys(f.name for f in odd))}, or "
         "make the environment anew from the same lock file on all hosts",

@@ -15,8 +15,8 @@ from threading import Lock
 
 from thalweg.engine.execute import Leading
 
-KEPT = 10_000  # rounds
-KEPT_OPEN = 16  # steps that a round may take
+ARRIVAL_HISTORY_ROUNDS = 10_000  # rounds
+MAX_ROUND_DURATION_STEPS = 16  # steps that a round may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Encoded:
 class Arrivals:
     """The last rounds, newest last; written by one thread, read by any."""
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: int = ARRIVAL_HISTORY_ROUNDS) -> None:
         self._rounds: deque[Arrival] = deque(maxlen=kept)
         self._encoded: deque[Encoded] = deque(maxlen=kept)
         self._lock = Lock()
@@ -63,7 +63,8 @@ class Arrivals:
         several steps."""
         with self._lock:
             newest = takewhile(
-                lambda arrival: arrival.step >= step - KEPT_OPEN, reversed(self._rounds)
+                lambda arrival: arrival.step >= step - MAX_ROUND_DURATION_STEPS,
+                reversed(self._rounds),
             )
             return [arrival for arrival in newest if arrival.step >= step]
 
@@ -74,7 +75,9 @@ class Arrivals:
     def encoded_since(self, step: int) -> list[Encoded]:
         """The same of compressors."""
         with self._lock:
-            newest = takewhile(lambda one: one.step >= step - KEPT_OPEN, reversed(self._encoded))
+            newest = takewhile(
+                lambda one: one.step >= step - MAX_ROUND_DURATION_STEPS, reversed(self._encoded)
+            )
             return [one for one in newest if one.step >= step]
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ import torch
 
 from thalweg.engine.arithmetic import NUMPY, Arithmetic
 from thalweg.engine.arrivals import Arrival, Arrivals, Encoded
-from thalweg.engine.execute import Execution, Part, View, flat
+from thalweg.engine.execute import Execution, RankProgram, View, flat
 from thalweg.errors import (
     Interrupted,
     PeerFailed,
@@ -41,16 +41,18 @@ from thalweg.errors import (
     TransportClosed,
     TransportError,
 )
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.membership import Membership
-from thalweg.members.membership_epoch import Formation
+from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.transports import Address, Array, Landing, Transport
 from thalweg.transports.store_client import Store
 
-AT_ONCE = 2  # chains under way
-LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
-SOONER = 0.1  # seconds of waiting after which it looks whether the members are to meet
-GRACE = 5.0  # seconds beyond the rounds' own deadlines, for the thread to say what happened
+MAX_CHAINS_IN_FLIGHT = 2  # chains under way
+ENGINE_ABORT_POLL_SECONDS = 0.5  # seconds of waiting after which the alarm is listened to
+# Seconds of waiting after which it looks whether the members are to meet.
+RENDEZVOUS_CHECK_SECONDS = 0.1
+# Seconds beyond the rounds' own deadlines, for the thread to say what happened.
+ENGINE_REPLY_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Task:
     """One round on one vector, which is reduced in place. `view` says where chunks are, if not one
     after the other in the vector."""
 
-    part: Part
+    program: RankProgram
     vector: Array
     step: int
     round_number: int
@@ -98,20 +100,22 @@ class Engine:
     def __init__(
         self,
         transport: Transport,
-        alarm: Alarm,
+        abort_flag: AbortFlag,
         timeout: float,
         membership: Membership | None = None,
     ) -> None:
         self.arrivals = Arrivals()
         self.timeout = timeout
         self._membership = membership
-        self._look_around = LOOK_AROUND if membership is None else SOONER
+        self._check_seconds = (
+            ENGINE_ABORT_POLL_SECONDS if membership is None else RENDEZVOUS_CHECK_SECONDS
+        )
         self._transport = transport
-        self._alarm = alarm
+        self._abort_flag = abort_flag
         self._broken: BaseException | None = None
         self._closed = False
         self._advanced = 0.0  # when the last rounds began
-        self._listened = 0.0  # when it was last heard whether others gave up
+        self._polled = 0.0  # when it was last heard whether others gave up
         self._handed_in: SimpleQueue[_Underway | None] = SimpleQueue()  # None is the last
         self._idles = False  # the thread waits for what is handed in
         self._waiting: deque[_Underway] = deque()
@@ -148,15 +152,17 @@ class Engine:
 
     def wait(self, futures: list[Future[None]]) -> None:
         """Until all are done; the first error if there is one."""
-        deadline = monotonic() + self.timeout * max(1, len(futures)) + GRACE
+        deadline = monotonic() + self.timeout * max(1, len(futures)) + ENGINE_REPLY_GRACE_SECONDS
         for future in futures:
             while not self._came(future, deadline):
-                if self._advanced + self.timeout + GRACE <= deadline:
+                if self._advanced + self.timeout + ENGINE_REPLY_GRACE_SECONDS <= deadline:
                     raise TransportError(
                         f"the communication thread of rank {self.rank} doesn't answer",
                         "please report this with what the other ranks printed",
                     )
-                deadline = self._advanced + self.timeout + GRACE  # a chain's next round began
+                deadline = (
+                    self._advanced + self.timeout + ENGINE_REPLY_GRACE_SECONDS
+                )  # a chain's next round began
 
     def _came(self, future: Future[None], deadline: float) -> bool:
         try:
@@ -168,16 +174,16 @@ class Engine:
     def run(self, work: Sequence[Task | Chain]) -> None:
         self.wait([self.submit(each) for each in work])
 
-    def enter(self, formation: Formation, alarm: Alarm) -> None:
+    def enter_epoch(self, membership_epoch: MembershipEpoch, abort_flag: AbortFlag) -> None:
         """Go on with these members, whatever was broken off before. Nothing may be under way."""
         if self._broken is None:
-            self._broken = Interrupted(f"formation {formation.number} begins")
+            self._broken = Interrupted(f"formation {membership_epoch.number} begins")
         marker: Future[None] = Future()
         self._hand_in(_Underway(iter(()), marker, monotonic(), None))  # it fails, in its turn
         with suppress(ThalwegError, TimeoutError):
-            marker.result(GRACE)
-        self._transport.enter(formation.number, formation.members)
-        self._alarm = alarm
+            marker.result(ENGINE_REPLY_GRACE_SECONDS)
+        self._transport.enter_epoch(membership_epoch.number, membership_epoch.members)
+        self._abort_flag = abort_flag
         self._broken = None
 
     def close(self) -> None:
@@ -185,9 +191,9 @@ class Engine:
             return
         self._closed = True
         self._hand_in(None)
-        self._thread.join(self.timeout if self._broken is None else GRACE)
+        self._thread.join(self.timeout if self._broken is None else ENGINE_REPLY_GRACE_SECONDS)
         self._transport.close()  # ends the thread if it still waits
-        self._thread.join(GRACE)
+        self._thread.join(ENGINE_REPLY_GRACE_SECONDS)
 
     def _work(self) -> None:
         torch.set_num_threads(self._cores)  # OpenMP gives each thread as many as there are cores
@@ -207,7 +213,7 @@ class Engine:
             busy = bool(self._waiting or self._chains or self._done)
             takes_in = self._broken is None  # else whoever enters the next formation has the wire
             try:
-                item = self._handed_in.get(not busy and not takes_in, self._look_around)
+                item = self._handed_in.get(not busy and not takes_in, self._check_seconds)
             except Empty:
                 if busy:
                     return False
@@ -222,7 +228,7 @@ class Engine:
         """Take in what early peers send until something is handed in."""
         self._idles = True
         if self._handed_in.empty():
-            self._transport.idle(self._look_around)
+            self._transport.idle(self._check_seconds)
         self._idles = False
         self._look_for_losses()
 
@@ -231,13 +237,13 @@ class Engine:
         if self._membership is None or self._broken is not None or self._closed:
             return
         if self._membership.heeds_losses():
-            self._transport.look_about()
+            self._transport.check_sends()
 
     def _begin(self) -> None:
         """As many chains as may be under way."""
         if self._broken is not None:
-            self._give_up(self._broken)
-        while self._waiting and len(self._chains) < AT_ONCE:
+            self._abort(self._broken)
+        while self._waiting and len(self._chains) < MAX_CHAINS_IN_FLIGHT:
             chain = self._waiting[0]
             if chain.alone is not None and self._is_busy(chain.alone):
                 return  # it begins with the other's result, and changes what that still sends
@@ -253,7 +259,7 @@ class Engine:
         """Begin its next rounds; it is over if there are none. Interrupted if the members are to
         meet: a rank that never waits long would not hear of it."""
         if self._membership is not None:
-            self._membership.refuse_if_called()
+            self._membership.raise_if_rendezvous()
         began = monotonic()
         tasks = next(chain.chain, None)
         if chain.alone is None:
@@ -266,9 +272,9 @@ class Engine:
         self._advanced = monotonic()
         for task in tasks:
             execution = Execution(
-                task.part,
+                task.program,
                 self._transport,
-                task.view or flat(task.part.schedule, task.vector),
+                task.view or flat(task.program.schedule, task.vector),
                 task.step,
                 task.round_number,
                 monotonic() + self.timeout,
@@ -293,7 +299,7 @@ class Engine:
             return  # the next rounds of a chain are to begin before anything is waited for
         if self._running:
             self._take_message()
-        while self._done and not (self._running and len(self._done) <= AT_ONCE):
+        while self._done and not (self._running and len(self._done) <= MAX_CHAINS_IN_FLIGHT):
             first = self._done[0]
             first.execution.wait_for_sendings()
             self._done.popleft()
@@ -319,10 +325,10 @@ class Engine:
         awaited = ChainMap(*(running.execution.awaited for running in self._running))
         try:
             address, array = self._transport.receive_any(
-                awaited, monotonic() + self._look_around, self._landing
+                awaited, monotonic() + self._check_seconds, self._landing
             )
         except PeerLate:
-            self._look_about()
+            self._check_others()
             if monotonic() < first.deadline:
                 return
             # Of the first alone: later rounds may be waiting for it to end.
@@ -358,8 +364,8 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         """The first error ends it all: nobody shall wait for what won't come."""
         interrupted = self._interrupted(error)
-        self._broken = interrupted or self._told(error)
-        self._give_up(self._broken)
+        self._broken = interrupted or self._first_cause(error)
+        self._abort(self._broken)
         if interrupted is None:
             self._transport.close()
 
@@ -367,56 +373,56 @@ class Engine:
         """If that is reason to meet with those who are left, and not to end."""
         if self._membership is None or isinstance(error, Interrupted):
             return error if isinstance(error, Interrupted) else None
-        if isinstance(error, TransportError) and self._gave_up() is not None:
+        if isinstance(error, TransportError) and self._abort_cause() is not None:
             return None
-        if isinstance(error, PeerLate) and self._membership.misses(error.peers):
-            self._membership.lose(*error.peers)
+        if isinstance(error, PeerLate) and self._membership.has_failed_member(error.peers):
+            self._membership.note_lost_messages(*error.peers)
         elif isinstance(error, PeerLost) and error.peer is not None:
-            self._membership.lose(error.peer)
+            self._membership.note_lost_messages(error.peer)
         elif not isinstance(error, StoreLost):
             return None
         self._membership.explain(error.problem)
-        self._membership.call()
+        self._membership.request_rendezvous()
         return Interrupted(error.problem)
 
-    def _gave_up(self) -> PeerFailed | None:
+    def _abort_cause(self) -> PeerFailed | None:
         """What a rank has told that ends the run for all."""
-        heard = self._alarm.heard()
-        return None if isinstance(heard, StoreLost) else heard
+        abort = self._abort_flag.poll()
+        return None if isinstance(abort, StoreLost) else abort
 
-    def meet_at(self, store: Store) -> None:
+    def use_store(self, store: Store) -> None:
         """The store that ranks find one another by is another."""
-        self._transport.meet_at(store)
+        self._transport.use_store(store)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _abort(self, error: BaseException) -> None:
         chains = [*(over.of for over in self._done), *self._chains, *self._waiting]
         for left in (self._done, self._chains, self._running, self._waiting):
             left.clear()
         for chain in chains:
             chain.future.set_exception(error)
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _first_cause(self, error: BaseException) -> BaseException:
         """Sound the alarm; the first cause, if another rank has told it."""
         if isinstance(error, PeerLate):
-            self._alarm.sound_lateness(error)
+            self._abort_flag.raise_for_late_peer(error)
         elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
-            self._alarm.sound(error.problem)
+            self._abort_flag.raise_flag(error.problem)
         elif not isinstance(error, ThalwegError):
-            self._alarm.sound(f"{type(error).__name__}: {error}")
-        heard = self._alarm.heard() if isinstance(error, TransportError) else None
-        return heard or error
+            self._abort_flag.raise_flag(f"{type(error).__name__}: {error}")
+        abort = self._abort_flag.poll() if isinstance(error, TransportError) else None
+        return abort or error
 
-    def _look_about(self) -> None:
+    def _check_others(self) -> None:
         """Whether others gave up, or wait to meet this rank; or whether it has waited enough."""
         if self._membership is not None:
             first = self._running[0]
             peers = tuple(sorted({address.peer for address in first.execution.awaited}))
             self._membership.wait(monotonic() - first.started, peers)
-        if monotonic() - self._listened >= LOOK_AROUND:
-            self._listened = monotonic()
-            self._listen()
+        if monotonic() - self._polled >= ENGINE_ABORT_POLL_SECONDS:
+            self._polled = monotonic()
+            self._poll_abort_flag()
 
-    def _listen(self) -> None:
-        heard = self._alarm.heard()
-        if heard is not None:
-            raise heard
+    def _poll_abort_flag(self) -> None:
+        abort = self._abort_flag.poll()
+        if abort is not None:
+            raise abort

@@ -25,17 +25,17 @@ import numpy as np
 
 from thalweg.engine.arithmetic import Arithmetic
 from thalweg.errors import ScheduleError, TransportError
-from thalweg.schedules import Kind, Move, Order, Progress, Schedule, order
+from thalweg.schedules import Move, MoveKind, Order, Progress, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Landing, Sending, Transport
 
-READY, THERE = 0, 1  # the empty spans under which hands are shaken
-SIGNAL = np.zeros(1, np.uint8)
+READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN = 0, 1  # the empty spans under which hands are shaken
+SIGNAL_PAYLOAD = np.zeros(1, np.uint8)
 View = Callable[[int, int], Array]
 """From a span of chunks to the writable array that holds it on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankProgram:
     """A schedule from one rank's side: its moves, and which waits for which. Made once, run at
     every step."""
 
@@ -47,9 +47,9 @@ class Part:
     repeated: frozenset[tuple[int, int, int]] = frozenset()  # peer and span that come several times
 
     @classmethod
-    def of(cls, schedule: Schedule, rank: int, *, handshake: bool = False) -> Part:
+    def of(cls, schedule: Schedule, rank: int, *, handshake: bool = False) -> RankProgram:
         moves = order(schedule.moves(rank))
-        incoming = [move for move in moves.moves if move.kind is not Kind.SEND]
+        incoming = [move for move in moves.moves if move.kind is not MoveKind.SEND]
         counts = Counter((move.peer, move.start, move.stop) for move in incoming)
         leading = {p: _leading(schedule, p, rank) for p in {m.peer for m in incoming}}
         return cls(
@@ -77,8 +77,8 @@ class Leading:
 def _leading(schedule: Schedule, peer: int, rank: int) -> int:
     """How many such messages there are."""
     if len(schedule.ranks) == 2:
-        return sum(move.kind is Kind.SEND for move in schedule.moves(peer))
-    at_once = takewhile(lambda move: move.kind is Kind.SEND, schedule.moves(peer))
+        return sum(move.kind is MoveKind.SEND for move in schedule.moves(peer))
+    at_once = takewhile(lambda move: move.kind is MoveKind.SEND, schedule.moves(peer))
     return sum(move.peer == rank for move in at_once)
 
 
@@ -98,7 +98,7 @@ class Execution:
 
     def __init__(
         self,
-        part: Part,
+        part: RankProgram,
         transport: Transport,
         view: View,
         step: int,
@@ -124,7 +124,7 @@ class Execution:
         self._landings: dict[Address, Landing] = {}  # of messages that are under way
         self._repeated = part.repeated
         self._expected = dict(part.leading)
-        self._held: dict[int, deque[int]] = {}  # sends to a peer that isn't ready
+        self._waiting_sends: dict[int, deque[int]] = {}  # sends to a peer that isn't ready
         self._left: Counter[int] = Counter()  # messages that are to come from each peer
         if part.handshake:
             self._shake_hands()
@@ -132,28 +132,28 @@ class Execution:
     def _shake_hands(self) -> None:
         """Tell those who will send to this rank that it is there."""
         for move in self.order.moves:
-            if move.kind is Kind.SEND:
-                self._held.setdefault(move.peer, deque())
+            if move.kind is MoveKind.SEND:
+                self._waiting_sends.setdefault(move.peer, deque())
             else:
                 self._left[move.peer] += 1
         for peer in self._left:
-            self._signal(peer, READY)
-        for peer in self._held:
-            for signal in (READY, THERE):
+            self._signal(peer, READY_SIGNAL_SPAN)
+        for peer in self._waiting_sends:
+            for signal in (READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN):
                 self.awaited[Address(peer, self._signal_label(signal))] = deque([-1])
 
     def _signal(self, peer: int, signal: int) -> None:
         label = self._signal_label(signal)
-        self.sendings.append(self.transport.send(peer, label, SIGNAL, self.deadline))
+        self.sendings.append(self.transport.send(peer, label, SIGNAL_PAYLOAD, self.deadline))
 
     def _signal_label(self, signal: int) -> Label:
         return Label(self.step, self.round_number, signal, signal)
 
-    def _hear(self, address: Address) -> None:
+    def _note_handshake(self, address: Address) -> None:
         """A peer is ready for what is sent to it, or has it."""
         del self.awaited[address]
-        if address.label.start == READY:
-            for index in self._held.pop(address.peer):
+        if address.label.start == READY_SIGNAL_SPAN:
+            for index in self._waiting_sends.pop(address.peer):
                 self._send(index, self.order.moves[index])
 
     def _note(self, peer: int, nbytes: int) -> None:
@@ -167,7 +167,7 @@ class Execution:
         if peer in self._left:
             self._left[peer] -= 1
             if not self._left[peer]:
-                self._signal(peer, THERE)
+                self._signal(peer, THERE_SIGNAL_SPAN)
 
     def start_ready(self) -> bool:
         """Start every move that nothing holds back; whether all moves are done."""
@@ -182,12 +182,12 @@ class Execution:
 
     def _start(self, index: int) -> None:
         move = self.order.moves[index]
-        if move.kind is Kind.SEND:
-            if move.peer in self._held:
-                self._held[move.peer].append(index)
+        if move.kind is MoveKind.SEND:
+            if move.peer in self._waiting_sends:
+                self._waiting_sends[move.peer].append(index)
             else:
                 self._send(index, move)
-        elif move.quorum is not None or move.kind is Kind.ANSWER:
+        elif move.quorum is not None or move.kind is MoveKind.ANSWER:
             raise ScheduleError(f"{move} can't be waited for", "run it by a Node and a Relay")
         else:
             address = Address(move.peer, self._label(move))
@@ -205,7 +205,7 @@ class Execution:
     def arrive(self, address: Address, array: Array) -> None:
         """One of the messages that are awaited."""
         if address.label.start == address.label.stop:
-            self._hear(address)
+            self._note_handshake(address)
             return
         self.came.setdefault(address.peer, monotonic())
         queue = self.awaited[address]
@@ -229,7 +229,7 @@ class Execution:
         move = self.order.moves[index]
         target = self._target(index, move)
         incoming = self._fitting(address, array, target)
-        if move.kind is Kind.ADD:
+        if move.kind is MoveKind.ADD:
             self.arithmetic.add(target, incoming)
         else:
             target[:] = incoming
@@ -250,7 +250,7 @@ class Execution:
         if target.nbytes != nbytes or not nbytes or not target.flags.c_contiguous:
             return None
         raw = target.reshape(-1).view(np.uint8)
-        if self.order.moves[index].kind is not Kind.ADD:
+        if self.order.moves[index].kind is not MoveKind.ADD:
             landing = Landing(raw)
         else:
             dtype, arithmetic = target.dtype, self.arithmetic

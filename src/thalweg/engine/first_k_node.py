@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thalweg.codes import Allocation
-from thalweg.engine.tree_node import Node, Piece, Step
+from thalweg.engine.tree_node import Node, Piece, TreeStep
 from thalweg.transports import Array
-from thalweg.transports.best_effort import Letter, Sort
+from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
 
 @dataclass(slots=True)
@@ -27,10 +27,10 @@ class _Decided:
     step: int
     estimate: Array  # g
     used: frozenset[int]
-    late: dict[int, Array] = field(default_factory=dict)
+    stragglers: dict[int, Array] = field(default_factory=dict)
 
 
-class FastestNode(Node):
+class FirstKNode(Node):
     """`k` answers are enough, this rank's own among them."""
 
     def __init__(
@@ -42,34 +42,34 @@ class FastestNode(Node):
         self._host = allocation.host
         self._decided: dict[int, _Decided] = {}  # by piece
 
-    def contribute(self, step: int, round_number: int, vector: Array) -> list[Letter]:
-        letters = super().contribute(step, round_number, vector)
+    def contribute(self, step: int, round_number: int, vector: Array) -> list[BestEffortMessage]:
+        messages = super().contribute(step, round_number, vector)
         if step == self.floor - 1:  # too late for its step, and in time for the next one's
             for index, piece in enumerate(self.pieces):
                 if piece.round == round_number:
                     part = vector[piece.start : piece.stop]
                     peer = self.rank if self.is_host else self._host
-                    late = Letter(peer, Sort.ANSWER, step, index, array=part)
-                    letters += self.arrive(late) if self.is_host else [late]
-        return letters
+                    late = BestEffortMessage(peer, MessageKind.ANSWER, step, index, array=part)
+                    messages += self.arrive(late) if self.is_host else [late]
+        return messages
 
-    def arrive(self, letter: Letter) -> list[Letter]:
-        decided = self._decided.get(letter.piece) if letter.sort is Sort.ANSWER else None
-        if decided is not None and decided.step == letter.step:
-            if letter.peer not in decided.used:
-                decided.late[letter.peer] = self.fitting(letter)
+    def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        decided = self._decided.get(message.piece) if message.kind is MessageKind.ANSWER else None
+        if decided is not None and decided.step == message.step:
+            if message.peer not in decided.used:
+                decided.stragglers[message.peer] = self.fitting(message)
             return []
-        return super().arrive(letter)
+        return super().arrive(message)
 
-    def advance(self, step: int, opened: Step, index: int) -> None:
+    def advance(self, step: int, opened: TreeStep, index: int) -> None:
         if not self.is_host:
             super().advance(step, opened, index)
             return
-        way = opened.ways[index]
-        answers = dict(way.answers)
-        if way.value is not None:
-            answers[self.rank] = way.value
-        if way.result is None and len(answers) >= self._k:
+        piece = opened.piece_states[index]
+        answers = dict(piece.answers)
+        if piece.value is not None:
+            answers[self.rank] = piece.value
+        if piece.result is None and len(answers) >= self._k:
             estimate = self._estimate(index, answers)
             result = self._compensated(index, step, estimate)
             self._decided[index] = _Decided(step, estimate, frozenset(answers))
@@ -80,17 +80,17 @@ class FastestNode(Node):
         arrays = [answers[rank] for rank in sorted(answers)]
         scale = self._workers / len(arrays)
         total = arrays[0].copy()
-        arithmetic = self.pieces[index].form.arithmetic
+        arithmetic = self.pieces[index].element_type.arithmetic
         arithmetic.weigh(total, [(scale, array) for array in arrays], keep=False)
         return total
 
     def _compensated(self, index: int, step: int, estimate: Array) -> Array:
         before = self._decided.get(index)
-        if before is None or before.step != step - 1 or not before.late:
+        if before is None or before.step != step - 1 or not before.stragglers:
             return estimate
         share = (self._workers - len(before.used)) / self._workers
-        rest = self._estimate(index, before.late)
+        rest = self._estimate(index, before.stragglers)
         result = estimate.copy()
         terms = [(share, rest), (-share, before.estimate)]
-        self.pieces[index].form.arithmetic.weigh(result, terms, keep=True)
+        self.pieces[index].element_type.arithmetic.weigh(result, terms, keep=True)
         return result

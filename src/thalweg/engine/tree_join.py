@@ -7,23 +7,23 @@ from contextlib import suppress
 from time import monotonic
 
 from thalweg.codes import Allocation
-from thalweg.engine.tree_node import Form, Node, Piece, pieces_of
+from thalweg.engine.tree_node import ElementType, Node, Piece, pieces_of
 from thalweg.engine.tree_relay import Relay, sources
 from thalweg.errors import PeerLost
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.schedules import Schedule
 
-PATIENCE_BELOW = 30.0  # seconds for those below to come, before it begins without them
-SHORTEST_QUEUE = 64  # letters that may wait for one peer, at least
+CHILDREN_GRACE_SECONDS = 30.0  # seconds for those below to come, before it begins without them
+MIN_POST_QUEUE_COUNT = 64  # letters that may wait for one peer, at least
 
 
 def join_tree(
     world: World,
-    alarm: Alarm,
+    abort_flag: AbortFlag,
     allocation: Allocation,
     schedules: Sequence[Schedule],
-    forms: Sequence[Form],
+    forms: Sequence[ElementType],
     *,
     timeout: float,
     beyond: str = "wait",
@@ -35,23 +35,25 @@ def join_tree(
     pieces = pieces_of(schedules, forms, world.rank)
     node = make(world.rank, pieces, allocation)
     node.skip_to(first)
-    queue = max(SHORTEST_QUEUE, (1 + node.kept) * len(pieces))  # for one who is away for a while
-    post = world.post(queue)
+    queue = max(
+        MIN_POST_QUEUE_COUNT, (1 + node.kept) * len(pieces)
+    )  # for one who is away for a while
+    transport = world.best_effort_transport(queue)
     try:
         above, below = sources(allocation, world.rank)[:1], allocation.below[world.rank]
-        post.meet(above, monotonic() + timeout)
+        transport.wait_for_peers(above, monotonic() + timeout)
         with suppress(PeerLost):
-            post.meet(below, monotonic() + min(timeout, PATIENCE_BELOW))
+            transport.wait_for_peers(below, monotonic() + min(timeout, CHILDREN_GRACE_SECONDS))
         for neighbour in (*above, *below):
-            post.send(post.hello(neighbour))
+            transport.send(transport.hello(neighbour))
     except BaseException:
-        post.close()
+        transport.close()
         raise
     return Relay(
-        post,
+        transport,
         node,
         allocation,
-        alarm,
+        abort_flag,
         timeout=timeout,
         beyond=beyond,
         membership=world.membership,

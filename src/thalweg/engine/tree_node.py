@@ -22,21 +22,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from thalweg.codes import ROOT, Allocation
+from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.codes.fractional import FractionalRepetition
 from thalweg.engine.arithmetic import NUMPY, Arithmetic
 from thalweg.errors import TransportError
-from thalweg.schedules import Kind, Move, Quorum, Schedule
+from thalweg.schedules import Move, MoveKind, Quorum, Schedule
 from thalweg.transports import Array
-from thalweg.transports.best_effort import Letter, Sort
+from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
-KEPT_NBYTES = 256 << 20  # of results, for a rank that is behind
-FEWEST_KEPT, MOST_KEPT = 2, 64  # steps
-MOST_OPEN = 4  # steps that are under way; further ones push out the oldest
+RESULT_HISTORY_BYTES = 256 << 20  # of results, for a rank that is behind
+MIN_RESULT_HISTORY_STEPS, MAX_RESULT_HISTORY_STEPS = 2, 64  # steps
+MAX_OPEN_STEPS = 4  # steps that are under way; further ones push out the oldest
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ElementType:
     """What numpy takes the values for, and how they are added."""
 
     dtype: np.dtype[np.generic] = np.dtype(np.float32)
@@ -52,15 +52,15 @@ class Piece:
     stop: int
     moves: tuple[Move, ...]
     final: int  # from this move on it is the result
-    form: Form
+    element_type: ElementType
 
     @property
     def nbytes(self) -> int:
-        return (self.stop - self.start) * self.form.dtype.itemsize
+        return (self.stop - self.start) * self.element_type.dtype.itemsize
 
 
 @dataclass(slots=True)
-class _Way:
+class _PieceState:
     """How far a piece is."""
 
     at: int = 0
@@ -71,11 +71,11 @@ class _Way:
     covered: int = 0
 
 
-class Step:
+class TreeStep:
     def __init__(self, pieces: int) -> None:
-        self.ways = [_Way() for _ in range(pieces)]
+        self.piece_states = [_PieceState() for _ in range(pieces)]
         self.left = pieces  # without a result
-        self.hurried = False
+        self.wants_partial = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,9 @@ class Results:
         return sum(array.nbytes for array in self.arrays)
 
 
-def pieces_of(schedules: Sequence[Schedule], forms: Sequence[Form], rank: int) -> tuple[Piece, ...]:
+def pieces_of(
+    schedules: Sequence[Schedule], forms: Sequence[ElementType], rank: int
+) -> tuple[Piece, ...]:
     """This rank's part of the rounds of a step, piece by piece."""
     found = []
     for number, (schedule, form) in enumerate(zip(schedules, forms, strict=True)):
@@ -107,7 +109,7 @@ def pieces_of(schedules: Sequence[Schedule], forms: Sequence[Form], rank: int) -
                     stop=schedule.offsets[chunk + 1],
                     moves=tuple(own),
                     final=gathers[-1] + 1,
-                    form=form,
+                    element_type=form,
                 )
             )
     return tuple(found)
@@ -135,59 +137,68 @@ class Node:
         self._below = allocation.below[rank]
         self._cells = allocation.cells
         self._cells_below = _cells_below(allocation)
-        self._open: dict[int, Step] = {}
-        self._out: list[Letter] = []
+        self._open: dict[int, TreeStep] = {}
+        self._out: list[BestEffortMessage] = []
         nbytes = sum(piece.nbytes for piece in self.pieces)
-        self.kept = max(FEWEST_KEPT, min(most_kept or MOST_KEPT, KEPT_NBYTES // max(1, nbytes)))
+        self.kept = max(
+            MIN_RESULT_HISTORY_STEPS,
+            min(most_kept or MAX_RESULT_HISTORY_STEPS, RESULT_HISTORY_BYTES // max(1, nbytes)),
+        )
 
-    def contribute(self, step: int, round_number: int, vector: Array) -> list[Letter]:
+    def contribute(self, step: int, round_number: int, vector: Array) -> list[BestEffortMessage]:
         """This rank's own part of a round, which is left alone from now on; what to send."""
         opened = self._step(step)
         if opened is not None:
             for index, piece in enumerate(self.pieces):
-                way = opened.ways[index]
+                way = opened.piece_states[index]
                 if piece.round == round_number and way.result is None and way.value is None:
                     way.value = vector[piece.start : piece.stop]
                     self.advance(step, opened, index)
-                    self._answer_in_part(step, opened, index)
-        return self._letters()
+                    self._answer_partially(step, opened, index)
+        return self._messages()
 
-    def arrive(self, letter: Letter) -> list[Letter]:
+    def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
         """What to send now that this has come."""
-        if letter.sort is Sort.FOLLOW:
-            self._follow(letter)
-            return self._letters()
-        opened = self._step(letter.step)
+        if message.kind is MessageKind.FOLLOW:
+            self._follow(message)
+            return self._messages()
+        opened = self._step(message.step)
         if opened is None:
             return []
-        if letter.sort is Sort.HURRY:
-            return self.hurry(letter.step)
-        array = self.fitting(letter)
-        way = opened.ways[letter.piece]
-        if way.result is not None:
+        if message.kind is MessageKind.REQUEST_PARTIAL:
+            return self.request_partial(message.step)
+        array = self.fitting(message)
+        piece = opened.piece_states[message.piece]
+        if piece.result is not None:
             return []
-        if letter.sort is Sort.RESULT:
-            self.finish(letter.step, opened, letter.piece, array, letter.covered)
-        elif letter.sort is Sort.ANSWER:
-            way.answers.setdefault(letter.peer, array)
-            self.advance(letter.step, opened, letter.piece)
-            self._answer_in_part(letter.step, opened, letter.piece)
+        if message.kind is MessageKind.RESULT:
+            self.finish(message.step, opened, message.piece, array, message.covered)
+        elif message.kind is MessageKind.ANSWER:
+            piece.answers.setdefault(message.peer, array)
+            self.advance(message.step, opened, message.piece)
+            self._answer_partially(message.step, opened, message.piece)
         else:
-            _, covered = way.partial.get(letter.peer, (None, 0))
-            if letter.covered > covered:
-                way.partial[letter.peer] = array, letter.covered
-            self._answer_in_part(letter.step, opened, letter.piece)
-        return self._letters()
+            _, covered = piece.partial.get(message.peer, (None, 0))
+            if message.covered > covered:
+                piece.partial[message.peer] = array, message.covered
+            self._answer_partially(message.step, opened, message.piece)
+        return self._messages()
 
-    def answer_again(self, step: int) -> list[Letter]:
+    def answer_again(self, step: int) -> list[BestEffortMessage]:
         """What this rank answered in a step that isn't over: it may have been lost."""
         opened = self._open.get(step)
-        for index, way in enumerate(opened.ways if opened else ()):
-            for move in self.pieces[index].moves[: way.at]:
-                if move.kind is Kind.ANSWER and way.result is None and way.value is not None:
-                    letter = Letter(move.peer, Sort.ANSWER, step, index, array=way.value)
-                    self._out.append(letter)
-        return self._letters()
+        for index, piece in enumerate(opened.piece_states if opened else ()):
+            for move in self.pieces[index].moves[: piece.at]:
+                if (
+                    move.kind is MoveKind.ANSWER
+                    and piece.result is None
+                    and piece.value is not None
+                ):
+                    message = BestEffortMessage(
+                        move.peer, MessageKind.ANSWER, step, index, array=piece.value
+                    )
+                    self._out.append(message)
+        return self._messages()
 
     def skip_to(self, step: int) -> None:
         """Nothing before this step is of use."""
@@ -195,38 +206,40 @@ class Node:
         for old in [old for old in self._open if old < self.floor]:
             del self._open[old]
 
-    def hurry(self, step: int) -> list[Letter]:
+    def request_partial(self, step: int) -> list[BestEffortMessage]:
         """Everybody below is to send what it has; at the root, before `settle`."""
         opened = self._step(step)
-        if opened is not None and not opened.hurried:
-            opened.hurried = True
-            self._out += [Letter(peer, Sort.HURRY, step) for peer in self._below]
+        if opened is not None and not opened.wants_partial:
+            opened.wants_partial = True
+            self._out += [
+                BestEffortMessage(peer, MessageKind.REQUEST_PARTIAL, step) for peer in self._below
+            ]
             for index in range(len(self.pieces)):
-                self._answer_in_part(step, opened, index)
-        return self._letters()
+                self._answer_partially(step, opened, index)
+        return self._messages()
 
-    def settle(self, step: int) -> list[Letter] | None:
+    def finish_partial(self, step: int) -> list[BestEffortMessage] | None:
         """At the root: go on with what there is, scaled up; None if there is nothing."""
         opened = self._step(step)
         if opened is None:
             return []
-        for index, way in enumerate(opened.ways):
-            if way.result is None:
-                total, covered = self._in_part(index, way)
+        for index, piece in enumerate(opened.piece_states):
+            if piece.result is None:
+                total, covered = self._partial_sum(index, piece)
                 if total is None:
                     return None
                 scaled = np.empty_like(total)
-                arithmetic = self.pieces[index].form.arithmetic
+                arithmetic = self.pieces[index].element_type.arithmetic
                 arithmetic.weigh(scaled, [(self._cells / covered, total)], keep=False)
                 self.finish(step, opened, index, scaled, covered)
-        return self._letters()
+        return self._messages()
 
     def missing(self, step: int) -> list[int]:
         """At the root: who hasn't answered, and has no replica that has."""
         opened = self._open.get(step)
         if opened is None:
             return []
-        for piece, way in zip(self.pieces, opened.ways, strict=True):
+        for piece, way in zip(self.pieces, opened.piece_states, strict=True):
             quorum = piece.moves[piece.final - 1].quorum
             if way.result is None and quorum is not None:
                 own_is_there = way.at == piece.final - 1 and way.value is not None
@@ -241,25 +254,25 @@ class Node:
 
     # How a piece goes on
 
-    def _step(self, step: int) -> Step | None:
+    def _step(self, step: int) -> TreeStep | None:
         """None if it is over, or so old that newer ones need its place."""
         if step < self.floor:
             return None
         if step not in self._open:
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= MAX_OPEN_STEPS:
                 oldest = min(self._open)
                 if step < oldest:
                     return None
                 del self._open[oldest]
-            self._open[step] = Step(len(self.pieces))
+            self._open[step] = TreeStep(len(self.pieces))
         return self._open[step]
 
-    def advance(self, step: int, opened: Step, index: int) -> None:
+    def advance(self, step: int, opened: TreeStep, index: int) -> None:
         """Up to the result, as far as it goes; the root may overtake its own worker."""
-        way, piece = opened.ways[index], self.pieces[index]
+        way, piece = opened.piece_states[index], self.pieces[index]
         while way.at < piece.final:
             move = piece.moves[way.at]
-            if move.kind is Kind.COPY:
+            if move.kind is MoveKind.COPY:
                 break
             if move.quorum is not None:
                 total = self._decode(piece, way, move.quorum, arrived_at=way.at)
@@ -269,7 +282,9 @@ class Node:
             elif way.value is None:
                 break
             else:
-                self._out.append(Letter(move.peer, Sort.ANSWER, step, index, 0, way.value))
+                self._out.append(
+                    BestEffortMessage(move.peer, MessageKind.ANSWER, step, index, 0, way.value)
+                )
             way.at += 1
         if self.is_host and way.result is None:
             last = piece.final - 1
@@ -281,7 +296,9 @@ class Node:
             assert way.value is not None
             self.finish(step, opened, index, way.value, 0)
 
-    def _decode(self, piece: Piece, way: _Way, quorum: Quorum, arrived_at: int) -> Array | None:
+    def _decode(
+        self, piece: Piece, way: _PieceState, quorum: Quorum, arrived_at: int
+    ) -> Array | None:
         """What this quorum's answers stand for, and this rank's own part; None if one is
         missing."""
         arrays = {
@@ -301,56 +318,74 @@ class Node:
         total = (
             way.value.copy() if adds_own and way.value is not None else np.empty_like(terms[0][1])
         )
-        piece.form.arithmetic.weigh(total, terms, keep=adds_own)
+        piece.element_type.arithmetic.weigh(total, terms, keep=adds_own)
         return total
 
-    def finish(self, step: int, opened: Step, index: int, result: Array, covered: int) -> None:
-        way, piece = opened.ways[index], self.pieces[index]
+    def finish(self, step: int, opened: TreeStep, index: int, result: Array, covered: int) -> None:
+        way, piece = opened.piece_states[index], self.pieces[index]
         way.result, way.covered, way.at = result, covered, piece.final
         way.answers.clear()
         way.partial.clear()
         below = [move.peer for move in piece.moves[piece.final :]]
         for peer in dict.fromkeys((*below, *sorted(self.followers))):
-            self._out.append(Letter(peer, Sort.RESULT, step, index, covered, result))
+            self._out.append(
+                BestEffortMessage(peer, MessageKind.RESULT, step, index, covered, result)
+            )
         opened.left -= 1
         if not opened.left:
-            covers = [way.covered for way in opened.ways if way.covered]
-            arrays = tuple(way.result for way in opened.ways if way.result is not None)
+            covers = [way.covered for way in opened.piece_states if way.covered]
+            arrays = tuple(way.result for way in opened.piece_states if way.result is not None)
             self.finished[step] = Results(arrays, min(covers, default=0))
             while len(self.finished) > self.kept:
                 del self.finished[min(self.finished)]
             self.skip_to(step + 1)
 
-    def _follow(self, letter: Letter) -> None:
+    def _follow(self, message: BestEffortMessage) -> None:
         """Results of this and all later steps, to somebody who lacks them."""
-        if letter.peer not in self._below:
-            self.followers.add(letter.peer)
+        if message.peer not in self._below:
+            self.followers.add(message.peer)
         for step, results in sorted(self.finished.items()):
-            if step >= letter.step:
+            if step >= message.step:
                 for index, array in enumerate(results.arrays):
                     self._out.append(
-                        Letter(letter.peer, Sort.RESULT, step, index, results.covered, array)
+                        BestEffortMessage(
+                            message.peer, MessageKind.RESULT, step, index, results.covered, array
+                        )
                     )
         for step, opened in sorted(self._open.items()):
-            for index, way in enumerate(opened.ways):
-                if way.result is not None and step >= letter.step:
+            for index, piece in enumerate(opened.piece_states):
+                if piece.result is not None and step >= message.step:
                     self._out.append(
-                        Letter(letter.peer, Sort.RESULT, step, index, way.covered, way.result)
+                        BestEffortMessage(
+                            message.peer,
+                            MessageKind.RESULT,
+                            step,
+                            index,
+                            piece.covered,
+                            piece.result,
+                        )
                     )
 
     # What there is, if it isn't all
 
-    def _answer_in_part(self, step: int, opened: Step, index: int) -> None:
+    def _answer_partially(self, step: int, opened: TreeStep, index: int) -> None:
         """Once in a hurry: what this piece has so far, whenever it has more."""
-        way, piece = opened.ways[index], self.pieces[index]
+        way, piece = opened.piece_states[index], self.pieces[index]
         waits_for_result = way.at == piece.final - 1
-        if not opened.hurried or self._above is None or way.result is not None or waits_for_result:
+        if (
+            not opened.wants_partial
+            or self._above is None
+            or way.result is not None
+            or waits_for_result
+        ):
             return
-        total, covered = self._in_part(index, way)
+        total, covered = self._partial_sum(index, way)
         if total is not None:
-            self._out.append(Letter(self._above, Sort.PARTIAL, step, index, covered, total))
+            self._out.append(
+                BestEffortMessage(self._above, MessageKind.PARTIAL, step, index, covered, total)
+            )
 
-    def _in_part(self, index: int, way: _Way) -> tuple[Array | None, int]:
+    def _partial_sum(self, index: int, way: _PieceState) -> tuple[Array | None, int]:
         """The sum of what has come, and how many cells are in it."""
         piece = self.pieces[index]
         covered = self._cells_below[self.rank] if way.at else 1  # decoded, or its own alone
@@ -365,7 +400,7 @@ class Node:
         return _summed(piece, parts) or (None, 0)
 
     def _best_of_each_team(
-        self, quorum: Quorum, way: _Way, own: tuple[Array, int] | None
+        self, quorum: Quorum, piece: _PieceState, own: tuple[Array, int] | None
     ) -> list[tuple[Array, int]]:
         code = quorum.code
         assert isinstance(code, FractionalRepetition)
@@ -374,28 +409,32 @@ class Node:
             team = int(np.argmax(code.row(member)))
             if peer == self.rank:
                 candidate = own
-            elif peer in way.answers:
-                candidate = way.answers[peer], self._cells_below[peer]
+            elif peer in piece.answers:
+                candidate = piece.answers[peer], self._cells_below[peer]
             else:
-                candidate = way.partial.get(peer)
+                candidate = piece.partial.get(peer)
             if candidate is not None and candidate[1] > found.get(team, (None, 0))[1]:
                 found[team] = candidate
         return [found[team] for team in sorted(found)]
 
-    def fitting(self, letter: Letter) -> Array:
-        array, pieces = letter.array, self.pieces[letter.piece : letter.piece + 1]
+    def fitting(self, message: BestEffortMessage) -> Array:
+        array, pieces = message.array, self.pieces[message.piece : message.piece + 1]
         expected = sum(piece.nbytes for piece in pieces)
         if array is None or not pieces or array.nbytes != expected:
             got = 0 if array is None else array.nbytes
             raise TransportError(
-                f"rank {self.rank} expected {expected} bytes from rank {letter.peer} at step "
-                f"{letter.step}, piece {letter.piece}, and got {got}",
+                f"rank {self.rank} expected {expected} bytes from rank {message.peer} at step "
+                f"{message.step}, piece {message.piece}, and got {got}",
                 "give all ranks the same model and plan",
             )
         [piece] = pieces
-        return array if array.dtype == piece.form.dtype else array.view(piece.form.dtype)
+        return (
+            array
+            if array.dtype == piece.element_type.dtype
+            else array.view(piece.element_type.dtype)
+        )
 
-    def _letters(self) -> list[Letter]:
+    def _messages(self) -> list[BestEffortMessage]:
         out, self._out = self._out, []
         return out
 
@@ -404,19 +443,19 @@ def _summed(piece: Piece, parts: Sequence[tuple[Array, int]]) -> tuple[Array, in
     if not parts:
         return None
     total = np.empty_like(parts[0][0])
-    piece.form.arithmetic.weigh(total, [(1.0, array) for array, _ in parts], keep=False)
+    piece.element_type.arithmetic.weigh(total, [(1.0, array) for array, _ in parts], keep=False)
     return total, sum(covered for _, covered in parts)
 
 
 def _cells_below(allocation: Allocation) -> dict[int, int]:
     """How many cells a complete answer of each worker covers, its own included; for teams."""
-    branches = allocation.branches
+    tree = allocation.tree
     found: dict[int, int] = {}
-    for node in reversed(list(branches.top_down())):
-        code = branches.codes.get(node)
+    for node in reversed(list(tree.top_down())):
+        code = tree.codes.get(node)
         firsts: dict[int, int] = {}
         if isinstance(code, FractionalRepetition):
-            for member, child in enumerate(branches.children[node]):
+            for member, child in enumerate(tree.children[node]):
                 firsts.setdefault(int(np.argmax(code.row(member))), child)
-        found[node] = (node != ROOT) + sum(found[child] for child in firsts.values())
+        found[node] = (node != TREE_ROOT) + sum(found[child] for child in firsts.values())
     return found

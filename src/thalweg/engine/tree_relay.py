@@ -24,24 +24,25 @@ from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from time import monotonic
 
-from thalweg.codes import ROOT, Allocation
+from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.engine.arrivals import Arrivals
-from thalweg.engine.state_requests import Lending
-from thalweg.engine.step_deadlines import Pace
+from thalweg.engine.state_requests import StateRequests
+from thalweg.engine.step_deadlines import StepDeadlines
 from thalweg.engine.tree_node import Node, Results
 from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.membership import Membership
 from thalweg.transports import Array
-from thalweg.transports.best_effort import Letter, Post, Sort
+from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 
-GRACE = 2.0  # seconds for a root to come back
-ASK_AGAIN = 1.0  # seconds until somebody else is asked for a state
-AFTER_REFUSAL = 0.02  # the same, if who was asked needs one itself
-LESS_OFTEN = 1.5  # times as long, each time: the state may be on its way
-LOOK_AROUND = 0.5  # seconds of waiting after which the alarm is listened to
-SOONER = 0.1  # the same, where members may be called to meet
-WINDOW = 0.25  # seconds for what is there to reach the root, once it is in a hurry
+ROOT_RECONNECT_SECONDS = 2.0  # seconds for a root to come back
+STATE_REQUEST_RETRY_SECONDS = 1.0  # seconds until somebody else is asked for a state
+STATE_REFUSED_RETRY_SECONDS = 0.02  # the same, if who was asked needs one itself
+STATE_REQUEST_BACK_OFF_FACTOR = 1.5  # times as long, each time: the state may be on its way
+RELAY_ABORT_POLL_SECONDS = 0.5  # seconds of waiting after which the alarm is listened to
+RELAY_RENDEZVOUS_CHECK_SECONDS = 0.1  # the same, where members may be called to meet
+# Seconds for what is there to reach the root, once it is in a hurry.
+PARTIAL_RESULT_GRACE_SECONDS = 0.25
 
 
 class Relay:
@@ -50,10 +51,10 @@ class Relay:
 
     def __init__(
         self,
-        post: Post,
+        transport: BestEffortTransport,
         node: Node,
         allocation: Allocation,
-        alarm: Alarm,
+        abort_flag: AbortFlag,
         *,
         timeout: float,
         beyond: str = "wait",
@@ -61,23 +62,25 @@ class Relay:
     ) -> None:
         self.rank = node.rank
         self.timeout = timeout
-        self._post = post
+        self._messages = transport
         self._node = node
-        self._alarm = alarm
+        self._abort_flag = abort_flag
         self._membership = membership
         self._host = allocation.host
         self._sources = sources(allocation, self.rank)
         self._below = allocation.below[self.rank]
         self._all = allocation.ranks
-        self.spare = allocation.branches.codes[ROOT].stragglers  # that it can do without
+        self.spare = allocation.tree.codes[TREE_ROOT].stragglers  # that it can do without
         self._source = 0  # which of them results come from
-        self._look_around = LOOK_AROUND if membership is None else SOONER
-        self._pace = Pace()
+        self._check_seconds = (
+            RELAY_ABORT_POLL_SECONDS if membership is None else RELAY_RENDEZVOUS_CHECK_SECONDS
+        )
+        self._deadlines = StepDeadlines()
         self._beyond = beyond
-        self._hurried: tuple[int, float] | None = None  # step, and until when
-        self._own: SimpleQueue[Callable[[], list[Letter]]] = SimpleQueue()
+        self._partial_until: tuple[int, float] | None = None  # step, and until when
+        self._own: SimpleQueue[Callable[[], list[BestEffortMessage]]] = SimpleQueue()
         self._changed = Condition()
-        self._lending = Lending()
+        self._state_requests = StateRequests()
         self._broken: ThalwegError | None = None
         self._closed = False
         self.pieces = node.pieces
@@ -90,22 +93,22 @@ class Relay:
         """This rank's own part of a round; the vector is left alone from now on."""
         ready = monotonic()
 
-        def contribute() -> list[Letter]:
-            self._pace.ready(step, round_number, ready)
+        def contribute() -> list[BestEffortMessage]:
+            self._deadlines.ready(step, round_number, ready)
             return self._node.contribute(step, round_number, vector)
 
         self._do(contribute)
 
     @property
     def arrivals(self) -> Arrivals:
-        return self._pace.arrivals
+        return self._deadlines.arrivals
 
     def has(self, step: int) -> bool:
         """Whether the step's results are here."""
         with self._changed:
             return step in self._node.finished
 
-    def missed(self, step: int) -> bool:
+    def result_expired(self, step: int) -> bool:
         """Whether the step is over, and its results aren't here any more."""
         with self._changed:
             return step < self._node.floor and step not in self._node.finished
@@ -128,7 +131,7 @@ class Relay:
             """Not before it is overdue: it may be on its way, and everything would come twice."""
             nonlocal asked
             with self._changed:
-                due = asked + self._pace.deadline
+                due = asked + self._deadlines.deadline
             if monotonic() >= due:
                 asked = monotonic()
                 self.follow_from(step, another=True)
@@ -137,42 +140,42 @@ class Relay:
             return step < self._node.floor
 
         while not self._wait(is_over, seconds, what, ask_again, heeds=when_asked is not None):
-            if when_asked is None or not self.asked():
+            if when_asked is None or not self.state_requested():
                 return None
             when_asked()
         with self._changed:
             return self._node.finished.get(step)
 
-    def asked(self) -> bool:
+    def state_requested(self) -> bool:
         """Whether somebody wants this rank's state."""
         with self._changed:
-            return bool(self._lending.wanted_by)
+            return bool(self._state_requests.requesters)
 
-    def give_state(self, state: Array, *, from_now_on: bool = False) -> None:
+    def send_state(self, state: Array, *, from_now_on: bool = False) -> None:
         """To all who have asked, or also to those who will."""
         with self._changed:
-            letters = self._lending.give(state, from_now_on=from_now_on)
-        self._do(lambda: letters)
+            messages = self._state_requests.send_state(state, from_now_on=from_now_on)
+        self._do(lambda: messages)
 
-    def take_state(self, suits: Callable[[Array], bool] = lambda state: True) -> Array:
+    def request_state(self, suits: Callable[[Array], bool] = lambda state: True) -> Array:
         """Another rank's, the parent's or that of whoever else answers, if it suits: some may be
         behind themselves."""
-        lending = self._lending
-        deadline, patience = monotonic() + self.timeout, ASK_AGAIN
+        requests = self._state_requests
+        deadline, patience = monotonic() + self.timeout, STATE_REQUEST_RETRY_SECONDS
         with self._changed:
-            lending.take()  # what came too late the last time
+            requests.pop_state()  # what came too late the last time
         for peer in self._who_could_help():
             with self._changed:
-                lending.begin(peer)
+                requests.start(peer)
             self._do(partial(self._ask, peer))
-            if not self._wait(lambda: lending.refused or lending.has_come, patience):
-                patience *= LESS_OFTEN
-            self._wait(lambda: lending.has_come, AFTER_REFUSAL)
+            if not self._wait(lambda: requests.refused or requests.has_arrived, patience):
+                patience *= STATE_REQUEST_BACK_OFF_FACTOR
+            self._wait(lambda: requests.has_arrived, STATE_REFUSED_RETRY_SECONDS)
             with self._changed:
-                state = lending.take()
+                state = requests.pop_state()
             if state is not None and suits(state):
                 with self._changed:
-                    lending.end()
+                    requests.finish()
                 return state
             if monotonic() >= deadline:
                 break
@@ -186,29 +189,29 @@ class Relay:
         have been lost on the way. From `another` source than so far, which may be silent though
         its connection stands. Earlier results that still come are passed on to those below."""
 
-        def follow() -> list[Letter]:
+        def follow() -> list[BestEffortMessage]:
             again = self._node.answer_again(step)
             if not self._sources:
                 return again
             left = self._move_on() if another else []
-            letter = Letter(self._sources[self._source], Sort.FOLLOW, step)
-            return [*again, *left, *self._speaking_up(letter)]
+            message = BestEffortMessage(self._sources[self._source], MessageKind.FOLLOW, step)
+            return [*again, *left, *self._speaking_up(message)]
 
         self._do(follow)
 
     @property
-    def stalls(self) -> bool:
+    def is_overdue(self) -> bool:
         """Whether a step takes longer than steps do."""
         with self._changed:
-            began = self._pace.began(self._node.floor)
-            return began is not None and monotonic() > began + self._pace.deadline
+            began = self._deadlines.first_seen(self._node.floor)
+            return began is not None and monotonic() > began + self._deadlines.deadline
 
     def present(self) -> list[int]:
         """The neighbours that aren't gone: who has this rank's results, and who gives it its."""
         with self._changed:
             source = self._sources[self._source : self._source + 1]
             neighbours = [*source, *self._below, *self._node.followers]
-            return [peer for peer in neighbours if not self._post.is_down(peer)]
+            return [peer for peer in neighbours if not self._messages.is_down(peer)]
 
     @property
     def is_closed(self) -> bool:
@@ -218,16 +221,16 @@ class Relay:
         if self._closed:
             return
         self._closed = True
-        self._post.wake()
-        self._thread.join(GRACE)
-        self._post.close()
+        self._messages.wake()
+        self._thread.join(ROOT_RECONNECT_SECONDS)
+        self._messages.close()
 
-    def _do(self, work: Callable[[], list[Letter]]) -> None:
+    def _do(self, work: Callable[[], list[BestEffortMessage]]) -> None:
         """In the communication thread."""
         if self._closed:
             raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
         self._own.put(work)
-        self._post.wake()
+        self._messages.wake()
 
     def _wait(
         self,
@@ -244,11 +247,11 @@ class Relay:
         deadline = monotonic() + (self.timeout if seconds is None else seconds)
         while monotonic() < deadline:
             with self._changed:
-                listened = min(deadline, monotonic() + self._look_around)
+                listened = min(deadline, monotonic() + self._check_seconds)
                 while not over():
                     if self._broken is not None:
                         raise self._broken
-                    if heeds and self._lending.wanted_by:
+                    if heeds and self._state_requests.requesters:
                         return False
                     left = listened - monotonic()
                     if left <= 0:
@@ -257,10 +260,10 @@ class Relay:
                 else:
                     return True
             if self._membership is not None:
-                self._membership.refuse_if_called()
-            heard = self._alarm.heard()
-            if heard is not None:
-                raise heard
+                self._membership.raise_if_rendezvous()
+            abort = self._abort_flag.poll()
+            if abort is not None:
+                raise abort
             now_and_then()
         if seconds is None:
             raise RunError(
@@ -274,120 +277,135 @@ class Relay:
     def _work(self) -> None:
         try:
             while not self._closed:
-                letters = self._post.receive(self._until_something_is_due())
+                messages = self._messages.receive(self._until_something_is_due())
                 with self._changed:
                     floor = self._node.floor
-                    out = self._own_letters()
-                    for letter in letters:
-                        out += self._arrive(letter)
+                    out = self._own_messages()
+                    for message in messages:
+                        out += self._arrive(message)
                     out += self._look_after_the_source()
-                    self._notice_who_is_gone()
+                    self._check_peers()
                     out += self._keep_the_deadline()
-                    for letter in out:
-                        self._post.send(letter)
+                    for message in out:
+                        self._messages.send(message)
                     if self._node.floor != floor:
                         last = self._node.floor - 1
-                        hurried = self._hurried is not None and self._hurried[0] == last
-                        self._pace.over(last, monotonic(), usual=not hurried)
+                        hurried = self._partial_until is not None and self._partial_until[0] == last
+                        self._deadlines.finish_step(last, monotonic(), usual=not hurried)
                         self._changed.notify_all()
         except BaseException as error:
             self._fail(error)
 
-    def _own_letters(self) -> list[Letter]:
+    def _own_messages(self) -> list[BestEffortMessage]:
         out = []
         with suppress(Empty):
             while True:
                 out += self._own.get_nowait()()
         return out
 
-    def _arrive(self, letter: Letter) -> list[Letter]:
-        if letter.sort in (Sort.ASK, Sort.STATE):
+    def _arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        if message.kind in (MessageKind.REQUEST, MessageKind.STATE):
             self._changed.notify_all()
-            return self._lending.arrive(letter)
-        if letter.sort is Sort.LEAVE:
-            self._node.followers.discard(letter.peer)
-        elif letter.sort is Sort.FOLLOW:
-            return self._node.arrive(letter)
-        elif letter.sort is not Sort.HELLO:
-            self._pace.seen(letter.step, monotonic(), letter.peer)
-            if self._source and letter.sort is Sort.RESULT and letter.peer == self._sources[0]:
+            return self._state_requests.arrive(message)
+        if message.kind is MessageKind.LEAVE:
+            self._node.followers.discard(message.peer)
+        elif message.kind is MessageKind.FOLLOW:
+            return self._node.arrive(message)
+        elif message.kind is not MessageKind.HELLO:
+            self._deadlines.seen(message.step, monotonic(), message.peer)
+            if (
+                self._source
+                and message.kind is MessageKind.RESULT
+                and message.peer == self._sources[0]
+            ):
                 left, self._source = self._sources[self._source], 0
-                return [Letter(left, Sort.LEAVE, 0), *self._node.arrive(letter)]
-            return self._node.arrive(letter)
+                return [BestEffortMessage(left, MessageKind.LEAVE, 0), *self._node.arrive(message)]
+            return self._node.arrive(message)
         return []
 
-    def _look_after_the_source(self) -> list[Letter]:
+    def _look_after_the_source(self) -> list[BestEffortMessage]:
         """If it is gone, follow the next one that is there. Once this rank is through, it only
         waits for those below, and the root may have ended."""
-        through = self._lending.standing is not None
-        if through or not self._sources or not self._post.is_down(self._sources[self._source]):
+        through = self._state_requests.final_state is not None
+        if through or not self._sources or not self._messages.is_down(self._sources[self._source]):
             return []
         left = self._move_on()
-        if not self._post.is_down(self._sources[self._source]):
-            letter = Letter(self._sources[self._source], Sort.FOLLOW, self._node.floor)
-            return [*left, *self._speaking_up(letter)]
-        if self._membership is None and self._post.seconds_down(self._host) > GRACE:
+        if not self._messages.is_down(self._sources[self._source]):
+            message = BestEffortMessage(
+                self._sources[self._source], MessageKind.FOLLOW, self._node.floor
+            )
+            return [*left, *self._speaking_up(message)]
+        if (
+            self._membership is None
+            and self._messages.seconds_down(self._host) > ROOT_RECONNECT_SECONDS
+        ):
             raise PeerLost(
                 f"the root, on rank {self._host}, is gone, and nobody else can decode",
                 "start the run again: it goes on from its last checkpoint",
             )
         return []
 
-    def _keep_the_deadline(self) -> list[Letter]:
+    def _keep_the_deadline(self) -> list[BestEffortMessage]:
         """At the root: if a step takes too long, do as the plan says."""
         now, step = monotonic(), self._node.floor
-        if self._hurried is not None and self._hurried[0] != step:
-            self._hurried = None
-        if self._hurried is not None:
-            if now < self._hurried[1]:
+        if self._partial_until is not None and self._partial_until[0] != step:
+            self._partial_until = None
+        if self._partial_until is not None:
+            if now < self._partial_until[1]:
                 return []
-            self._hurried = step, now + WINDOW
-            return self._node.settle(step) or []
+            self._partial_until = step, now + PARTIAL_RESULT_GRACE_SECONDS
+            return self._node.finish_partial(step) or []
         if not self._is_late(now) or self._beyond == "wait":
             return []
         if self._beyond == "partial":
-            self._hurried = step, now + WINDOW
-            return self._node.hurry(step)
+            self._partial_until = step, now + PARTIAL_RESULT_GRACE_SECONDS
+            return self._node.request_partial(step)
         raise RunError(
-            f"step {step} takes longer than {self._pace.deadline:.1f} s: the root waits for "
+            f"step {step} takes longer than {self._deadlines.deadline:.1f} s: the root waits for "
             f"{ranks_text(self._node.missing(step))}, more than the code can do without",
             "allow more stragglers, or let it wait or take what is there (beyond=)",
         )
 
     def _is_late(self, now: float) -> bool:
-        began = self._pace.began(self._node.floor)
-        return self.rank == self._host and began is not None and now > began + self._pace.deadline
+        began = self._deadlines.first_seen(self._node.floor)
+        return (
+            self.rank == self._host and began is not None and now > began + self._deadlines.deadline
+        )
 
     def _until_something_is_due(self) -> float | None:
         """Seconds; None if only letters matter."""
         due = []
-        if self._sources and self._post.is_down(self._sources[self._source]):
-            due.append(monotonic() + LOOK_AROUND)
-        if self._hurried is not None:
-            due.append(self._hurried[1])
+        if self._sources and self._messages.is_down(self._sources[self._source]):
+            due.append(monotonic() + RELAY_ABORT_POLL_SECONDS)
+        if self._partial_until is not None:
+            due.append(self._partial_until[1])
         elif self.rank == self._host and self._beyond != "wait":
-            began = self._pace.began(self._node.floor)
+            began = self._deadlines.first_seen(self._node.floor)
             if began is not None:
-                due.append(began + self._pace.deadline)
+                due.append(began + self._deadlines.deadline)
         return max(0.0, min(due) - monotonic()) + 0.001 if due else None
 
-    def _move_on(self) -> list[Letter]:
+    def _move_on(self) -> list[BestEffortMessage]:
         """To the next source that is there, if there is one; what to tell the last."""
         before = self._source
         for turn in range(1, len(self._sources)):
             index = (before + turn) % len(self._sources)
-            if not self._post.is_down(self._sources[index]):
+            if not self._messages.is_down(self._sources[index]):
                 self._source = index
-                return [Letter(self._sources[before], Sort.LEAVE, 0)] if before else []
+                return (
+                    [BestEffortMessage(self._sources[before], MessageKind.LEAVE, 0)]
+                    if before
+                    else []
+                )
         return []
 
-    def _speaking_up(self, letter: Letter) -> list[Letter]:
+    def _speaking_up(self, message: BestEffortMessage) -> list[BestEffortMessage]:
         """To one who may not know where this rank is now."""
-        return [self._post.hello(letter.peer), letter]
+        return [self._messages.hello(message.peer), message]
 
-    def _ask(self, peer: int) -> list[Letter]:
+    def _ask(self, peer: int) -> list[BestEffortMessage]:
         """For its state."""
-        return [self._post.hello(peer), *self._lending.ask(peer)]
+        return [self._messages.hello(peer), *self._state_requests.request(peer)]
 
     def _who_could_help(self) -> Iterator[int]:
         """Whom to ask for a state, without end: the nearest, and one of the others after each
@@ -397,20 +415,26 @@ class Relay:
         for other in cycle([[rank] for rank in others] or [[]]):
             yield from (*nearest, *other)
 
-    def _notice_who_is_gone(self) -> None:
+    def _check_peers(self) -> None:
         if self._membership is not None:
             known = (*self._sources, *self._below)
-            self._membership.broke(*(peer for peer in known if self._post.is_down(peer)))
-        asking = self._lending.asking
-        if asking is not None and self._post.is_down(asking) and not self._lending.refused:
-            self._lending.refused = True
+            self._membership.note_broken_connections(
+                *(peer for peer in known if self._messages.is_down(peer))
+            )
+        asking = self._state_requests.asking
+        if (
+            asking is not None
+            and self._messages.is_down(asking)
+            and not self._state_requests.refused
+        ):
+            self._state_requests.refused = True
             self._changed.notify_all()
 
     def _ends_all(self, error: BaseException) -> bool:
         """Nobody but the root is needed by all; it is gone if more say so than may be late."""
         if self.rank == self._host:
             return True
-        return isinstance(error, PeerLost) and self._alarm.witness("no root") > self.spare
+        return isinstance(error, PeerLost) and self._abort_flag.witness("no root") > self.spare
 
     def _fail(self, error: BaseException) -> None:
         kind = type(error).__name__
@@ -420,7 +444,7 @@ class Relay:
             else RunError(f"the relay of rank {self.rank} ended: {kind}: {error}", "report this")
         )
         if not self._closed and self._ends_all(error):
-            self._alarm.sound(meant.problem)
+            self._abort_flag.raise_flag(meant.problem)
         with self._changed:
             self._broken = meant
             self._changed.notify_all()
@@ -429,16 +453,16 @@ class Relay:
 def sources(allocation: Allocation, rank: int) -> list[int]:
     """Whom results may come from: the parent, those beside it, and so on up to the root. Children
     of one parent begin with different ones beside it, so that nobody has to feed them all."""
-    branches, parents = allocation.branches, allocation.branches.parents
+    tree, parents = allocation.tree, allocation.tree.parents
     found: list[int] = []
     node = rank
-    while rank != allocation.host and node != ROOT:
+    while rank != allocation.host and node != TREE_ROOT:
         above = parents[node]
-        if above == ROOT:
+        if above == TREE_ROOT:
             found.append(allocation.host)
             break
-        beside = [n for n in branches.children[parents[above]] if n != above]
-        turn = branches.children[above].index(node) % max(1, len(beside))
+        beside = [n for n in tree.children[parents[above]] if n != above]
+        turn = tree.children[above].index(node) % max(1, len(beside))
         found += [above, *beside[turn:], *beside[:turn]]
         node = above
     return [peer for peer in dict.fromkeys(found) if peer != rank]

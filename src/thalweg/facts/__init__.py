@@ -1,8 +1,8 @@
 """What is known: clusters, workloads, and the units they are written in."""
 
-from thalweg.facts.cluster import Cluster, Duplex, Host, Lateness, Link, Rack, rack_sizes
+from thalweg.facts.cluster import Cluster, Duplex, Host, Link, Rack, StragglerDelay, rack_sizes
 from thalweg.facts.cluster_file import format_cluster, parse_cluster, read_cluster
-from thalweg.facts.machine import CodecCost, Figure, Machine, Road
+from thalweg.facts.machine import CodecCost, FittedValue, Machine, TransportCosts
 from thalweg.facts.machine_file import format_machine, machine_path, parse_machine, read_machine
 from thalweg.facts.models import MODELS, model_named
 from thalweg.facts.units import Count, Duration, Rate, Size, about, counted
@@ -18,16 +18,16 @@ __all__ = [
     "Count",
     "Duplex",
     "Duration",
-    "Figure",
+    "FittedValue",
     "Host",
-    "Lateness",
     "Link",
     "Machine",
     "Rack",
     "Rate",
-    "Road",
     "Size",
+    "StragglerDelay",
     "Tensor",
+    "TransportCosts",
     "Workload",
     "about",
     "counted",

@@ -1,4 +1,4 @@
-"""What is known of a cluster: hosts in racks, the rates of their links, who is often late.
+"""What is known of a cluster: hosts in racks, the rates of their links, who is often delay.
 
 The network is a leaf-spine: every host has a NIC, every rack an uplink to a spine that never
 blocks, and both have a rate in each direction. A message between two hosts of a rack crosses two
@@ -19,7 +19,7 @@ T = TypeVar("T")
 AnyRate: TypeAlias = "Rate | Duplex | str"
 ASSUMED_NIC = Rate.parse("1gbit")
 ASSUMED_LATENCY = Duration.parse("100us")
-MOST_WORKERS = 200_000
+MAX_WORKERS = 200_000
 
 
 class Link(NamedTuple):
@@ -50,7 +50,7 @@ class Duplex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class StragglerDelay:
     """How often a host is late at a step, and by how much."""
 
     probability: float = 0.0
@@ -70,7 +70,7 @@ class Host:
     name: str
     ranks: tuple[int, ...]
     nic: Duplex = Duplex.both(ASSUMED_NIC)
-    late: Lateness = Lateness()
+    late: StragglerDelay = StragglerDelay()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +138,9 @@ class Cluster:
         number them."""
         if not rack_sizes or min(rack_sizes) < 1:
             raise ClusterError("a cluster needs at least one worker in every rack", "give more")
-        if sum(rack_sizes) > MOST_WORKERS:
+        if sum(rack_sizes) > MAX_WORKERS:
             raise ClusterError(
-                f"{sum(rack_sizes)} workers are too many", f"give at most {MOST_WORKERS}"
+                f"{sum(rack_sizes)} workers are too many", f"give at most {MAX_WORKERS}"
             )
         seats = [(rack, slot) for rack, size in enumerate(rack_sizes) for slot in range(size)]
         numbered = sorted(seats, key=lambda seat: seat[::-1]) if interleaved else seats
@@ -286,7 +286,7 @@ def rack_sizes(text: str) -> list[int]:
     """`2x4` is two racks of four, `5+3+4` three uneven ones."""
     racks, cross, hosts = text.strip().partition("x")
     try:
-        number = min(int(racks), MOST_WORKERS + 1) if cross else 0
+        number = min(int(racks), MAX_WORKERS + 1) if cross else 0
         sizes = [int(hosts)] * number if cross else [int(part) for part in text.split("+")]
     except ValueError:
         sizes = []

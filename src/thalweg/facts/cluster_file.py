@@ -28,15 +28,15 @@ from thalweg.errors import ClusterError
 from thalweg.facts.cluster import (
     ASSUMED_LATENCY,
     ASSUMED_NIC,
-    MOST_WORKERS,
+    MAX_WORKERS,
     Cluster,
     Duplex,
     Host,
-    Lateness,
     Rack,
+    StragglerDelay,
     assumptions,
 )
-from thalweg.facts.toml_reader import Table, load_toml, read_toml
+from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 from thalweg.facts.units import Duration
 
 COMMENT_WIDTH = 96
@@ -54,7 +54,7 @@ def parse_cluster(text: str) -> Cluster:
     racks = table.data.get("rack")
     if not isinstance(racks, list) or not racks:
         raise ClusterError("no [[rack]] in the file", "add one with a name and its hosts")
-    tables = [Table(rack, f"rack {index}", ClusterError) for index, rack in enumerate(racks)]
+    tables = [TomlTable(rack, f"rack {index}", ClusterError) for index, rack in enumerate(racks)]
     numbers = None if _numbers_its_ranks(tables) else count()
     return Cluster(
         racks=tuple(_rack(rack, numbers) for rack in tables),
@@ -86,11 +86,11 @@ def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hosts(rack: Table) -> list[Any]:
+def _hosts(rack: TomlTable) -> list[Any]:
     hosts = rack.data.get("hosts", [])
     if type(hosts) is int:
-        if hosts > MOST_WORKERS:
-            raise ClusterError(f"{hosts} hosts are too many", f"give at most {MOST_WORKERS}")
+        if hosts > MAX_WORKERS:
+            raise ClusterError(f"{hosts} hosts are too many", f"give at most {MAX_WORKERS}")
         return [f"{rack.data.get('name')}-{index}" for index in range(hosts)]
     if not isinstance(hosts, list):
         raise ClusterError(
@@ -99,7 +99,7 @@ def _hosts(rack: Table) -> list[Any]:
     return hosts
 
 
-def _numbers_its_ranks(racks: list[Table]) -> bool:
+def _numbers_its_ranks(racks: list[TomlTable]) -> bool:
     """Whether the file says which rank is where; saying it for some hosts only is a mistake."""
     entries = [host for rack in racks for host in _hosts(rack)]
     numbered = [isinstance(host, dict) and "ranks" in host for host in entries]
@@ -108,11 +108,11 @@ def _numbers_its_ranks(racks: list[Table]) -> bool:
     return any(numbered)
 
 
-def _says_its_nics(rack: Table) -> bool:
+def _says_its_nics(rack: TomlTable) -> bool:
     return "nic" in rack or all(isinstance(h, dict) and "nic" in h for h in _hosts(rack))
 
 
-def _rack(table: Table, numbers: count[int] | None) -> Rack:
+def _rack(table: TomlTable, numbers: count[int] | None) -> Rack:
     table.only("name", "uplink", "nic", "latency", "hosts")
     name = table.name()
     table.where = f"rack {name}"
@@ -127,7 +127,7 @@ def _rack(table: Table, numbers: count[int] | None) -> Rack:
 
 def _host(entry: Any, rack: str, nic: Duplex, numbers: count[int] | None) -> Host:
     data = {"name": entry} if isinstance(entry, str) else entry
-    table = Table(data, f"a host of {rack}", ClusterError)
+    table = TomlTable(data, f"a host of {rack}", ClusterError)
     name = table.name()
     table.where = f"host {name}"
     table.only("name", "ranks", "nic", "late")
@@ -135,11 +135,11 @@ def _host(entry: Any, rack: str, nic: Duplex, numbers: count[int] | None) -> Hos
         name=name,
         ranks=(next(numbers),) if numbers else table.whole_numbers("ranks", 0, "ranks = [0]"),
         nic=duplex(table, "nic") or nic,
-        late=lateness(table.table("late")) if "late" in table else Lateness(),
+        late=straggler_delay(table.table("late")) if "late" in table else StragglerDelay(),
     )
 
 
-def duplex(table: Table, key: str) -> Duplex | None:
+def duplex(table: TomlTable, key: str) -> Duplex | None:
     """The rates under this key, `"200mbit"` or `{ out = "200mbit", in = "50mbit" }`."""
     if key not in table:
         return None
@@ -153,13 +153,13 @@ def duplex(table: Table, key: str) -> Duplex | None:
     return Duplex(ways.rate("out"), ways.rate("in"))
 
 
-def lateness(table: Table) -> Lateness:
+def straggler_delay(table: TomlTable) -> StragglerDelay:
     """`{ probability = 0.05, delay = "2s" }`."""
     table.only("probability", "delay")
     probability = table.data.get("probability", 0.0)
     if type(probability) not in (int, float) or not 0 <= probability <= 1:
         raise ClusterError(f"{table.where}: {probability!r} is no probability", "give 0 to 1")
-    return Lateness(probability=probability, delay=table.duration("delay", Duration(0.0)))
+    return StragglerDelay(probability=probability, delay=table.duration("delay", Duration(0.0)))
 
 
 def _format_duplex(rates: Duplex) -> str:
@@ -172,7 +172,7 @@ def _format_host(host: Host, usual: Duplex) -> str:
     parts = [f'name = "{host.name}"', f"ranks = {list(host.ranks)}"]
     if host.nic != usual:
         parts.append(f"nic = {_format_duplex(host.nic)}")
-    if host.late != Lateness():
+    if host.late != StragglerDelay():
         late = f'probability = {host.late.probability}, delay = "{host.late.delay}"'
         parts.append(f"late = {{ {late} }}")
     return f"{{ {', '.join(parts)} }}"

@@ -14,7 +14,7 @@ from math import log
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class FittedValue:
     """A fitted figure, and its standard deviation relative to it."""
 
     value: float
@@ -22,20 +22,24 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Road:
+class TransportCosts:
     """`crowding` are pairs: with so many flows on a link at once, they get this share of its rate
     together. Between two such numbers it goes with their logarithm. `drag` is by the schedule's
     name: it takes so many times as long as all of that explains."""
 
-    message: Figure = Figure(0.0)  # seconds that a message keeps its receiver busy, besides bytes
-    byte: Figure = Figure(0.0)  # seconds that a rank takes for each byte that it sends or takes in
-    crowding: tuple[tuple[int, Figure], ...] = ((1, Figure(1.0)),)
-    drag: tuple[tuple[str, Figure], ...] = ()
+    message: FittedValue = FittedValue(
+        0.0
+    )  # seconds that a message keeps its receiver busy, besides bytes
+    byte: FittedValue = FittedValue(
+        0.0
+    )  # seconds that a rank takes for each byte that it sends or takes in
+    crowding: tuple[tuple[int, FittedValue], ...] = ((1, FittedValue(1.0)),)
+    drag: tuple[tuple[str, FittedValue], ...] = ()
 
-    def dragged(self, schedule: str) -> Figure:
-        return dict(self.drag).get(schedule, Figure(1.0))
+    def slowdown_of(self, schedule: str) -> FittedValue:
+        return dict(self.drag).get(schedule, FittedValue(1.0))
 
-    def share(self, flows: int) -> float:
+    def bandwidth_share(self, flows: int) -> float:
         """Of a link's rate that so many flows at once get."""
         number, share = self.crowding[0][0], self.crowding[0][1].value
         for more, figure in self.crowding[1:]:
@@ -52,10 +56,12 @@ class Road:
 class CodecCost:
     """Seconds of a compressor, all ranks of a machine being busy with it."""
 
-    bucket: Figure = Figure(0.0)  # for each bucket, whatever its size
-    encode: Figure = Figure(0.0)  # for each element
-    decode: Figure = Figure(0.0)  # for each element of the result
-    gathered: Figure = Figure(0.0)  # for each element of each payload, where payloads are gathered
+    bucket: FittedValue = FittedValue(0.0)  # for each bucket, whatever its size
+    encode: FittedValue = FittedValue(0.0)  # for each element
+    decode: FittedValue = FittedValue(0.0)  # for each element of the result
+    gathered: FittedValue = FittedValue(
+        0.0
+    )  # for each element of each payload, where payloads are gathered
 
     def decoding(self, payloads: int, *, always: bool) -> float:
         """Seconds for an element where so many whole payloads are gathered; `always`: this codec
@@ -76,8 +82,8 @@ class Machine:
     share of a codec's seconds that backward loses while both run. `assumed` lists what nobody
     measured."""
 
-    ours: Road = Road()
-    native: Road = Road()
+    ours: TransportCosts = TransportCosts()
+    native: TransportCosts = TransportCosts()
     burst: float = 0.0
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
     contention: float = 1.0

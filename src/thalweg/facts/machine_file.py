@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ClusterError
-from thalweg.facts.machine import CodecCost, Figure, Machine, Road
-from thalweg.facts.toml_reader import Table, load_toml, read_toml
+from thalweg.facts.machine import CodecCost, FittedValue, Machine, TransportCosts
+from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 
-MOST = 1e12
-_COSTS = tuple(field.name for field in fields(CodecCost))
+MAX_COST_VALUE = 1e12
+_CODEC_COST_FIELDS = tuple(field.name for field in fields(CodecCost))
 
 
 def machine_path(cluster: Path) -> Path:
@@ -53,8 +53,8 @@ def parse_machine(text: str) -> Machine:
     return Machine(
         ours=_road(table, "ours"),
         native=_road(table, "native"),
-        burst=table.number("burst", 0, MOST, 0.0),
-        contention=table.number("contention", 0, MOST, 1.0),
+        burst=table.number("burst", 0, MAX_COST_VALUE, 0.0),
+        contention=table.number("contention", 0, MAX_COST_VALUE, 1.0),
         codecs=dict(_codec(entry) for entry in _list(table, "codec", "[[codec]]")),
         assumed=tuple(str(each) for each in _list(table, "assumed", 'assumed = ["..."]')),
     )
@@ -71,98 +71,100 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
         lines.append(f"contention = {machine.contention!r}")
     if machine.assumed:
         lines.append(f"assumed = {json.dumps(machine.assumed)}")
-    for name, road in (("ours", machine.ours), ("native", machine.native)):
+    for name, costs in (("ours", machine.ours), ("native", machine.native)):
         lines += [
             "",
             f"[{name}]",
-            f"message = {_format(road.message)}  # it keeps its receiver busy, besides its bytes",
-            f"byte = {_format(road.byte)}  # that a rank sends or takes in",
+            f"message = {_format(costs.message)}  # it keeps its receiver busy, besides its bytes",
+            f"byte = {_format(costs.byte)}  # that a rank sends or takes in",
             "crowding = [  # so many flows get this share of a link",
-            *(f"    {_format_share(flows, share)}," for flows, share in road.crowding),
+            *(f"    {_format_share(flows, share)}," for flows, share in costs.crowding),
             "]",
         ]
-        if road.drag:
-            lines += ["drag = [", *(f"    {_format_drag(*drag)}," for drag in road.drag), "]"]
+        if costs.drag:
+            lines += ["drag = [", *(f"    {_format_drag(*drag)}," for drag in costs.drag), "]"]
     for name, cost in machine.codecs.items():
         lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
-        lines += [f"{each} = {_format(getattr(cost, each))}" for each in _COSTS]
+        lines += [f"{each} = {_format(getattr(cost, each))}" for each in _CODEC_COST_FIELDS]
     return "\n".join(lines) + "\n"
 
 
-def _road(table: Table, key: str) -> Road:
+def _road(table: TomlTable, key: str) -> TransportCosts:
     if key not in table:
-        return Road()
+        return TransportCosts()
     road = table.table(key)
     road.only("message", "byte", "crowding", "drag")
-    return Road(
+    return TransportCosts(
         message=_figure(road, "message"),
         byte=_figure(road, "byte"),
-        crowding=_crowding(road) or Road().crowding,
+        crowding=_crowding(road) or TransportCosts().crowding,
         drag=tuple(_drag(road)),
     )
 
 
-def _crowding(road: Table) -> tuple[tuple[int, Figure], ...]:
-    shares: list[tuple[int, Figure]] = []
+def _crowding(road: TomlTable) -> tuple[tuple[int, FittedValue], ...]:
+    shares: list[tuple[int, FittedValue]] = []
     for entry in _list(road, "crowding", "crowding = [{ flows = 1, share = 0.97 }]"):
-        table = Table(entry, f"crowding of {road.where}", ClusterError)
+        table = TomlTable(entry, f"crowding of {road.where}", ClusterError)
         table.only("flows", "share", "spread")
         flows = table.whole("flows", 1)
         if shares and flows <= shares[-1][0]:
             raise ClusterError(f"{table.where} has {flows} flows out of order", "go from few up")
-        if table.number("share", 0, MOST, 0.0) == 0:
+        if table.number("share", 0, MAX_COST_VALUE, 0.0) == 0:
             raise ClusterError(f"{table.where} leaves {flows} flows nothing", "give a share")
         shares.append((flows, _valued(table, "share")))
     return tuple(shares)
 
 
-def _drag(road: Table) -> Iterator[tuple[str, Figure]]:
+def _drag(road: TomlTable) -> Iterator[tuple[str, FittedValue]]:
     example = 'drag = [{ schedule = "halving_doubling", times = 1.2 }]'
     for entry in _list(road, "drag", example):
-        table = Table(entry, f"drag of {road.where}", ClusterError)
+        table = TomlTable(entry, f"drag of {road.where}", ClusterError)
         table.only("schedule", "times", "spread")
-        if table.number("times", 0, MOST, 0.0) == 0:
+        if table.number("times", 0, MAX_COST_VALUE, 0.0) == 0:
             raise ClusterError(f"{table.where} takes no time", f"write {example}")
         yield table.text("schedule", '"halving_doubling"'), _valued(table, "times")
 
 
 def _codec(entry: Any) -> tuple[str, CodecCost]:
-    table = Table(entry, "a codec", ClusterError)
+    table = TomlTable(entry, "a codec", ClusterError)
     name = table.text("name", '"powersgd(rank=4)"')
     table.where = f"codec {name}"
-    table.only("name", *_COSTS)
-    return name, CodecCost(**{cost: _figure(table, cost) for cost in _COSTS})
+    table.only("name", *_CODEC_COST_FIELDS)
+    return name, CodecCost(**{cost: _figure(table, cost) for cost in _CODEC_COST_FIELDS})
 
 
-def _figure(table: Table, key: str) -> Figure:
+def _figure(table: TomlTable, key: str) -> FittedValue:
     if key not in table:
-        return Figure(0.0)
+        return FittedValue(0.0)
     inner = table.table(key)
     inner.only("seconds", "spread")
     return _valued(inner, "seconds")
 
 
-def _valued(table: Table, key: str) -> Figure:
-    return Figure(table.number(key, 0, MOST, 0.0), table.number("spread", 0, MOST, 0.0))
+def _valued(table: TomlTable, key: str) -> FittedValue:
+    return FittedValue(
+        table.number(key, 0, MAX_COST_VALUE, 0.0), table.number("spread", 0, MAX_COST_VALUE, 0.0)
+    )
 
 
-def _list(table: Table, key: str, example: str) -> list[Any]:
+def _list(table: TomlTable, key: str, example: str) -> list[Any]:
     value = table.data.get(key, [])
     if not isinstance(value, list):
         raise ClusterError(f"{key} of {table.where} is no list", f"write {example}")
     return value
 
 
-def _format(figure: Figure) -> str:
+def _format(figure: FittedValue) -> str:
     spread = f", spread = {figure.spread!r}" if figure.spread else ""
     return f"{{ seconds = {figure.value!r}{spread} }}"
 
 
-def _format_share(flows: int, share: Figure) -> str:
+def _format_share(flows: int, share: FittedValue) -> str:
     spread = f", spread = {share.spread!r}" if share.spread else ""
     return f"{{ flows = {flows}, share = {share.value!r}{spread} }}"
 
 
-def _format_drag(schedule: str, times: Figure) -> str:
+def _format_drag(schedule: str, times: FittedValue) -> str:
     spread = f", spread = {times.spread!r}" if times.spread else ""
     return f"{{ schedule = {json.dumps(schedule)}, times = {times.value!r}{spread} }}"

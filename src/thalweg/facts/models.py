@@ -14,7 +14,7 @@ from thalweg.errors import WorkloadError
 from thalweg.facts.workload import Tensor, Workload
 
 Tensors = Iterator[Tensor]
-CLASSES = 1000  # of ImageNet
+IMAGENET_CLASS_COUNT = 1000  # of ImageNet
 
 
 def model_named(name: str) -> Workload:
@@ -48,7 +48,7 @@ def _resnet(blocks: Sequence[int]) -> Tensors:
         for block in range(count):
             yield from _bottleneck(f"layer{stage + 1}.{block}", channels, width)
             channels = 4 * width
-    yield from _with_bias("fc", CLASSES, channels)
+    yield from _with_bias("fc", IMAGENET_CLASS_COUNT, channels)
 
 
 def _bottleneck(name: str, channels: int, width: int) -> Tensors:
@@ -73,7 +73,11 @@ def _vgg(blocks: Sequence[tuple[int, int]]) -> Tensors:
             channels = width
             number += 2  # and its ReLU
         number += 1  # the pooling
-    for number, shape in ((0, (4096, 49 * channels)), (3, (4096, 4096)), (6, (CLASSES, 4096))):
+    for number, shape in (
+        (0, (4096, 49 * channels)),
+        (3, (4096, 4096)),
+        (6, (IMAGENET_CLASS_COUNT, 4096)),
+    ):
         yield from _with_bias(f"classifier.{number}", *shape)
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
 
 
-class Table:
+class TomlTable:
     """A TOML table, what to call it in an error, and which error that is."""
 
     def __init__(self, data: Any, where: str, error: type[UsageError]) -> None:
@@ -34,8 +34,8 @@ class Table:
     def __contains__(self, key: str) -> bool:
         return key in self.data
 
-    def table(self, key: str) -> Table:
-        return Table(self.data[key], f"{key} of {self.where}", self.error)
+    def table(self, key: str) -> TomlTable:
+        return TomlTable(self.data[key], f"{key} of {self.where}", self.error)
 
     def name(self) -> str:
         value = self.data.get("name")
@@ -106,9 +106,9 @@ def read_toml(path: Path, parse: Callable[[str], T], error: type[UsageError]) ->
         raise error(f"{path}: {wrong.problem}", wrong.remedy) from None
 
 
-def load_toml(text: str, where: str, error: type[UsageError]) -> Table:
+def load_toml(text: str, where: str, error: type[UsageError]) -> TomlTable:
     try:
-        return Table(tomllib.loads(text), where, error)
+        return TomlTable(tomllib.loads(text), where, error)
     except RecursionError:
         raise error("not TOML: brackets within brackets without end", "mend it") from None
     except ValueError as reason:  # a TOMLDecodeError, or a number of thousands of digits

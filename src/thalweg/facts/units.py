@@ -37,7 +37,7 @@ _SECONDS = {
     "min": Decimal(60),
     "h": Decimal(3600),
 }
-_LARGEST = Decimal(10) ** 18  # beyond any network, model or patience
+_MAX_MAGNITUDE = Decimal(10) ** 18  # beyond any network, model or patience
 _COUNTS = {
     unit: Decimal(1000) ** power
     for unit, power in {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "B": 3}.items()
@@ -128,7 +128,7 @@ def _number(
         remedy = f"{hint}write it like {example} (units: {known})"
         raise UnitError(f"{shown!r} is not {what}", remedy)
     number = Decimal(match["number"])
-    if number.adjusted() > _LARGEST.adjusted() or number * units[unit] > _LARGEST:
+    if number.adjusted() > _MAX_MAGNITUDE.adjusted() or number * units[unit] > _MAX_MAGNITUDE:
         raise UnitError(f"{(written or text).strip()!r} is too large", f"write it like {example}")
     return number * units[unit]
 

@@ -17,7 +17,7 @@ from thalweg.errors import WorkloadError
 from thalweg.facts.units import Duration, Size
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-COLUMNS = 1024
+ASSUMED_MATRIX_COLUMNS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +101,11 @@ class Workload:
         elements = size.nbytes // ITEM_BYTES["float32"]
         if elements < 1:
             raise WorkloadError(f"{size} holds no float32", "give at least 4B")
-        rows, rest = divmod(elements, COLUMNS)
-        heights = [COLUMNS] * (rows // COLUMNS) + ([rows % COLUMNS] if rows % COLUMNS else [])
-        shapes: list[tuple[int, ...]] = [(height, COLUMNS) for height in heights]
+        rows, rest = divmod(elements, ASSUMED_MATRIX_COLUMNS)
+        heights = [ASSUMED_MATRIX_COLUMNS] * (rows // ASSUMED_MATRIX_COLUMNS) + (
+            [rows % ASSUMED_MATRIX_COLUMNS] if rows % ASSUMED_MATRIX_COLUMNS else []
+        )
+        shapes: list[tuple[int, ...]] = [(height, ASSUMED_MATRIX_COLUMNS) for height in heights]
         shapes += [(rest,)] if rest else []
         return cls(
             name=str(size),

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import WorkloadError
-from thalweg.facts.toml_reader import Table, load_toml, read_toml
+from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 from thalweg.facts.units import Duration
 from thalweg.facts.workload import Costs, Tensor, Workload
 
-_COSTS = ("forward", "backward", "optimizer")
+_STEP_COST_FIELDS = ("forward", "backward", "optimizer")
 
 
 def read_workload(path: Path) -> Workload:
@@ -31,20 +31,20 @@ def read_workload(path: Path) -> Workload:
 
 def parse_workload(text: str) -> Workload:
     table = load_toml(text, "the file", WorkloadError)
-    table.only("name", *_COSTS, "tensors")
+    table.only("name", *_STEP_COST_FIELDS, "tensors")
     tensors = table.data.get("tensors")
     if not isinstance(tensors, list):
         raise WorkloadError("the file has no list of tensors", "add tensors = [ ... ]")
     return Workload(
         name=table.name(),
         tensors=tuple(_tensor(tensor) for tensor in tensors),
-        costs=Costs(**{cost: table.duration(cost, Duration(0.0)) for cost in _COSTS}),
+        costs=Costs(**{cost: table.duration(cost, Duration(0.0)) for cost in _STEP_COST_FIELDS}),
     )
 
 
 def format_workload(workload: Workload) -> str:
     lines = [f'name = "{workload.name}"']
-    for cost in _COSTS:
+    for cost in _STEP_COST_FIELDS:
         duration: Duration = getattr(workload.costs, cost)
         if duration.seconds:
             lines.append(f'{cost} = "{duration}"')
@@ -53,7 +53,7 @@ def format_workload(workload: Workload) -> str:
 
 
 def _tensor(entry: Any) -> Tensor:
-    table = Table(entry, "a tensor", WorkloadError)
+    table = TomlTable(entry, "a tensor", WorkloadError)
     name = table.name()
     table.where = f"tensor {name}"
     table.only("name", "shape", "dtype", "ready")

@@ -21,8 +21,8 @@ from thalweg.facts import Cluster, Link
 HOST_DEVICE = "eth0"
 SPINE_ADDRESS = "10.84.255.1"
 GATEWAY = "169.254.1.1"  # what a host calls its rack, and a rack the spine
-MOST_RACKS = 255
-MOST_HOSTS = 254  # in a rack
+MAX_LAB_RACKS = 255
+MAX_HOSTS_PER_RACK = 254  # in a rack
 _LAB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
@@ -60,10 +60,10 @@ class Wiring:
             )
         racks = self.cluster.racks
         largest = max(len(rack.hosts) for rack in racks)
-        if len(racks) > MOST_RACKS or largest > MOST_HOSTS:
+        if len(racks) > MAX_LAB_RACKS or largest > MAX_HOSTS_PER_RACK:
             raise LabError(
                 f"{len(racks)} racks of up to {largest} hosts are more than there are addresses",
-                f"take at most {MOST_RACKS} racks, and {MOST_HOSTS} hosts in each",
+                f"take at most {MAX_LAB_RACKS} racks, and {MAX_HOSTS_PER_RACK} hosts in each",
             )
         places = {
             host.name: (number, slot)

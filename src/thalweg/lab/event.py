@@ -21,15 +21,15 @@ from typing import Any, Literal, get_args
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rack, Rate
-from thalweg.facts.toml_reader import Table
+from thalweg.facts.toml_reader import TomlTable
 
 Direction = Literal["out", "in"]
 LinkAction = Literal["degrade", "restore", "flow", "cut", "heal"]
 WorkerAction = Literal["kill", "restart", "pause", "resume"]
 LINK_ACTIONS: tuple[str, ...] = get_args(LinkAction)
 WORKER_ACTIONS: tuple[str, ...] = get_args(WorkerAction)
-BOTH: tuple[Direction, ...] = ("out", "in")
-KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
+BOTH_DIRECTIONS: tuple[Direction, ...] = ("out", "in")
+EVENT_KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Event:
     rack: int | str | None = None
     host: int | str | None = None
     rate: Rate | None = None  # of degrade, and the most that a flow takes
-    directions: tuple[Direction, ...] = BOTH
+    directions: tuple[Direction, ...] = BOTH_DIRECTIONS
     flows: int = 1  # so many TCP connections compete in each direction
 
     def __post_init__(self) -> None:
@@ -61,8 +61,8 @@ class Event:
         """From the keys of a scenario file."""
         if isinstance(data, Event):
             return data
-        table = Table(dict(data), where, LabError)
-        table.only(*KEYS)
+        table = TomlTable(dict(data), where, LabError)
+        table.only(*EVENT_KEYS)
         action = table.data.get("action")
         if action not in LINK_ACTIONS + WORKER_ACTIONS:
             known = ", ".join(LINK_ACTIONS + WORKER_ACTIONS)
@@ -82,20 +82,20 @@ class Event:
         when = f"step {self.at_step}" if self.at is None else str(self.at)
         who = f"rack {self.rack}" if self.host is None else f"host {self.host}"
         to = "" if self.rate is None else f" at {self.rate}"
-        way = "" if self.directions == BOTH else f" ({self.directions[0]})"
+        way = "" if self.directions == BOTH_DIRECTIONS else f" ({self.directions[0]})"
         return f"{when}: {self.action} {who}{to}{way}"
 
 
 def directions(text: object) -> tuple[Direction, ...]:
     match text:
         case "both":
-            return BOTH
+            return BOTH_DIRECTIONS
         case "out" | "in":
             return (text,)
     raise LabError(f"{text!r} is no direction", "give out, in or both")
 
 
-def _target(table: Table, key: str) -> int | str | None:
+def _target(table: TomlTable, key: str) -> int | str | None:
     value = table.data.get(key)
     if value is None or (type(value) is int and value >= 0) or (isinstance(value, str) and value):
         return value
@@ -104,7 +104,7 @@ def _target(table: Table, key: str) -> int | str | None:
     )
 
 
-def _count(table: Table, key: str, least: int) -> int:
+def _count(table: TomlTable, key: str, least: int) -> int:
     value = table.data[key]
     if type(value) is int and value >= least:
         return value
@@ -116,19 +116,19 @@ def links_of(
     *,
     rack: int | str | None = None,
     host: int | str | None = None,
-    directions: Sequence[Direction] = BOTH,
+    directions: Sequence[Direction] = BOTH_DIRECTIONS,
 ) -> list[Link]:
     """The uplink of a rack, or the NIC of a host."""
     if rack is not None and host is None:
-        owner = rack_called(cluster, rack).name
+        owner = rack_named(cluster, rack).name
         return [Link("uplink", owner, direction) for direction in directions]
     if host is not None and rack is None:
-        owner = host_called(cluster, host).name
+        owner = host_named(cluster, host).name
         return [Link("nic", owner, direction) for direction in directions]
     raise LabError("a link belongs to a rack or to a host", "name one of the two")
 
 
-def rack_called(cluster: Cluster, rack: int | str) -> Rack:
+def rack_named(cluster: Cluster, rack: int | str) -> Rack:
     """By its number from 0, or its name."""
     for number, found in enumerate(cluster.racks):
         if rack in (number, found.name):
@@ -136,7 +136,7 @@ def rack_called(cluster: Cluster, rack: int | str) -> Rack:
     raise LabError(f"there is no rack {rack!r}", f"there are {len(cluster.racks)}, numbered from 0")
 
 
-def host_called(cluster: Cluster, host: int | str) -> Host:
+def host_named(cluster: Cluster, host: int | str) -> Host:
     """By a rank that lives there, or its name."""
     for found in cluster.hosts:
         if host == found.name or host in found.ranks:

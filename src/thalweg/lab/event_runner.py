@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from thalweg.facts import Link
 from thalweg.lab.event import LINK_ACTIONS, Event
 from thalweg.lab.shaping import Shape
-from thalweg.launch.place import Workers
+from thalweg.launch.place import WorkerControl
 
 if TYPE_CHECKING:
     from thalweg.lab.lab import Lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fired:
+class AppliedEvent:
     """An event that has happened: so long after the start, when the slowest had so many steps."""
 
     event: Event
@@ -25,13 +25,13 @@ class Fired:
     step: int
 
 
-class EventDirector:
+class EventRunner:
     def __init__(self, lab: Lab, events: Sequence[Event]) -> None:
         for event in events:
             find_target(lab, event)
             if event.action == "degrade":
                 Shape(rate=event.rate)  # refuses what can't be had
-        self.fired: list[Fired] = []
+        self.fired: list[AppliedEvent] = []
         self._lab = lab
         self._pending = list(events)
         self._start = 0.0
@@ -43,9 +43,9 @@ class EventDirector:
             self._fire(event)
             apply(self._lab, event)
 
-    def look(self, workers: Workers) -> None:
-        if workers.living:
-            self._step = min(workers.steps.get(rank, 0) for rank in workers.living)
+    def poll(self, workers: WorkerControl) -> None:
+        if workers.running:
+            self._step = min(workers.steps.get(rank, 0) for rank in workers.running)
         for event in [event for event in self._pending if self._is_due(event)]:
             self._fire(event)
             if event.action in LINK_ACTIONS:
@@ -61,7 +61,9 @@ class EventDirector:
 
     def _fire(self, event: Event) -> None:
         self._pending.remove(event)
-        self.fired.append(Fired(event=event, seconds=monotonic() - self._start, step=self._step))
+        self.fired.append(
+            AppliedEvent(event=event, seconds=monotonic() - self._start, step=self._step)
+        )
 
 
 def find_target(lab: Lab, event: Event) -> list[Link]:

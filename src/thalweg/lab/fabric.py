@@ -22,17 +22,17 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
 from thalweg.lab.addressing import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
-from thalweg.lab.namespaces import RUN, create, inside, not_entered, refused
-from thalweg.lab.shaping import ROOT, Shape, qdiscs
+from thalweg.lab.namespaces import NETNS_PATH, create, inside, not_entered, refused
+from thalweg.lab.shaping import ROOT_QDISC_HANDLE, Shape, qdiscs
 from thalweg.launch.worker_group import allow_descriptors
-from thalweg.launch.worker_process import fork, signals_held
+from thalweg.launch.worker_process import fork, signals_blocked
 
 CLONE_NEWNET = 0x40000000
-DESCRIPTORS_EACH = 5  # that pyroute2 holds for a namespace, and one to spare
-NO_RIGHTS = 3  # an exit code
-PERMANENT = 0x80  # a neighbour that is never asked for
-LINK_SCOPE = 253
-ON_LINK = 4
+DESCRIPTORS_PER_NAMESPACE = 5  # that pyroute2 holds for a namespace, and one to spare
+NO_RIGHTS_EXIT_CODE = 3  # an exit code
+NUD_PERMANENT = 0x80  # a neighbour that is never asked for
+RT_SCOPE_LINK = 253
+RTNH_F_ONLINK = 4
 SYSCTLS = {
     "net/ipv4/ip_forward": "1",
     "net/ipv6/conf/all/disable_ipv6": "1",
@@ -60,7 +60,7 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
     names = wiring.namespaces()
     cables = wiring.cables()
     total = len(names) + len(cables)
-    allow_descriptors(DESCRIPTORS_EACH * len(names))
+    allow_descriptors(DESCRIPTORS_PER_NAMESPACE * len(names))
     for number, name in enumerate(names, start=1):
         create(name)
         with inside(name):
@@ -71,12 +71,12 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
     with Sockets() as sockets:
         # Ctrl-C comes between two parts: in a callback of pyroute2 it would be lost.
         for name in names:
-            with signals_held():
+            with signals_blocked():
                 _up(sockets[name], "lo")
-        with signals_held():
+        with signals_blocked():
             _add_address(sockets[wiring.spine], "lo", SPINE_ADDRESS)
         for number, cable in enumerate(cables, start=len(names) + 1):
-            with signals_held():
+            with signals_blocked():
                 _lay(sockets, cable)
                 for port in (cable.near, cable.far):
                     shape(sockets, port, shapes.get(port, Shape()))
@@ -92,8 +92,10 @@ class Sockets:
     def __getitem__(self, namespace: str) -> NetNS:
         if namespace not in self._open:
             try:
-                (RUN / namespace).stat()  # pyroute2 leaves an event loop behind if it isn't there
-                with signals_held():
+                (
+                    NETNS_PATH / namespace
+                ).stat()  # pyroute2 leaves an event loop behind if it isn't there
+                with signals_blocked():
                     self._open[namespace] = NetNS(namespace, flags=0)
             except OSError as error:
                 raise not_entered(namespace, error) from None
@@ -103,7 +105,7 @@ class Sockets:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with signals_held():
+        with signals_blocked():
             for socket in self._open.values():
                 socket.close()
 
@@ -126,10 +128,12 @@ def _lay(sockets: Sockets, cable: Cable) -> None:
     inward, outward = _up(near, cable.near.device), _up(far, cable.far.device)
     _know(near, inward, cable.far_address, mac(cable.far, cable))
     _know(far, outward, cable.near_address, mac(cable.near, cable))
-    near.route("add", dst="default", gateway=GATEWAY, oif=inward, flags=ON_LINK)
-    far.route("add", dst=f"{cable.near_address}/32", oif=outward, scope=LINK_SCOPE)
+    near.route("add", dst="default", gateway=GATEWAY, oif=inward, flags=RTNH_F_ONLINK)
+    far.route("add", dst=f"{cable.near_address}/32", oif=outward, scope=RT_SCOPE_LINK)
     if cable.behind != f"{cable.near_address}/32":
-        far.route("add", dst=cable.behind, gateway=cable.near_address, oif=outward, flags=ON_LINK)
+        far.route(
+            "add", dst=cable.behind, gateway=cable.near_address, oif=outward, flags=RTNH_F_ONLINK
+        )
 
 
 def _index(socket: NetNS, device: str) -> int:
@@ -150,7 +154,7 @@ def _add_address(socket: NetNS, device: str, address: str) -> None:
 
 
 def _know(socket: NetNS, index: int, address: str, lladdr: str) -> None:
-    socket.neigh("add", ifindex=index, dst=address, lladdr=lladdr, state=PERMANENT)
+    socket.neigh("add", ifindex=index, dst=address, lladdr=lladdr, state=NUD_PERMANENT)
 
 
 def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
@@ -169,7 +173,7 @@ def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class QdiscStats:
     """What the kernel says of a queueing discipline."""
 
     kind: str
@@ -178,12 +182,12 @@ class Measured:
     drops: int
 
 
-def look(sockets: Sockets, port: Port) -> list[Measured]:
+def read_qdisc_stats(sockets: Sockets, port: Port) -> list[QdiscStats]:
     socket = sockets[port.namespace]
     return _qdiscs(socket, _index(socket, port.device))
 
 
-def _qdiscs(socket: NetNS, index: int) -> list[Measured]:
+def _qdiscs(socket: NetNS, index: int) -> list[QdiscStats]:
     """From the root on; the kernel's own default doesn't count."""
     found = []
     for message in socket.get_qdiscs(index=index):
@@ -193,13 +197,13 @@ def _qdiscs(socket: NetNS, index: int) -> list[Measured]:
     return [measured for _, measured in sorted(found, key=lambda pair: pair[0])]
 
 
-def _measured(message: Any) -> Measured:
+def _measured(message: Any) -> QdiscStats:
     kind = message.get_attr("TCA_KIND")
     stats = message.get_attr("TCA_STATS")
     rate = None
     if kind == "tbf":
         rate = 8.0 * message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
-    return Measured(
+    return QdiscStats(
         kind=kind,
         bits_per_second=rate,
         sent_nbytes=stats["bytes"],
@@ -210,19 +214,19 @@ def _measured(message: Any) -> Measured:
 def has_netem() -> bool:
     """Whether this kernel delays packets; asked in a process with a network of its own."""
     code = os.waitstatus_to_exitcode(os.waitpid(fork(_try_netem), 0)[1])
-    if code == NO_RIGHTS:
+    if code == NO_RIGHTS_EXIT_CODE:
         raise refused(PermissionError(errno.EPERM, os.strerror(errno.EPERM)))
     return code == 0
 
 
 def _try_netem() -> NoReturn:
-    code = NO_RIGHTS
+    code = NO_RIGHTS_EXIT_CODE
     try:
         if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
             code = 1
             with IPRoute() as socket:
                 loopback = socket.link_lookup(ifname="lo")[0]
-                socket.tc("add", kind="netem", index=loopback, handle=ROOT)
+                socket.tc("add", kind="netem", index=loopback, handle=ROOT_QDISC_HANDLE)
             code = 0
     finally:
         os._exit(code)

@@ -20,23 +20,24 @@ from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
 from thalweg.lab import packet_faults, registry
 from thalweg.lab.addressing import HOST_DEVICE, SPINE_ADDRESS, Wiring
-from thalweg.lab.event import Event, host_called
-from thalweg.lab.event_runner import EventDirector, Fired
+from thalweg.lab.event import Event, host_named
+from thalweg.lab.event_runner import AppliedEvent, EventRunner
 from thalweg.lab.fabric import Progress, Sockets, build, has_netem
-from thalweg.lab.links import Links
-from thalweg.lab.namespaces import enter, processes, refused, remove, settle_in
-from thalweg.lab.registry import Record
+from thalweg.lab.links import LabLinks
+from thalweg.lab.namespaces import enter, processes, refused, remove, set_host_identity
+from thalweg.lab.registry import LabRecord
 from thalweg.lab.shaping import declared
 from thalweg.launch.place import Place
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
-from thalweg.launch.supervisor import Report, ignore, print_prefixed, run_workers
+from thalweg.launch.supervisor import SendMessage, ignore, print_prefixed, run_workers
 from thalweg.launch.worker_group import OnLine, OnMessage
-from thalweg.launch.worker_process import RESTARTS_VARIABLE, signals_held
+from thalweg.launch.worker_process import RESTARTS_VARIABLE, signals_blocked
 
-CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+TCP_CONGESTION_PATH = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 EventLike = Event | Mapping[str, Any]
 
-MESSAGE = 50e-6  # seconds of a core for a small message, sent and received, with waking up
+# Seconds of a core for a small message, sent and received, with waking up.
+MESSAGE_CORE_SECONDS = 50e-6
 
 
 class Lab:
@@ -95,7 +96,7 @@ class Lab:
     @classmethod
     def find(cls, name: str | None = None) -> Self:
         """One that is up; without a name the only one that this user made from this folder."""
-        name = registry.the_only_one() if name is None else name
+        name = registry.only_lab_name() if name is None else name
         record = registry.find(name)
         lab = cls.of(record.cluster, name=name, loss=record.loss, without_netem="go on")
         lab._record = record
@@ -108,8 +109,8 @@ class Lab:
         self._name = name
         self._loss = loss
         self._without_netem = without_netem
-        self.fired: list[Fired] = []  # events of the last run, and when they came
-        self._record: Record | None = None
+        self.fired: list[AppliedEvent] = []  # events of the last run, and when they came
+        self._record: LabRecord | None = None
         Wiring("lab" if name is None else name, cluster)  # refuses what can't be wired
         declared(cluster, loss=loss, netem=True)  # and shaped
 
@@ -128,12 +129,14 @@ class Lab:
             raise LabError(f"lab {self.name!r} is up already", "use it, or take it down first")
         sweep()
         netem, notes = self._what_is_possible()
-        with signals_held():
+        with signals_blocked():
             self._record = registry.enrol(
                 self._name, self.cluster, loss=self._loss, netem=netem, notes=notes
             )
         try:
-            with registry.in_hand(self.name) as there:  # who takes it down waits until it is built
+            with registry.locked_record(
+                self.name
+            ) as there:  # who takes it down waits until it is built
                 if there is None or there.id != self._record.id:
                     raise LabError(f"another process took lab {self.name!r} down", "make it anew")
                 build(self.wiring, self.links.declared_ports(), progress)
@@ -147,10 +150,10 @@ class Lab:
         """Every process in it ends, and nothing of it is left."""
         if self._record is None:
             return
-        with signals_held():
+        with signals_blocked():
             with suppress(LabError):  # another process took it down
                 self.links.end_flows()
-            with registry.in_hand(self._record.name) as there:
+            with registry.locked_record(self._record.name) as there:
                 if there is not None and there.id == self._record.id:
                     _remove(there.name)
             self._record = None
@@ -159,7 +162,7 @@ class Lab:
         """Whether netem is used, and what to tell."""
         notes = [
             "rates by token buckets (TBF) on both ends of every link",
-            f"TCP congestion control: {CONGESTION.read_text().strip()}",
+            f"TCP congestion control: {TCP_CONGESTION_PATH.read_text().strip()}",
             f"{len(self.cluster.hosts)} hosts share {cores()} cores: schedules reckon with "
             f"{about(self.cluster.latency.seconds, 's')} a message",
         ]
@@ -178,7 +181,7 @@ class Lab:
     # What is there
 
     @property
-    def record(self) -> Record:
+    def record(self) -> LabRecord:
         if self._record is None:
             raise LabError("the lab isn't up", "use it in a `with`, or call up() first")
         return self._record
@@ -192,9 +195,9 @@ class Lab:
         return Wiring(self.name, self.cluster)
 
     @property
-    def links(self) -> Links:
+    def links(self) -> LabLinks:
         """To degrade, cut and fill them."""
-        return Links(self.record, self.wiring)
+        return LabLinks(self.record, self.wiring)
 
     @property
     def notes(self) -> list[str]:
@@ -265,7 +268,7 @@ class Lab:
         """
         seconds = Duration.parse(timeout).seconds
 
-        def work(rank: int, report: Report) -> dict[str, Any]:
+        def work(rank: int, report: SendMessage) -> dict[str, Any]:
             import torch.distributed as dist
 
             grouped = process_group and os.environ[RESTARTS_VARIABLE] == "0"
@@ -290,21 +293,21 @@ class Lab:
         )
         return [result.get("value") for result in results]
 
-    def director(self, events: Iterable[EventLike]) -> EventDirector:
+    def director(self, events: Iterable[EventLike]) -> EventRunner:
         """Makes these events happen to a run at `place`."""
-        return EventDirector(self, [Event.parse(event) for event in events])
+        return EventRunner(self, [Event.parse(event) for event in events])
 
     def host(self, called: int | str) -> Host:
         """By a rank that lives there, or its name."""
-        return host_called(self.cluster, called)
+        return host_named(self.cluster, called)
 
-    def lose(self, rank: int, peer: int) -> None:
+    def add_blackhole(self, rank: int, peer: int) -> None:
         """What the one's host sends to the other's, and nothing else. A route in the sender's own
         namespace does it: connections that are there stay, and hear nothing."""
         with Sockets() as sockets:
             sockets[self.wiring.host_of(rank)].route("add", **self._black_hole(peer))
 
-    def find_again(self, rank: int, peer: int) -> None:
+    def remove_blackhole(self, rank: int, peer: int) -> None:
         with Sockets() as sockets, suppress(NetlinkError):
             sockets[self.wiring.host_of(rank)].route("del", **self._black_hole(peer))
 
@@ -336,7 +339,7 @@ def sharing_cores(cluster: Cluster) -> Cluster:
     crowd = len(cluster.hosts) / cores()
     if not cluster.latency_is_assumed or crowd <= 1:
         return cluster
-    each = cluster.latency.seconds + crowd * MESSAGE
+    each = cluster.latency.seconds + crowd * MESSAGE_CORE_SECONDS
     return replace(cluster, latency=Duration(each))
 
 
@@ -344,7 +347,7 @@ def sweep() -> list[str]:
     """Remove labs whose owner is gone; their names."""
     gone = []
     for name in registry.names():
-        with registry.in_hand(name, wait=False) as there:
+        with registry.locked_record(name, wait=False) as there:
             if there is not None and there.abandoned():
                 _remove(name)
                 gone.append(name)
@@ -356,7 +359,7 @@ def _remove(name: str) -> None:
     """Who does this has the lab in hand."""
     try:
         remove(name)
-        registry.strike_off(name)
+        registry.unregister(name)
     except OSError as error:
         raise refused(error) from None
 
@@ -364,7 +367,7 @@ def _remove(name: str) -> None:
 class LabPlace(Place):
     """A lab as a place for workers: each on its host, the store on the spine."""
 
-    def __init__(self, record: Record, wiring: Wiring) -> None:
+    def __init__(self, record: LabRecord, wiring: Wiring) -> None:
         self._record = record
         self._wiring = wiring
 
@@ -376,7 +379,7 @@ class LabPlace(Place):
         wiring = self._wiring
         name = "spine" if rank is None else wiring.cluster.host(rank).name
         enter(wiring.spine if rank is None else wiring.host(name))
-        settle_in(name, self._record.hosts_file)
+        set_host_identity(name, self._record.hosts_file)
 
     def environment(self, rank: int) -> Mapping[str, str]:
         ranks = self._wiring.cluster.host(rank).ranks
@@ -388,5 +391,5 @@ class LabPlace(Place):
             "RES_OPTIONS": "timeout:1 attempts:1",  # no name server is reachable from here
         }
 
-    def called(self, rank: int) -> str:
+    def label(self, rank: int) -> str:
         return f"rank {rank} on {self._wiring.cluster.host(rank).name}"

@@ -20,20 +20,20 @@ from typing import Any, NamedTuple, NoReturn
 from thalweg.errors import LabError
 from thalweg.facts import Link, Rate
 from thalweg.lab.addressing import SPINE_ADDRESS, Port, Wiring
-from thalweg.lab.event import BOTH, Direction, links_of
-from thalweg.lab.fabric import Sockets, look, shape
+from thalweg.lab.event import BOTH_DIRECTIONS, Direction, links_of
+from thalweg.lab.fabric import Sockets, read_qdisc_stats, shape
 from thalweg.lab.namespaces import enter, processes
-from thalweg.lab.registry import Record, State
+from thalweg.lab.registry import LabChanges, LabRecord
 from thalweg.lab.shaping import Shape, declared
 from thalweg.launch.worker_process import fork
 
-AT_ONCE = 1 << 18  # bytes that a flow sends
-PACING_RATE = 47  # SO_MAX_PACING_RATE, which the socket module has no name for
-LOOK = 0.5  # seconds after which a flow sees whether its parent is there
+SEND_CHUNK_BYTES = 1 << 18  # bytes that a flow sends
+SO_MAX_PACING_RATE_OPTION = 47  # SO_MAX_PACING_RATE, which the socket module has no name for
+FLOW_PARENT_POLL_SECONDS = 0.5  # seconds after which a flow sees whether its parent is there
 
 
-class Links:
-    def __init__(self, record: Record, wiring: Wiring) -> None:
+class LabLinks:
+    def __init__(self, record: LabRecord, wiring: Wiring) -> None:
         self._record = record
         self._wiring = wiring
         self._declared = declared(record.cluster, loss=record.loss, netem=record.netem)
@@ -46,7 +46,7 @@ class Links:
         *,
         rack: int | str | None = None,
         host: int | str | None = None,
-        directions: Sequence[Direction] = BOTH,
+        directions: Sequence[Direction] = BOTH_DIRECTIONS,
     ) -> list[Link]:
         """The uplink of a rack, or the NIC of a host."""
         return links_of(self._record.cluster, rack=rack, host=host, directions=directions)
@@ -124,9 +124,9 @@ class Links:
         with Sockets() as sockets:
             return {link: self._row(sockets, link, state) for link in self._declared}
 
-    def _row(self, sockets: Sockets, link: Link, state: State) -> dict[str, Any]:
+    def _row(self, sockets: Sockets, link: Link, state: LabChanges) -> dict[str, Any]:
         wanted = self._declared[link]
-        measured = look(sockets, self._wiring.port(link))
+        measured = read_qdisc_stats(sockets, self._wiring.port(link))
         rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
         return {
             "declared": None if wanted.rate is None else str(wanted.rate),
@@ -139,33 +139,35 @@ class Links:
             "drops": sum(q.drops for q in measured),
         }
 
-    def _apply(self, link: Link, state: State) -> None:
+    def _apply(self, link: Link, state: LabChanges) -> None:
         wanted = replace(self._declared[link], cut=str(link) in state.cuts)
         if str(link) in state.rates:
             wanted = replace(wanted, rate=Rate.parse(state.rates[str(link)]))
         with Sockets() as sockets:
             shape(sockets, self._wiring.port(link), wanted)
 
-    def _ends(self, link: Link) -> tuple[End, End]:
+    def _ends(self, link: Link) -> tuple[FlowEndpoint, FlowEndpoint]:
         """From and to of a flow through this link alone."""
         wiring = self._wiring
         if link.kind == "uplink":
             number = [rack.name for rack in self._record.cluster.racks].index(link.owner)
-            near = End(wiring.rack(number), wiring.rack_address(number))
-            far = End(wiring.spine, SPINE_ADDRESS)
+            near = FlowEndpoint(wiring.rack(number), wiring.rack_address(number))
+            far = FlowEndpoint(wiring.spine, SPINE_ADDRESS)
         else:
             number, _ = wiring.hosts[link.owner]
-            near = End(wiring.host(link.owner), wiring.address(link.owner))
-            far = End(wiring.rack(number), wiring.rack_address(number))
+            near = FlowEndpoint(wiring.host(link.owner), wiring.address(link.owner))
+            far = FlowEndpoint(wiring.rack(number), wiring.rack_address(number))
         return (near, far) if link.direction == "out" else (far, near)
 
 
-class End(NamedTuple):
+class FlowEndpoint(NamedTuple):
     namespace: str
     address: str
 
 
-def start_flow(source: End, target: End, rate: Rate | None, *, detached: bool = False) -> int:
+def start_flow(
+    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, *, detached: bool = False
+) -> int:
     """From one namespace to another, until it is killed; its process id.
 
     It ends with the process that started it, unless it is detached.
@@ -182,7 +184,7 @@ def start_flow(source: End, target: End, rate: Rate | None, *, detached: bool = 
     return pid
 
 
-def stop_flow(pid: int, source: End) -> None:
+def stop_flow(pid: int, source: FlowEndpoint) -> None:
     """If it still is that flow: process ids are used again."""
     runs = pid in processes([source.namespace]).get(source.namespace, ())
     if runs:
@@ -192,7 +194,7 @@ def stop_flow(pid: int, source: End) -> None:
 
 
 def _be_flow(
-    source: End, target: End, rate: Rate | None, parent: int | None, told: int
+    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, parent: int | None, told: int
 ) -> NoReturn:
     try:
         os.setsid()
@@ -216,7 +218,9 @@ def _let_go_of_all_but(kept: int) -> None:
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _connect(source: End, target: End, rate: Rate | None) -> tuple[socket.socket, socket.socket]:
+def _connect(
+    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None
+) -> tuple[socket.socket, socket.socket]:
     """The sender, which is on its way, and the listener that waits for it."""
     enter(target.namespace)
     listener = socket.create_server((target.address, 0))
@@ -226,7 +230,7 @@ def _connect(source: End, target: End, rate: Rate | None) -> tuple[socket.socket
     sender.setblocking(False)
     if rate is not None:
         pace = min(round(rate.bits_per_second / 8), 2**32 - 2)
-        sender.setsockopt(socket.SOL_SOCKET, PACING_RATE, pace)
+        sender.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE_OPTION, pace)
     sender.connect_ex(listener.getsockname())
     return sender, listener
 
@@ -234,9 +238,11 @@ def _connect(source: End, target: End, rate: Rate | None) -> tuple[socket.socket
 def _flow(sender: socket.socket, listener: socket.socket, parent: int | None) -> None:
     """Until the parent is gone, or TCP gives up: on a link that is cut it waits, as all do."""
     receiver: socket.socket | None = None
-    data, room = bytes(AT_ONCE), bytearray(AT_ONCE)
+    data, room = bytes(SEND_CHUNK_BYTES), bytearray(SEND_CHUNK_BYTES)
     while parent is None or os.getppid() == parent:
-        readable, writable, _ = select.select([receiver or listener], [sender], [], LOOK)
+        readable, writable, _ = select.select(
+            [receiver or listener], [sender], [], FLOW_PARENT_POLL_SECONDS
+        )
         with suppress(BlockingIOError):
             if readable and receiver is None:
                 receiver, _ = listener.accept()

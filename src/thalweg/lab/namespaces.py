@@ -21,19 +21,19 @@ from pyroute2 import netns
 
 from thalweg.errors import LabError
 from thalweg.lab.addressing import prefix
-from thalweg.launch.worker_process import signals_held
+from thalweg.launch.worker_process import signals_blocked
 
-RUN = Path("/var/run/netns")
+NETNS_PATH = Path("/var/run/netns")
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
 MS_BIND, MS_REC, MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
-PATIENCE = 10.0  # seconds for killed processes to be gone
+KILL_TIMEOUT_SECONDS = 10.0  # seconds for killed processes to be gone
 
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
     """This thread is in that namespace meanwhile. Ctrl-C can't leave it there: it would be killed
     with the lab."""
-    with signals_held():
+    with signals_blocked():
         here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             enter(namespace)
@@ -56,7 +56,7 @@ def not_entered(namespace: str, error: OSError) -> LabError:
     return refused(error)
 
 
-def settle_in(name: str, hosts: Path) -> None:
+def set_host_identity(name: str, hosts: Path) -> None:
     """Give this process the host's name, and a host table of its own; without rights to that, it
     goes on with the machine's."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +70,7 @@ def settle_in(name: str, hosts: Path) -> None:
 
 def create(name: str) -> None:
     try:
-        with signals_held():  # pyroute2 forks: Ctrl-C would be lost, or leave half a namespace
+        with signals_blocked():  # pyroute2 forks: Ctrl-C would be lost, or leave half a namespace
             netns.create(name)
     except OSError as error:
         raise refused(error) from None
@@ -99,7 +99,7 @@ def processes(namespaces: list[str]) -> dict[str, list[int]]:
     names = {}
     for name in namespaces:
         with suppress(OSError):
-            names[(RUN / name).stat().st_ino] = name
+            names[(NETNS_PATH / name).stat().st_ino] = name
     found: dict[str, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -113,7 +113,7 @@ def processes(namespaces: list[str]) -> dict[str, list[int]]:
 def remove(lab: str) -> None:
     """Every process and namespace of a lab, complete or not."""
     names = [name for name in netns.listnetns() if name.startswith(prefix(lab))]
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + KILL_TIMEOUT_SECONDS
     while (left := processes(names)) and monotonic() < deadline:
         for pid in (pid for pids in left.values() for pid in pids):
             with suppress(ProcessLookupError):

@@ -24,12 +24,15 @@ from thalweg.lab.fabric import CLONE_NEWNET
 from thalweg.lab.namespaces import inside
 from thalweg.launch.worker_process import fork
 
-TABLE, CHAIN = "garbled", "out"
-IPV4 = 2  # of nftables' families
-ACCEPT = 1
+GARBLE_TABLE, GARBLE_CHAIN = "garbled", "out"
+NFPROTO_IPV4 = 2  # of nftables' families
+NF_ACCEPT = 1
 NETWORK_HEADER, TRANSPORT_HEADER = 1, 2
-SHORT = 700  # bytes
-PLACE, BYTES = 400, b"\xde\xad\xbe\xef"  # behind the start of TCP's header, and what is put there
+MAX_UNGARBLED_BYTES = 700  # bytes
+GARBLE_OFFSET_BYTES, GARBLE_PATTERN = (
+    400,
+    b"\xde\xad\xbe\xef",
+)  # behind the start of TCP's header, and what is put there
 
 
 def begin(wiring: Wiring, rank: int) -> None:
@@ -39,7 +42,7 @@ def begin(wiring: Wiring, rank: int) -> None:
 
 def end(wiring: Wiring, rank: int) -> None:
     with inside(wiring.host_of(rank)), _rules() as rules, suppress(NetlinkError):
-        rules.table("del", name=TABLE)
+        rules.table("del", name=GARBLE_TABLE)
 
 
 def can_garble() -> bool:
@@ -60,7 +63,7 @@ def _try() -> NoReturn:
 
 @contextmanager
 def _rules() -> Iterator[NFTables]:
-    rules = NFTables(nfgen_family=IPV4)
+    rules = NFTables(nfgen_family=NFPROTO_IPV4)
     try:
         yield rules
     finally:
@@ -68,11 +71,15 @@ def _rules() -> Iterator[NFTables]:
 
 
 def _add(rules: NFTables) -> None:
-    rules.table("add", name=TABLE)
-    rules.chain("add", table=TABLE, name=CHAIN, hook="output", type="filter", policy=ACCEPT)
+    rules.table("add", name=GARBLE_TABLE)
+    rules.chain(
+        "add", table=GARBLE_TABLE, name=GARBLE_CHAIN, hook="output", type="filter", policy=NF_ACCEPT
+    )
     to_store = _compared(NETWORK_HEADER, 16, Cmp.NFT_CMP_NEQ, inet_aton(SPINE_ADDRESS))
-    is_long = _compared(NETWORK_HEADER, 2, Cmp.NFT_CMP_GT, SHORT.to_bytes(2, "big"))
-    rules.rule("add", table=TABLE, chain=CHAIN, expressions=[to_store, is_long, _written()])
+    is_long = _compared(NETWORK_HEADER, 2, Cmp.NFT_CMP_GT, MAX_UNGARBLED_BYTES.to_bytes(2, "big"))
+    rules.rule(
+        "add", table=GARBLE_TABLE, chain=GARBLE_CHAIN, expressions=[to_store, is_long, _written()]
+    )
 
 
 def _compared(header: int, offset: int, how: Cmp, value: bytes) -> list[dict[str, Any]]:
@@ -86,9 +93,14 @@ def _compared(header: int, offset: int, how: Cmp, value: bytes) -> list[dict[str
 
 def _written() -> list[dict[str, Any]]:
     """The bytes that are put there; no checksum is made anew."""
-    write = {"sreg": 1, "base": TRANSPORT_HEADER, "offset": PLACE, "len": len(BYTES)}
+    write = {
+        "sreg": 1,
+        "base": TRANSPORT_HEADER,
+        "offset": GARBLE_OFFSET_BYTES,
+        "len": len(GARBLE_PATTERN),
+    }
     return [
-        genex("immediate", {"dreg": 1, "data": _data(BYTES)}),
+        genex("immediate", {"dreg": 1, "data": _data(GARBLE_PATTERN)}),
         genex("payload", {**write, "csum_type": 0, "csum_offset": 0}),
     ]
 

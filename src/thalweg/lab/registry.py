@@ -32,13 +32,13 @@ from thalweg.facts import Cluster, format_cluster, parse_cluster
 from thalweg.lab.addressing import Wiring
 from thalweg.lab.namespaces import refused
 
-ROOT = Path("/run/thalweg/labs")
-MOST_LABS = 1000
-GONE = -1
+LAB_REGISTRY_PATH = Path("/run/thalweg/labs")
+MAX_LABS = 1000
+PROCESS_GONE = -1
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class LabChanges:
     """What differs from the cluster as it was declared; links by their text."""
 
     rates: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Owner(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LabRecord:
     """A lab's folder."""
 
     name: str
@@ -69,35 +69,35 @@ class Record:
 
     @property
     def cluster_file(self) -> Path:
-        return ROOT / self.name / "cluster.toml"
+        return LAB_REGISTRY_PATH / self.name / "cluster.toml"
 
     @property
     def hosts_file(self) -> Path:
-        return ROOT / self.name / "hosts"
+        return LAB_REGISTRY_PATH / self.name / "hosts"
 
     def abandoned(self) -> bool:
         if self.owner is None:
             return False
-        ticks = began(self.owner.pid)
-        return ticks == GONE or self.owner.ticks not in (None, ticks)
+        ticks = process_start_ticks(self.owner.pid)
+        return ticks == PROCESS_GONE or self.owner.ticks not in (None, ticks)
 
     @contextmanager
-    def changing(self) -> Iterator[State]:
+    def changing(self) -> Iterator[LabChanges]:
         """The state, for one process at a time; kept unless an error leaves."""
-        with self._being_up(), in_hand(self.name) as there:
+        with self._being_up(), locked_record(self.name) as there:
             if there is None or there.id != self.id:
                 raise FileNotFoundError
             state = self.state()
             yield state
             _put(self._state_file, asdict(state))
 
-    def state(self) -> State:
+    def state(self) -> LabChanges:
         with self._being_up():
-            return State(**json.loads(self._state_file.read_text()))
+            return LabChanges(**json.loads(self._state_file.read_text()))
 
     @property
     def _state_file(self) -> Path:
-        return ROOT / self.name / "state.json"
+        return LAB_REGISTRY_PATH / self.name / "state.json"
 
     @contextmanager
     def _being_up(self) -> Iterator[None]:
@@ -116,11 +116,11 @@ def enrol(
     loss: float,
     netem: bool,
     notes: list[str],
-) -> Record:
+) -> LabRecord:
     """A new lab of this process, under this name or the first of lab1, lab2, ... that is free."""
     try:
-        for candidate in [name] if name else (f"lab{n}" for n in range(1, MOST_LABS)):
-            record = Record(
+        for candidate in [name] if name else (f"lab{n}" for n in range(1, MAX_LABS)):
+            record = LabRecord(
                 name=candidate,
                 id=token_hex(8),
                 maker=_maker(),
@@ -128,44 +128,48 @@ def enrol(
                 loss=loss,
                 netem=netem,
                 notes=notes,
-                owner=Owner(os.getpid(), psutil.Process().create_time(), began(os.getpid())),
+                owner=Owner(
+                    os.getpid(), psutil.Process().create_time(), process_start_ticks(os.getpid())
+                ),
             )
             if _write(record):
                 return record
     except OSError as error:
         raise refused(error) from None
     raise LabError(
-        f"there is a lab {name!r} already" if name else f"there are {MOST_LABS} labs already",
+        f"there is a lab {name!r} already" if name else f"there are {MAX_LABS} labs already",
         f"take another name, or take one down with `thalweg lab down --name {name or 'LAB'}`",
     )
 
 
-def disown(record: Record) -> Record:
+def disown(record: LabRecord) -> LabRecord:
     """It stays when this process ends. Who does this has the lab in hand."""
     record = replace(record, owner=None)
     with record._being_up():
-        _put(ROOT / record.name / "lab.json", _about(record))
+        _put(LAB_REGISTRY_PATH / record.name / "lab.json", _about(record))
     return record
 
 
-def strike_off(name: str) -> None:
+def unregister(name: str) -> None:
     folder = _hidden_folder()
     with suppress(FileNotFoundError):
-        (ROOT / name).rename(folder)
+        (LAB_REGISTRY_PATH / name).rename(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def find(name: str) -> Record:
+def find(name: str) -> LabRecord:
     try:
-        about = json.loads((ROOT / name / "lab.json").read_text())
-        cluster = parse_cluster((ROOT / name / "cluster.toml").read_text(encoding="utf-8"))
+        about = json.loads((LAB_REGISTRY_PATH / name / "lab.json").read_text())
+        cluster = parse_cluster(
+            (LAB_REGISTRY_PATH / name / "cluster.toml").read_text(encoding="utf-8")
+        )
     except (FileNotFoundError, NotADirectoryError):
         there = ", ".join(names()) or "none"
         raise LabError(
             f"there is no lab {name!r}", f"make one with `thalweg lab up`; there is: {there}"
         ) from None
     owner = about["owner"]
-    return Record(
+    return LabRecord(
         name=name,
         id=about.get("id", ""),
         maker=about.get("maker", [-1, "elsewhere"]),
@@ -179,11 +183,13 @@ def find(name: str) -> Record:
 
 def names() -> list[str]:
     with suppress(FileNotFoundError):
-        return sorted(path.name for path in ROOT.iterdir() if not path.name.startswith("."))
+        return sorted(
+            path.name for path in LAB_REGISTRY_PATH.iterdir() if not path.name.startswith(".")
+        )
     return []
 
 
-def the_only_one() -> str:
+def only_lab_name() -> str:
     """The name of the only lab that this user made from this folder and that stays, or else of the
     only one that they made at all."""
     there = _all()
@@ -198,38 +204,38 @@ def the_only_one() -> str:
     )
 
 
-def of_this_user() -> list[Record]:
+def of_this_user() -> list[LabRecord]:
     """The labs that this user made, from whatever folder."""
     return [record for record in _all() if record.maker[0] == _maker()[0]]
 
 
 def remove_leftovers() -> None:
     """Folders that processes were writing or deleting when they ended."""
-    for hidden in ROOT.glob(".*-*"):
-        if began(int(hidden.name[1:].partition("-")[0])) == GONE:
+    for hidden in LAB_REGISTRY_PATH.glob(".*-*"):
+        if process_start_ticks(int(hidden.name[1:].partition("-")[0])) == PROCESS_GONE:
             shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager
-def in_hand(name: str, *, wait: bool = True) -> Iterator[Record | None]:
+def locked_record(name: str, *, wait: bool = True) -> Iterator[LabRecord | None]:
     """The lab that has this name, for one process at a time; None if there is none, or if another
     process has it in hand and this one isn't to wait."""
     with ExitStack() as held:
         try:
-            descriptor = os.open(ROOT / name, os.O_RDONLY)
+            descriptor = os.open(LAB_REGISTRY_PATH / name, os.O_RDONLY)
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            is_there = os.path.samestat(os.fstat(descriptor), (ROOT / name).stat())
+            is_there = os.path.samestat(os.fstat(descriptor), (LAB_REGISTRY_PATH / name).stat())
         except (FileNotFoundError, NotADirectoryError, BlockingIOError):
             is_there = False
         yield _found(name) if is_there else None
 
 
-def _all() -> list[Record]:
+def _all() -> list[LabRecord]:
     return [record for name in names() if (record := _found(name)) is not None]
 
 
-def _found(name: str) -> Record | None:
+def _found(name: str) -> LabRecord | None:
     with suppress(LabError):  # it has just been taken down
         return find(name)
     return None
@@ -241,16 +247,16 @@ def _maker() -> list[int | str]:
     return [int(os.environ.get("SUDO_UID", os.getuid())), str(folder)]
 
 
-def _write(record: Record) -> bool:
+def _write(record: LabRecord) -> bool:
     """All of the folder at once, or False if there is one by that name."""
     folder = _hidden_folder()
     _put(folder / "lab.json", _about(record))
-    _put(folder / "state.json", asdict(State()))
+    _put(folder / "state.json", asdict(LabChanges()))
     (folder / "cluster.toml").write_text(format_cluster(record.cluster), encoding="utf-8")
     (folder / "hosts").write_text(Wiring(record.name, record.cluster).host_table())
     folder.chmod(0o755)
     try:
-        folder.rename(ROOT / record.name)
+        folder.rename(LAB_REGISTRY_PATH / record.name)
     except OSError as error:
         shutil.rmtree(folder)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -259,7 +265,7 @@ def _write(record: Record) -> bool:
     return True
 
 
-def _about(record: Record) -> dict[str, Any]:
+def _about(record: LabRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "maker": record.maker,
@@ -278,14 +284,14 @@ def _put(path: Path, content: dict[str, Any]) -> None:
 
 
 def _hidden_folder() -> Path:
-    ROOT.mkdir(parents=True, exist_ok=True)
-    return Path(mkdtemp(prefix=f".{os.getpid()}-", dir=ROOT))
+    LAB_REGISTRY_PATH.mkdir(parents=True, exist_ok=True)
+    return Path(mkdtemp(prefix=f".{os.getpid()}-", dir=LAB_REGISTRY_PATH))
 
 
-def began(pid: int) -> int:
+def process_start_ticks(pid: int) -> int:
     """When a process began, in ticks since the start of the machine. One that has ended is gone,
     though nobody may have waited for it."""
     with suppress(FileNotFoundError, ProcessLookupError):
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return GONE if state in "ZX" else int(numbers[18])
-    return GONE
+        return PROCESS_GONE if state in "ZX" else int(numbers[18])
+    return PROCESS_GONE

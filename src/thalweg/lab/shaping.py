@@ -17,14 +17,14 @@ from typing import Any, Literal
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Link, Rate
 
-BUCKET = 128 * 1024  # bytes, at least
-BUCKET_SECONDS = 0.002  # ... and so long at the link's rate, since timers are late
-QUEUE = 1_000_000  # bytes, at least
-QUEUE_SECONDS = 0.05
-SLOWEST = Rate.parse("8kbit")
-FASTEST = Rate.parse("34gbit")  # bytes per second are a 32-bit number
-NETEM_PACKETS = 100_000  # on their way at once, at most
-ROOT, INNER = "1:", "2:"
+MIN_TOKEN_BUCKET_BYTES = 128 * 1024  # bytes, at least
+TOKEN_BUCKET_SECONDS = 0.002  # ... and so long at the link's rate, since timers are late
+MIN_LINK_QUEUE_BYTES = 1_000_000  # bytes, at least
+LINK_QUEUE_SECONDS = 0.05
+MIN_LINK_RATE = Rate.parse("8kbit")
+MAX_LINK_RATE = Rate.parse("34gbit")  # bytes per second are a 32-bit number
+MAX_NETEM_PACKETS = 100_000  # on their way at once, at most
+ROOT_QDISC_HANDLE, INNER_QDISC_HANDLE = "1:", "2:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,10 @@ class Shape:
     cut: bool = False
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not SLOWEST <= self.rate <= FASTEST:
+        if self.rate is not None and not MIN_LINK_RATE <= self.rate <= MAX_LINK_RATE:
             raise LabError(
-                f"a link of {self.rate} can't be had in the lab", f"give {SLOWEST} to {FASTEST}"
+                f"a link of {self.rate} can't be had in the lab",
+                f"give {MIN_LINK_RATE} to {MAX_LINK_RATE}",
             )
 
     @property
@@ -70,20 +71,24 @@ Qdisc = dict[str, Any]
 def qdiscs(shape: Shape) -> list[Qdisc]:
     """The queueing disciplines that make this shape, from the root on."""
     if shape.cut:
-        return [{"kind": "pfifo", "handle": ROOT, "limit": 0}]
+        return [{"kind": "pfifo", "handle": ROOT_QDISC_HANDLE, "limit": 0}]
     found: list[Qdisc] = []
     if shape.needs_netem:
         found.append(
             {
                 "kind": "netem",
-                "handle": ROOT,
+                "handle": ROOT_QDISC_HANDLE,
                 "delay": round(shape.delay * 1e6),
                 "loss": 100 * shape.loss,
-                "limit": NETEM_PACKETS,
+                "limit": MAX_NETEM_PACKETS,
             }
         )
     if shape.rate is not None:
-        inner = {"handle": INNER, "parent": f"{ROOT}1"} if found else {"handle": ROOT}
+        inner = (
+            {"handle": INNER_QDISC_HANDLE, "parent": f"{ROOT_QDISC_HANDLE}1"}
+            if found
+            else {"handle": ROOT_QDISC_HANDLE}
+        )
         found.append({"kind": "tbf", **inner, **_bucket(shape.rate)})
     return found
 
@@ -92,6 +97,6 @@ def _bucket(rate: Rate) -> dict[str, Any]:
     bytes_per_second = rate.bits_per_second / 8
     return {
         "rate": round(bytes_per_second),
-        "burst": max(BUCKET, round(bytes_per_second * BUCKET_SECONDS)),
-        "limit": max(QUEUE, round(bytes_per_second * QUEUE_SECONDS)),
+        "burst": max(MIN_TOKEN_BUCKET_BYTES, round(bytes_per_second * TOKEN_BUCKET_SECONDS)),
+        "limit": max(MIN_LINK_QUEUE_BYTES, round(bytes_per_second * LINK_QUEUE_SECONDS)),
     }

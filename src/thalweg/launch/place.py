@@ -21,7 +21,7 @@ class Place:
         """What this worker is told beyond what all are."""
         return {"LOCAL_RANK": str(rank)}
 
-    def called(self, rank: int) -> str:
+    def label(self, rank: int) -> str:
         """A worker's name in errors."""
         return f"rank {rank}"
 
@@ -29,11 +29,11 @@ class Place:
 HERE = Place()
 
 
-class Workers(Protocol):
+class WorkerControl(Protocol):
     """What a director may ask and do of the workers of a run. What it ends is no failure."""
 
     @property
-    def living(self) -> Collection[int]: ...
+    def running(self) -> Collection[int]: ...
 
     @property
     def steps(self) -> Mapping[int, int]:
@@ -55,13 +55,13 @@ class Workers(Protocol):
         ...
 
 
-class Director(Protocol):
+class SupervisorHook(Protocol):
     """Makes things happen while workers run."""
 
     def prepare(self) -> None:
         """Called before any starts."""
         ...
 
-    def look(self, workers: Workers) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         """Called whenever something was heard of them, and many times a second."""
         ...

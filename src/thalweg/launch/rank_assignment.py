@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
 CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # the file that describes the cluster
 RECORDS_VARIABLE = "THALWEG_RECORDS"  # the folder that steps are recorded in
-ONE_RACK = "all hosts in one rack"  # what is assumed of a cluster that nobody describes
+ONE_RACK_ASSUMPTION = "all hosts in one rack"  # what is assumed of a cluster that nobody describes
 DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
 SLURM_RESERVED_STEPS = 0xFFFFFFF0  # from here on: the steps of sbatch's and salloc's own shells
-RETRY = 0.1  # seconds
-BACKLOG = 512  # connections that wait to be taken in
+STORE_CONNECT_RETRY_SECONDS = 0.1  # seconds
+STORE_BACKLOG_COUNT = 512  # connections that wait to be taken in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankAssignment:
     """Which worker this process is, and where all of them meet."""
 
     rank: int
@@ -57,21 +57,21 @@ class Seat:
     launcher: str
 
 
-def find_seat(environment: Mapping[str, str]) -> Seat:
+def read_rank_assignment(environment: Mapping[str, str]) -> RankAssignment:
     """This process's seat, as its launcher wrote it; alone if there was none."""
     variables = {name: value for name, value in environment.items() if value}
     if "RANK" in variables and "WORLD_SIZE" in variables:
         return _torchrun(variables)
-    seat = _openmpi(variables) or _slurm(variables) or _hydra(variables)
-    if seat is not None:
-        _check_agreement(seat, variables)
-        return seat
+    assignment = _openmpi(variables) or _slurm(variables) or _hydra(variables)
+    if assignment is not None:
+        _check_agreement(assignment, variables)
+        return assignment
     for present, absent in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if present in variables:
             raise LaunchError(
                 f"{present} is set, but {absent} is not", "set both or neither, or use torchrun"
             )
-    return Seat(
+    return RankAssignment(
         rank=0, size=1, local_rank=0, address=None, port=None, hosted=False, launcher="alone"
     )
 
@@ -87,7 +87,7 @@ def find_cluster(
     given = given or environment.get(CLUSTER_VARIABLE)
     if not given:
         flat = Cluster.flat(size) if hosts is None else Cluster.of_hosts(hosts())
-        given = replace(flat, assumed=(*flat.assumed, ONE_RACK))
+        given = replace(flat, assumed=(*flat.assumed, ONE_RACK_ASSUMPTION))
     known = given if isinstance(given, Cluster) else read_cluster(Path(given))
     if known.workers != size:
         raise UsageError(
@@ -97,23 +97,23 @@ def find_cluster(
     return known
 
 
-def open_store(seat: Seat, timeout: float) -> Store:
+def open_store(assignment: RankAssignment, timeout: float) -> Store:
     """The key-value store that all workers of this run share; `timeout` seconds for every wait.
 
     Its keys are ours alone: torch's own process group may use the same server.
     """
     from torch._C._distributed_c10d import HashStore, PrefixStore
 
-    if seat.address is None or seat.port is None:
+    if assignment.address is None or assignment.port is None:
         return HashStore()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store
-    store = _connected(seat, seat.address, seat.port, timeout)
+    store = _connected(assignment, assignment.address, assignment.port, timeout)
     return PrefixStore(f"thalweg/{attempt}", store)
 
 
-def _torchrun(variables: Mapping[str, str]) -> Seat:
+def _torchrun(variables: Mapping[str, str]) -> RankAssignment:
     by_hand = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
-    return _seat(
+    return _assignment_from(
         variables,
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         launcher=variables.get(LAUNCHER_VARIABLE, by_hand),
@@ -122,12 +122,12 @@ def _torchrun(variables: Mapping[str, str]) -> Seat:
     )
 
 
-def _openmpi(variables: Mapping[str, str]) -> Seat | None:
+def _openmpi(variables: Mapping[str, str]) -> RankAssignment | None:
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
     return _mpi(variables, names, "OMPI_COMM_WORLD_LOCAL_SIZE", "openmpi")
 
 
-def _hydra(variables: Mapping[str, str]) -> Seat | None:
+def _hydra(variables: Mapping[str, str]) -> RankAssignment | None:
     """Of MPICH and Intel MPI."""
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
     return _mpi(variables, names, "MPI_LOCALNRANKS", "mpich")
@@ -135,14 +135,16 @@ def _hydra(variables: Mapping[str, str]) -> Seat | None:
 
 def _mpi(
     variables: Mapping[str, str], names: tuple[str, str, str], local_size: str, launcher: str
-) -> Seat | None:
+) -> RankAssignment | None:
     if names[0] not in variables or names[1] not in variables:
         return None
     on_one_host = variables.get(local_size) == variables[names[1]]
-    return _seat(variables, names, launcher=launcher, address="127.0.0.1" if on_one_host else None)
+    return _assignment_from(
+        variables, names, launcher=launcher, address="127.0.0.1" if on_one_host else None
+    )
 
 
-def _slurm(variables: Mapping[str, str]) -> Seat | None:
+def _slurm(variables: Mapping[str, str]) -> RankAssignment | None:
     size = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in variables), None)
     if size is None or "SLURM_PROCID" not in variables or "SLURM_STEP_ID" not in variables:
         return None
@@ -156,7 +158,7 @@ def _slurm(variables: Mapping[str, str]) -> Seat | None:
     port = DEFAULT_PORT
     if "SLURM_JOB_ID" in variables:  # steps of a job may run side by side, like jobs
         port = SLURM_PORTS[(_whole(variables, "SLURM_JOB_ID") + 101 * step) % len(SLURM_PORTS)]
-    return _seat(
+    return _assignment_from(
         variables,
         ("SLURM_PROCID", size, "SLURM_LOCALID"),
         launcher="slurm",
@@ -173,7 +175,7 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
 
 
-def _seat(
+def _assignment_from(
     variables: Mapping[str, str],
     names: tuple[str, str, str],
     *,
@@ -181,7 +183,7 @@ def _seat(
     address: str | None,
     port: int = DEFAULT_PORT,
     hosted: bool = False,
-) -> Seat:
+) -> RankAssignment:
     """Read rank, size and local rank by these names; `address` and `port` if MASTER_* are absent"""
     rank, size = _whole(variables, names[0]), _whole(variables, names[1])
     if size == 0 or rank >= size:
@@ -201,7 +203,7 @@ def _seat(
             "set MASTER_ADDR to the host of rank 0, the same on all workers",
         )
     alone = size == 1
-    return Seat(
+    return RankAssignment(
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -221,26 +223,27 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _check_agreement(seat: Seat, variables: Mapping[str, str]) -> None:
+def _check_agreement(assignment: RankAssignment, variables: Mapping[str, str]) -> None:
     """Scripts of SLURM and MPI jobs often export one of torch's variables themselves."""
-    for name, value in (("RANK", seat.rank), ("WORLD_SIZE", seat.size)):
+    for name, value in (("RANK", assignment.rank), ("WORLD_SIZE", assignment.size)):
         if name in variables and _whole(variables, name) != value:
             raise LaunchError(
-                f"{name} is {variables[name]}, but {seat.launcher} says {value}", f"unset {name}"
+                f"{name} is {variables[name]}, but {assignment.launcher} says {value}",
+                f"unset {name}",
             )
 
 
-def _connected(seat: Seat, address: str, port: int, timeout: float) -> Store:
+def _connected(assignment: RankAssignment, address: str, port: int, timeout: float) -> Store:
     """torch's client retries past its timeout, with stack traces, and waits for ever on a server
     that isn't a store: look before, and don't wait longer than told."""
-    serves = seat.rank == 0 and not seat.hosted
+    serves = assignment.rank == 0 and not assignment.hosted
     deadline = monotonic() + timeout
     if not serves:
-        _wait_for_listener(seat, address, port, deadline)
+        _wait_for_listener(assignment, address, port, deadline)
     answer: SimpleQueue[Store | Exception] = SimpleQueue()
     Thread(target=_connect, args=(answer, address, port, serves, timeout), daemon=True).start()
     try:
-        store = answer.get(timeout=max(deadline - monotonic(), RETRY))
+        store = answer.get(timeout=max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS))
     except Empty:
         store = TimeoutError("what listens there doesn't answer as a store")
     if not isinstance(store, Exception):
@@ -250,7 +253,7 @@ def _connected(seat: Seat, address: str, port: int, timeout: float) -> Store:
             f"rank 0 can't host the store: port {port} is in use",
             "set MASTER_PORT to a free one, the same on all workers",
         ) from None
-    raise _unreachable(seat, address, port, store)
+    raise _unreachable(assignment, address, port, store)
 
 
 def _connect(
@@ -280,27 +283,31 @@ def _listener(address: str, port: int) -> socket.socket | None:
     which other hosts may resolve otherwise, or isn't free: let torch see to it."""
     try:
         family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=BACKLOG)
+        return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
     except (OSError, ValueError):
         return None
 
 
-def _wait_for_listener(seat: Seat, address: str, port: int, deadline: float) -> None:
+def _wait_for_listener(
+    assignment: RankAssignment, address: str, port: int, deadline: float
+) -> None:
     while True:
-        patience = max(deadline - monotonic(), RETRY)
+        patience = max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS)
         try:
             socket.create_connection((address, port), timeout=patience).close()
             return
         except OSError as error:
-            if monotonic() + RETRY >= deadline:
-                raise _unreachable(seat, address, port, error) from None
-            sleep(RETRY)
+            if monotonic() + STORE_CONNECT_RETRY_SECONDS >= deadline:
+                raise _unreachable(assignment, address, port, error) from None
+            sleep(STORE_CONNECT_RETRY_SECONDS)
 
 
-def _unreachable(seat: Seat, address: str, port: int, reason: Exception) -> TransportError:
+def _unreachable(
+    assignment: RankAssignment, address: str, port: int, reason: Exception
+) -> TransportError:
     cause = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
-    host = f"the launcher ({seat.launcher})" if seat.hosted else "rank 0"
+    host = f"the launcher ({assignment.launcher})" if assignment.hosted else "rank 0"
     return TransportError(
-        f"rank {seat.rank} can't reach the store at {address}:{port}: {cause}",
+        f"rank {assignment.rank} can't reach the store at {address}:{port}: {cause}",
         f"is {host} running? is the address reachable from here, and no firewall between?",
     )

@@ -21,7 +21,7 @@ from thalweg.errors import (
 )
 from thalweg.launch.worker_process import Failure
 
-CONSEQUENCES = {
+CONSEQUENTIAL_ERRORS = {
     *(
         kind.__name__
         for kind in (Interrupted, PeerFailed, PeerLate, PeerLost, StoreLost, TransportClosed)
@@ -32,7 +32,7 @@ CONSEQUENCES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class WorkerExit:
     """How a worker ended: `code` as Python's subprocess has it, below 0 for a signal."""
 
     rank: int
@@ -43,13 +43,13 @@ class End:
     def is_consequence(self) -> bool:
         if self.failure is None:
             return False
-        return self.failure.kind in CONSEQUENCES or "gloo/transport" in self.failure.problem
+        return self.failure.kind in CONSEQUENTIAL_ERRORS or "gloo/transport" in self.failure.problem
 
     def is_mistake(self) -> bool:
         """Of usage."""
         return self.failure is not None and self.failure.exit_code == UsageError.exit_code
 
-    def told(self, who: str) -> WorkerFailed:
+    def as_error(self, who: str) -> WorkerFailed:
         if self.failure is not None:
             return WorkerFailed(f"{who}: {self.failure.problem}", self.failure.remedy)
         if self.code == -signal.SIGKILL:
@@ -67,26 +67,26 @@ class End:
         return WorkerFailed(f"{who} ended with exit code {self.code}", "its last lines may say why")
 
 
-def verdict(
+def root_cause(
     size: int,
-    failures: Sequence[End],
+    failures: Sequence[WorkerExit],
     killed: Sequence[int],
     called: Callable[[int], str],
     spare: Collection[int] = (),
 ) -> ThalwegError:
     """The first failure that isn't due to another, of one that isn't spare if there is such; one
     mistake of usage that all made is that. `killed` are those that a director killed."""
-    said = {end.failure for end in failures}
+    said = {exit_.failure for exit_ in failures}
     if len(failures) == size and len(said) == 1:
         failure = said.pop()
         if failure is not None and failure.exit_code == UsageError.exit_code:
             return UsageError(failure.problem, failure.remedy)
         if failure is not None and size > 1:
             return WorkerFailed(f"every rank: {failure.problem}", failure.remedy)
-    causes = [end for end in failures if not end.is_consequence()]
-    causes.sort(key=lambda end: end.rank in spare)
+    causes = [exit_ for exit_ in failures if not exit_.is_consequence()]
+    causes.sort(key=lambda exit_: exit_.rank in spare)
     first = (causes or failures)[0]
-    told = first.told(called(first.rank))
+    told = first.as_error(called(first.rank))
     if killed and not causes:
         return WorkerFailed(
             f"{called(killed[0])} was killed on purpose, and others can't go on without it: "
@@ -103,7 +103,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class LastWords:
+class StderrFailure:
     """Why a program failed, read off its standard error line by line, since it can't tell the
     supervisor otherwise: the one line that Thalweg ends a worker with, or the last line of a
     traceback. `failure` is the last one that it told, and `line` the line of Thalweg's that told
@@ -114,7 +114,7 @@ class LastWords:
         self.line = ""
         self._in_traceback = False
 
-    def hear(self, line: str) -> bool:
+    def read_line(self, line: str) -> bool:
         """Whether this is the line that Thalweg ends a worker with."""
         line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's, once there is a process group
         if line.startswith("thalweg: "):

@@ -15,9 +15,11 @@ from thalweg.errors import LaunchError
 
 SECRET_VARIABLE = "THALWEG_SECRET"
 SECRET_FILE_VARIABLE = "THALWEG_SECRET_FILE"
-SHORTEST = 16  # characters
-LONGEST_FILE = 4096  # bytes
-_REMEDY = f"take at least {SHORTEST} characters that nobody guesses: openssl rand -hex 32"
+MIN_SECRET_CHARACTERS = 16  # characters
+MAX_SECRET_FILE_BYTES = 4096  # bytes
+_SHORT_SECRET_REMEDY = (
+    f"take at least {MIN_SECRET_CHARACTERS} characters that nobody guesses: openssl rand -hex 32"
+)
 
 
 def find_secret(environment: Mapping[str, str]) -> bytes | None:
@@ -37,8 +39,8 @@ def new_secret() -> str:
 
 
 def _long_enough(secret: bytes, whose: str) -> bytes:
-    if len(secret.strip()) < SHORTEST:
-        raise LaunchError(f"{whose} has {len(secret.strip())} characters", _REMEDY)
+    if len(secret.strip()) < MIN_SECRET_CHARACTERS:
+        raise LaunchError(f"{whose} has {len(secret.strip())} characters", _SHORT_SECRET_REMEDY)
     return secret.strip()
 
 
@@ -60,6 +62,6 @@ def _read(path: str) -> bytes:
             raise LaunchError(
                 f"others than its owner have permissions for {path}", f"run chmod 600 {path}"
             )
-        return os.read(descriptor, LONGEST_FILE)
+        return os.read(descriptor, MAX_SECRET_FILE_BYTES)
     finally:
         os.close(descriptor)

@@ -20,7 +20,7 @@ from thalweg.errors import LaunchError, ThalwegError
 from thalweg.launch.place import Place
 from thalweg.launch.worker_process import fork
 
-BACKLOG = 512
+STORE_BACKLOG_COUNT = 512
 
 
 def fork_store(
@@ -71,7 +71,7 @@ def _tell(told: int, problem: str, remedy: str) -> None:
 
 def _listener(address: str, port: int) -> socket.socket:
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, port), family=family, backlog=BACKLOG)
+    return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
 
 
 def _open(listener: socket.socket, address: str) -> object:

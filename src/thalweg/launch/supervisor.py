@@ -18,14 +18,14 @@ from time import monotonic
 from typing import Any
 
 from thalweg.errors import DEBUG_VARIABLE, UsageError, WorkerFailed
-from thalweg.launch.place import HERE, Director, Place
+from thalweg.launch.place import HERE, Place, SupervisorHook
 from thalweg.launch.rank_assignment import LAUNCHER_VARIABLE
-from thalweg.launch.root_cause import verdict
+from thalweg.launch.root_cause import root_cause
 from thalweg.launch.secret import SECRET_VARIABLE, find_secret, new_secret
-from thalweg.launch.worker_group import Crew, OnLine, OnMessage
-from thalweg.launch.worker_process import Job, Report, Work, program
+from thalweg.launch.worker_group import OnLine, OnMessage, WorkerGroup
+from thalweg.launch.worker_process import SendMessage, Work, WorkerSpec, program
 
-__all__ = ["Report", "Work", "print_prefixed", "run_command", "run_workers"]
+__all__ = ["SendMessage", "Work", "print_prefixed", "run_command", "run_workers"]
 
 
 def print_prefixed(rank: int, stream: str, line: str) -> None:
@@ -42,7 +42,7 @@ def run_workers(
     *,
     timeout: float | None,
     place: Place = HERE,
-    director: Director | None = None,
+    director: SupervisorHook | None = None,
     on_message: OnMessage = ignore,
     on_line: OnLine = print_prefixed,
     grace: float = 5.0,
@@ -60,13 +60,13 @@ def run_workers(
     """
     import torch._dynamo  # once, for all forks; optimizers load it
 
-    def limited(rank: int, report: Report) -> Any:
+    def limited(rank: int, report: SendMessage) -> Any:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
         log = logging.getLogger("thalweg")
         log.setLevel(log.level or logging.WARNING)  # who forks has its own way of telling
         return work(rank, report)
 
-    crew = Crew(
+    workers = WorkerGroup(
         size=size,
         place=place,
         returns=True,
@@ -78,8 +78,8 @@ def run_workers(
         restarts=restarts,
     )
     wanted = DEBUG_VARIABLE in os.environ if debug is None else debug
-    _supervise(crew, limited, grace, timeout, wanted)
-    results: dict[int, dict[str, Any]] = {end.rank: end.result or {} for end in crew.ends}
+    _supervise(workers, limited, grace, timeout, wanted)
+    results: dict[int, dict[str, Any]] = {exit_.rank: exit_.result or {} for exit_ in workers.ends}
     return [results[rank] for rank in range(size)]
 
 
@@ -100,7 +100,7 @@ def run_command(
     if not command or shutil.which(command[0]) is None:
         missing = f"there is no program {command[0]!r}" if command else "no program is named"
         raise UsageError(missing, "name a program or a .py file")
-    crew = Crew(
+    workers = WorkerGroup(
         size=size,
         place=place,
         returns=False,
@@ -110,31 +110,37 @@ def run_command(
         on_message=ignore,
         on_line=on_line,
     )
-    _supervise(crew, program(command), grace, timeout, debug=False)
+    _supervise(workers, program(command), grace, timeout, debug=False)
 
 
-def _supervise(crew: Crew, work: Work, grace: float, timeout: float | None, debug: bool) -> None:
+def _supervise(
+    workers: WorkerGroup, work: Work, grace: float, timeout: float | None, debug: bool
+) -> None:
     """Start all, wait for all, and raise what went wrong."""
     deadline = None if timeout is None else monotonic() + timeout
-    with crew.keeping_signals():
+    with workers.keeping_signals():
         try:
-            shared = _environment(crew.size, crew.place.address, crew.host_store())
-            crew.start(Job(work=work, place=crew.place, environment=shared, debug=debug))
-            crew.watch(deadline, crew.done)
-            overdue = [] if crew.done() else sorted(crew.living)
-            if crew.has_failed():
-                crew.watch(_earlier(deadline, monotonic() + grace), crew.called_off)
-            if signal.SIGINT in crew.signals:
-                crew.interrupt(grace)
+            shared = _environment(workers.size, workers.place.address, workers.host_store())
+            workers.start(
+                WorkerSpec(entry_point=work, place=workers.place, environment=shared, debug=debug)
+            )
+            workers.watch(deadline, workers.done)
+            overdue = [] if workers.done() else sorted(workers.running)
+            if workers.has_failed():
+                workers.watch(_earlier(deadline, monotonic() + grace), workers.is_cancelled)
+            if signal.SIGINT in workers.signals:
+                workers.interrupt(grace)
         finally:
-            crew.end(grace)
-    if crew.broken is not None:
-        raise crew.broken
-    if crew.signals:
+            workers.end(grace)
+    if workers.callback_error is not None:
+        raise workers.callback_error
+    if workers.signals:
         raise KeyboardInterrupt
-    if crew.has_failed() or crew.is_lost():
-        why = verdict(crew.size, crew.failures, crew.killed, crew.place.called, crew.spare)
-        crew.tell_all_but(why.problem)
+    if workers.has_failed() or workers.is_lost():
+        why = root_cause(
+            workers.size, workers.failures, workers.killed, workers.place.label, workers.spare
+        )
+        workers.report_failures_except(why.problem)
         raise why from None
     if overdue:
         raise WorkerFailed(

@@ -30,34 +30,34 @@ from typing import Any, NoReturn, Protocol
 from thalweg.errors import ThalwegError, UsageError
 from thalweg.launch.place import Place
 
-HELD = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 130
-PIPE_NBYTES = 1 << 16
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED_EXIT_CODE = 130
+PIPE_CHUNK_BYTES = 1 << 16
 RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # how often this worker alone was restarted
-LONGEST_PROBLEM = 400  # characters
+MAX_PROBLEM_CHARACTERS = 400  # characters
 
 
-class Report(Protocol):
+class SendMessage(Protocol):
     """What a worker may call: sends one JSON object to the supervisor."""
 
     def __call__(self, message: Mapping[str, Any]) -> None: ...
 
 
-Work = Callable[[int, Report], Mapping[str, Any] | None]
+Work = Callable[[int, SendMessage], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class WorkerSpec:
     """What every worker is forked for."""
 
-    work: Work
+    entry_point: Work
     place: Place
     environment: Mapping[str, str] = field(repr=False)  # the job secret is in it
     debug: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
+class WorkerPipes:
     """What one worker is given: its rank, and its ends of the pipes."""
 
     rank: int
@@ -80,15 +80,15 @@ class Failure:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Ctrl-C and SIGTERM come when this is over. The mask holds them back from this thread and from
     what it forks; a library's thread may still take one, which is noted."""
     noted: list[int] = []
     previous: dict[int, Any] = {}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     try:
         if current_thread() is main_thread():
-            for number in HELD:
+            for number in HELD_SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     previous[number] = signal.signal(number, lambda came, _: noted.append(came))
         yield
@@ -105,7 +105,7 @@ def fork(child: Callable[[], NoReturn]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()  # or both of us write it
-    with signals_held():
+    with signals_blocked():
         with warnings.catch_warnings():  # Python 3.12 and later warn of BLAS's threads too
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
@@ -122,7 +122,7 @@ def fork_guard() -> tuple[int, int]:
     return pid, writes
 
 
-def be_worker(post: Post, job: Job) -> NoReturn:
+def be_worker(post: WorkerPipes, job: WorkerSpec) -> NoReturn:
     code = 1
     gc.freeze()  # or the first full collection copies all memory that it shares with its parent
     atexit._clear()  # what its parent has registered is for the parent's end
@@ -150,7 +150,7 @@ def _be_guard(registrations: int, supervisors_end: int) -> NoReturn:
     try:
         os.close(supervisors_end)
         os.setsid()
-        for ignored in (*HELD, signal.SIGHUP):
+        for ignored in (*HELD_SIGNALS, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
         groups: set[int] = set()
         with os.fdopen(registrations, "rb") as lines:
@@ -167,7 +167,7 @@ def _be_guard(registrations: int, supervisors_end: int) -> NoReturn:
 def program(command: Sequence[str]) -> Work:
     """Work that becomes another program."""
 
-    def work(rank: int, report: Report) -> NoReturn:
+    def work(rank: int, report: SendMessage) -> NoReturn:
         for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored_by_python, signal.SIG_DFL)
         try:
@@ -193,7 +193,7 @@ class LinePipe:
     def read(self) -> int:
         """Take some of what is there; how many bytes."""
         try:
-            data = os.read(self.descriptor, PIPE_NBYTES)
+            data = os.read(self.descriptor, PIPE_CHUNK_BYTES)
         except BlockingIOError:
             return 0
         self.ended = not data
@@ -234,7 +234,7 @@ class _Messages:
         self.send("message", message)
 
 
-def _redirect(post: Post) -> None:
+def _redirect(post: WorkerPipes) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (post.stdout, 1), (post.stderr, 2)):
         os.dup2(source, target)
@@ -244,14 +244,14 @@ def _redirect(post: Post) -> None:
     sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
 
 
-def _outcome(rank: int, job: Job, messages: _Messages) -> int:
+def _outcome(rank: int, job: WorkerSpec, messages: _Messages) -> int:
     """Do the work, tell how it ended; the exit code."""
     try:
         _take_signals()
         job.place.enter(rank)
-        messages.send("result", job.work(rank, messages.report) or {})
+        messages.send("result", job.entry_point(rank, messages.report) or {})
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_EXIT_CODE
     except SystemExit as leave:
         return _exit_code(leave, messages)
     except BaseException as error:
@@ -268,7 +268,7 @@ def _take_signals() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 
 def _exit_code(leave: SystemExit, messages: _Messages) -> int:
@@ -293,7 +293,7 @@ def _failure(error: BaseException, debug: bool) -> Failure:
 
 def _in_one_line(error: BaseException) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-    if len(text) > LONGEST_PROBLEM:
-        text = f"{text[:LONGEST_PROBLEM]} ..."
+    if len(text) > MAX_PROBLEM_CHARACTERS:
+        text = f"{text[:MAX_PROBLEM_CHARACTERS]} ..."
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text

@@ -24,8 +24,8 @@ import torch
 from thalweg.facts import Cluster, about
 from thalweg.transports.store_client import Store
 
-KEY = "observed"  # in the store, of each rank
-NOT_THE_SCRIPT = tuple(
+OBSERVED_KEY = "observed"  # in the store, of each rank
+LIBRARY_PATHS = tuple(
     str(Path(folder).resolve())
     for folder in (
         Path(__file__).parents[1],
@@ -33,9 +33,12 @@ NOT_THE_SCRIPT = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
-WAITING = "waiting for averages"
-SHORTEST, TIMES_A_STEP = 10.0, 10.0  # seconds, and usual steps, that are long
-REMEMBERED = 50  # steps
+WAITING_PHASE = "waiting for averages"
+MIN_LONG_PHASE_SECONDS, LONG_PHASE_STEP_FACTOR = (
+    10.0,
+    10.0,
+)  # seconds, and usual steps, that are long
+STEP_HISTORY_COUNT = 50  # steps
 
 
 class Activity:
@@ -45,7 +48,7 @@ class Activity:
         self._thread = threading.get_ident()
         self._now = ("starting", 0, monotonic())
 
-    def comes_to(self, phase: str, step: int) -> None:
+    def enter_phase(self, phase: str, step: int) -> None:
         self._now = (phase, step, monotonic())
 
     def entries(self, long: float) -> dict[str, Any]:
@@ -77,12 +80,14 @@ def place_in_script(thread: int) -> str:
 
 def _is_library(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return name.startswith("<") or name.startswith(NOT_THE_SCRIPT)
+    return name.startswith("<") or name.startswith(LIBRARY_PATHS)
 
 
 def key_of(rank: int, formation: int = 1) -> str:
     """Each formation but the first has a part of the run's store to itself."""
-    return f"{KEY}/{rank}" if formation == 1 else f"formed/{formation}/{KEY}/{rank}"
+    return (
+        f"{OBSERVED_KEY}/{rank}" if formation == 1 else f"formed/{formation}/{OBSERVED_KEY}/{rank}"
+    )
 
 
 def last_seen(store: Store, key: str) -> str:
@@ -93,7 +98,7 @@ def last_seen(store: Store, key: str) -> str:
     return ""
 
 
-class Hangs:
+class HangDetector:
     """Who holds up the others, as the first member sees it from what all tell: not one of those
     that wait. When a rank waits for averages for long, those who don't wait are the cause: they
     compute, or load, or say nothing any more. Under plans that wait for nobody, nobody is held up.
@@ -101,22 +106,22 @@ class Hangs:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._heard: dict[int, tuple[int, float]] = {}  # the last number, and when it came
-        self._steps: deque[float] = deque(maxlen=REMEMBERED)
+        self._last_reports: dict[int, tuple[int, float]] = {}  # the last number, and when it came
+        self._steps: deque[float] = deque(maxlen=STEP_HISTORY_COUNT)
         self._named: dict[int, int] = {}  # at which step
 
     @property
     def long(self) -> float:
         """Seconds."""
         usual = median(self._steps) if self._steps else 0.0
-        return max(SHORTEST, TIMES_A_STEP * usual)
+        return max(MIN_LONG_PHASE_SECONDS, LONG_PHASE_STEP_FACTOR * usual)
 
-    def look(self, heard: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    def find_hung(self, heard: Mapping[int, Mapping[str, Any]]) -> list[str]:
         """A line for each that is to be named now."""
         now = monotonic()
         for rank, entries in heard.items():
-            if self._heard.get(rank, (-1, 0.0))[0] != entries["number"]:
-                self._heard[rank] = entries["number"], now
+            if self._last_reports.get(rank, (-1, 0.0))[0] != entries["number"]:
+                self._last_reports[rank] = entries["number"], now
                 self._steps.extend(step[1] for step in entries["steps"][-1:])
         waits = [entries["activity"] for entries in heard.values() if _waits(entries)]
         longest = max(waits, key=lambda activity: float(activity["lasts"]), default=None)
@@ -125,7 +130,7 @@ class Hangs:
         lines = []
         for rank, entries in heard.items():
             step, lasts = entries["activity"]["step"], entries["activity"]["lasts"]
-            silent = now - self._heard[rank][1]
+            silent = now - self._last_reports[rank][1]
             busy = not _waits(entries) and lasts >= longest["lasts"] / 2
             if step > longest["step"] or self._named.get(rank) == step:
                 continue  # it is through with that, or was named
@@ -143,4 +148,4 @@ class Hangs:
 
 
 def _waits(entries: Mapping[str, Any]) -> bool:
-    return bool(entries["activity"]["phase"] == WAITING)
+    return bool(entries["activity"]["phase"] == WAITING_PHASE)

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from secrets import token_hex
 
-from thalweg.transports.store_client import Line, Store
+from thalweg.transports.store_client import Store, StoreClient
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-_LOG = "agreement/log"
-KEPT = 32  # seals that stay; as often each rank looks for older ones
+_AGREEMENT_LOG_KEY = "agreement/log"
+SEAL_HISTORY_COUNT = 32  # seals that stay; as often each rank looks for older ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +91,23 @@ class Agreement:
         """`awaits` are the ranks that may still need old seals: all of them, if it is None."""
         if not 0 <= rank < size or period < 1:
             raise ValueError(f"rank {rank} of {size} with a period of {period} steps")
-        self._line = Line(store, rank)
+        self._store_client = StoreClient(store, rank)
         self._rank = rank
         self._awaits = awaits or (lambda: range(size))
         self._period = period
-        self._handed_out = 0
+        self._effective_count = 0
         self._sealed: dict[int, _Log] = {}
         self._last_step = -1
         self._own: dict[str, tuple[str, Json]] = {}  # proposals that haven't taken effect, by token
 
     @property
-    def handed_out(self) -> int:
+    def effective_count(self) -> int:
         """How many proposals have taken effect here."""
-        return self._handed_out
+        return self._effective_count
 
-    def go_on_from(self, handed_out: int) -> None:
+    def resume_from(self, handed_out: int) -> None:
         """As a rank at which so many have taken effect."""
-        self._handed_out = handed_out
+        self._effective_count = handed_out
 
     @property
     def pending(self) -> list[tuple[str, Json]]:
@@ -118,18 +118,18 @@ class Agreement:
         """Ask for a change; all ranks make it at the same one of their next safe points."""
         entry = (name, json.loads(json.dumps(value)), token_hex(8))
         self._own[entry[2]] = entry[:2]
-        self._line.ask(lambda store: _edit(store, lambda log: log.with_one_more(entry)))
+        self._store_client.call(lambda store: _edit(store, lambda log: log.with_one_more(entry)))
 
-    def settle(self, step: int) -> list[Change]:
+    def take_effect(self, step: int) -> list[Change]:
         """The changes that take effect at `step`, in the order in which they were proposed.
 
         To be called before each step, on every rank. Between safe points it is [] without a word
         to the store, as it is for a step that this rank has settled before."""
         if step % self._period or step <= self._last_step:
             return []
-        seal = self._line.ask(lambda store: self._seal(store, step))
-        new = seal.after(self._handed_out).proposals
-        self._handed_out = max(self._handed_out, seal.stop)
+        seal = self._store_client.call(lambda store: self._seal(store, step))
+        new = seal.after(self._effective_count).proposals
+        self._effective_count = max(self._effective_count, seal.stop)
         self._last_step = step
         for _, _, token in new:
             self._own.pop(token, None)
@@ -138,7 +138,10 @@ class Agreement:
     def _seal(self, store: Store, step: int) -> _Log:
         seal = _Log.read(store.compare_set(_key(step), "", _text(store)))
         self._sealed[step] = seal
-        if len(self._sealed) > KEPT and step // self._period % KEPT == 0:
+        if (
+            len(self._sealed) > SEAL_HISTORY_COUNT
+            and step // self._period % SEAL_HISTORY_COUNT == 0
+        ):
             self._remove_old(store, step)
         return seal
 
@@ -149,7 +152,9 @@ class Agreement:
         if not store.check(others):
             return  # one of them isn't that far yet
         slowest = min(int(passed) for passed in store.multi_get(others))
-        old = sorted(s for s in self._sealed if s < min(slowest, step - KEPT * self._period))
+        old = sorted(
+            s for s in self._sealed if s < min(slowest, step - SEAL_HISTORY_COUNT * self._period)
+        )
         for sealed in old:
             store.delete_key(_key(sealed))
             over = self._sealed.pop(sealed)
@@ -168,7 +173,7 @@ def _passed(rank: int) -> str:
 
 def _text(store: Store) -> str:
     """The log as it is now; an empty one is begun if there is none."""
-    return store.compare_set(_LOG, "", _Log(0, []).text()).decode()
+    return store.compare_set(_AGREEMENT_LOG_KEY, "", _Log(0, []).text()).decode()
 
 
 def _edit(store: Store, change: Callable[[_Log], _Log]) -> None:
@@ -176,7 +181,7 @@ def _edit(store: Store, change: Callable[[_Log], _Log]) -> None:
     text = _text(store)
     while True:
         changed = change(_Log.read(text)).text()
-        found = store.compare_set(_LOG, text, changed).decode()
+        found = store.compare_set(_AGREEMENT_LOG_KEY, text, changed).decode()
         if found == changed:
             return
         text = found

@@ -13,23 +13,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from thalweg.errors import ranks_text
-from thalweg.members.membership_epoch import Doing, Standing
+from thalweg.members.membership_epoch import MemberPhase, MemberStatus
 
-Broken = Collection[tuple[int, int]]
+BrokenConnections = Collection[tuple[int, int]]
 """Connections: from whom, to whom."""
 
 
-def who_or_what(broken: Broken, standings: Mapping[int, Standing]) -> tuple[int | None, str]:
+def member_to_evict(
+    broken: BrokenConnections, statuses: Mapping[int, MemberStatus]
+) -> tuple[int | None, str]:
     """Who is left out, or else what they do differently. Connections tell first: where some of them
     break, members are at odds because of that."""
-    culprit = most_involved(broken, standings)
+    culprit = most_involved(broken, statuses)
     if culprit is not None:
         return culprit, ""
-    problem = at_odds(standings)
-    return (None, problem) if problem else (most_awaited(standings), "")
+    problem = collective_mismatch(statuses)
+    return (None, problem) if problem else (most_awaited(statuses), "")
 
 
-def most_involved(broken: Broken, members: Collection[int]) -> int | None:
+def most_involved(broken: BrokenConnections, members: Collection[int]) -> int | None:
     """The member with most partners in connections that broke, among them those who have left;
     None if it is about none."""
     partners = {r: {p for pair in broken if r in pair for p in pair} - {r} for r in members}
@@ -38,21 +40,21 @@ def most_involved(broken: Broken, members: Collection[int]) -> int | None:
     return max(involved, key=lambda r: (len(partners[r]), len(sends[r]), r), default=None)
 
 
-def most_awaited(standings: Mapping[int, Standing]) -> int | None:
+def most_awaited(statuses: Mapping[int, MemberStatus]) -> int | None:
     """Whom most of the others waited for in vain, the highest of equals; None if nobody did."""
-    votes = [rank for standing in standings.values() for rank in standing.awaits]
-    accused = [rank for rank in votes if rank in standings]
+    votes = [rank for status in statuses.values() for rank in status.awaits]
+    accused = [rank for rank in votes if rank in statuses]
     return max(accused, key=lambda rank: (accused.count(rank), rank), default=None)
 
 
-def at_odds(standings: Mapping[int, Standing]) -> str:
+def collective_mismatch(statuses: Mapping[int, MemberStatus]) -> str:
     """What they wait for, if some want to share something between two steps and the others don't;
     an empty text if that isn't it."""
-    working = [rank for rank in sorted(standings) if standings[rank].doing is Doing.WORK]
-    others = [rank for rank in sorted(standings) if rank not in working]
+    working = [rank for rank in sorted(statuses) if statuses[rank].doing is MemberPhase.COLLECTIVE]
+    others = [rank for rank in sorted(statuses) if rank not in working]
     if not working or not others:
         return ""
-    step = max(standing.step for standing in standings.values())
+    step = max(status.step for status in statuses.values())
     return (
         f"{ranks_text(working)} wait before step {step} to share something, and "
         f"{ranks_text(others)} in it"

@@ -21,21 +21,24 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.errors import LaunchError, RunError
-from thalweg.launch.rank_assignment import Seat, find_seat, open_store
+from thalweg.launch.rank_assignment import RankAssignment, open_store, read_rank_assignment
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
-from thalweg.members.abort import Alarm
-from thalweg.members.failure_detector import CALLED
+from thalweg.members.abort import AbortFlag
+from thalweg.members.failure_detector import RENDEZVOUS_KEY
 from thalweg.members.membership import Membership
-from thalweg.members.membership_epoch import Formation
+from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.transports import MemoryNetwork, TcpTransport, Transport
-from thalweg.transports.best_effort import Post
-from thalweg.transports.rejections import Tally
-from thalweg.transports.security import Protection, wants_encryption
-from thalweg.transports.store_client import Line
+from thalweg.transports.best_effort import BestEffortTransport
+from thalweg.transports.rejections import RejectionCounter
+from thalweg.transports.security import SecurityConfig, wants_encryption
+from thalweg.transports.store_client import StoreClient
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
-SHORT_GRACE = 0.3  # seconds for a connection to come back, where members may change
+MIN_STORE_POLL_SECONDS, MAX_STORE_POLL_SECONDS = (
+    0.002,
+    0.1,
+)  # seconds between two looks at the store
+SHORT_RECONNECT_SECONDS = 0.3  # seconds for a connection to come back, where members may change
 log = logging.getLogger("thalweg")
 INTERFACE_VARIABLES = ("THALWEG_IFNAME", "GLOO_SOCKET_IFNAME")
 
@@ -48,13 +51,13 @@ class World:
     size: int
     members: tuple[int, ...]
     store: Store
-    line: Line  # to the same store, and never hangs
+    store_client: StoreClient  # to the same store, and never hangs
     address: str
     timeout: float  # seconds
     name: str  # of this run, in the store
-    rooms: str = ""  # the part of its store that this one has to itself
-    seat: Seat | None  # None: the store is torch's process group's
-    protection: Protection = field(default_factory=Protection)  # of our own connections
+    namespaces: str = ""  # the part of its store that this one has to itself
+    rank_assignment: RankAssignment | None  # None: the store is torch's process group's
+    security: SecurityConfig = field(default_factory=SecurityConfig)  # of our own connections
     restarted: bool = False  # another process had this seat before
     membership: Membership | None = None  # None if members can't change
 
@@ -64,20 +67,20 @@ class World:
         alone if there are none. `timeout` seconds for the store to answer; the environment is this
         process's unless another is given."""
         variables = os.environ if environment is None else environment
-        seat = None
+        assignment = None
         if dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
             meeting = _host_of(store) or variables.get("MASTER_ADDR")
         else:
-            seat = find_seat(variables)
-            rank, size, meeting = seat.rank, seat.size, seat.address
-            store = open_store(seat, timeout)
+            assignment = read_rank_assignment(variables)
+            rank, size, meeting = assignment.rank, assignment.size, assignment.address
+            store = open_store(assignment, timeout)
         # Every rank attaches in the same order, so the n-th time is the same run for all.
         # A process that takes a dead one's seat counts anew.
         process = _this_process()
         name = f"run/{store.add(f'runs/{rank}/{process}', 1)}"
-        mine = _part(store, name, timeout)
+        mine = _prefixed(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
         again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
         address = own_address(meeting, variables)
@@ -86,104 +89,108 @@ class World:
             size=size,
             members=tuple(range(size)),
             store=mine,
-            line=Line(mine, rank),
+            store_client=StoreClient(mine, rank),
             address=address,
             timeout=timeout,
             name=name,
-            seat=seat,
-            protection=Protection(
+            rank_assignment=assignment,
+            security=SecurityConfig(
                 encrypted=wants_encryption(variables, address),
                 secret=find_secret(variables),
                 run=name,
-                refused=Tally(rank),
+                refused=RejectionCounter(rank),
             ),
-            restarted=again or not is_new or mine.add(CALLED, 0) > 1,
+            restarted=again or not is_new or mine.add(RENDEZVOUS_KEY, 0) > 1,
         )
 
-    def reopened(self) -> World:
+    def with_new_store(self) -> World:
         """At the store that was started in the place of one that is gone."""
-        if self.seat is None:
+        if self.rank_assignment is None:
             raise RunError(
                 f"rank {self.rank} has lost the store of torch's process group",
                 "start the run again: it goes on from its last checkpoint",
             )
-        store = open_store(self.seat, self.timeout)
+        store = open_store(self.rank_assignment, self.timeout)
         store.compare_set(f"seat/{self.rank}", "", _this_process())
-        mine = _part(store, self.name, self.timeout)
-        return replace(self, store=mine, line=Line(mine, self.rank))
+        mine = _prefixed(store, self.name, self.timeout)
+        return replace(self, store=mine, store_client=StoreClient(mine, self.rank))
 
-    def formed(self, formation: Formation) -> World:
+    def with_members(self, membership_epoch: MembershipEpoch) -> World:
         """With these members, and a part of the store to themselves."""
-        return replace(self.room(f"formed/{formation.number}"), members=formation.members)
+        return replace(
+            self.namespace(f"formed/{membership_epoch.number}"), members=membership_epoch.members
+        )
 
     def transport(self) -> Transport:
         if self.size == 1:
             return MemoryNetwork([self.rank]).transport(self.rank)
         self._warn_if_anybody_may_join()
-        opened = partial(
-            TcpTransport, self.rank, self.store, self.address, protection=self.protection
-        )
+        opened = partial(TcpTransport, self.rank, self.store, self.address, security=self.security)
         if self.membership is None:
             return opened()
-        return opened(grace=SHORT_GRACE, forgives=False, look=self.membership.refuse_if_called)
-
-    def post(self, queue: int) -> Post:
-        """For letters, which may be lost; so many may wait for one peer."""
-        return Post(
-            self.rank, self.store, self.address, queue, self.protection, self.name + self.rooms
+        return opened(
+            grace=SHORT_RECONNECT_SECONDS, forgives=False, look=self.membership.raise_if_rendezvous
         )
 
-    def room(self, name: str) -> World:
+    def best_effort_transport(self, queue: int) -> BestEffortTransport:
+        """For letters, which may be lost; so many may wait for one peer."""
+        return BestEffortTransport(
+            self.rank, self.store, self.address, queue, self.security, self.name + self.namespaces
+        )
+
+    def namespace(self, name: str) -> World:
         """The same, with a part of the store to itself."""
-        store, rooms = PrefixStore(name, self.store), f"{self.rooms}/{name}"
-        return replace(self, store=store, line=Line(store, self.rank), rooms=rooms)
+        store, rooms = PrefixStore(name, self.store), f"{self.namespaces}/{name}"
+        return replace(
+            self, store=store, store_client=StoreClient(store, self.rank), namespaces=rooms
+        )
 
-    def alarm(self) -> Alarm:
-        return Alarm(self.store, self.rank, self.members)
+    def abort_flag(self) -> AbortFlag:
+        return AbortFlag(self.store, self.rank, self.members)
 
-    def wait_for(self, key: str, timeout: float, alarm: Alarm) -> bytes | None:
+    def wait_for(self, key: str, timeout: float, abort_flag: AbortFlag) -> bytes | None:
         """What another rank put into the store; None if it isn't there in time, PeerFailed if a
         rank gives up before it is, Interrupted if the members are to meet. Who gives up afterwards,
         because of what it says, isn't heard: all are to read the same."""
         deadline = monotonic() + timeout
-        pause = SHORTEST_PAUSE
+        pause = MIN_STORE_POLL_SECONDS
         while not self._has(key):
             if self.membership is not None:
-                self.membership.refuse_if_called()
-            heard = alarm.heard()
+                self.membership.raise_if_rendezvous()
+            abort = abort_flag.poll()
             if self._has(key):
                 break
-            if heard is not None:
-                raise heard
+            if abort is not None:
+                raise abort
             if monotonic() >= deadline:
                 return None
             sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        return self.line.ask(lambda store: store.get(key))
+            pause = min(2 * pause, MAX_STORE_POLL_SECONDS)
+        return self.store_client.call(lambda store: store.get(key))
 
     def put(self, key: str, value: str) -> None:
-        self.line.ask(lambda store: store.set(key, value))
+        self.store_client.call(lambda store: store.set(key, value))
 
     def remove(self, key: str) -> None:
-        self.line.ask(lambda store: store.delete_key(key))
+        self.store_client.call(lambda store: store.delete_key(key))
 
-    def part(self, timeout: float, alarm: Alarm) -> bool:
+    def leave(self, timeout: float, abort_flag: AbortFlag) -> bool:
         """Wait until all members part; False if that takes too long, Interrupted if they are to
         meet. Also ends if one has failed, or the store is gone."""
         deadline = monotonic() + timeout
         with suppress(RunError):
-            parted = self.line.ask(lambda store: store.add("parted", 1))
-            while parted < len(self.members) and alarm.heard() is None:
+            parted = self.store_client.call(lambda store: store.add("parted", 1))
+            while parted < len(self.members) and abort_flag.poll() is None:
                 if self.membership is not None:
-                    self.membership.refuse_if_called()
+                    self.membership.raise_if_rendezvous()
                 if monotonic() >= deadline:
                     return False
-                sleep(LONGEST_PAUSE / 10)
-                parted = self.line.ask(lambda store: store.add("parted", 0))
+                sleep(MAX_STORE_POLL_SECONDS / 10)
+                parted = self.store_client.call(lambda store: store.add("parted", 0))
         return True
 
     def _warn_if_anybody_may_join(self) -> None:
-        if self.rank == 0 and self.protection.encrypted and self.protection.secret is None:
+        if self.rank == 0 and self.security.encrypted and self.security.secret is None:
             log.warning(
                 "this job has no secret: whoever reaches its store can join it; set %s, or %s, to "
                 "the same on all workers",
@@ -192,7 +199,7 @@ class World:
             )
 
     def _has(self, key: str) -> bool:
-        return self.line.ask(lambda store: store.check([key]))
+        return self.store_client.call(lambda store: store.check([key]))
 
     def join_process_group(self) -> None:
         """Torch's own, for what needs it and if the script hasn't done so."""
@@ -206,7 +213,7 @@ class World:
             )
 
 
-def _part(store: Store, name: str, timeout: float) -> PrefixStore:
+def _prefixed(store: Store, name: str, timeout: float) -> PrefixStore:
     mine = PrefixStore(name, store)
     mine.set_timeout(timedelta(seconds=timeout))
     return mine

@@ -5,22 +5,30 @@
 judges files of one that is over.
 """
 
-from thalweg.observe.records import Encoding, Flow, Moment, Note, Opening, Round, Step
-from thalweg.observe.step_totals import Tally
-from thalweg.observe.straggler import Kind, Late
-from thalweg.observe.straggler_detector import Judge, Report
+from thalweg.observe.records import (
+    BucketRecord,
+    ClockSample,
+    EncodeRecord,
+    EventRecord,
+    FlowRecord,
+    RunHeader,
+    StepRecord,
+)
+from thalweg.observe.step_totals import StepTotals
+from thalweg.observe.straggler import Straggler, StragglerKind
+from thalweg.observe.straggler_detector import StepReport, StragglerDetector
 
 __all__ = [
-    "Encoding",
-    "Flow",
-    "Judge",
-    "Kind",
-    "Late",
-    "Moment",
-    "Note",
-    "Opening",
-    "Report",
-    "Round",
-    "Step",
-    "Tally",
+    "BucketRecord",
+    "ClockSample",
+    "EncodeRecord",
+    "EventRecord",
+    "FlowRecord",
+    "RunHeader",
+    "StepRecord",
+    "StepReport",
+    "StepTotals",
+    "Straggler",
+    "StragglerDetector",
+    "StragglerKind",
 ]

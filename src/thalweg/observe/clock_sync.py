@@ -18,30 +18,36 @@ from contextlib import suppress
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.observe import Moment
+from thalweg.observe import ClockSample
 
-PINGS = 8
-AGAIN, SOONER = 60.0, 5.0  # seconds until it is asked again, and if it wasn't answered
-PATIENCE = 1.5  # seconds for one that has asked to be asked back
-ANSWER = 0.5  # seconds for a ping's
-SELDOM, OFTEN = 0.01, 0.0002  # seconds between two looks for a key
+CLOCK_PING_COUNT = 8
+CLOCK_SYNC_PERIOD_SECONDS, CLOCK_RETRY_SECONDS = (
+    60.0,
+    5.0,
+)  # seconds until it is asked again, and if it wasn't answered
+PING_BACK_TIMEOUT_SECONDS = 1.5  # seconds for one that has asked to be asked back
+CLOCK_PING_TIMEOUT_SECONDS = 0.5  # seconds for a ping's
+PING_BACK_POLL_SECONDS, CLOCK_PING_POLL_SECONDS = (
+    0.01,
+    0.0002,
+)  # seconds between two looks for a key
 
 
-class CommonClock:
+class SyncedClock:
     """One rank's view of it: seconds since 1970, as the keeper's host counts them. `own` is the
     clock that this rank's records are written by."""
 
     def __init__(self, own: Callable[[], float] = monotonic) -> None:
         self.offset = time() - own()
         self.error = float("inf")  # nobody was asked so far
-        self.asked = 0
+        self.requests = 0
         self._own = own
         self._due = float("-inf")
 
     def now(self) -> float:
         return self._own() + self.offset
 
-    def keep(self) -> Moment | None:
+    def keep(self) -> ClockSample | None:
         """As the keeper; a record of it, the first time."""
         if self.error < float("inf"):
             return None
@@ -52,44 +58,58 @@ class CommonClock:
     def is_due(self) -> bool:
         return self._own() >= self._due
 
-    def ask(self, store: Any, rank: int) -> Moment | None:
+    def synchronise(self, store: Any, rank: int) -> ClockSample | None:
         """Of the keeper, who has been told that this rank asks for the `asked`-th time; None if it
         doesn't answer."""
-        self._due = self._own() + SOONER
-        room = f"clock/{rank}/{self.asked}"
+        self._due = self._own() + CLOCK_RETRY_SECONDS
+        room = f"clock/{rank}/{self.requests}"
         with suppress(RuntimeError):  # torch's DistError is one
-            if not _comes(store, f"{room}/go", PATIENCE, SELDOM):
+            if not _comes(store, f"{room}/go", PING_BACK_TIMEOUT_SECONDS, PING_BACK_POLL_SECONDS):
                 return None
             pings = []
-            for number in range(PINGS):
+            for number in range(CLOCK_PING_COUNT):
                 began = self._own()
                 store.set(f"{room}/ping/{number}", "")
-                if not _comes(store, f"{room}/answer/{number}", ANSWER, OFTEN):
+                if not _comes(
+                    store,
+                    f"{room}/answer/{number}",
+                    CLOCK_PING_TIMEOUT_SECONDS,
+                    CLOCK_PING_POLL_SECONDS,
+                ):
                     return None
                 ended = self._own()
                 answer = float(store.get(f"{room}/answer/{number}"))
                 pings.append((ended - began, answer - (began + ended) / 2))
             took, self.offset = min(pings)
             self.error = took / 2
-            self._due = self._own() + AGAIN
+            self._due = self._own() + CLOCK_SYNC_PERIOD_SECONDS
             return self._moment()
         return None
 
-    def answer(self, store: Any, rank: int, asked: int) -> None:
+    def serve(self, store: Any, rank: int, asked: int) -> None:
         """As the keeper. Little of it stays in the store."""
         room = f"clock/{rank}/{asked}"
         with suppress(RuntimeError):
             store.set(f"{room}/go", "")
-            for number in range(PINGS):
-                if not _comes(store, f"{room}/ping/{number}", ANSWER, OFTEN):
+            for number in range(CLOCK_PING_COUNT):
+                if not _comes(
+                    store,
+                    f"{room}/ping/{number}",
+                    CLOCK_PING_TIMEOUT_SECONDS,
+                    CLOCK_PING_POLL_SECONDS,
+                ):
                     return  # it may still read the last answer, and would wait for one that is gone
                 store.set(f"{room}/answer/{number}", repr(self.now()))
-            read = [f"{room}/{kind}/{n}" for kind in ("ping", "answer") for n in range(PINGS - 1)]
+            read = [
+                f"{room}/{kind}/{n}"
+                for kind in ("ping", "answer")
+                for n in range(CLOCK_PING_COUNT - 1)
+            ]
             for key in (f"{room}/go", *read):
                 store.delete_key(key)
 
-    def _moment(self) -> Moment:
-        return Moment(at=self._own(), offset=self.offset, error=self.error)
+    def _moment(self) -> ClockSample:
+        return ClockSample(at=self._own(), offset=self.offset, error=self.error)
 
 
 def _comes(store: Any, key: str, seconds: float, pause: float) -> bool:

@@ -19,10 +19,10 @@ from typing import TextIO
 
 from thalweg.errors import UsageError
 from thalweg.facts import Size
-from thalweg.observe.records import Moment, Opening, Record, parsed, written
+from thalweg.observe.records import ClockSample, Record, RunHeader, parsed, written
 
-LARGEST = Size.parse("64MB")  # a rank's, in all
-NAME = re.compile(r"rank-(\d+)(\.old)?\.jsonl")
+MAX_JOURNAL_SIZE = Size.parse("64MB")  # a rank's, in all
+JOURNAL_NAME_PATTERN = re.compile(r"rank-(\d+)(\.old)?\.jsonl")
 log = logging.getLogger("thalweg")
 
 
@@ -30,14 +30,14 @@ class Journal:
     """One rank's, for one thread. One that was started again goes on after what it had written."""
 
     def __init__(
-        self, folder: Path, rank: int, *, again: bool = False, largest: Size = LARGEST
+        self, folder: Path, rank: int, *, again: bool = False, largest: Size = MAX_JOURNAL_SIZE
     ) -> None:
         self.path = folder / f"rank-{rank:04}.jsonl"
         self._old = folder / f"rank-{rank:04}.old.jsonl"
         self._half = largest.nbytes // 2
         self._nbytes = 0
-        self._opening: Opening | None = None
-        self._clock: Moment | None = None
+        self._opening: RunHeader | None = None
+        self._clock: ClockSample | None = None
         self._file: TextIO | None = None
         with self._telling():
             folder.mkdir(parents=True, exist_ok=True)
@@ -57,9 +57,9 @@ class Journal:
             return
         with self._telling():
             for record in records:
-                if isinstance(record, Opening):
+                if isinstance(record, RunHeader):
                     self._opening = record
-                elif isinstance(record, Moment):
+                elif isinstance(record, ClockSample):
                     self._clock = record
                 self._write(record)
             self._file.flush()
@@ -115,7 +115,7 @@ def read_records(folder: Path) -> Mapping[int, list[Record]]:
     remedy = "name the folder that was given as records= or --records"
     try:
         for path in folder.iterdir():
-            if (match := NAME.fullmatch(path.name)) is not None:
+            if (match := JOURNAL_NAME_PATTERN.fullmatch(path.name)) is not None:
                 files.setdefault(int(match[1]), []).append(path)
     except OSError as reason:
         raise UsageError(f"no records can be read in {folder}: {reason.strerror}", remedy) from None

@@ -26,49 +26,66 @@ from typing import Any, NamedTuple
 from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster
-from thalweg.members.activity import Activity, Hangs, key_of
+from thalweg.members.activity import Activity, HangDetector, key_of
 from thalweg.members.world import World
-from thalweg.observe import Encoding, Flow, Judge, Late, Note, Opening, Report, Round, Step, Tally
-from thalweg.observe.clock_sync import CommonClock
+from thalweg.observe import (
+    BucketRecord,
+    EncodeRecord,
+    EventRecord,
+    FlowRecord,
+    RunHeader,
+    StepRecord,
+    StepReport,
+    StepTotals,
+    Straggler,
+    StragglerDetector,
+)
+from thalweg.observe.clock_sync import SyncedClock
 from thalweg.observe.journal import Journal
-from thalweg.observe.peer_addresses import Neighbours, own_addresses
+from thalweg.observe.peer_addresses import PeerAddresses, own_addresses
 from thalweg.observe.records import Record
-from thalweg.observe.straggler import told
-from thalweg.transports.tcp_info import Connections, Sent
+from thalweg.observe.straggler import log_line
+from thalweg.transports.tcp_info import Connections, ConnectionTraffic
 
-BEAT, RANKS_A_SECOND = 0.5, 50.0  # seconds between two looks; of many ranks more
-HANDED_IN = 4096  # steps that may wait for this thread
-TOLD, TOLD_FOR = 32, 4  # steps at most, and beats for which each is told
-KEPT = 1000  # changes
-COMPARED_EVERY = 64  # steps, of replicas that are to be equal
-DIGESTS = 64  # told: those of a rank that is late are still compared with the others'
-LATE = "late"  # in the store: the answer
+MONITOR_PERIOD_SECONDS, MONITORED_RANKS_PER_SECOND = (
+    0.5,
+    50.0,
+)  # seconds between two looks; of many ranks more
+MAX_SUBMITTED_STEPS = 4096  # steps that may wait for this thread
+MAX_PUBLISHED_STEPS, PUBLISHED_PERIODS_COUNT = (
+    32,
+    4,
+)  # steps at most, and beats for which each is told
+VERDICT_HISTORY_COUNT = 1000  # changes
+REPLICA_CHECK_PERIOD_STEPS = 64  # steps, of replicas that are to be equal
+DIGEST_HISTORY_COUNT = 64  # told: those of a rank that is late are still compared with the others'
+STRAGGLERS_KEY = "late"  # in the store: the answer
 log = logging.getLogger("thalweg")
 Digests = Mapping[int, int]  # of parameters, by the number of steps taken
 
 
-class _Begun(NamedTuple):
+class _PlanBegun(NamedTuple):
     """Among these members, and under this plan."""
 
     world: World
     sync: str
 
 
-class _Over(NamedTuple):
+class _FinishedStep(NamedTuple):
     """A step, and what went over connections meanwhile."""
 
-    step: Step
-    sent: Sequence[Sent]
+    step: StepRecord
+    sent: Sequence[ConnectionTraffic]
 
 
-class _Held(NamedTuple):
+class _ParameterDigest(NamedTuple):
     """The digest of this rank's parameters after so many steps."""
 
     steps: int
     digest: int
 
 
-class Observation:
+class Monitor:
     """One rank's. `arrivals` are asked for the rounds of each step; without a `journal` nothing is
     written."""
 
@@ -83,28 +100,32 @@ class Observation:
     ) -> None:
         self.rank = world.rank
         self.activity = Activity()
-        self.clock = CommonClock()
-        self.late: tuple[Late, ...] = ()
-        self.changes: deque[tuple[int, tuple[Late, ...]]] = deque(maxlen=KEPT)
-        self.tallies: dict[int, Tally] = {world.rank: Tally()}  # of the others on the first alone
+        self.clock = SyncedClock()
+        self.stragglers: tuple[Straggler, ...] = ()
+        self.changes: deque[tuple[int, tuple[Straggler, ...]]] = deque(maxlen=VERDICT_HISTORY_COUNT)
+        self.step_totals: dict[int, StepTotals] = {
+            world.rank: StepTotals()
+        }  # of the others on the first alone
         self.cpu_seconds = 0.0
         self._cluster = cluster
         self._arrivals = arrivals
         self._version = version  # of this package
         self._journal = journal
         self.difference = ""  # as the first sees it, between replicas that are to be equal
-        self._digests: deque[_Held] = deque(maxlen=DIGESTS)
-        self._handed_in: deque[_Begun | _Over | _Held] = deque(maxlen=HANDED_IN)
-        self._handed_in.append(_Begun(world, sync))
-        self._records: deque[Record] = deque(maxlen=HANDED_IN)
-        self._told: deque[tuple[int, Report]] = deque(maxlen=TOLD)
-        self._beats = 0
-        self._judge = Judge(cluster, world.members)
-        self._hangs = Hangs(cluster)
+        self._digests: deque[_ParameterDigest] = deque(maxlen=DIGEST_HISTORY_COUNT)
+        self._handed_in: deque[_PlanBegun | _FinishedStep | _ParameterDigest] = deque(
+            maxlen=MAX_SUBMITTED_STEPS
+        )
+        self._handed_in.append(_PlanBegun(world, sync))
+        self._records: deque[Record] = deque(maxlen=MAX_SUBMITTED_STEPS)
+        self._recent_reports: deque[tuple[int, StepReport]] = deque(maxlen=MAX_PUBLISHED_STEPS)
+        self._rounds = 0
+        self._straggler_detector = StragglerDetector(cluster, world.members)
+        self._hang_detector = HangDetector(cluster)
         self._answered: dict[int, int] = {}  # how often each rank was told the time
         self._world = world
         self._store: Any = None
-        self._neighbours = Neighbours(world)
+        self._peer_addresses = PeerAddresses(world)
         self.connections = Connections(own_addresses())
         self._to_store = 0.0  # seconds of a round trip, lately
         self._ended = Event()
@@ -120,34 +141,36 @@ class Observation:
 
     def begin(self, world: World, sync: str) -> None:
         """Among these members and under this plan from now on."""
-        self._handed_in.append(_Begun(world, sync))
+        self._handed_in.append(_PlanBegun(world, sync))
 
-    def hand_in(self, step: Step, sent: Sequence[Sent]) -> None:
-        self._handed_in.append(_Over(step, sent))
+    def submit_step(self, step: StepRecord, sent: Sequence[ConnectionTraffic]) -> None:
+        self._handed_in.append(_FinishedStep(step, sent))
 
-    def hand_in_digest(self, steps: int, digest: int) -> None:
-        self._handed_in.append(_Held(steps, digest))
+    def submit_digest(self, steps: int, digest: int) -> None:
+        self._handed_in.append(_ParameterDigest(steps, digest))
 
     def note(self, topic: str, step: int, text: str) -> None:
-        self._records.append(Note(at=monotonic(), step=step, topic=topic, text=text))
+        self._records.append(EventRecord(at=monotonic(), step=step, topic=topic, text=text))
 
     def close(self) -> None:
         """What is left is written and told first."""
         self._ended.set()
-        self._thread.join(2 * BEAT + 5.0)
+        self._thread.join(2 * MONITOR_PERIOD_SECONDS + 5.0)
 
-    def listen_once_more(self) -> None:
+    def receive_last_reports(self) -> None:
         """When the others have ended too, to what they have told last."""
         if self.is_first and not self._thread.is_alive() and self._store is not None:
             with suppress(RuntimeError, ValueError):
-                self._listen(self._store)
+                self._receive(self._store)
 
     # What this thread does
 
     def _work(self) -> None:
         last = False
         while not last:
-            last = self._ended.wait(max(BEAT, self._world.size / RANKS_A_SECOND))
+            last = self._ended.wait(
+                max(MONITOR_PERIOD_SECONDS, self._world.size / MONITORED_RANKS_PER_SECOND)
+            )
             try:
                 self._round(last)
             except Exception as error:  # whatever it is, training goes on
@@ -158,9 +181,9 @@ class Observation:
             self._journal.close()
 
     def _round(self, last: bool) -> None:
-        self._beats += 1
+        self._rounds += 1
         if len(self._world.members) > 1:
-            self._to_store = self._neighbours.round_trip(self.connections.look_at_all())
+            self._to_store = self._peer_addresses.round_trip(self.connections.look_at_all())
         self._take_in()
         try:
             if self._store is not None:
@@ -171,12 +194,12 @@ class Observation:
 
     def _form(self, world: World, sync: str) -> None:
         self._world = world
-        self._judge.form(world.members)
-        self._told.clear()
+        self._straggler_detector.set_members(world.members)
+        self._recent_reports.clear()
         self._digests.clear()
         host, rack = self._cluster.host(self.rank), self._cluster.rack(self.rank)
         self._records.append(
-            Opening(
+            RunHeader(
                 rank=self.rank,
                 size=world.size,
                 host=host.name,
@@ -191,18 +214,18 @@ class Observation:
         if len(world.members) > 1:
             with suppress(RuntimeError):
                 self._store = world.store.clone() if hasattr(world.store, "clone") else world.store
-                self._neighbours = Neighbours(world)
-                self._neighbours.publish(self._store)
+                self._peer_addresses = PeerAddresses(world)
+                self._peer_addresses.publish(self._store)
 
     def _take_in(self) -> None:
         """Steps that were handed in, with their rounds."""
-        taken: list[_Over] = []
+        taken: list[_FinishedStep] = []
         while self._handed_in:
             one = self._handed_in.popleft()
-            if isinstance(one, _Over):
+            if isinstance(one, _FinishedStep):
                 taken.append(one)
                 continue
-            if isinstance(one, _Held):
+            if isinstance(one, _ParameterDigest):
                 self._digests.append(one)
                 continue
             self._add(taken)
@@ -210,34 +233,34 @@ class Observation:
             self._form(one.world, one.sync)
         self._add(taken)
 
-    def _add(self, taken: Sequence[_Over]) -> None:
+    def _add(self, taken: Sequence[_FinishedStep]) -> None:
         if not taken:
             return
         first = min(over.step.step for over in taken)
         arrivals = self._arrivals()
-        rounds: dict[int, list[Round]] = {}
+        rounds: dict[int, list[BucketRecord]] = {}
         for a in arrivals.since(first):
-            came = Round(a.bucket, a.ready, a.started, a.ended, a.peers)
+            came = BucketRecord(a.bucket, a.ready, a.started, a.ended, a.peers)
             rounds.setdefault(a.step, []).append(came)
-        encodings: dict[int, list[Encoding]] = {}
+        encodings: dict[int, list[EncodeRecord]] = {}
         for e in arrivals.encoded_since(first):
-            encodings.setdefault(e.step, []).append(Encoding(e.bucket, e.began, e.ended))
+            encodings.setdefault(e.step, []).append(EncodeRecord(e.bucket, e.began, e.ended))
         for over in taken:
             step = self._complete(over, rounds, encodings)
-            self.tallies[self.rank].add(step)
-            self._told.append((self._beats, Report.of(step)))
+            self.step_totals[self.rank].add(step)
+            self._recent_reports.append((self._rounds, StepReport.of(step)))
             self._records.append(step)
 
     def _complete(
         self,
-        over: _Over,
-        rounds: Mapping[int, list[Round]],
-        encodings: Mapping[int, list[Encoding]],
-    ) -> Step:
+        over: _FinishedStep,
+        rounds: Mapping[int, list[BucketRecord]],
+        encodings: Mapping[int, list[EncodeRecord]],
+    ) -> StepRecord:
         step = over.step
-        flows: dict[int, list[Sent]] = {}
+        flows: dict[int, list[ConnectionTraffic]] = {}
         for one in over.sent:
-            peer = self._neighbours.rank_at(one.address)
+            peer = self._peer_addresses.rank_at(one.address)
             if peer is not None:
                 flows.setdefault(peer, []).append(one)
         return replace(
@@ -245,82 +268,88 @@ class Observation:
             rounds=tuple(r for r in reversed(rounds.get(step.step, ())) if r.ended > step.begin),
             encodings=tuple(reversed(encodings.get(step.step, ()))),
             flows=tuple(
-                Flow(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
+                FlowRecord(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
                 for peer, some in flows.items()
             ),
             store=self._to_store,
         )
 
     def _exchange(self, store: Any, last: bool) -> None:
-        self._neighbours.find(store)
+        self._peer_addresses.find(store)
         asks = not self.is_first and not last and self.clock.is_due
         if asks:
-            self.clock.asked += 1
-        self._tell(store)
+            self.clock.requests += 1
+        self._publish(store)
         if self.is_first:
             moment = self.clock.keep()
             if moment is not None:
                 self._records.append(moment)
-            self._listen(store)
+            self._receive(store)
         else:
-            if asks and (moment := self.clock.ask(store, self.rank)) is not None:
+            if asks and (moment := self.clock.synchronise(store, self.rank)) is not None:
                 self._records.append(moment)
-            if store.check([LATE]):
-                entries = json.loads(store.get(LATE))
-                self._learn(entries["step"], tuple(map(Late.of, entries["late"])))
+            if store.check([STRAGGLERS_KEY]):
+                entries = json.loads(store.get(STRAGGLERS_KEY))
+                self._learn(entries["step"], tuple(map(Straggler.of, entries["late"])))
 
-    def _tell(self, store: Any) -> None:
-        while self._told and self._told[0][0] < self._beats - TOLD_FOR:
-            self._told.popleft()
+    def _publish(self, store: Any) -> None:
+        while (
+            self._recent_reports
+            and self._recent_reports[0][0] < self._rounds - PUBLISHED_PERIODS_COUNT
+        ):
+            self._recent_reports.popleft()
         told_now = {
-            "number": self._beats,
-            "activity": self.activity.entries(self._hangs.long / 2),
-            "asked": self.clock.asked,
-            "tally": self.tallies[self.rank].entries(),
-            "steps": [report.entries() for _, report in self._told],
+            "number": self._rounds,
+            "activity": self.activity.entries(self._hang_detector.long / 2),
+            "asked": self.clock.requests,
+            "tally": self.step_totals[self.rank].entries(),
+            "steps": [report.entries() for _, report in self._recent_reports],
             "digests": list(self._digests),
         }
         store.set(key_of(self.rank), json.dumps(told_now))
 
-    def _listen(self, store: Any) -> None:
+    def _receive(self, store: Any) -> None:
         """As the first: to all members, and judge."""
         heard: dict[int, Mapping[str, Any]] = {}
-        for rank, text in self._said(store).items():
+        for rank, text in self._read_reports(store).items():
             entries = heard[rank] = json.loads(text)
-            new = (one for one in entries["steps"] if self._judge.is_new(rank, one[0]))
-            self._judge.see(rank, map(Report.read, new))
+            new = (one for one in entries["steps"] if self._straggler_detector.is_new(rank, one[0]))
+            self._straggler_detector.see(rank, map(StepReport.read, new))
             if rank != self.rank:
-                self.tallies[rank] = Tally.of(entries["tally"])
-        before, late = self.late, self._judge.judge()
-        if self._learn(self._judge.newest, late):
-            log.warning("%s", told(late, before))
+                self.step_totals[rank] = StepTotals.of(entries["tally"])
+        before, stragglers = self.stragglers, self._straggler_detector.current_stragglers()
+        if self._learn(self._straggler_detector.newest, stragglers):
+            log.warning("%s", log_line(stragglers, before))
         told_by = {rank: dict(entries["digests"]) for rank, entries in heard.items()}
         self.difference = difference(told_by, len(self._world.members))
-        if late or before:
-            answer = {"step": self._judge.newest, "late": [each.entries() for each in late]}
-            store.set(LATE, json.dumps(answer))
-        for hang in self._hangs.look(heard):
-            self.note("hang", self._judge.newest, hang)
+        if stragglers or before:
+            answer = {
+                "step": self._straggler_detector.newest,
+                "late": [each.entries() for each in stragglers],
+            }
+            store.set(STRAGGLERS_KEY, json.dumps(answer))
+        for hang in self._hang_detector.find_hung(heard):
+            self.note("hang", self._straggler_detector.newest, hang)
             log.warning("%s", hang)
         for rank, said in heard.items():
             if said["asked"] > self._answered.get(rank, 0):
                 self._answered[rank] = said["asked"]
-                self.clock.answer(store, rank, said["asked"])
+                self.clock.serve(store, rank, said["asked"])
 
-    def _said(self, store: Any) -> dict[int, bytes]:
+    def _read_reports(self, store: Any) -> dict[int, bytes]:
         ranks = list(self._world.members)
         keys = [key_of(rank) for rank in ranks]
         if store.check(keys):
             return dict(zip(ranks, store.multi_get(keys), strict=True))
         return {r: store.get(k) for r, k in zip(ranks, keys, strict=True) if store.check([k])}
 
-    def _learn(self, step: int, late: tuple[Late, ...]) -> bool:
+    def _learn(self, step: int, stragglers: tuple[Straggler, ...]) -> bool:
         """Whether it has changed."""
-        before, self.late = self.late, late
-        if {each.key for each in late} == {each.key for each in before}:
+        before, self.stragglers = self.stragglers, stragglers
+        if {each.key for each in stragglers} == {each.key for each in before}:
             return False
-        self.changes.append((step, late))
-        self.note("late", step, told(late, before))
+        self.changes.append((step, stragglers))
+        self.note("late", step, log_line(stragglers, before))
         return True
 
     def _write(self) -> None:

@@ -17,10 +17,10 @@ import psutil
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.members.world import World
-from thalweg.transports.tcp_info import Sent, plain
+from thalweg.transports.tcp_info import ConnectionTraffic, plain
 
 
-class Neighbours:
+class PeerAddresses:
     def __init__(self, world: World) -> None:
         self._world = world
         self._ranks: dict[str, int] | None = None
@@ -41,7 +41,7 @@ class Neighbours:
         """The first rank of the host that has it."""
         return None if self._ranks is None else self._ranks.get(address)
 
-    def round_trip(self, sent: Sequence[Sent]) -> float:
+    def round_trip(self, sent: Sequence[ConnectionTraffic]) -> float:
         """To the store, in seconds; 0 if nothing went there."""
         return max((s.round_trip for s in sent if (s.address, s.port) == self._store), default=0.0)
 

@@ -9,7 +9,7 @@
 `begin` is where the step before ended. Plans that average gradients expose communication between
 the last gradient and the averages, those that average parameters after the optimizer; what of an
 exchange is in neither is hidden behind computing. Moments are seconds of `time.monotonic()`; a
-`Moment` says what the run's common clock showed at one of them.
+`ClockSample` says what the run's common clock showed at one of them.
 
 As JSON, a record is an object with its `kind`; `parsed` reads what `written` wrote.
 """
@@ -21,11 +21,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
-DIGITS = 6  # of seconds
-VERSION = 1
+RECORD_SECONDS_DIGITS = 6  # of seconds
+RECORD_VERSION = 1
 
 
-class Round(NamedTuple):
+class BucketRecord(NamedTuple):
     """One exchange of one bucket: ready to leave, taken up, over; and when each peer's first
     message came."""
 
@@ -36,7 +36,7 @@ class Round(NamedTuple):
     peers: Mapping[int, float]
 
 
-class Encoding(NamedTuple):
+class EncodeRecord(NamedTuple):
     """A compressor at work on a bucket."""
 
     bucket: int
@@ -44,7 +44,7 @@ class Encoding(NamedTuple):
     ended: float
 
 
-class Flow(NamedTuple):
+class FlowRecord(NamedTuple):
     """What a rank's host sent to another's in a step, by what its kernel tells: `busy` are the
     seconds for which something was under way that the peer could have taken."""
 
@@ -59,7 +59,7 @@ class Flow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class RunHeader:
     """The first of a rank's records, and again of each formation and each file."""
 
     kind: ClassVar[str] = "run"
@@ -71,11 +71,11 @@ class Opening:
     sync: str
     at: float
     thalweg: str
-    version: int = VERSION
+    version: int = RECORD_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class ClockSample:
     """At `at` of this rank's clock, the run's common clock showed `offset` more, give or take
     `error`."""
 
@@ -86,7 +86,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class EventRecord:
     """Something that happened: a `topic` such as `plan`, `late`, `hang`, `incident`, and a line."""
 
     kind: ClassVar[str] = "note"
@@ -97,7 +97,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepRecord:
     kind: ClassVar[str] = "step"
     step: int
     begin: float
@@ -107,9 +107,9 @@ class Step:
     averaged: float
     optimized: float
     end: float
-    rounds: tuple[Round, ...] = ()
-    encodings: tuple[Encoding, ...] = ()
-    flows: tuple[Flow, ...] = ()
+    rounds: tuple[BucketRecord, ...] = ()
+    encodings: tuple[EncodeRecord, ...] = ()
+    flows: tuple[FlowRecord, ...] = ()
     store: float = 0.0  # seconds of a round trip to the store; 0 if it isn't known
 
     @property
@@ -139,7 +139,7 @@ class Step:
         return max(0.0, self.exchanging - self.exposed)
 
 
-Record = Opening | Moment | Note | Step
+Record = RunHeader | ClockSample | EventRecord | StepRecord
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -151,9 +151,9 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def by_step(ranks: Mapping[int, Iterable[Step]]) -> dict[int, dict[int, Step]]:
+def by_step(ranks: Mapping[int, Iterable[StepRecord]]) -> dict[int, dict[int, StepRecord]]:
     """By step, then by rank."""
-    found: dict[int, dict[int, Step]] = {}
+    found: dict[int, dict[int, StepRecord]] = {}
     for rank, steps in ranks.items():
         for step in steps:
             found.setdefault(step.step, {})[rank] = step
@@ -162,7 +162,7 @@ def by_step(ranks: Mapping[int, Iterable[Step]]) -> dict[int, dict[int, Step]]:
 
 def written(record: Record) -> str:
     """A line, without its end."""
-    data = _of_step(record) if isinstance(record, Step) else asdict(record)
+    data = _of_step(record) if isinstance(record, StepRecord) else asdict(record)
     return json.dumps({"kind": record.kind, **data}, separators=(",", ":"))
 
 
@@ -174,14 +174,14 @@ def parsed(line: str) -> Record | None:
     kind = data.pop("kind", None)
     try:
         match kind:
-            case Step.kind:
+            case StepRecord.kind:
                 return _step(data)
-            case Opening.kind:
-                return Opening(**{**data, "members": tuple(data["members"])})
-            case Moment.kind:
-                return Moment(**data)
-            case Note.kind:
-                return Note(**data)
+            case RunHeader.kind:
+                return RunHeader(**{**data, "members": tuple(data["members"])})
+            case ClockSample.kind:
+                return ClockSample(**data)
+            case EventRecord.kind:
+                return EventRecord(**data)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"a record of kind {kind}: {error}") from None
     return None
@@ -199,29 +199,34 @@ _MOMENTS = (
 )
 
 
-def _of_step(step: Step) -> dict[str, Any]:
+def _of_step(step: StepRecord) -> dict[str, Any]:
     """Short, since there are many: moments are cut to microseconds, parts have no names."""
     return {
         "step": step.step,
-        **{name: round(getattr(step, name), DIGITS) for name in _MOMENTS},
+        **{name: round(getattr(step, name), RECORD_SECONDS_DIGITS) for name in _MOMENTS},
         "rounds": [
             [
                 each.bucket,
-                *(round(moment, DIGITS) for moment in each[1:4]),
-                {peer: round(came, DIGITS) for peer, came in each.peers.items()},
+                *(round(moment, RECORD_SECONDS_DIGITS) for moment in each[1:4]),
+                {peer: round(came, RECORD_SECONDS_DIGITS) for peer, came in each.peers.items()},
             ]
             for each in step.rounds
         ],
-        "encodings": [[b, round(s, DIGITS), round(e, DIGITS)] for b, s, e in step.encodings],
-        "flows": [[peer, nbytes, round(busy, DIGITS)] for peer, nbytes, busy in step.flows],
+        "encodings": [
+            [b, round(s, RECORD_SECONDS_DIGITS), round(e, RECORD_SECONDS_DIGITS)]
+            for b, s, e in step.encodings
+        ],
+        "flows": [
+            [peer, nbytes, round(busy, RECORD_SECONDS_DIGITS)] for peer, nbytes, busy in step.flows
+        ],
     }
 
 
-def _step(data: dict[str, Any]) -> Step:
+def _step(data: dict[str, Any]) -> StepRecord:
     rounds = (
-        Round(bucket, ready, started, ended, {int(p): came for p, came in peers.items()})
+        BucketRecord(bucket, ready, started, ended, {int(p): came for p, came in peers.items()})
         for bucket, ready, started, ended, peers in data.pop("rounds")
     )
-    encodings = (Encoding(*each) for each in data.pop("encodings"))
-    flows = (Flow(*each) for each in data.pop("flows"))
-    return Step(**data, rounds=tuple(rounds), encodings=tuple(encodings), flows=tuple(flows))
+    encodings = (EncodeRecord(*each) for each in data.pop("encodings"))
+    flows = (FlowRecord(*each) for each in data.pop("flows"))
+    return StepRecord(**data, rounds=tuple(rounds), encodings=tuple(encodings), flows=tuple(flows))

@@ -8,14 +8,14 @@ from typing import Any
 
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster
-from thalweg.observe.records import Note
-from thalweg.observe.step_totals import Tally
-from thalweg.observe.straggler_episodes import Episode, episodes
-from thalweg.observe.timeline import Lane, Timeline, cluster_of
+from thalweg.observe.records import EventRecord
+from thalweg.observe.step_totals import StepTotals
+from thalweg.observe.straggler_episodes import StragglerEpisode, straggler_episodes
+from thalweg.observe.timeline import RankTimeline, Timeline, cluster_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class RankBreakdown:
     """What a rank's steps took, in seconds a step. A step is computing, exposed communication and
     waiting between steps; hidden communication and encoding go on meanwhile."""
 
@@ -47,7 +47,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class RunEvent:
     """A note, and the ranks that made it."""
 
     step: int
@@ -60,14 +60,14 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class RunReport:
     """`run` holds the steps that are summed up; `late` may have begun before them."""
 
     run: Timeline
     cluster: Cluster
-    accounts: tuple[Account, ...]
-    late: tuple[Episode, ...]
-    notes: tuple[Happening, ...]
+    accounts: tuple[RankBreakdown, ...]
+    stragglers: tuple[StragglerEpisode, ...]
+    notes: tuple[RunEvent, ...]
 
     @property
     def seconds(self) -> float:
@@ -76,46 +76,52 @@ class Overview:
         return sum(each.seconds * each.steps for each in self.accounts) / max(1, steps)
 
 
-def overview(
+def run_report(
     run: Timeline,
     *,
     first: int | None = None,
     last: int | None = None,
     cluster: Cluster | None = None,
-) -> Overview:
+) -> RunReport:
     """Of the steps from `first` to `last`, both included. The whole run is judged, since who is
     late is told by what came before."""
     where = cluster_of(run) if cluster is None else cluster
-    for rank in run.lanes:
+    for rank in run.rank_timelines:
         where.host(rank)  # or says that there is none
-    found = episodes(where, run.by_rank, run.formations)
+    found = straggler_episodes(where, run.by_rank, run.member_spans)
     part = run.cut(first, last)
     shown = part.steps
-    begun = {rank: lane.steps[0].step for rank, lane in run.lanes.items() if lane.steps}
-    return Overview(
+    begun = {
+        rank: timeline.steps[0].step
+        for rank, timeline in run.rank_timelines.items()
+        if timeline.steps
+    }
+    return RunReport(
         run=part,
         cluster=where,
         accounts=tuple(
-            _account(lane, begun[rank]) for rank, lane in part.lanes.items() if lane.steps
+            _account(timeline, begun[rank])
+            for rank, timeline in part.rank_timelines.items()
+            if timeline.steps
         ),
-        late=tuple(
+        stragglers=tuple(
             each for each in found if shown and each.first <= shown[-1] and each.last >= shown[0]
         ),
-        notes=tuple(_happenings(part.lanes.values())),
+        notes=tuple(_happenings(part.rank_timelines.values())),
     )
 
 
-def _account(lane: Lane, set_up: int) -> Account:
+def _account(timeline: RankTimeline, set_up: int) -> RankBreakdown:
     """Without the step that sets things up, unless there is no other."""
-    tally = Tally()
-    for step in lane.steps:
-        if step.step != set_up or len(lane.steps) == 1:
+    tally = StepTotals()
+    for step in timeline.steps:
+        if step.step != set_up or len(timeline.steps) == 1:
             tally.add(step)
     each = tally.each()
-    return Account(
-        rank=lane.rank,
-        host=lane.host,
-        rack=lane.rack,
+    return RankBreakdown(
+        rank=timeline.rank,
+        host=timeline.host,
+        rack=timeline.rack,
         steps=tally.steps,
         seconds=each["seconds"],
         computing=each["computing"],
@@ -127,15 +133,17 @@ def _account(lane: Lane, set_up: int) -> Account:
     )
 
 
-def _happenings(lanes: Iterable[Lane]) -> list[Happening]:
+def _happenings(lanes: Iterable[RankTimeline]) -> list[RunEvent]:
     """In the order in which they were noted first; who is late is told by episodes."""
     found: dict[tuple[int, str, str], tuple[float, list[int]]] = {}
-    notes: list[tuple[int, Note]] = [(lane.rank, note) for lane in lanes for note in lane.notes]
-    for rank, note in sorted(notes, key=lambda each: each[1].at):
-        if note.topic != "late":
-            _, ranks = found.setdefault((note.step, note.topic, note.text), (note.at, []))
+    notes: list[tuple[int, EventRecord]] = [
+        (timeline.rank, event) for timeline in lanes for event in timeline.notes
+    ]
+    for rank, event in sorted(notes, key=lambda each: each[1].at):
+        if event.topic != "late":
+            _, ranks = found.setdefault((event.step, event.topic, event.text), (event.at, []))
             ranks += [] if rank in ranks else [rank]
     return [
-        Happening(step=step, topic=topic, text=text, ranks=tuple(sorted(ranks)))
+        RunEvent(step=step, topic=topic, text=text, ranks=tuple(sorted(ranks)))
         for (step, topic, text), (_, ranks) in found.items()
     ]

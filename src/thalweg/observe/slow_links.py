@@ -35,37 +35,54 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from thalweg.facts import Cluster, Link
-from thalweg.observe.records import Flow
+from thalweg.observe.records import FlowRecord
 
-SLOW, SLOWISH, GOOD = 0.5, 0.67, 0.75  # of what a way can give, and a flow may want
-UNDECLARED = 0.4  # the first, if nobody has declared that
-MIXING, OFTEN = 0.35, 0.3  # the first, if partners change at so many of the steps
-AS_BAD = 0.5  # of what the first one that is named costs
-QUICK, LOOKED_AT, ALL_BUT = 3, 8, 1  # steps of a way: the last few, all, and exceptions
-MOST = 0.75  # of the flows through a way
-OF_LATE = 12  # steps
-LONGEST_AGO = 40  # steps
-LEAST_NBYTES, LEAST_BUSY = 1 << 17, 0.002  # of a flow that tells something; bytes and seconds
-REMEMBERED = 200  # steps of a way
-ENOUGH = 5  # steps that tell what is usual
-MOST_NAMED = 3  # owners at once
-TELLING = 2  # flows that went well, more than through another
-QUEUED, TIMES_USUAL = 0.005, 3.0  # to the store: seconds more than others, and times as long
+SLOW_LINK_RATIO, SUSPECT_LINK_RATIO, GOOD_LINK_RATIO = (
+    0.5,
+    0.67,
+    0.75,
+)  # of what a way can give, and a flow may want
+UNDECLARED_SLOW_LINK_RATIO = 0.4  # the first, if nobody has declared that
+MIXING_SLOW_LINK_RATIO, MIXING_STEP_FRACTION = (
+    0.35,
+    0.3,
+)  # the first, if partners change at so many of the steps
+MIN_FURTHER_COST_FRACTION = 0.5  # of what the first one that is named costs
+QUICK_LINK_WINDOW_STEPS, LINK_WINDOW_STEPS, MAX_LINK_EXCEPTION_STEPS = (
+    3,
+    8,
+    1,
+)  # steps of a way: the last few, all, and exceptions
+SLOW_FLOW_FRACTION = 0.75  # of the flows through a way
+RECENT_FLOW_STEPS = 12  # steps
+MAX_LINK_SAMPLE_AGE_STEPS = 40  # steps
+MIN_FLOW_SAMPLE_BYTES, MIN_FLOW_SAMPLE_SECONDS = (
+    1 << 17,
+    0.002,
+)  # of a flow that tells something; bytes and seconds
+LINK_HISTORY_STEPS = 200  # steps of a way
+MIN_LINK_BASELINE_STEPS = 5  # steps that tell what is usual
+MAX_SLOW_LINK_OWNERS = 3  # owners at once
+DECISIVE_GOOD_FLOW_COUNT = 2  # flows that went well, more than through another
+MIN_STORE_QUEUE_SECONDS, STORE_RTT_FACTOR = (
+    0.005,
+    3.0,
+)  # to the store: seconds more than others, and times as long
 Owner = tuple[str, str]
 """`nic` and a host, or `uplink` and a rack."""
 
 
-class Seen(NamedTuple):
+class FlowSample(NamedTuple):
     """A flow in a step; it got this share of what it may want."""
 
     step: int
     source: int
-    flow: Flow
-    ways: tuple[Link, ...]
+    flow: FlowRecord
+    directions: tuple[Link, ...]
     got: float
 
     def crosses(self, owners: Collection[Owner]) -> bool:
-        return any((way.kind, way.owner) in owners for way in self.ways)
+        return any((link.kind, link.owner) in owners for link in self.directions)
 
     @property
     def longer(self) -> float:
@@ -81,51 +98,55 @@ class Limits(NamedTuple):
     good: float
 
 
-class Given(NamedTuple):
+class LinkSample(NamedTuple):
     """What a way gave in a step, of what it can give, and to which flows."""
 
     step: int
     rate: float
     can: float
-    flows: tuple[Seen, ...]
+    flows: tuple[FlowSample, ...]
 
-    def without(self, owners: Collection[Owner]) -> Given | None:
+    def without(self, owners: Collection[Owner]) -> LinkSample | None:
         """Its flows that cross none of these; None if there are none."""
         if not owners:
             return self
         flows = tuple(seen for seen in self.flows if not seen.crosses(owners))
         if not flows or len(flows) == len(self.flows):
             return self if flows else None
-        return Given(self.step, _gave([seen.flow for seen in flows]), self.can, flows)
+        return LinkSample(self.step, _gave([seen.flow for seen in flows]), self.can, flows)
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
+class SlowLink:
     """`owners` are several if nothing tells which of them it is; rates are in bytes per second,
     `seconds` what the slow flows took longer, in a step."""
 
     owners: tuple[Owner, ...]
-    gives: float
-    usual: float
+    rate: float
+    baseline: float
     seconds: float
     since: int
 
 
-class Links:
+class SlowLinkDetector:
     """Of a cluster; rates that somebody has measured or stated count."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._declared = _declared(cluster)
-        self._given: dict[Link, deque[Given]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
-        self._lately: deque[list[Seen]] = deque(maxlen=OF_LATE)
+        self._given: dict[Link, deque[LinkSample]] = defaultdict(
+            lambda: deque(maxlen=LINK_WINDOW_STEPS)
+        )
+        self._lately: deque[list[FlowSample]] = deque(maxlen=RECENT_FLOW_STEPS)
         self._newest: dict[Link, tuple[int, float]] = {}  # what each way gave last, and when
         # Of what is declared, by each rank's best flow, and when.
         self._reached: dict[int, deque[tuple[int, float]]] = defaultdict(
-            lambda: deque(maxlen=LOOKED_AT)
+            lambda: deque(maxlen=LINK_WINDOW_STEPS)
         )
-        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-        self._before: dict[Link, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LINK_HISTORY_STEPS))
+        self._before: dict[Link, deque[float]] = defaultdict(
+            lambda: deque(maxlen=LINK_HISTORY_STEPS)
+        )
         self._named: set[Owner] = set()
 
     def forget(self) -> None:
@@ -138,21 +159,21 @@ class Links:
         self._before.clear()
         self._named.clear()
 
-    def add(self, step: int, flows: Iterable[tuple[int, Flow]]) -> None:
+    def add(self, step: int, flows: Iterable[tuple[int, FlowRecord]]) -> None:
         """All flows of a step, with the ranks that they came from."""
         told = [
             (source, flow, self._cluster.path(source, flow.peer))
             for source, flow in flows
-            if flow.nbytes >= LEAST_NBYTES and flow.busy >= LEAST_BUSY
+            if flow.nbytes >= MIN_FLOW_SAMPLE_BYTES and flow.busy >= MIN_FLOW_SAMPLE_SECONDS
         ]
         through: dict[Link, list[int]] = defaultdict(list)
         for number, (_, _, ways) in enumerate(told):
-            for way in ways:
-                through[way].append(number)
-        gave = {way: _gave([told[n][1] for n in numbers]) for way, numbers in through.items()}
+            for link in ways:
+                through[link].append(number)
+        gave = {link: _gave([told[n][1] for n in numbers]) for link, numbers in through.items()}
 
-        def got(flow: Flow, ways: Sequence[Link], can_give: Mapping[Link, float]) -> float:
-            wants = (can_give[way] / len(through[way]) for way in ways if way in can_give)
+        def got(flow: FlowRecord, ways: Sequence[Link], can_give: Mapping[Link, float]) -> float:
+            wants = (can_give[link] / len(through[link]) for link in ways if link in can_give)
             return flow.rate / max(min(wants, default=0.0), 1.0)
 
         if self._declared:
@@ -163,22 +184,24 @@ class Links:
                 self._reached[source].append((step, share))
         can_give = self._can_give(step, gave)
         seen = [
-            Seen(step, source, flow, ways, got(flow, ways, can_give)) for source, flow, ways in told
+            FlowSample(step, source, flow, ways, got(flow, ways, can_give))
+            for source, flow, ways in told
         ]
-        for way, numbers in through.items():
+        for link, numbers in through.items():
             flows_through = tuple(seen[number] for number in numbers)
-            self._given[way].append(Given(step, gave[way], can_give[way], flows_through))
+            self._given[link].append(LinkSample(step, gave[link], can_give[link], flows_through))
         self._lately.append(seen)
 
     def _can_give(self, step: int, gave: Mapping[Link, float]) -> dict[Link, float]:
-        for way, rate in gave.items():
-            self._newest[way] = step, rate
-            if (way.kind, way.owner) not in self._named:  # that isn't what it can give
-                self._before[way].append(rate)
-        new = {w: rate for w, (at, rate) in self._newest.items() if at > step - OF_LATE}
+        for link, rate in gave.items():
+            self._newest[link] = step, rate
+            if (link.kind, link.owner) not in self._named:  # that isn't what it can give
+                self._before[link].append(rate)
+        new = {w: rate for w, (at, rate) in self._newest.items() if at > step - RECENT_FLOW_STEPS}
         if self._declared:
             lately = [
-                [s for at, s in some if at > step - OF_LATE] for some in self._reached.values()
+                [s for at, s in some if at > step - RECENT_FLOW_STEPS]
+                for some in self._reached.values()
             ]
             scale = min(1.0, median([max(shares) for shares in lately if shares] or [1.0]))
             return {w: scale * self._declared.get(w, rate) for w, rate in gave.items()}
@@ -190,17 +213,17 @@ class Links:
         self._usual[kind].append(now)
         return min(now, median(self._usual[kind]))
 
-    def _own(self, way: Link) -> float:
+    def _own(self, link: Link) -> float:
         """What it gave for most of the run; 0 before that is known."""
-        before = self._before[way]
-        return median(before) if len(before) >= ENOUGH else 0.0
+        before = self._before[link]
+        return median(before) if len(before) >= MIN_LINK_BASELINE_STEPS else 0.0
 
-    def blamed(self, store: Mapping[int, float]) -> list[Blamed]:
+    def slow_links(self, store: Mapping[int, float]) -> list[SlowLink]:
         """Whose links are slow; `store` is how long each rank takes to reach it."""
-        found: list[Blamed] = []
+        found: list[SlowLink] = []
         explained: list[Owner] = []
         limits = self._limits()
-        while len(found) < MOST_NAMED:
+        while len(found) < MAX_SLOW_LINK_OWNERS:
             ways = self._suspects(explained, limits)
             if not ways:
                 break
@@ -208,13 +231,13 @@ class Links:
                 seen
                 for flows in self._lately
                 for seen in flows
-                if seen.got < SLOWISH and not seen.crosses(explained)
+                if seen.got < SUSPECT_LINK_RATIO and not seen.crosses(explained)
             ]
             if not slow:  # it is long ago
                 break
             owners = self._named_of(ways, slow, store)
-            blamed = self._blamed(owners, ways, slow)
-            if found and blamed.seconds < AS_BAD * found[0].seconds:
+            blamed = self._slow_link(owners, ways, slow)
+            if found and blamed.seconds < MIN_FURTHER_COST_FRACTION * found[0].seconds:
                 break
             found.append(blamed)
             explained += owners
@@ -224,25 +247,38 @@ class Links:
     def _suspects(self, explained: Collection[Owner], limits: Limits) -> set[Link]:
         newest = max((at for at, _ in self._newest.values()), default=0)
         ways = set()
-        for way, given in self._given.items():
-            if all(one.rate >= GOOD * one.can for one in [*given][-ALL_BUT - 1 :]):
+        for link, given in self._given.items():
+            if all(
+                one.rate >= GOOD_LINK_RATIO * one.can
+                for one in [*given][-MAX_LINK_EXCEPTION_STEPS - 1 :]
+            ):
                 continue  # most are, and there may be many
-            new = (one.without(explained) for one in given if one.step > newest - LONGEST_AGO)
-            if self._is_slow(way, [one for one in new if one is not None], limits):
-                ways.add(way)
+            new = (
+                one.without(explained)
+                for one in given
+                if one.step > newest - MAX_LINK_SAMPLE_AGE_STEPS
+            )
+            if self._is_slow(link, [one for one in new if one is not None], limits):
+                ways.add(link)
         return ways
 
-    def _is_slow(self, way: Link, given: Sequence[Given], limits: Limits) -> bool:
+    def _is_slow(self, link: Link, given: Sequence[LinkSample], limits: Limits) -> bool:
         """Who was named has to be good again to be let off."""
-        quick = limits.good if (way.kind, way.owner) in self._named else limits.slow
-        for limit, number, most in ((quick, QUICK, 0), (limits.slowish, LOOKED_AT, ALL_BUT)):
+        quick = limits.good if (link.kind, link.owner) in self._named else limits.slow
+        for limit, number, most in (
+            (quick, QUICK_LINK_WINDOW_STEPS, 0),
+            (limits.slowish, LINK_WINDOW_STEPS, MAX_LINK_EXCEPTION_STEPS),
+        ):
             looked_at = given[-number:]
             enough = sum(one.rate >= limit * one.can for one in looked_at)
             if len(looked_at) < number or enough > most:
                 continue
             flows = [seen for one in looked_at for seen in one.flows]
-            few, good = sum(s.got < SLOWISH for s in flows), sum(s.got >= GOOD for s in flows)
-            if few and few >= MOST * (few + good):
+            few, good = (
+                sum(s.got < SUSPECT_LINK_RATIO for s in flows),
+                sum(s.got >= GOOD_LINK_RATIO for s in flows),
+            )
+            if few and few >= SLOW_FLOW_FRACTION * (few + good):
                 return True
         return False
 
@@ -251,22 +287,22 @@ class Links:
         and flows share links with those of others."""
         pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
         changes = [before != now for before, now in pairwise(pairs)]
-        if sum(changes) > OFTEN * len(changes):
-            return Limits(MIXING, MIXING, SLOW)
+        if sum(changes) > MIXING_STEP_FRACTION * len(changes):
+            return Limits(MIXING_SLOW_LINK_RATIO, MIXING_SLOW_LINK_RATIO, SLOW_LINK_RATIO)
         if not self._declared:
-            return Limits(UNDECLARED, UNDECLARED, GOOD)
-        return Limits(SLOW, SLOWISH, GOOD)
+            return Limits(UNDECLARED_SLOW_LINK_RATIO, UNDECLARED_SLOW_LINK_RATIO, GOOD_LINK_RATIO)
+        return Limits(SLOW_LINK_RATIO, SUSPECT_LINK_RATIO, GOOD_LINK_RATIO)
 
     def _named_of(
-        self, ways: set[Link], slow: Sequence[Seen], store: Mapping[int, float]
+        self, ways: set[Link], slow: Sequence[FlowSample], store: Mapping[int, float]
     ) -> tuple[Owner, ...]:
         """The owner of suspected ways through which slow flows went that took longest."""
-        went: dict[Owner, set[int]] = {(way.kind, way.owner): set() for way in ways}
-        since = {way: self._slow_since(way) for way in ways}  # what was before had other causes
+        went: dict[Owner, set[int]] = {(link.kind, link.owner): set() for link in ways}
+        since = {link: self._slow_since(link) for link in ways}  # what was before had other causes
         for number, seen in enumerate(slow):
-            for way in ways.intersection(seen.ways):
-                if seen.step >= since[way]:
-                    went[way.kind, way.owner].add(number)
+            for link in ways.intersection(seen.directions):
+                if seen.step >= since[link]:
+                    went[link.kind, link.owner].add(number)
         worst = max(went, key=lambda owner: sum(slow[number].longer for number in went[owner]))
         equal = sorted(owner for owner in went if went[owner] == went[worst])
         if len(equal) > 1 and went[worst]:
@@ -277,11 +313,11 @@ class Links:
         """Those through which least flowed well meanwhile: that speaks for a link."""
         flows = [seen for some in self._lately for seen in some if seen.step >= since]
         good = {
-            owner: sum(seen.got >= GOOD and seen.crosses((owner,)) for seen in flows)
+            owner: sum(seen.got >= GOOD_LINK_RATIO and seen.crosses((owner,)) for seen in flows)
             for owner in owners
         }
         least = min(good.values())
-        return [owner for owner in owners if good[owner] < least + TELLING]
+        return [owner for owner in owners if good[owner] < least + DECISIVE_GOOD_FLOW_COUNT]
 
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
         """The one whose ranks take much longer than the others' to reach the store; all of them if
@@ -291,7 +327,9 @@ class Links:
             return owners
         *_, second, first = sorted(owners, key=lambda owner: fmean(times[owner]))
         usual = fmean(times[second])
-        queued = fmean(times[first]) > max(usual + QUEUED, TIMES_USUAL * usual)
+        queued = fmean(times[first]) > max(
+            usual + MIN_STORE_QUEUE_SECONDS, STORE_RTT_FACTOR * usual
+        )
         return [first] if queued else owners
 
     def _ranks(self, owner: Owner) -> tuple[int, ...]:
@@ -300,31 +338,31 @@ class Links:
             return next(host.ranks for host in self._cluster.hosts if host.name == name)
         return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
 
-    def _blamed(
-        self, owners: tuple[Owner, ...], suspects: set[Link], slow: Sequence[Seen]
-    ) -> Blamed:
-        ways = [way for way in suspects if (way.kind, way.owner) in owners]
+    def _slow_link(
+        self, owners: tuple[Owner, ...], suspects: set[Link], slow: Sequence[FlowSample]
+    ) -> SlowLink:
+        ways = [link for link in suspects if (link.kind, link.owner) in owners]
         steps: dict[int, float] = {}  # flows of a step are slow at the same time
         for seen in slow:
             if seen.crosses(owners):
                 steps[seen.step] = max(steps.get(seen.step, 0.0), seen.longer)
-        last = [self._given[way][-1] for way in ways]
-        return Blamed(
+        last = [self._given[link][-1] for link in ways]
+        return SlowLink(
             owners=owners,
-            gives=min(given.rate for given in last),
-            usual=max(given.can for given in last),
+            rate=min(given.rate for given in last),
+            baseline=max(given.can for given in last),
             seconds=fmean(steps.values()) if steps else 0.0,
             since=min(map(self._slow_since, ways)),
         )
 
-    def _slow_since(self, way: Link) -> int:
+    def _slow_since(self, link: Link) -> int:
         """The first of its last steps, as far as they are remembered, at which it was slow."""
-        newest_first = reversed(self._given[way])
-        slow = list(takewhile(lambda one: one.rate < GOOD * one.can, newest_first))
-        return (slow or [self._given[way][-1]])[-1].step
+        newest_first = reversed(self._given[link])
+        slow = list(takewhile(lambda one: one.rate < GOOD_LINK_RATIO * one.can, newest_first))
+        return (slow or [self._given[link][-1]])[-1].step
 
 
-def _gave(flows: Sequence[Flow]) -> float:
+def _gave(flows: Sequence[FlowRecord]) -> float:
     """A way, in a step: bytes per second."""
     return sum(flow.nbytes for flow in flows) / max(flow.busy for flow in flows)
 
@@ -332,9 +370,9 @@ def _gave(flows: Sequence[Flow]) -> float:
 def _middle(rates: Mapping[Link, float], kind: str) -> float:
     """What the middle one of a kind gives in its better direction; 0 if there are none."""
     better: dict[str, float] = {}
-    for way, rate in rates.items():
-        if way.kind == kind:
-            better[way.owner] = max(rate, better.get(way.owner, 0.0))
+    for link, rate in rates.items():
+        if link.kind == kind:
+            better[link.owner] = max(rate, better.get(link.owner, 0.0))
     return median(better.values()) if better else 0.0
 
 

@@ -19,15 +19,22 @@ from math import sqrt
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
-OF_A_STEP, DEVIATIONS, LEAST = 0.1, 5.0, 0.020  # the last in seconds
+SLOW_RANK_STEP_FRACTION, SLOW_RANK_DEVIATIONS, MIN_SLOW_RANK_SECONDS = (
+    0.1,
+    5.0,
+    0.020,
+)  # the last in seconds
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-LATELY, LATE_LATELY = 12, 6  # steps
-JUST_NOW, LATE_JUST_NOW = 6, 2
-LONG, EPISODES = 64, 4  # steps, and how often it became late in them
-OF_ALL_TIME = 0.1
-CERTAIN = 4.0  # deviations
-SETTLING = 2  # first steps of a rank, which set things up
-ENOUGH = 4  # steps of a rank that tell what is usual
+RECENT_WINDOW_STEPS, MIN_RECENT_SLOW_STEPS = 12, 6  # steps
+LATEST_WINDOW_STEPS, MIN_LATEST_SLOW_STEPS = 6, 2
+OCCASIONAL_WINDOW_STEPS, MIN_SLOW_EPISODE_COUNT = (
+    64,
+    4,
+)  # steps, and how often it became late in them
+MIN_OCCASIONAL_COST_FRACTION = 0.1
+CERTAIN_SLOW_DEVIATIONS = 4.0  # deviations
+RANK_WARMUP_STEPS = 2  # first steps of a rank, which set things up
+MIN_RANK_BASELINE_STEPS = 4  # steps of a rank that tell what is usual
 
 
 class Span(NamedTuple):
@@ -36,7 +43,7 @@ class Span(NamedTuple):
     computing: float
 
 
-class Slow(NamedTuple):
+class SlowRank(NamedTuple):
     """A rank that computes so long, where `usual` is usual."""
 
     rank: int
@@ -45,38 +52,42 @@ class Slow(NamedTuple):
     seconds: float  # lost, a step
     share: float
     computing: float
-    usual: float
+    median: float
 
 
-class Paces:
+class SlowRankDetector:
     """What all ranks were seen to compute."""
 
     def __init__(self) -> None:
         self._spans: dict[int, deque[Span]] = {}
-        self._settling: dict[int, int] = {}
+        self._warmup_left: dict[int, int] = {}
 
     def add(self, rank: int, span: Span) -> None:
-        left = self._settling.get(rank, SETTLING)
+        left = self._warmup_left.get(rank, RANK_WARMUP_STEPS)
         if left:
-            self._settling[rank] = left - 1
+            self._warmup_left[rank] = left - 1
         else:
-            self._spans.setdefault(rank, deque(maxlen=LONG)).append(span)
+            self._spans.setdefault(rank, deque(maxlen=OCCASIONAL_WINDOW_STEPS)).append(span)
 
     def forget(self) -> None:
         """Other members, or another plan."""
         self._spans.clear()
-        self._settling.clear()
+        self._warmup_left.clear()
 
-    def slow(self, named: Mapping[int, int]) -> list[Slow]:
+    def slow(self, named: Mapping[int, int]) -> list[SlowRank]:
         """Those who are late; `named` are those who were, and since when."""
-        lately = {rank: list(spans)[-LATELY:] for rank, spans in self._spans.items()}
-        lately = {rank: spans for rank, spans in lately.items() if len(spans) >= ENOUGH}
+        lately = {rank: list(spans)[-RECENT_WINDOW_STEPS:] for rank, spans in self._spans.items()}
+        lately = {
+            rank: spans for rank, spans in lately.items() if len(spans) >= MIN_RANK_BASELINE_STEPS
+        }
         if len(lately) < 2:
             return []
         usual = median_low(median(s.computing for s in spans) for spans in lately.values())
         step = median(s.seconds for spans in lately.values() for s in spans)
         deviation = MAD_TO_DEVIATION * median(map(_deviation, lately.values()))
-        limit = usual + max(OF_A_STEP * step, DEVIATIONS * deviation, LEAST)
+        limit = usual + max(
+            SLOW_RANK_STEP_FRACTION * step, SLOW_RANK_DEVIATIONS * deviation, MIN_SLOW_RANK_SECONDS
+        )
         often = {
             rank: sum(s.computing > limit for s in spans) / len(spans)
             for rank, spans in self._spans.items()
@@ -93,37 +104,39 @@ class Paces:
         limit: float,
         often: Mapping[int, float],
         since: int | None,
-    ) -> Slow | None:
+    ) -> SlowRank | None:
         spans = list(self._spans[rank])
-        recent = spans[-LATELY:]
+        recent = spans[-RECENT_WINDOW_STEPS:]
         late = [s for s in recent if s.computing > limit]
-        still = sum(s.computing > limit for s in spans[-JUST_NOW:]) >= LATE_JUST_NOW
-        if still and (since is not None or len(late) >= LATE_LATELY):
+        still = (
+            sum(s.computing > limit for s in spans[-LATEST_WINDOW_STEPS:]) >= MIN_LATEST_SLOW_STEPS
+        )
+        if still and (since is not None or len(late) >= MIN_RECENT_SLOW_STEPS):
             return _slow(rank, recent, late, usual, since)
         episodes = _episodes(spans, limit)
         late = [s for episode in episodes for s in episode]
         others = (sum(often.values()) - often[rank]) / (len(often) - 1)
         by_chance = max(1.0, len(spans) * others)
-        if len(spans) < LONG / 2 or len(episodes) < EPISODES:
+        if len(spans) < OCCASIONAL_WINDOW_STEPS / 2 or len(episodes) < MIN_SLOW_EPISODE_COUNT:
             return None
-        if len(late) < by_chance + CERTAIN * sqrt(by_chance):
+        if len(late) < by_chance + CERTAIN_SLOW_DEVIATIONS * sqrt(by_chance):
             return None
         slow = _slow(rank, spans, late, usual, since)
-        return slow if slow.share >= OF_ALL_TIME else None
+        return slow if slow.share >= MIN_OCCASIONAL_COST_FRACTION else None
 
 
 def _slow(
     rank: int, spans: Sequence[Span], late: Sequence[Span], usual: float, since: int | None
-) -> Slow:
+) -> SlowRank:
     lost = sum(s.computing - usual for s in late) / len(spans)
-    return Slow(
+    return SlowRank(
         rank=rank,
         since=late[0].step if since is None else since,
         steps=len(late) / len(spans),
         seconds=lost,
         share=min(1.0, lost / max(fmean(s.seconds for s in spans), 1e-9)),
         computing=median(s.computing for s in late),
-        usual=usual,
+        median=usual,
     )
 
 
@@ -131,7 +144,7 @@ def _episodes(spans: Sequence[Span], limit: float) -> list[list[Span]]:
     """Late steps in a row, but for those that were so many that the rank was late all the time."""
     rows = groupby(spans, key=lambda s: s.computing > limit)
     episodes = (list(row) for late, row in rows if late)
-    return [episode for episode in episodes if len(episode) < LATE_LATELY]
+    return [episode for episode in episodes if len(episode) < MIN_RECENT_SLOW_STEPS]
 
 
 def _deviation(spans: Sequence[Span]) -> float:

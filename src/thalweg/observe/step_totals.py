@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from thalweg.facts import Cluster, about
-from thalweg.observe.records import Step
-from thalweg.observe.straggler import Late, told
+from thalweg.observe.records import StepRecord
+from thalweg.observe.straggler import Straggler, log_line
 
-MOST_ROWS = 16
-COLUMNS = ("rank", "host", "steps", "a step", "computing", "exposed", "hidden", "between")
+MAX_TALLY_ROWS = 16
+TALLY_COLUMNS = ("rank", "host", "steps", "a step", "computing", "exposed", "hidden", "between")
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class StepTotals:
     """Seconds, over all steps but the first, which sets things up. `settled` is waiting at safe
     points and in calls between steps."""
 
@@ -28,7 +28,7 @@ class Tally:
     encoding: float = 0.0
     nbytes: int = 0  # sent to other hosts
 
-    def add(self, step: Step) -> None:
+    def add(self, step: StepRecord) -> None:
         self.steps += 1
         self.seconds += step.seconds
         self.computing += step.computing
@@ -54,25 +54,25 @@ class Tally:
 
 def summary_text(
     cluster: Cluster,
-    tallies: Mapping[int, Tally],
-    changes: Iterable[tuple[int, Sequence[Late]]],
+    tallies: Mapping[int, StepTotals],
+    changes: Iterable[tuple[int, Sequence[Straggler]]],
 ) -> str:
     """Where each rank's time went, and who was late; of many ranks, those that compute longest."""
     longest = sorted(tallies, key=lambda rank: -tallies[rank].each()["computing"])
-    shown = sorted(longest[:MOST_ROWS])
-    rows = [COLUMNS, *(_row(cluster, rank, tallies[rank]) for rank in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    shown = sorted(longest[:MAX_TALLY_ROWS])
+    rows = [TALLY_COLUMNS, *(_row(cluster, rank, tallies[rank]) for rank in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(TALLY_COLUMNS))]
     lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-    if len(longest) > MOST_ROWS:
-        lines.append(f"and {len(longest) - MOST_ROWS} ranks that compute for less long")
-    before: Sequence[Late] = ()
-    for step, late in changes:
-        lines.append(f"step {step}: {told(late, before)}")
-        before = late
+    if len(longest) > MAX_TALLY_ROWS:
+        lines.append(f"and {len(longest) - MAX_TALLY_ROWS} ranks that compute for less long")
+    before: Sequence[Straggler] = ()
+    for step, stragglers in changes:
+        lines.append(f"step {step}: {log_line(stragglers, before)}")
+        before = stragglers
     return "\n".join(["where the time of a step went, exposed and hidden communication:", *lines])
 
 
-def _row(cluster: Cluster, rank: int, tally: Tally) -> tuple[str, ...]:
+def _row(cluster: Cluster, rank: int, tally: StepTotals) -> tuple[str, ...]:
     each = tally.each()
     names = ("seconds", "computing", "exposed", "hidden", "settled")
     figures = (about(each[name], "s") for name in names)

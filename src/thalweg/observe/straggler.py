@@ -10,7 +10,7 @@ from typing import Any, Self
 from thalweg.facts import about
 
 
-class Kind(StrEnum):
+class StragglerKind(StrEnum):
     COMPUTE = "compute"  # a rank computes for longer than the others
     NIC = "nic"  # a host's link gives less than the others', or than before
     UPLINK = "uplink"  # a rack's
@@ -18,12 +18,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
+class Straggler:
     """`who` are ranks as `3`, hosts or racks, by kind; several if it can't be told which. `since`
     is the step from which on it was so, `steps` the share of the last ones at which it was, and
     `seconds` what a step has lost by it, which is `share` of its time."""
 
-    kind: Kind
+    kind: StragglerKind
     who: tuple[str, ...]
     ranks: tuple[int, ...]
     since: int
@@ -33,7 +33,7 @@ class Late:
     why: str
 
     @property
-    def key(self) -> tuple[Kind, tuple[str, ...]]:
+    def key(self) -> tuple[StragglerKind, tuple[str, ...]]:
         return self.kind, self.who
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class Late:
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
         lists = {key: tuple(entries[key]) for key in ("who", "ranks")}
-        return cls(**{**entries, **lists, "kind": Kind(entries["kind"])})
+        return cls(**{**entries, **lists, "kind": StragglerKind(entries["kind"])})
 
 
-def told(late: Sequence[Late], before: Sequence[Late] = ()) -> str:
+def log_line(stragglers: Sequence[Straggler], before: Sequence[Straggler] = ()) -> str:
     """The line for the log, when it has changed."""
-    if late:
-        return "who is late: " + "; ".join(map(str, late))
+    if stragglers:
+        return "who is late: " + "; ".join(map(str, stragglers))
     gone = "; ".join(each.why for each in before)
     return f"who is late: nobody any more ({gone})" if gone else "who is late: nobody"

@@ -14,18 +14,21 @@ from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from thalweg.facts import Cluster, about
-from thalweg.observe.records import Flow, Step, by_step
-from thalweg.observe.slow_links import Blamed, Links, Owner
-from thalweg.observe.slow_ranks import Paces, Slow, Span
-from thalweg.observe.straggler import Kind, Late
+from thalweg.observe.records import FlowRecord, StepRecord, by_step
+from thalweg.observe.slow_links import Owner, SlowLink, SlowLinkDetector
+from thalweg.observe.slow_ranks import SlowRank, SlowRankDetector, Span
+from thalweg.observe.straggler import Straggler, StragglerKind
 
-REMEMBERED = 12  # steps
-TWICE, OFTEN = 2, 4  # judgements in a row
-PATIENCE = 4  # steps that a rank may be behind, until the others' are judged without it
-WORTH_IT, LEAST = 0.05, 0.005  # of a step's time, and seconds: what is less isn't worth a word
+VERDICT_WINDOW_STEPS = 12  # steps
+ONE_RANK_VERDICT_COUNT, SEVERAL_RANKS_VERDICT_COUNT = 2, 4  # judgements in a row
+MAX_REPORT_LAG_STEPS = 4  # steps that a rank may be behind, until the others' are judged without it
+MIN_REPORTED_COST_FRACTION, MIN_REPORTED_COST_SECONDS = (
+    0.05,
+    0.005,
+)  # of a step's time, and seconds: what is less isn't worth a word
 
 
-class Report(NamedTuple):
+class StepReport(NamedTuple):
     """What a rank tells of a step."""
 
     step: int
@@ -33,10 +36,10 @@ class Report(NamedTuple):
     computing: float
     exposed: float
     store: float
-    flows: tuple[Flow, ...]
+    flows: tuple[FlowRecord, ...]
 
     @classmethod
-    def of(cls, step: Step) -> Self:
+    def of(cls, step: StepRecord) -> Self:
         return cls(step.step, step.seconds, step.computing, step.exposed, step.store, step.flows)
 
     def entries(self) -> list[Any]:
@@ -47,31 +50,31 @@ class Report(NamedTuple):
     @classmethod
     def read(cls, entries: Sequence[Any]) -> Self:
         step, seconds, computing, exposed, store, flows = entries
-        seen = tuple(Flow(*flow) for flow in flows)
+        seen = tuple(FlowRecord(*flow) for flow in flows)
         return cls(step, seconds, computing, exposed, store, seen)
 
 
-class Judge:
+class StragglerDetector:
     """Of a run of these `members` on this cluster."""
 
     def __init__(self, cluster: Cluster, members: Sequence[int]) -> None:
         self._cluster = cluster
         self._members = tuple(members)
-        self._paces = Paces()
-        self._links = Links(cluster)
+        self._slow_ranks = SlowRankDetector()
+        self._links = SlowLinkDetector(cluster)
         self._seen: dict[int, int] = {}  # the last step that each rank told of
-        self._open: dict[int, dict[int, Report]] = {}  # steps of which some haven't told
-        self._lately: deque[tuple[int, float, float]] = deque(maxlen=REMEMBERED)
+        self._open: dict[int, dict[int, StepReport]] = {}  # steps of which some haven't told
+        self._lately: deque[tuple[int, float, float]] = deque(maxlen=VERDICT_WINDOW_STEPS)
         self._changed = False  # since the last judgement
         self._store: dict[int, deque[float]] = {}
-        self._before: dict[Any, Late] = {}  # what the last judgement found
+        self._before: dict[Any, Straggler] = {}  # what the last judgement found
         self._times: dict[Any, int] = {}  # how many have found it in a row
-        self.late: tuple[Late, ...] = ()
+        self.stragglers: tuple[Straggler, ...] = ()
 
-    def form(self, members: Sequence[int]) -> None:
+    def set_members(self, members: Sequence[int]) -> None:
         """Of these members from now on, or under another plan."""
         self._members = tuple(members)
-        self._paces.forget()
+        self._slow_ranks.forget()
         self._links.forget()
         self._open.clear()
         self._lately.clear()
@@ -87,55 +90,63 @@ class Judge:
     def is_new(self, rank: int, step: int) -> bool:
         return step > self._seen.get(rank, -1)
 
-    def see(self, rank: int, reports: Iterable[Report]) -> None:
+    def see(self, rank: int, reports: Iterable[StepReport]) -> None:
         """In the order of steps; those that were seen already are passed over."""
         for report in reports:
             if rank not in self._members or not self.is_new(rank, report.step):
                 continue
             self._seen[rank] = report.step
             self._changed = True
-            self._paces.add(rank, Span(report.step, report.seconds, report.computing))
+            self._slow_ranks.add(rank, Span(report.step, report.seconds, report.computing))
             self._open.setdefault(report.step, {})[rank] = report
             if report.store:
-                times = self._store.setdefault(rank, deque(maxlen=REMEMBERED // 2))
+                times = self._store.setdefault(rank, deque(maxlen=VERDICT_WINDOW_STEPS // 2))
                 times.append(report.store)
 
-    def judge(self) -> tuple[Late, ...]:
+    def current_stragglers(self) -> tuple[Straggler, ...]:
         """Who is late now."""
         if not self._changed:
-            return self.late
+            return self.stragglers
         self._changed = False
         self._close_steps()
-        found = {late.key: late for late in self._found()}
-        named = {late.key: late for late in self.late}
+        found = {straggler.key: straggler for straggler in self._found()}
+        named = {straggler.key: straggler for straggler in self.stragglers}
         self._times = {key: self._times.get(key, 0) + 1 for key in found}
-        late = [one for key, one in found.items() if key in named or self._is_sure(one)]
-        late += [one for key, one in named.items() if key not in found and key in self._before]
+        stragglers = [one for key, one in found.items() if key in named or self._is_sure(one)]
+        stragglers += [
+            one for key, one in named.items() if key not in found and key in self._before
+        ]
         self._before = found  # who was named is let off when it wasn't found twice
-        self.late = tuple(sorted(late, key=lambda each: -each.seconds))
-        return self.late
+        self.stragglers = tuple(sorted(stragglers, key=lambda each: -each.seconds))
+        return self.stragglers
 
-    def _is_sure(self, late: Late) -> bool:
+    def _is_sure(self, straggler: Straggler) -> bool:
         """It was found several times in a row; if it may be one of several, a few times more, since
         that mostly shows soon."""
-        return self._times[late.key] >= (TWICE if len(late.who) == 1 else OFTEN)
+        return self._times[straggler.key] >= (
+            ONE_RANK_VERDICT_COUNT if len(straggler.who) == 1 else SEVERAL_RANKS_VERDICT_COUNT
+        )
 
-    def _found(self) -> Iterator[Late]:
+    def _found(self) -> Iterator[Straggler]:
         """By what was seen last."""
-        since = {each.key: each.since for each in (*self._before.values(), *self.late)}
-        ranks = {late.ranks[0]: late.since for late in self.late if late.kind is Kind.COMPUTE}
-        yield from map(self._computes, self._paces.slow(ranks))
+        since = {each.key: each.since for each in (*self._before.values(), *self.stragglers)}
+        ranks = {
+            straggler.ranks[0]: straggler.since
+            for straggler in self.stragglers
+            if straggler.kind is StragglerKind.COMPUTE
+        }
+        yield from map(self._computes, self._slow_ranks.slow(ranks))
         store = {rank: fmean(times) for rank, times in self._store.items()}
-        for blamed in self._links.blamed(store):
-            late = self._slow_link(blamed)
-            if late is not None:
-                yield replace(late, since=since.get(late.key, late.since))
+        for blamed in self._links.slow_links(store):
+            straggler = self._slow_link(blamed)
+            if straggler is not None:
+                yield replace(straggler, since=since.get(straggler.key, straggler.since))
 
     def _close_steps(self) -> None:
         """Steps of which all have told, or that the others have long passed."""
         for step in sorted(self._open):
             reports = self._open[step]
-            if len(reports) < len(self._members) and step > self.newest - PATIENCE:
+            if len(reports) < len(self._members) and step > self.newest - MAX_REPORT_LAG_STEPS:
                 return
             del self._open[step]
             self._links.add(
@@ -149,14 +160,14 @@ class Judge:
                 )
             )
 
-    def _computes(self, slow: Slow) -> Late:
+    def _computes(self, slow: SlowRank) -> Straggler:
         host = self._cluster.host(slow.rank).name
         why = (
             f"rank {slow.rank} on {host} computes {about(slow.computing, 's')}, usual is "
-            f"{about(slow.usual, 's')}"
+            f"{about(slow.median, 's')}"
         )
-        return Late(
-            kind=Kind.COMPUTE,
+        return Straggler(
+            kind=StragglerKind.COMPUTE,
             who=(str(slow.rank),),
             ranks=(slow.rank,),
             since=slow.since,
@@ -166,17 +177,17 @@ class Judge:
             why=why,
         )
 
-    def _slow_link(self, blamed: Blamed) -> Late | None:
+    def _slow_link(self, blamed: SlowLink) -> Straggler | None:
         """None if it costs nothing: what is hidden behind computing isn't lost."""
         lately = [figures for figures in self._lately if figures[0] >= blamed.since]
         _, seconds, exposed = (fmean(figures) for figures in zip(*lately, strict=True))
         lost = min(blamed.seconds, exposed)
-        if lost < max(WORTH_IT * seconds, LEAST):
+        if lost < max(MIN_REPORTED_COST_FRACTION * seconds, MIN_REPORTED_COST_SECONDS):
             return None
         kinds = {kind for kind, _ in blamed.owners}
-        kind = Kind(kinds.pop()) if len(kinds) == 1 else Kind.LINK
-        rates = f"gives {_mbit(blamed.gives)}, usual is {_mbit(blamed.usual)}"
-        return Late(
+        kind = StragglerKind(kinds.pop()) if len(kinds) == 1 else StragglerKind.LINK
+        rates = f"gives {_mbit(blamed.rate)}, usual is {_mbit(blamed.baseline)}"
+        return Straggler(
             kind=kind,
             who=tuple(sorted(name for _, name in blamed.owners)),
             ranks=self._ranks(blamed.owners),
@@ -198,35 +209,35 @@ class Judge:
         return tuple(sorted(rank for host in hosts for rank in host.ranks))
 
 
-def verdicts(
+def stragglers_by_step(
     cluster: Cluster,
-    ranks: Mapping[int, Iterable[Step]],
+    ranks: Mapping[int, Iterable[StepRecord]],
     formations: Iterable[tuple[int, Sequence[int]]] = (),
-) -> Iterator[tuple[int, tuple[Late, ...]]]:
+) -> Iterator[tuple[int, tuple[Straggler, ...]]]:
     """Of a run that is over: at each step, who was late. `formations` are from which step on there
     were which members, or another plan."""
-    judge = Judge(cluster, sorted(ranks))
+    detector = StragglerDetector(cluster, sorted(ranks))
     coming = deque(sorted(formations))
     for number, steps in by_step(ranks).items():
         while coming and coming[0][0] <= number:
-            judge.form(coming.popleft()[1])
+            detector.set_members(coming.popleft()[1])
         for rank, step in steps.items():
-            judge.see(rank, [Report.of(step)])
-        yield number, judge.judge()
+            detector.see(rank, [StepReport.of(step)])
+        yield number, detector.current_stragglers()
 
 
-def judged(
+def straggler_changes(
     cluster: Cluster,
-    ranks: Mapping[int, Iterable[Step]],
+    ranks: Mapping[int, Iterable[StepRecord]],
     formations: Iterable[tuple[int, Sequence[int]]] = (),
-) -> list[tuple[int, tuple[Late, ...]]]:
+) -> list[tuple[int, tuple[Straggler, ...]]]:
     """Of a run that is over: from which step on who was late, each time that it changed."""
-    found: list[tuple[int, tuple[Late, ...]]] = []
+    found: list[tuple[int, tuple[Straggler, ...]]] = []
     names: set[Any] = set()
-    for number, late in verdicts(cluster, ranks, formations):
-        if {each.key for each in late} != names:
-            names = {each.key for each in late}
-            found.append((number, late))
+    for number, stragglers in stragglers_by_step(cluster, ranks, formations):
+        if {each.key for each in stragglers} != names:
+            names = {each.key for each in stragglers}
+            found.append((number, stragglers))
     return found
 
 

@@ -16,20 +16,20 @@ from statistics import fmean, median, median_low
 from typing import Any
 
 from thalweg.facts import Cluster, about
-from thalweg.observe.records import Step, by_step
-from thalweg.observe.slow_ranks import LATELY
-from thalweg.observe.straggler import Kind, Late
-from thalweg.observe.straggler_detector import verdicts
+from thalweg.observe.records import StepRecord, by_step
+from thalweg.observe.slow_ranks import RECENT_WINDOW_STEPS
+from thalweg.observe.straggler import Straggler, StragglerKind
+from thalweg.observe.straggler_detector import stragglers_by_step
 
-OF_THE_VERDICT = 0.5
+MIN_EPISODE_COST_FRACTION = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """As in `Late`; `first` and `last` are steps, both included, `ended` whether the run went on
-    without it. `seconds` are lost in a step, on average, `total` in all."""
+class StragglerEpisode:
+    """One straggler over time. `first` and `last` are steps, both included; `ended` says whether
+    the run went on without it. `seconds` are lost per step on average, `total` in all."""
 
-    kind: Kind
+    kind: StragglerKind
     who: tuple[str, ...]
     ranks: tuple[int, ...]
     first: int
@@ -58,35 +58,35 @@ class Episode:
         return asdict(self)
 
 
-def episodes(
+def straggler_episodes(
     cluster: Cluster,
-    ranks: Mapping[int, Sequence[Step]],
+    ranks: Mapping[int, Sequence[StepRecord]],
     formations: Iterable[tuple[int, Sequence[int]]] = (),
-) -> list[Episode]:
+) -> list[StragglerEpisode]:
     """The costliest first."""
-    spells: list[list[tuple[int, Late]]] = []
-    going: dict[Any, list[tuple[int, Late]]] = {}
-    for number, late in verdicts(cluster, ranks, formations):
-        for each in late:
+    spells: list[list[tuple[int, Straggler]]] = []
+    going: dict[Any, list[tuple[int, Straggler]]] = {}
+    for number, stragglers in stragglers_by_step(cluster, ranks, formations):
+        for each in stragglers:
             spell = going.get(each.key)
-            if spell is None or number - spell[-1][0] > LATELY:
+            if spell is None or number - spell[-1][0] > RECENT_WINDOW_STEPS:
                 spell = going[each.key] = []
                 spells.append(spell)
             spell.append((number, each))
-    course = _Course.of(ranks)
+    course = _StepSeries.of(ranks)
     found = [_episode(spell, course) for spell in spells]
     return sorted(found, key=lambda each: -each.total)
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _StepSeries:
     """What each step took, and what each rank computed in it beyond what is usual."""
 
     seconds: Mapping[int, float]
     beyond: Mapping[int, Mapping[int, float]]
 
     @classmethod
-    def of(cls, ranks: Mapping[int, Sequence[Step]]) -> _Course:
+    def of(cls, ranks: Mapping[int, Sequence[StepRecord]]) -> _StepSeries:
         seconds: dict[int, float] = {}
         beyond: dict[int, dict[int, float]] = {}
         for number, steps in by_step(ranks).items():
@@ -96,12 +96,12 @@ class _Course:
         return cls(seconds, beyond)
 
 
-def _episode(spell: Sequence[tuple[int, Late]], course: _Course) -> Episode:
-    _, late = spell[len(spell) // 2]
+def _episode(spell: Sequence[tuple[int, Straggler]], course: _StepSeries) -> StragglerEpisode:
+    _, straggler = spell[len(spell) // 2]
     first, last = min(each.since for _, each in spell), spell[-1][0]
-    if late.kind is Kind.COMPUTE:
-        [rank] = late.ranks
-        least = OF_THE_VERDICT * median(each.seconds / each.steps for _, each in spell)
+    if straggler.kind is StragglerKind.COMPUTE:
+        [rank] = straggler.ranks
+        least = MIN_EPISODE_COST_FRACTION * median(each.seconds / each.steps for _, each in spell)
         beyond = {
             step: course.beyond[step][rank]
             for step in range(first, last + 1)
@@ -117,16 +117,16 @@ def _episode(spell: Sequence[tuple[int, Late]], course: _Course) -> Episode:
         total = median(each.seconds for _, each in spell) * len(between)
         often = fmean(each.steps for _, each in spell)
     took = sum(course.seconds[step] for step in between)
-    return Episode(
-        kind=late.kind,
-        who=late.who,
-        ranks=late.ranks,
+    return StragglerEpisode(
+        kind=straggler.kind,
+        who=straggler.who,
+        ranks=straggler.ranks,
         first=first,
         last=last,
-        ended=max(course.seconds) - last >= LATELY,  # some are late now and then
+        ended=max(course.seconds) - last >= RECENT_WINDOW_STEPS,  # some are late now and then
         steps=min(1.0, often),
         seconds=total / max(1, len(between)),
         total=total,
         share=min(1.0, total / took) if took else 0.0,
-        why=late.why,
+        why=straggler.why,
     )

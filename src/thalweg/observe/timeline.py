@@ -27,10 +27,18 @@ from typing import NamedTuple, Self
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, Host, Rack
 from thalweg.facts.cluster import assumptions
-from thalweg.observe.records import Encoding, Moment, Note, Opening, Record, Round, Step
+from thalweg.observe.records import (
+    BucketRecord,
+    ClockSample,
+    EncodeRecord,
+    EventRecord,
+    Record,
+    RunHeader,
+    StepRecord,
+)
 
-SLACK = 10.0  # seconds: a host that was started again shows less by more
-DRIFT = 1e-3  # seconds a second, at most: a kernel slews a clock by half of it
+REBOOT_CLOCK_SLACK_SECONDS = 10.0  # seconds: a host that was started again shows less by more
+MAX_CLOCK_DRIFT_RATIO = 1e-3  # seconds a second, at most: a kernel slews a clock by half of it
 
 
 class Aligned(StrEnum):
@@ -40,21 +48,21 @@ class Aligned(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class RankTimeline:
     """One rank's part, on the run's clock. `error` is how far that may be off, in seconds, if it is
     known; `openings` are from which step on it was in which formation."""
 
     rank: int
     host: str
     rack: str
-    steps: tuple[Step, ...]
-    notes: tuple[Note, ...]
-    openings: tuple[tuple[int, Opening], ...]
+    steps: tuple[StepRecord, ...]
+    notes: tuple[EventRecord, ...]
+    openings: tuple[tuple[int, RunHeader], ...]
     aligned: Aligned
     error: float | None
 
 
-class Formation(NamedTuple):
+class MemberSpan(NamedTuple):
     """From this step on, these members, under one plan."""
 
     step: int
@@ -66,35 +74,37 @@ class Timeline:
     """Lanes by rank; `size` is how many ranks the run had, and `remarks` are what a reader should
     know of how they came together."""
 
-    lanes: Mapping[int, Lane]
+    rank_timelines: Mapping[int, RankTimeline]
     size: int
     remarks: tuple[str, ...] = ()
 
     @property
     def steps(self) -> range:
         """From the first that anybody tells of to the last."""
-        numbers = [step.step for lane in self.lanes.values() for step in lane.steps]
+        numbers = [step.step for lane in self.rank_timelines.values() for step in lane.steps]
         return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
     @property
-    def by_rank(self) -> dict[int, tuple[Step, ...]]:
-        return {rank: lane.steps for rank, lane in self.lanes.items()}
+    def by_rank(self) -> dict[int, tuple[StepRecord, ...]]:
+        return {rank: lane.steps for rank, lane in self.rank_timelines.items()}
 
     @property
-    def formations(self) -> list[Formation]:
+    def member_spans(self) -> list[MemberSpan]:
         """Each time that members or plan changed."""
-        openings = [found for lane in self.lanes.values() for found in lane.openings]
+        openings = [found for lane in self.rank_timelines.values() for found in lane.openings]
         changes: dict[int, tuple[int, ...]] = {}
         before: tuple[object, ...] = ()
-        for step, opening in sorted(openings, key=lambda found: found[0]):
-            if (opening.members, opening.sync) != before:
-                before = opening.members, opening.sync
-                changes[step] = opening.members or tuple(self.lanes)
-        plans = {n.step for lane in self.lanes.values() for n in lane.notes if n.topic == "plan"}
+        for step, header in sorted(openings, key=lambda found: found[0]):
+            if (header.members, header.sync) != before:
+                before = header.members, header.sync
+                changes[step] = header.members or tuple(self.rank_timelines)
+        plans = {
+            n.step for lane in self.rank_timelines.values() for n in lane.notes if n.topic == "plan"
+        }
         for step in sorted(plans - changes.keys()):
             earlier = [members for other, members in sorted(changes.items()) if other < step]
-            changes[step] = earlier[-1] if earlier else tuple(self.lanes)
-        return [Formation(step, members) for step, members in sorted(changes.items())]
+            changes[step] = earlier[-1] if earlier else tuple(self.rank_timelines)
+        return [MemberSpan(step, members) for step, members in sorted(changes.items())]
 
     def cut(self, first: int | None, last: int | None) -> Timeline:
         """To the steps from `first` to `last`, both included; None is as far as there are any."""
@@ -106,21 +116,21 @@ class Timeline:
             rank: replace(
                 lane,
                 steps=tuple(step for step in lane.steps if inside(step.step)),
-                notes=tuple(note for note in lane.notes if inside(note.step)),
+                notes=tuple(event for event in lane.notes if inside(event.step)),
             )
-            for rank, lane in self.lanes.items()
+            for rank, lane in self.rank_timelines.items()
         }
-        return replace(self, lanes=lanes)
+        return replace(self, rank_timelines=lanes)
 
 
 @dataclass(slots=True)
-class _Life:
+class _ProcessLife:
     """As long as one clock goes."""
 
     host: str
-    moments: list[Moment] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    moments: list[ClockSample] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    notes: list[EventRecord] = field(default_factory=list)
     latest: float = float("-inf")
 
     def saw(self, moment: float) -> None:
@@ -128,25 +138,25 @@ class _Life:
 
 
 @dataclass(slots=True)
-class _Told:
+class _RankRecords:
     """What a rank's file tells, by its own clocks."""
 
     rank: int
-    lives: list[_Life] = field(default_factory=list)
-    openings: list[tuple[int, Opening]] = field(default_factory=list)
+    lives: list[_ProcessLife] = field(default_factory=list)
+    openings: list[tuple[int, RunHeader]] = field(default_factory=list)
 
     @property
-    def opening(self) -> Opening | None:
+    def opening(self) -> RunHeader | None:
         return self.openings[-1][1] if self.openings else None
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepRecord]:
         return [step for life in self.lives for step in life.steps]
 
 
 def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     """Of what all ranks wrote, oldest first."""
-    told = {rank: _told(rank, written) for rank, written in sorted(records.items())}
+    told = {rank: _rank_records(rank, written) for rank, written in sorted(records.items())}
     sizes = (one.opening.size for one in told.values() if one.opening is not None)
     size = next(sizes, max(told, default=-1) + 1)
     older = [rank for rank in told if rank >= size]
@@ -164,18 +174,20 @@ def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     ):
         ranks = tuple(rank for rank, lane in lanes.items() if lane.aligned is how)
         remarks += [f"{ranks_text(ranks)}: {words}" for _ in ranks[:1]]
-    return Timeline(lanes=lanes, size=size, remarks=tuple(remarks))
+    return Timeline(rank_timelines=lanes, size=size, remarks=tuple(remarks))
 
 
 def cluster_of(run: Timeline) -> Cluster:
     """Where the ranks were, as they tell it; rates are assumed. Ranks of which nothing is on record
     have a host of their own, in the first rack."""
-    peers = [flow.peer for lane in run.lanes.values() for s in lane.steps for flow in s.flows]
+    peers = [
+        flow.peer for lane in run.rank_timelines.values() for s in lane.steps for flow in s.flows
+    ]
     hosts: dict[str, list[int]] = {}
     racks: dict[str, list[str]] = {}
-    first = next((lane.rack for lane in run.lanes.values()), "rack0")
+    first = next((lane.rack for lane in run.rank_timelines.values()), "rack0")
     for rank in range(max([run.size, *(peer + 1 for peer in peers)])):
-        lane = run.lanes.get(rank)
+        lane = run.rank_timelines.get(rank)
         host, rack = (f"host of rank {rank}", first) if lane is None else (lane.host, lane.rack)
         if host not in hosts:
             racks.setdefault(rack, []).append(host)
@@ -189,23 +201,23 @@ def cluster_of(run: Timeline) -> Cluster:
     )
 
 
-def _told(rank: int, records: Iterable[Record]) -> _Told:
-    told = _Told(rank)
-    pending: Opening | None = None
-    seen: set[Opening] = set()
+def _rank_records(rank: int, records: Iterable[Record]) -> _RankRecords:
+    told = _RankRecords(rank)
+    pending: RunHeader | None = None
+    seen: set[RunHeader] = set()
     for record in records:
-        if isinstance(record, Opening):
+        if isinstance(record, RunHeader):
             if record not in seen:  # a file that was begun anew repeats it
                 seen.add(record)
                 pending = record
                 _begin_life(told, record)
             continue
         if not told.lives:
-            told.lives.append(_Life(""))
+            told.lives.append(_ProcessLife(""))
         life = told.lives[-1]
-        if isinstance(record, Moment):
+        if isinstance(record, ClockSample):
             life.moments.append(record)
-        elif isinstance(record, Note):
+        elif isinstance(record, EventRecord):
             life.notes.append(record)
             life.saw(record.at)
         else:
@@ -221,15 +233,19 @@ def _told(rank: int, records: Iterable[Record]) -> _Told:
     return told
 
 
-def _begin_life(told: _Told, opening: Opening) -> None:
-    last = told.lives[-1] if told.lives else _Life("")
-    last.host = last.host or opening.host  # a clock may have been compared before it
-    if not told.lives or last.host != opening.host or opening.at < last.latest - SLACK:
-        told.lives.append(_Life(opening.host))
-    told.lives[-1].saw(opening.at)
+def _begin_life(told: _RankRecords, header: RunHeader) -> None:
+    last = told.lives[-1] if told.lives else _ProcessLife("")
+    last.host = last.host or header.host  # a clock may have been compared before it
+    if (
+        not told.lives
+        or last.host != header.host
+        or header.at < last.latest - REBOOT_CLOCK_SLACK_SECONDS
+    ):
+        told.lives.append(_ProcessLife(header.host))
+    told.lives[-1].saw(header.at)
 
 
-def _undone(told: _Told, step: int) -> Opening | None:
+def _undone(told: _RankRecords, step: int) -> RunHeader | None:
     """If it is done again, nothing of it or after it counts. The formation that it was in, if that
     began no earlier."""
     for life in reversed(told.lives):
@@ -244,16 +260,16 @@ def _undone(told: _Told, step: int) -> Opening | None:
     return formed
 
 
-def _aligned(told: Mapping[int, _Told]) -> dict[int, Lane]:
-    clocks: dict[tuple[int, int], tuple[Clock, Aligned]] = {}
+def _aligned(told: Mapping[int, _RankRecords]) -> dict[int, RankTimeline]:
+    clocks: dict[tuple[int, int], tuple[ClockOffsets, Aligned]] = {}
     ends: dict[int, list[float]] = {}
     lives = {(rank, n): life for rank, one in told.items() for n, life in enumerate(one.lives)}
     for key, life in lives.items():
         if life.moments:
-            clocks[key] = Clock.of(life.moments), Aligned.CLOCK
+            clocks[key] = ClockOffsets.of(life.moments), Aligned.CLOCK
     if lives and not any(lives[key].steps for key in clocks):  # whose steps are most is as good
         key = max(lives, key=lambda each: len(lives[each].steps))
-        clocks[key] = Clock.shifted(0.0), Aligned.STEPS
+        clocks[key] = ClockOffsets.shifted(0.0), Aligned.STEPS
     for key, (clock, _) in clocks.items():
         for step in lives[key].steps:
             ends.setdefault(step.step, []).append(clock(step.end))
@@ -265,40 +281,44 @@ def _aligned(told: Mapping[int, _Told]) -> dict[int, Lane]:
     return {rank: _lane(one, clocks) for rank, one in told.items()}
 
 
-def _by_steps(life: _Life, ends: Mapping[int, float], begin: float) -> tuple[Clock, Aligned]:
+def _by_steps(
+    life: _ProcessLife, ends: Mapping[int, float], begin: float
+) -> tuple[ClockOffsets, Aligned]:
     apart = [ends[step.step] - step.end for step in life.steps if step.step in ends]
     if apart:
-        return Clock.shifted(median(apart)), Aligned.STEPS
+        return ClockOffsets.shifted(median(apart)), Aligned.STEPS
     own = life.steps[0].begin if life.steps else life.latest
-    return Clock.shifted(begin - own), Aligned.NOT
+    return ClockOffsets.shifted(begin - own), Aligned.NOT
 
 
-def _lane(told: _Told, clocks: Mapping[tuple[int, int], tuple[Clock, Aligned]]) -> Lane:
-    steps: list[Step] = []
-    notes: list[Note] = []
-    found: list[tuple[Clock, Aligned]] = []
+def _lane(
+    told: _RankRecords, clocks: Mapping[tuple[int, int], tuple[ClockOffsets, Aligned]]
+) -> RankTimeline:
+    steps: list[StepRecord] = []
+    events: list[EventRecord] = []
+    found: list[tuple[ClockOffsets, Aligned]] = []
     for number, life in enumerate(told.lives):
         clock, how = clocks[told.rank, number]
         steps += (_shifted(step, clock) for step in life.steps)
-        notes += (replace(note, at=clock(note.at)) for note in life.notes)
+        events += (replace(event, at=clock(event.at)) for event in life.notes)
         if life.steps or life.notes:
             found.append((clock, how))
     worst = max((how for _, how in found), key=list(Aligned).index, default=Aligned.NOT)
     errors = [clock.error for clock, how in found if how is Aligned.CLOCK]
-    opening = told.opening
-    return Lane(
+    header = told.opening
+    return RankTimeline(
         rank=told.rank,
-        host=opening.host if opening else f"host of rank {told.rank}",
-        rack=opening.rack if opening else "rack0",
+        host=header.host if header else f"host of rank {told.rank}",
+        rack=header.rack if header else "rack0",
         steps=tuple(steps),
-        notes=tuple(notes),
+        notes=tuple(events),
         openings=tuple(told.openings),
         aligned=worst,
         error=max(errors) if worst is Aligned.CLOCK else None,
     )
 
 
-def _shifted(step: Step, clock: Clock) -> Step:
+def _shifted(step: StepRecord, clock: ClockOffsets) -> StepRecord:
     return replace(
         step,
         begin=clock(step.begin),
@@ -309,30 +329,31 @@ def _shifted(step: Step, clock: Clock) -> Step:
         end=clock(step.end),
         rounds=tuple(_shifted_round(each, clock) for each in step.rounds),
         encodings=tuple(
-            Encoding(each.bucket, clock(each.began), clock(each.ended)) for each in step.encodings
+            EncodeRecord(each.bucket, clock(each.began), clock(each.ended))
+            for each in step.encodings
         ),
     )
 
 
-def _shifted_round(each: Round, clock: Clock) -> Round:
+def _shifted_round(each: BucketRecord, clock: ClockOffsets) -> BucketRecord:
     started = clock(each.started)
     offset = started - each.started  # clocks don't drift much in a round, and peers are many
     peers = {peer: came + offset for peer, came in each.peers.items()}
-    return Round(each.bucket, clock(each.ready), started, clock(each.ended), peers)
+    return BucketRecord(each.bucket, clock(each.ready), started, clock(each.ended), peers)
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockOffsets:
     """The moments at which it is known, in order; at least one."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[ClockSample, ...]
     _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_at", tuple(moment.at for moment in self.moments))
 
     @classmethod
-    def of(cls, moments: Iterable[Moment]) -> Self:
+    def of(cls, moments: Iterable[ClockSample]) -> Self:
         """Of two at the same moment, the later counts."""
         found = {moment.at: moment for moment in moments}
         return cls(tuple(found[at] for at in sorted(found)))
@@ -340,7 +361,7 @@ class Clock:
     @classmethod
     def shifted(cls, offset: float) -> Self:
         """One that is off by so much, always."""
-        return cls((Moment(at=0.0, offset=offset, error=0.0),))
+        return cls((ClockSample(at=0.0, offset=offset, error=0.0),))
 
     def __call__(self, at: float) -> float:
         """The run's time."""
@@ -352,7 +373,7 @@ class Clock:
             return at + before.offset
         then = self.moments[after]
         passed, grown = then.at - before.at, then.offset - before.offset
-        if abs(grown) > DRIFT * passed + before.error + then.error:
+        if abs(grown) > MAX_CLOCK_DRIFT_RATIO * passed + before.error + then.error:
             return at + before.offset
         return at + before.offset + grown * (at - before.at) / passed
 

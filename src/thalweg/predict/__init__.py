@@ -3,16 +3,16 @@
 from thalweg.predict.advisor import advise
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.closed_form.symbols import Cost, Symbols
-from thalweg.predict.estimate import Advice, Advised, Breakdown, Estimate
+from thalweg.predict.estimate import Advice, Breakdown, Estimate, RankedPlan
 from thalweg.predict.predictor import predict
 from thalweg.predict.what_if import WhatIf
 
 __all__ = [
     "Advice",
-    "Advised",
     "Breakdown",
     "Cost",
     "Estimate",
+    "RankedPlan",
     "Symbols",
     "WhatIf",
     "advise",

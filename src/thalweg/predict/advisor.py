@@ -20,24 +20,30 @@ from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Machine, Workload, about
 from thalweg.plan import Plan
-from thalweg.predict.candidates import BASELINE, Candidates, as_strong_as, candidates, with_buckets
-from thalweg.predict.estimate import Advice, Advised, Break, Estimate, Sweep
-from thalweg.predict.extra_steps import IF_UNKNOWN, ExtraSteps
+from thalweg.predict.candidates import (
+    BASELINE_PLAN,
+    Candidates,
+    as_strong_as,
+    candidates,
+    with_buckets,
+)
+from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sweep
+from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
 from thalweg.predict.predictor import predict
 from thalweg.predict.what_if import scaled, slowest_nic
 from thalweg.schedules import Group
 
-IN_BUCKETS = 4  # of the best plans are tried in smaller ones
-ALL_REPLAYED = 8  # workers up to which every plan is
-REPLAYED = 10  # of the others the best by their closed forms are
-WORTH_IT = 1.05  # speed-up below which plain DDP is the right answer
-SWEPT = 5  # plans whose time is drawn against the links' rate
-FACTORS = tuple(2.0**power for power in range(-4, 6))
+REBUCKETED_PLAN_COUNT = 4  # of the best plans are tried in smaller ones
+MAX_WORKERS_ALL_SIMULATED = 8  # workers up to which every plan is
+SIMULATED_PLAN_COUNT = 10  # of the others the best by their closed forms are
+MIN_ADVISED_SPEEDUP = 1.05  # speed-up below which plain DDP is the right answer
+SWEPT_PLAN_COUNT = 5  # plans whose time is drawn against the links' rate
+SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
 _Estimated = tuple[Plan, Estimate]
 
 
-def silent(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     pass
 
 
@@ -54,7 +60,7 @@ def advise(
     refuse: Callable[[Plan], None] = lambda plan: None,
     sweep: bool = False,
     catalog: Catalog | None = None,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Advice:
     """Plans in order, best first.
 
@@ -67,7 +73,7 @@ def advise(
     refuse       raises PlanError for plans that can't be run for other reasons
     sweep        also reckon the best plans' time for slower and faster links
     """
-    used = optimizer or workload.trained_with or IF_UNKNOWN
+    used = optimizer or workload.trained_with or ASSUMED_OPTIMIZER
     advisor = _Advisor(
         cluster=cluster,
         workload=workload,
@@ -81,14 +87,14 @@ def advise(
     )
     found = advisor.candidates(allow)
     estimates = advisor.ranked(found.plans)
-    ddp = next((estimate for plan, estimate in estimates if str(plan) == BASELINE), None)
-    ddp = ddp or advisor.predicted(advisor.catalog.plan(BASELINE))  # if that one can't be run
-    ranking = tuple(advisor.advised(one, ddp) for one in estimates)
+    ddp = next((estimate for plan, estimate in estimates if str(plan) == BASELINE_PLAN), None)
+    ddp = ddp or advisor.predicted(advisor.catalog.plan(BASELINE_PLAN))  # if that one can't be run
+    ranking = tuple(advisor.ranked_plan(one, ddp) for one in estimates)
     left_out = {**found.left_out, **advisor.left_out}
-    weaker = advisor.next_class(allow, ddp) if ranking[0].gain < WORTH_IT else None
+    weaker = advisor.next_class(allow, ddp) if ranking[0].gain < MIN_ADVISED_SPEEDUP else None
     priced = [*ranking, *([weaker] if weaker else [])]
     assumed = [
-        *(text for one in ranking for text in one.estimate.assumed),
+        *(text for ranked in ranking for text in ranked.estimate.assumed),
         *_assumed_steps(priced, advisor.extra, optimizer),
     ]
     return Advice(
@@ -138,20 +144,26 @@ class _Advisor:
 
     def ranked(self, plans: Sequence[Plan]) -> list[_Estimated]:
         estimates: list[_Estimated] = []
-        rough = self._not_among_the_best(plans) if self.cluster.workers > ALL_REPLAYED else {}
+        rough = (
+            self._not_among_the_best(plans)
+            if self.cluster.workers > MAX_WORKERS_ALL_SIMULATED
+            else {}
+        )
         for number, plan in enumerate(plans):
             self.progress(number, len(plans))
             if (estimate := rough.get(plan) or self._estimated(plan)) is not None:
                 estimates.append((plan, estimate))
         estimates.sort(key=self._order)
-        baseline = [one for one in estimates[IN_BUCKETS:] if str(one[0]) == BASELINE]
-        for plan, _ in [*estimates[:IN_BUCKETS], *baseline]:
+        baseline = [
+            one for one in estimates[REBUCKETED_PLAN_COUNT:] if str(one[0]) == BASELINE_PLAN
+        ]
+        for plan, _ in [*estimates[:REBUCKETED_PLAN_COUNT], *baseline]:
             for smaller in with_buckets(plan, self.workload, self.catalog):
                 if (estimate := self._estimated(smaller)) is not None:
                     estimates.append((smaller, estimate))
         return sorted(_best_buckets(estimates), key=self._order)
 
-    def next_class(self, allow: Promise, ddp: Estimate) -> Advised | None:
+    def next_class(self, allow: Promise, ddp: Estimate) -> RankedPlan | None:
         """The best plan of the strongest class that isn't allowed and has one that is worth it."""
         for promise in list(Promise)[len(as_strong_as(allow)) :]:
             plans = [
@@ -160,12 +172,12 @@ class _Advisor:
                 if self._promise(plan) is promise and self._is_reliable(plan)
             ]
             for best in self.ranked(plans)[:1]:
-                found = self.advised(best, ddp)
-                if found.gain >= WORTH_IT:
+                found = self.ranked_plan(best, ddp)
+                if found.gain >= MIN_ADVISED_SPEEDUP:
                     return found
         return None
 
-    def advised(self, one: _Estimated, ddp: Estimate) -> Advised:
+    def ranked_plan(self, one: _Estimated, ddp: Estimate) -> RankedPlan:
         plan, estimate = one
         guarantee, reliable = self.catalog.guarantee(plan), self._is_reliable(plan)
         more = self.extra.of(plan, guarantee.promise)
@@ -176,7 +188,7 @@ class _Advisor:
             why += f"; {more:.0%} more steps" + (
                 "" if reliable else " in a short run, and more in a long one"
             )
-        return Advised(
+        return RankedPlan(
             plan=plan,
             estimate=estimate,
             vs_ddp=ddp.seconds / estimate.seconds if estimate.seconds else 1.0,
@@ -215,10 +227,10 @@ class _Advisor:
         compared with."""
         known = []
         for plan in plans:
-            if plan.text.preset.name != BASELINE:
+            if plan.text.preset.name != BASELINE_PLAN:
                 with suppress(PlanError):
                     known.append((plan, self.predicted(plan, by_form=True)))
-        return dict(sorted(known, key=self._order)[REPLAYED:])
+        return dict(sorted(known, key=self._order)[SIMULATED_PLAN_COUNT:])
 
 
 def _best_buckets(estimates: Iterable[_Estimated]) -> list[_Estimated]:
@@ -227,8 +239,8 @@ def _best_buckets(estimates: Iterable[_Estimated]) -> list[_Estimated]:
     best: dict[str, _Estimated] = {}
     for plan, estimate in estimates:
         name = str(plan).partition(" @")[0]
-        if name == BASELINE and str(plan) != BASELINE:
-            name = f"{BASELINE} in other buckets"
+        if name == BASELINE_PLAN and str(plan) != BASELINE_PLAN:
+            name = f"{BASELINE_PLAN} in other buckets"
         if name not in best or estimate.seconds < 0.99 * best[name][1].seconds:
             best[name] = plan, estimate
     return list(best.values())
@@ -236,7 +248,7 @@ def _best_buckets(estimates: Iterable[_Estimated]) -> list[_Estimated]:
 
 def _why(estimate: Estimate, ddp: Estimate) -> str:
     """What of a step differs most from ddp's, and what that costs."""
-    if estimate.sync == BASELINE:
+    if estimate.sync == BASELINE_PLAN:
         return f"what torch does: {_mostly(estimate)}"
     own, other = estimate.parts, ddp.parts
     gains = {
@@ -269,9 +281,9 @@ def _mostly(estimate: Estimate) -> str:
     return f"{shares[what] / whole:.0%} of a step is {what}"
 
 
-def _verdict(ranking: Sequence[Advised]) -> str:
+def _verdict(ranking: Sequence[RankedPlan]) -> str:
     best = ranking[0]
-    if best.gain < WORTH_IT:
+    if best.gain < MIN_ADVISED_SPEEDUP:
         return "Plain DDP is the right answer here: nothing that is allowed gains 5 % on it."
     estimate = best.estimate
     whole = f", {best.gain:.2f}x with its extra steps" if best.gain != best.vs_ddp else ""
@@ -283,10 +295,10 @@ def _verdict(ranking: Sequence[Advised]) -> str:
 
 
 def _assumed_steps(
-    ranking: Sequence[Advised], extra: ExtraSteps, optimizer: str | None
+    ranking: Sequence[RankedPlan], extra: ExtraSteps, optimizer: str | None
 ) -> Iterator[str]:
     """What the extra steps of these plans rest on; nothing if none has any."""
-    classes = {one.promise for one in ranking} - {Promise.EXACT}
+    classes = {ranked.promise for ranked in ranking} - {Promise.EXACT}
     for promise in Promise:
         if promise in classes and promise in extra.given:
             share = f"{extra.given[promise]:.0%}"
@@ -298,18 +310,20 @@ def _assumed_steps(
             yield extra.source
 
 
-def _sweep(ranking: Sequence[Advised], advisor: _Advisor) -> Sweep:
-    ddp = next(one for one in ranking if str(one.plan) == BASELINE)
-    plans = list(dict.fromkeys([*(one.plan for one in ranking[:SWEPT]), ddp.plan]))
-    others = [replace(advisor, cluster=scaled(advisor.cluster, factor)) for factor in FACTORS]
+def _sweep(ranking: Sequence[RankedPlan], advisor: _Advisor) -> Sweep:
+    ddp = next(ranked for ranked in ranking if str(ranked.plan) == BASELINE_PLAN)
+    plans = list(dict.fromkeys([*(ranked.plan for ranked in ranking[:SWEPT_PLAN_COUNT]), ddp.plan]))
+    others = [
+        replace(advisor, cluster=scaled(advisor.cluster, factor)) for factor in SWEPT_RATE_FACTORS
+    ]
     seconds = {
         str(plan): tuple(other.predicted(plan).seconds for other in others) for plan in plans
     }
-    rates = tuple(slowest_nic(advisor.cluster) * factor for factor in FACTORS)
-    return Sweep(rates=rates, seconds=seconds, breaks=tuple(breaks(rates, seconds)))
+    rates = tuple(slowest_nic(advisor.cluster) * factor for factor in SWEPT_RATE_FACTORS)
+    return Sweep(rates=rates, seconds=seconds, breaks=tuple(crossovers(rates, seconds)))
 
 
-def breaks(rates: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> list[Break]:
+def crossovers(rates: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> list[Crossover]:
     """Where the fastest plan changes, between two rates on a straight line of logarithms."""
     found = []
     for (low, high), (first, second) in zip(
@@ -323,5 +337,5 @@ def breaks(rates: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> li
         end = log(seconds[there][second] / seconds[here][second])
         way = gap / (gap - end) if gap != end else 0.5
         rate = exp(log(low) + way * log(high / low))
-        found.append(Break(slower_links=here, faster_links=there, bits_per_second=rate))
+        found.append(Crossover(slower_links=here, faster_links=there, bits_per_second=rate))
     return found

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from thalweg.errors import ClusterError, PlanError, WorkloadError
-from thalweg.facts import CodecCost, Costs, Duration, Figure, Machine, Workload, model_named
-from thalweg.predict.closed_form.ddp_step import Network
+from thalweg.facts import CodecCost, Costs, Duration, FittedValue, Machine, Workload, model_named
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
 
-RESNET50 = 25_557_032  # elements
-SPREAD = 0.3  # of an assumed figure
+RESNET50_ELEMENTS = 25_557_032  # elements
+ASSUMED_SPREAD_FRACTION = 0.3  # of an assumed figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class AssumedStep:
         return self.backward / 2
 
 
-STEPS: Mapping[str, AssumedStep] = {
+ASSUMED_STEPS: Mapping[str, AssumedStep] = {
     "resnet50": AssumedStep(
         1.9e-3, "122 ms of backward for 64 images (Agarwal et al.), as recalled"
     ),
@@ -73,29 +73,31 @@ STEPS: Mapping[str, AssumedStep] = {
     "bert-large": AssumedStep(70e-3, "BERT-base, times their ratio of products"),
     "gpt2": AssumedStep(60e-3, "BERT-base, times their ratio of products, 1024 tokens"),
 }
-OPTIMIZER = 3e-11  # seconds an element on V100: reads and writes at the rate of its memory
+# Seconds an element on V100: reads and writes at the rate of its memory.
+OPTIMIZER_SECONDS_PER_ELEMENT = 3e-11
 
 
-def network_named(name: str) -> Network:
+def network_named(name: str) -> AlphaBetaNetwork:
     if name not in NETWORKS:
         raise ClusterError(f"there is no network {name!r}", f"there are {', '.join(NETWORKS)}")
     found = NETWORKS[name]
-    return Network.of_gbps(found.gbps, found.latency)
+    return AlphaBetaNetwork.of_gbps(found.gbps, found.latency)
 
 
 def costs_of(model: str, gpu: str, batch: int) -> Costs:
     """Of a step of so many samples a worker."""
-    if model not in STEPS:
+    if model not in ASSUMED_STEPS:
         raise WorkloadError(
             f"nobody knows what a step of {model!r} takes",
-            f"there are {', '.join(STEPS)}, or give a workload file with forward and backward",
+            f"there are {', '.join(ASSUMED_STEPS)}, or give a workload file with forward and "
+            "backward",
         )
-    step, speed = STEPS[model], _speed(gpu)
+    step, speed = ASSUMED_STEPS[model], _speed(gpu)
     elements = sum(tensor.elements for tensor in model_named(model).tensors)
     return Costs(
         forward=Duration(batch * step.forward / speed),
         backward=Duration(batch * step.backward / speed),
-        optimizer=Duration(elements * OPTIMIZER / speed),
+        optimizer=Duration(elements * OPTIMIZER_SECONDS_PER_ELEMENT / speed),
     )
 
 
@@ -120,8 +122,8 @@ class AssumedCodec:
     source: str
 
     def cost(self) -> CodecCost:
-        def per_element(milliseconds: float) -> Figure:
-            return Figure(milliseconds / 1e3 / RESNET50, SPREAD)
+        def per_element(milliseconds: float) -> FittedValue:
+            return FittedValue(milliseconds / 1e3 / RESNET50_ELEMENTS, ASSUMED_SPREAD_FRACTION)
 
         return CodecCost(
             encode=per_element(self.encode),
@@ -135,7 +137,7 @@ _SAMPLINGS = "100 times three passes over memory"
 _CPU = "measured, one core of an AMD EPYC, 8 workers"
 _CPU_SCALED = "one core of an AMD EPYC, measured at other ranks"
 
-CODECS: Mapping[str, Mapping[str, AssumedCodec]] = {
+ASSUMED_CODECS: Mapping[str, Mapping[str, AssumedCodec]] = {
     "v100": {
         "powersgd(rank=4)": AssumedCodec(encode=30, decode=15, source=_PAPER),
         "powersgd(rank=8)": AssumedCodec(encode=43, decode=21, source=_PAPER),
@@ -174,9 +176,11 @@ CODECS: Mapping[str, Mapping[str, AssumedCodec]] = {
 
 def assumed_machine(codecs: str = "cpu") -> Machine:
     """`codecs` says where compressors run: `v100` or `cpu`."""
-    if codecs not in CODECS:
-        raise PlanError(f"there are no codec times for {codecs!r}", f"use {', '.join(CODECS)}")
-    table = CODECS[codecs]
+    if codecs not in ASSUMED_CODECS:
+        raise PlanError(
+            f"there are no codec times for {codecs!r}", f"use {', '.join(ASSUMED_CODECS)}"
+        )
+    table = ASSUMED_CODECS[codecs]
     return Machine(
         codecs={text: codec.cost() for text, codec in table.items()},
         assumed=tuple(f"{text}: {codec.source}" for text, codec in table.items()),

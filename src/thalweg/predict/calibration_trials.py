@@ -23,26 +23,32 @@ from thalweg.declarations import Value
 from thalweg.facts import Cluster, Link
 from thalweg.schedules import Group, Schedule, traffic
 
-TINY = 4  # bytes
-SMALL = 4096  # bytes: up to there, what counts is messages
-SHORT, LONG, LONGEST = 0.1, 0.25, 0.5  # seconds to take, as the links' rates have it
-LARGEST = 1 << 26  # bytes: on fast links it takes less than that
-INSIDE = 1 << 23  # bytes, where there is no link
-FIRST_OF_DDP = 1 << 20  # bytes
-DRAGGED = ("halving_doubling", "double_tree", "star")
-MADE_BY: Mapping[str, tuple[str, Mapping[str, Value]]] = {  # others as their kind is called
+TINY_TRIAL_BYTES = 4  # bytes
+MAX_SMALL_TRIAL_BYTES = 4096  # bytes: up to there, what counts is messages
+SHORT_TRIAL_SECONDS, LONG_TRIAL_SECONDS, MAX_TRIAL_SECONDS = (
+    0.1,
+    0.25,
+    0.5,
+)  # seconds to take, as the links' rates have it
+MAX_TRIAL_BYTES = 1 << 26  # bytes: on fast links it takes less than that
+LOCAL_TRIAL_BYTES = 1 << 23  # bytes, where there is no link
+DDP_FIRST_BUCKET_BYTES = 1 << 20  # bytes
+SLOWDOWN_TRIAL_KINDS = ("halving_doubling", "double_tree", "star")
+TRIAL_TOPOLOGIES: Mapping[
+    str, tuple[str, Mapping[str, Value]]
+] = {  # others as their kind is called
     "chain": ("tree", {"fanout": 1}),
     "star": ("star", {"root": None}),
     "gossip": ("gossip", {"graph": "ring"}),
     "ps": ("ps", {"servers": None}),
     "hierarchical": ("hierarchical", {"form": "parallel"}),
 }
-ITEM = 4  # bytes
-MADE_OF = 1 << 20  # elements, to see what a byte costs on the links
+TRIAL_ITEM_BYTES = 4  # bytes
+REFERENCE_TRIAL_ELEMENTS = 1 << 20  # elements, to see what a byte costs on the links
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class NetworkTrial:
     """`seconds` of each repetition: the longest that any rank took by its own clock, from when it
     had met the others to its own end."""
 
@@ -53,7 +59,7 @@ class Trial:
 
 def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
     """What runs at the same time in such a trial of so many bytes on every rank."""
-    everybody, elements = Group.everybody(cluster), max(1, nbytes // ITEM)
+    everybody, elements = Group.everybody(cluster), max(1, nbytes // TRIAL_ITEM_BYTES)
     if kind == "local":
         shared = [everybody.subgroup(host.ranks) for host in cluster.hosts if len(host.ranks) > 1]
         return tuple(_schedule("ring", group, elements) for group in shared)
@@ -62,17 +68,19 @@ def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
 
 
 def _schedule(kind: str, group: Group, elements: int) -> Schedule:
-    name, arguments = MADE_BY.get(kind, (kind, {}))
-    return default_catalog().topologies[name].build(group, elements, ITEM, 0, **arguments)
+    name, arguments = TRIAL_TOPOLOGIES.get(kind, (kind, {}))
+    return (
+        default_catalog().topologies[name].build(group, elements, TRIAL_ITEM_BYTES, 0, **arguments)
+    )
 
 
 def in_buckets(elements: int) -> tuple[int, ...]:
     """DDP's first bucket closes at 1 MiB."""
-    first = FIRST_OF_DDP // ITEM
+    first = DDP_FIRST_BUCKET_BYTES // TRIAL_ITEM_BYTES
     return (elements,) if elements <= first else (first, elements - first)
 
 
-def wanted(
+def wanted_trials(
     cluster: Cluster, *, backend: bool, typical: int | None = None
 ) -> Iterator[tuple[str, int]]:
     """The kinds and sizes of trials that are worth their time on this cluster. Where queues
@@ -83,17 +91,20 @@ def wanted(
 
     def size(kind: str) -> int:
         if typical is None:
-            return lasting(kind, cluster, LONG)
-        least, most = lasting(kind, cluster, 2 * SHORT), lasting(kind, cluster, LONGEST)
+            return trial_bytes_lasting(kind, cluster, LONG_TRIAL_SECONDS)
+        least, most = (
+            trial_bytes_lasting(kind, cluster, 2 * SHORT_TRIAL_SECONDS),
+            trial_bytes_lasting(kind, cluster, MAX_TRIAL_SECONDS),
+        )
         return max(least, min(typical, most))
 
-    yield "chain", TINY
-    yield "star", TINY
+    yield "chain", TINY_TRIAL_BYTES
+    yield "star", TINY_TRIAL_BYTES
     if any(len(host.ranks) > 1 for host in cluster.hosts):
-        yield "local", INSIDE
+        yield "local", LOCAL_TRIAL_BYTES
     between = len(cluster.hosts) > 1
     if between:
-        yield "ring", lasting("ring", cluster, SHORT)
+        yield "ring", trial_bytes_lasting("ring", cluster, SHORT_TRIAL_SECONDS)
         yield "ring", size("ring")
     if len(cluster.hosts) > 2:
         yield "gossip", size("gossip")
@@ -101,31 +112,39 @@ def wanted(
     if len(cluster.racks) > 1 and between:
         yield "hierarchical", size("hierarchical")
     if len(cluster.hosts) > 2:
-        for kind in DRAGGED:
+        for kind in SLOWDOWN_TRIAL_KINDS:
             yield kind, size(kind)
     if backend:
-        yield "native", SMALL
-        yield "native", size("native") if between else INSIDE
+        yield "native", MAX_SMALL_TRIAL_BYTES
+        yield "native", size("native") if between else LOCAL_TRIAL_BYTES
 
 
-def busy(kind: str, cluster: Cluster, nbytes: int) -> float:
+def min_trial_seconds(kind: str, cluster: Cluster, nbytes: int) -> float:
     """Seconds that such a trial takes at least."""
-    return _busiest(kind, cluster, MADE_OF * ITEM)[1] * nbytes / (MADE_OF * ITEM)
+    return (
+        _busiest(kind, cluster, REFERENCE_TRIAL_ELEMENTS * TRIAL_ITEM_BYTES)[1]
+        * nbytes
+        / (REFERENCE_TRIAL_ELEMENTS * TRIAL_ITEM_BYTES)
+    )
 
 
-def lasting(kind: str, cluster: Cluster, seconds: float) -> int:
+def trial_bytes_lasting(kind: str, cluster: Cluster, seconds: float) -> int:
     """Bytes with which such a trial keeps the busiest link so long."""
-    made = MADE_OF * ITEM
+    made = REFERENCE_TRIAL_ELEMENTS * TRIAL_ITEM_BYTES
     link, busy = _busiest(kind, cluster, made)
-    return LARGEST if link is None else min(LARGEST, max(2 * SMALL, int(made * seconds / busy)))
+    return (
+        MAX_TRIAL_BYTES
+        if link is None
+        else min(MAX_TRIAL_BYTES, max(2 * MAX_SMALL_TRIAL_BYTES, int(made * seconds / busy)))
+    )
 
 
-def crowd(kind: str, cluster: Cluster) -> int:
+def concurrent_flows(kind: str, cluster: Cluster) -> int:
     """Flows at once on the link that takes longest; 0 if it crosses none."""
-    link, _ = _busiest(kind, cluster, MADE_OF * ITEM)
+    link, _ = _busiest(kind, cluster, REFERENCE_TRIAL_ELEMENTS * TRIAL_ITEM_BYTES)
     pairs = {
         (rank, move.peer)
-        for schedule in schedules(kind, cluster, MADE_OF * ITEM)
+        for schedule in schedules(kind, cluster, REFERENCE_TRIAL_ELEMENTS * TRIAL_ITEM_BYTES)
         for rank in schedule.ranks
         for move in schedule.moves(rank)
         if move.kind.sends

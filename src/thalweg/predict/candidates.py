@@ -20,13 +20,23 @@ from thalweg.redundancy import spare_ranks, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import compile_rounds
 
-BASELINE = "ddp"
-EXACT = (BASELINE, "ring", "halving_doubling", "double_tree", "tree", "tuned", "ps", "umw")
-EXACT_IN_RACKS = ("hierarchical", "hierarchical(form=leader)")
-CODED = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
-COMPRESSED = ("ring",)
-COMPRESSED_IN_RACKS = ("hierarchical", "hierarchical(compress=between)")
-AS_TRAINED = {  # what reached the accuracy of exact plans: docs/which-compressor-do-i-need.md
+BASELINE_PLAN = "ddp"
+EXACT_PLANS = (
+    BASELINE_PLAN,
+    "ring",
+    "halving_doubling",
+    "double_tree",
+    "tree",
+    "tuned",
+    "ps",
+    "umw",
+)
+EXACT_RACK_PLANS = ("hierarchical", "hierarchical(form=leader)")
+CODED_PLANS = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
+COMPRESSED_TOPOLOGIES = ("ring",)
+COMPRESSED_RACK_TOPOLOGIES = ("hierarchical", "hierarchical(compress=between)")
+# Arguments that reached the accuracy of exact plans: docs/which-compressor-do-i-need.md.
+TRAINED_COMPRESSORS = {
     "acpsgd": "acpsgd(rank=8)",
     "dgc": "dgc(ratio=0.05, momentum=0)",
     "mstopk": "mstopk(ratio=0.05)",
@@ -35,12 +45,16 @@ AS_TRAINED = {  # what reached the accuracy of exact plans: docs/which-compresso
     "randomk": "randomk(ratio=0.5)",
     "topk": "topk(ratio=0.05)",
 }
-NOT_WAITING = ("lgc", "asp")
-AVERAGING = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
-AVERAGING_IN_RACKS = ("local_sgd(every=8, levels=rack)", "local_sgd(every=1, levels=rack, delay=1)")
-MOST_COMPILED = 256  # workers; larger groups are never replayed, so nothing is compiled for them
-LEAST_BUCKET = 64 * 1024  # bytes
-TINY = Workload.of_size(Size.parse("4KB"))
+ASYNC_PLANS = ("lgc", "asp")
+AVERAGING_PLANS = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
+AVERAGING_RACK_PLANS = (
+    "local_sgd(every=8, levels=rack)",
+    "local_sgd(every=1, levels=rack, delay=1)",
+)
+# Workers; larger groups are never replayed, so nothing is compiled for them.
+MAX_COMPILED_WORKERS = 256
+MIN_BUCKET_BYTES = 64 * 1024  # bytes
+TINY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
 @dataclass(slots=True)
@@ -77,16 +91,16 @@ def candidates(
 
 def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:
     racks = len(group.racks) > 1
-    yield from EXACT
-    yield from EXACT_IN_RACKS if racks else ()
-    yield from CODED
-    compressors = [AS_TRAINED.get(name, name) for name in sorted(catalog.compressors)]
+    yield from EXACT_PLANS
+    yield from EXACT_RACK_PLANS if racks else ()
+    yield from CODED_PLANS
+    compressors = [TRAINED_COMPRESSORS.get(name, name) for name in sorted(catalog.compressors)]
     if allow in (Promise.LOSSY, Promise.EVENTUAL):
-        for text in (*COMPRESSED, *(COMPRESSED_IN_RACKS if racks else ())):
+        for text in (*COMPRESSED_TOPOLOGIES, *(COMPRESSED_RACK_TOPOLOGIES if racks else ())):
             yield from (f"{text}+{compressor}" for compressor in compressors)
-        yield from NOT_WAITING
+        yield from ASYNC_PLANS
     if allow is Promise.EVENTUAL:
-        for text in (*AVERAGING, *(AVERAGING_IN_RACKS if racks else ())):
+        for text in (*AVERAGING_PLANS, *(AVERAGING_RACK_PLANS if racks else ())):
             yield text
             yield from (f"{text}+{name}" for name in _unbiased(catalog))
 
@@ -97,12 +111,12 @@ def _unbiased(catalog: Catalog) -> list[str]:
 
 
 def _refuse_what_does_not_fit(plan: Plan, group: Group, has_data: bool) -> None:
-    if group.size > MOST_COMPILED:
+    if group.size > MAX_COMPILED_WORKERS:
         return  # closed forms take every group, or say that there is none
     if waits_for_nobody(plan):
         spare_ranks(plan, group)
     else:
-        compile_rounds(plan, group, TINY, 0)
+        compile_rounds(plan, group, TINY_WORKLOAD, 0)
     if plan.redundancy is not None and not has_data:
         raise PlanError(f"{plan} needs data= and batch= in attach()", "give them")
 
@@ -118,7 +132,7 @@ def with_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[P
         return  # nothing overlaps with backward there
     for parts in (2, 4, 8, 16):
         nbytes = workload.nbytes / parts
-        if nbytes >= LEAST_BUCKET and nbytes < plan.settings.bucket.nbytes:
+        if nbytes >= MIN_BUCKET_BYTES and nbytes < plan.settings.bucket.nbytes:
             size = Size(int(float(f"{nbytes:.2g}")))
             settings = (*(p for p in plan.text.settings if p[0] != "bucket"), ("bucket", str(size)))
             yield catalog.plan(str(replace(plan.text, settings=settings)))

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from thalweg.schedules import Kind, Move, Order, Quorum, Schedule, order
+from thalweg.schedules import Move, MoveKind, Order, Quorum, Schedule, order
 
-RECEIVES = -1  # where a send has its target
-NOBODY = 1 << 62  # takes a message that no receive is for
-LARGEST_KEPT = 100_000  # ranks times chunks of what is kept for the next replay
+NO_SEND_TARGET = -1  # where a send has its target
+NO_RECEIVER = 1 << 62  # takes a message that no receive is for
+MAX_CACHED_RANK_CHUNKS = 100_000  # ranks times chunks of what is kept for the next replay
 Numbers: TypeAlias = "array[int]"  # a large schedule has millions of moves
-_SEND, _ANSWER = Kind.SEND, Kind.ANSWER  # looked up often
+_SEND, _ANSWER = MoveKind.SEND, MoveKind.ANSWER  # looked up often
 
 
 class Answer(NamedTuple):
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class CompiledRank:
     """One rank's, by the number of a move. `taken_by` is the move of the target that a
     message frees, or the complement of a number in its `answers`."""
 
@@ -45,20 +45,20 @@ class Part:
     first: list[int]  # what the rank's start frees
     targets: Numbers
     sizes: Numbers  # bytes of a send
-    taken_by: Numbers
+    received_by: Numbers
     answers: list[Answer] = field(default_factory=list)
     quorums: dict[int, Quorum] = field(default_factory=dict)
     counted: dict[int, frozenset[int]] = field(default_factory=dict)  # members, by quorum's move
     overtakes: dict[int, list[int]] = field(default_factory=dict)
 
 
-def parts(schedule: Schedule) -> dict[int, Part]:
+def compiled_ranks(schedule: Schedule) -> dict[int, CompiledRank]:
     """By rank. Those of small schedules are kept, since an advisor replays them many times."""
-    small = len(schedule.ranks) * len(schedule.sizes) <= LARGEST_KEPT
+    small = len(schedule.ranks) * len(schedule.sizes) <= MAX_CACHED_RANK_CHUNKS
     return _kept(schedule) if small else _parts(schedule)
 
 
-class _Letters:
+class _PairMessages:
     """Messages from one rank to another: their spans, each as one number, and their moves."""
 
     __slots__ = ("moves", "spans")
@@ -72,13 +72,15 @@ class _Letters:
         self.moves.append(move)
 
 
-_Letterbox = defaultdict[int, _Letters]  # by the other rank, or its complement for answers
+_MessagesByPair = defaultdict[
+    int, _PairMessages
+]  # by the other rank, or its complement for answers
 
 
-def _parts(schedule: Schedule) -> dict[int, Part]:
-    made: dict[int, Part] = {}
-    sent: dict[int, _Letterbox] = {}
-    received: dict[int, _Letterbox] = {}
+def _parts(schedule: Schedule) -> dict[int, CompiledRank]:
+    made: dict[int, CompiledRank] = {}
+    sent: dict[int, _MessagesByPair] = {}
+    received: dict[int, _MessagesByPair] = {}
     patterns: dict[bytes, _Pattern] = {}
     for rank in schedule.ranks:
         moves = tuple(schedule.moves(rank))
@@ -86,13 +88,13 @@ def _parts(schedule: Schedule) -> dict[int, Part]:
         if seen not in patterns:
             patterns[seen] = _Pattern(order(moves))
         pattern = patterns[seen]
-        made[rank] = part = Part(
+        made[rank] = part = CompiledRank(
             waits=pattern.waits[:],
             frees=pattern.frees,
             first=pattern.first,
-            targets=_numbers([RECEIVES]) * len(moves),
+            targets=_numbers([NO_SEND_TARGET]) * len(moves),
             sizes=_numbers([0]) * len(moves),
-            taken_by=_numbers([NOBODY]) * len(moves),
+            received_by=_numbers([NO_RECEIVER]) * len(moves),
         )
         sent[rank], received[rank] = _addressed(schedule, rank, moves, part)
         if part.quorums or any(peer < 0 for peer in sent[rank]):
@@ -100,7 +102,7 @@ def _parts(schedule: Schedule) -> dict[int, Part]:
     for source, letterbox in sent.items():
         for target, letters in letterbox.items():
             here = received[max(target, ~target)]
-            _match(letters, here[source if target >= 0 else ~source], made[source].taken_by)
+            _match(letters, here[source if target >= 0 else ~source], made[source].received_by)
     return made
 
 
@@ -137,10 +139,10 @@ def _numbers(some: Iterable[int] = ()) -> Numbers:
 
 
 def _addressed(
-    schedule: Schedule, rank: int, moves: Sequence[Move], part: Part
-) -> tuple[_Letterbox, _Letterbox]:
+    schedule: Schedule, rank: int, moves: Sequence[Move], part: CompiledRank
+) -> tuple[_MessagesByPair, _MessagesByPair]:
     """What is sent to whom, and what comes from whom."""
-    sent, received = _Letterbox(_Letters), _Letterbox(_Letters)
+    sent, received = _MessagesByPair(_PairMessages), _MessagesByPair(_PairMessages)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
     targets, sizes, waits = part.targets, part.sizes, part.waits
     for index, (kind, peer, start, stop, quorum) in enumerate(moves):
@@ -165,7 +167,7 @@ def _addressed(
     return sent, received
 
 
-def _match(sent: _Letters, received: _Letters, taken_by: Numbers) -> None:
+def _match(sent: _PairMessages, received: _PairMessages, taken_by: Numbers) -> None:
     if sent.spans == received.spans:  # most often they are taken in the order in which they leave
         for index, receive in zip(sent.moves, received.moves, strict=True):
             taken_by[index] = receive
@@ -178,7 +180,7 @@ def _match(sent: _Letters, received: _Letters, taken_by: Numbers) -> None:
             taken_by[index] = waiting[span].popleft()
 
 
-def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
+def _let_results_overtake(rank: int, moves: Sequence[Move], part: CompiledRank) -> None:
     """The last gather of each chunk waits for its message, or for enough answers, and for nothing
     before it; a member's own answer to it is a message to itself."""
     part.frees, part.first = part.frees.copy(), part.first.copy()  # other ranks have the same
@@ -186,7 +188,7 @@ def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
     for index, move in enumerate(moves):
         of_chunk.setdefault(move.start, []).append(index)
     for indices in of_chunk.values():
-        gathers = [index for index in indices if part.targets[index] == RECEIVES]
+        gathers = [index for index in indices if part.targets[index] == NO_SEND_TARGET]
         if not gathers:
             continue
         final = gathers[-1]
@@ -201,7 +203,7 @@ def _let_results_overtake(rank: int, moves: Sequence[Move], part: Part) -> None:
             before.append(_answer_oneself(rank, part, final, freeing))
 
 
-def _answer_oneself(rank: int, part: Part, final: int, after: list[int]) -> int:
+def _answer_oneself(rank: int, part: CompiledRank, final: int, after: list[int]) -> int:
     [member] = part.counted[final]
     part.counted[final] = frozenset()
     own = len(part.waits)
@@ -213,6 +215,6 @@ def _answer_oneself(rank: int, part: Part, final: int, after: list[int]) -> int:
     part.frees.append(())
     part.targets.append(rank)
     part.sizes.append(0)
-    part.taken_by.append(~len(part.answers))
+    part.received_by.append(~len(part.answers))
     part.answers.append(Answer(final, member))
     return own

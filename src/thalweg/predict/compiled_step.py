@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from thalweg.catalog import Catalog
-from thalweg.facts import Bucket, CodecCost, Figure, Machine, Size, Workload
+from thalweg.facts import Bucket, CodecCost, FittedValue, Machine, Size, Workload
 from thalweg.plan import Choice, Plan, PlanText, Settings
 from thalweg.schedules import Group
 from thalweg.steps import (
     ALL_GATHER,
     ALL_TO_ALL,
-    BACK,
-    INSIDE,
+    RACK_SUM_PAYLOAD,
+    RESULT_PAYLOAD,
     Round,
     compile_rounds,
     cycle,
     warm_up,
 )
 
-FIRST_OF_BACKEND = Size.parse("1MiB")
+BACKEND_FIRST_BUCKET_SIZE = Size.parse("1MiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Chain:
     delay: int
 
 
-class Script:
+class StepChains:
     def __init__(
         self, plan: Plan, group: Group, workload: Workload, machine: Machine, catalog: Catalog
     ) -> None:
@@ -97,7 +97,10 @@ class Script:
         own = [r for r in rounds if rank in r.group.ranks]
         for index, of_bucket in groupby(own, key=lambda r: r.bucket):
             bucket, stops = self._buckets[index], list(of_bucket)
-            if any(r.codec is not None or r.payload.name in (INSIDE, BACK) for r in stops):
+            if any(
+                r.codec is not None or r.payload.name in (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
+                for r in stops
+            ):
                 yield self._compressed(bucket, stops)
             else:
                 for round_ in stops:
@@ -106,8 +109,8 @@ class Script:
 
     def _compressed(self, bucket: Bucket, stops: Sequence[Round]) -> Chain:
         ways = [r for r in stops if r.codec is not None]
-        inside = [r for r in stops if r.payload.name == INSIDE]
-        back = [r for r in stops if r.payload.name == BACK]
+        inside = [r for r in stops if r.payload.name == RACK_SUM_PAYLOAD]
+        back = [r for r in stops if r.payload.name == RESULT_PAYLOAD]
         beside = [r for r in stops if r not in ways and r not in inside and r not in back]
         encode, decode = self._codec_seconds(bucket, ways)
         stages = [Stage(0.0, tuple(inside))] if inside else []
@@ -163,14 +166,14 @@ def _arguments(text: str) -> set[tuple[str, str]]:
     return {pair for pair in PlanText.parse(text).preset.arguments if pair[0] != "warmup"}
 
 
-ASSUMED_CODEC = CodecCost(encode=Figure(1e-9, 0.5), decode=Figure(1e-9, 0.5))
+ASSUMED_CODEC = CodecCost(encode=FittedValue(1e-9, 0.5), decode=FittedValue(1e-9, 0.5))
 
 
 def _buckets(plan: Plan, workload: Workload, catalog: Catalog) -> tuple[Bucket, ...]:
     limit = plan.settings.bucket
     if not catalog.is_native(plan) or limit != Settings().bucket:
         return workload.buckets(limit)
-    first = workload.buckets(FIRST_OF_BACKEND)[0]
+    first = workload.buckets(BACKEND_FIRST_BUCKET_SIZE)[0]
     others = tuple(tensor for tensor in workload.tensors if tensor not in first.tensors)
     if not others:
         return (first,)

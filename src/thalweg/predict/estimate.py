@@ -46,7 +46,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advised:
+class RankedPlan:
     """A plan in the ranking. `steps` is how many steps it needs for one of `ddp`'s, None if nobody
     measured that; plans are ranked by `steps` times seconds, those last whose `steps`
     can't be relied on."""
@@ -67,7 +67,7 @@ class Advised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Break:
+class Crossover:
     """Two plans take the same time at this rate of the links, in bits per second."""
 
     slower_links: str  # the plan that is better below
@@ -81,7 +81,7 @@ class Sweep:
 
     rates: tuple[float, ...]  # bits per second of the slowest NIC
     seconds: Mapping[str, tuple[float, ...]]
-    breaks: tuple[Break, ...]
+    breaks: tuple[Crossover, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +93,21 @@ class Advice:
     workload: Workload
     machine: Machine
     allow: Promise
-    ranking: tuple[Advised, ...]
+    ranking: tuple[RankedPlan, ...]
     verdict: str  # one sentence: what to do, and whether plain DDP would do as well
     optimizer: str = ""
-    next_class: Advised | None = None  # if nothing allowed gains enough: what would, if allowed
+    next_class: RankedPlan | None = None  # if nothing allowed gains enough: what would, if allowed
     assumed: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     sweep: Sweep | None = None
 
     def hint(self, option: str = "With --allow {}") -> str:
         """What the next class would gain, if nothing that is allowed gains enough; or nothing."""
-        if (one := self.next_class) is None:
+        if (ranked := self.next_class) is None:
             return ""
-        return f"{option.format(one.promise.value)}: {one.plan} {one.gain:.2f}x"
+        return f"{option.format(ranked.promise.value)}: {ranked.plan} {ranked.gain:.2f}x"
 
     @property
-    def best(self) -> Advised:
+    def best(self) -> RankedPlan:
         """The first of the ranking."""
         return self.ranking[0]

@@ -21,15 +21,29 @@ from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.plan import Cadence, Plan
 
-MEASURED_AS = {"sgd": "sgd", "adam": "adamw", "adamw": "adamw"}  # those two differ in weight decay
-NOT_MEASURED = ("adafactor", "adagrad", "lamb", "lars", "lion", "muon", "nadam", "radam", "rmsprop")
-MOST_RELIED_ON = 0.25  # a larger share is no guide to a long run
-IF_UNKNOWN = "adamw"  # what most models are trained with, and under which more is lost
+MEASURED_OPTIMIZERS = {
+    "sgd": "sgd",
+    "adam": "adamw",
+    "adamw": "adamw",
+}  # those two differ in weight decay
+UNMEASURED_OPTIMIZERS = (
+    "adafactor",
+    "adagrad",
+    "lamb",
+    "lars",
+    "lion",
+    "muon",
+    "nadam",
+    "radam",
+    "rmsprop",
+)
+MAX_TRUSTED_EXTRA_FRACTION = 0.25  # a larger share is no guide to a long run
+ASSUMED_OPTIMIZER = "adamw"  # what most models are trained with, and under which more is lost
 
 
 def optimizer_named(text: str) -> str:
     """The optimizer's name as the tables have it; UsageError if there is none."""
-    name, known = text.strip().lower(), (*MEASURED_AS, *NOT_MEASURED)
+    name, known = text.strip().lower(), (*MEASURED_OPTIMIZERS, *UNMEASURED_OPTIMIZERS)
     if name not in known:
         raise UsageError(
             f"there is no optimizer {text!r}", f"there are {listed(known)}" + nearest(name, known)
@@ -56,19 +70,19 @@ class ExtraSteps:
 
     def is_reliable(self, promise: Promise, share: float | None) -> bool:
         """Whether that share holds in a long run too; one that was given does."""
-        return share is not None and (promise in self.given or share <= MOST_RELIED_ON)
+        return share is not None and (promise in self.given or share <= MAX_TRUSTED_EXTRA_FRACTION)
 
     @property
     def source(self) -> str:
         """What the figures come from, in words; empty if there are none for this optimizer."""
         if not self._table:
             return ""
-        name = MEASURED_AS[self.optimizer]
+        name = MEASURED_OPTIMIZERS[self.optimizer]
         return f"extra steps as measured with {name} on {self._table['job']}"
 
     @property
     def _table(self) -> Mapping[str, Any]:
-        return _tables().get(MEASURED_AS.get(self.optimizer, ""), {})
+        return _tables().get(MEASURED_OPTIMIZERS.get(self.optimizer, ""), {})
 
 
 @cache

@@ -21,35 +21,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from thalweg.facts import Cluster, Duration, Figure, Machine, Road
-from thalweg.predict.calibration_trials import DRAGGED, SMALL, Trial, crowd, schedules
-from thalweg.predict.flow_simulator import Flows
+from thalweg.facts import Cluster, Duration, FittedValue, Machine, TransportCosts
+from thalweg.predict.calibration_trials import (
+    MAX_SMALL_TRIAL_BYTES,
+    SLOWDOWN_TRIAL_KINDS,
+    NetworkTrial,
+    concurrent_flows,
+    schedules,
+)
+from thalweg.predict.flow_simulator import FlowSimulator
 
-CLOSE = 1e-3  # of what was measured
-DIGITS = 7  # of the latency's seconds
-STEPS = 20  # of a root's search, at most
+FIT_TOLERANCE_RATIO = 1e-3  # of what was measured
+LATENCY_DIGITS = 7  # of the latency's seconds
+MAX_ROOT_SEARCH_STEPS = 20  # of a root's search, at most
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-LEAST_SHARE, LARGEST_SHARE = 0.02, 1.1
-FREE = Road()
-LEAST_STEADY = 0.95  # a long ring that gets less has overflowing queues, which a short one hasn't
-Shares = tuple[tuple[int, Figure], ...]
+MIN_BANDWIDTH_SHARE_FRACTION, MAX_BANDWIDTH_SHARE_FRACTION = 0.02, 1.1
+FREE_TRANSPORT_COSTS = TransportCosts()
+# A long ring that gets less has overflowing queues, which a short one hasn't.
+MIN_STEADY_RATE_FRACTION = 0.95
+Shares = tuple[tuple[int, FittedValue], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedCosts:
     """The cluster with the latency that messages have in use, and what they cost there."""
 
     cluster: Cluster
     machine: Machine
 
 
-def fit(cluster: Cluster, trials: Sequence[Trial]) -> Fitted:
+def fit(cluster: Cluster, trials: Sequence[NetworkTrial]) -> FittedCosts:
     """`cluster` is the one that the trials' schedules were made for. What no trial tells is taken
     to cost nothing, and listed as assumed."""
     ours = [trial for trial in trials if trial.kind != "native"]
     theirs = [trial for trial in trials if trial.kind == "native"]
     latency, message = _hop(cluster, ours)
-    inside = _byte(cluster, latency, ours, Road(message=message))
+    inside = _byte(cluster, latency, ours, TransportCosts(message=message))
     burst = _burst(cluster, latency, ours, inside)
     backend = _backend(cluster, latency, theirs, burst)
     machine = Machine(
@@ -60,57 +67,71 @@ def fit(cluster: Cluster, trials: Sequence[Trial]) -> Fitted:
         burst=burst,
         assumed=tuple(_assumed(trials)),
     )
-    return Fitted(replace(cluster, latency=Duration(round(latency, DIGITS))), machine)
+    return FittedCosts(replace(cluster, latency=Duration(round(latency, LATENCY_DIGITS))), machine)
 
 
-def _hop(cluster: Cluster, trials: Sequence[Trial]) -> tuple[float, Figure]:
+def _hop(cluster: Cluster, trials: Sequence[NetworkTrial]) -> tuple[float, FittedValue]:
     """Seconds of a message's way, and what it costs its receiver."""
     chain, star = _tiny(trials, "chain"), _tiny(trials, "star")
     if chain is None or star is None:
-        return cluster.latency.seconds, Figure(0.0)
-    along, at_once, seconds = _Replay(cluster, chain), _Replay(cluster, star), median(chain.seconds)
+        return cluster.latency.seconds, FittedValue(0.0)
+    along, at_once, seconds = (
+        _TrialSimulation(cluster, chain),
+        _TrialSimulation(cluster, star),
+        median(chain.seconds),
+    )
     hop = _root(along, seconds, 0.0, seconds)
     message = _root(
-        lambda message: at_once(hop - message, Road(message=Figure(message))),
+        lambda message: at_once(hop - message, TransportCosts(message=FittedValue(message))),
         median(star.seconds),
         0.0,
         max(0.0, hop - cluster.latency.seconds),  # at best it travels as long as a ping
     )
-    return hop - message, Figure(message, _spread(star))
+    return hop - message, FittedValue(message, _spread(star))
 
 
-def _byte(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road) -> Road:
+def _byte(
+    cluster: Cluster, latency: float, trials: Sequence[NetworkTrial], costs: TransportCosts
+) -> TransportCosts:
     """From the largest trial that crosses no link."""
-    inside = [t for t in trials if t.nbytes > SMALL and not crowd(t.kind, cluster)]
+    inside = [
+        t
+        for t in trials
+        if t.nbytes > MAX_SMALL_TRIAL_BYTES and not concurrent_flows(t.kind, cluster)
+    ]
     if not inside:
-        return road
+        return costs
     trial = max(inside, key=lambda trial: trial.nbytes)
-    replay, seconds = _Replay(cluster, trial), median(trial.seconds)
+    replay, seconds = _TrialSimulation(cluster, trial), median(trial.seconds)
     byte = _root(
-        lambda byte: replay(latency, replace(road, byte=Figure(byte))),
+        lambda byte: replay(latency, replace(costs, byte=FittedValue(byte))),
         seconds,
         0.0,
         seconds / trial.nbytes,
     )
-    return replace(road, byte=Figure(byte, _spread(trial)))
+    return replace(costs, byte=FittedValue(byte, _spread(trial)))
 
 
-def _burst(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road) -> float:
+def _burst(
+    cluster: Cluster, latency: float, trials: Sequence[NetworkTrial], costs: TransportCosts
+) -> float:
     """Bytes, if there are two large rings. Their difference tells what a byte takes once links are
     busy; what the shorter takes less than that, links have carried at once."""
-    rings = sorted((t for t in trials if t.kind == "ring" and t.nbytes > SMALL), key=_nbytes)
+    rings = sorted(
+        (t for t in trials if t.kind == "ring" and t.nbytes > MAX_SMALL_TRIAL_BYTES), key=_nbytes
+    )
     if len(rings) < 2:
         return 0.0
-    short, long = _Replay(cluster, rings[0]), _Replay(cluster, rings[-1])
+    short, long = _TrialSimulation(cluster, rings[0]), _TrialSimulation(cluster, rings[-1])
 
-    def slowed(inverse: float) -> Road:
-        return replace(road, crowding=((1, Figure(1 / inverse)),))
+    def slowed(inverse: float) -> TransportCosts:
+        return replace(costs, crowding=((1, FittedValue(1 / inverse)),))
 
     inverse = _root(
         lambda inverse: long(latency, slowed(inverse)) - short(latency, slowed(inverse)),
         median(rings[-1].seconds) - median(rings[0].seconds),
-        1 / LARGEST_SHARE,
-        1 / LEAST_STEADY,
+        1 / MAX_BANDWIDTH_SHARE_FRACTION,
+        1 / MIN_STEADY_RATE_FRACTION,
     )
     return -_root(
         lambda negative: short(latency, slowed(inverse), -negative),
@@ -120,83 +141,107 @@ def _burst(cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road
     )
 
 
-def _backend(cluster: Cluster, latency: float, trials: Sequence[Trial], burst: float) -> Road:
+def _backend(
+    cluster: Cluster, latency: float, trials: Sequence[NetworkTrial], burst: float
+) -> TransportCosts:
     """Its messages travel as long as ours."""
     tiny = _tiny(trials, "native")
     if tiny is None:
-        return Road()
-    replay, seconds = _Replay(cluster, tiny), median(tiny.seconds)
+        return TransportCosts()
+    replay, seconds = _TrialSimulation(cluster, tiny), median(tiny.seconds)
     message = _root(
-        lambda message: replay(latency, Road(message=Figure(message)), burst), seconds, 0.0, seconds
+        lambda message: replay(latency, TransportCosts(message=FittedValue(message)), burst),
+        seconds,
+        0.0,
+        seconds,
     )
-    road = Road(message=Figure(message, _spread(tiny)))
-    return _byte(cluster, latency, trials, road)
+    costs = TransportCosts(message=FittedValue(message, _spread(tiny)))
+    return _byte(cluster, latency, trials, costs)
 
 
 def _crowding(
-    cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road, burst: float
-) -> Road:
+    cluster: Cluster,
+    latency: float,
+    trials: Sequence[NetworkTrial],
+    costs: TransportCosts,
+    burst: float,
+) -> TransportCosts:
     """What so many flows get of a link together, from few to many."""
-    by_crowd: dict[int, dict[str, Trial]] = {}
+    by_crowd: dict[int, dict[str, NetworkTrial]] = {}
     for trial in sorted(trials, key=_nbytes):
-        flows = crowd(trial.kind, cluster)
-        if flows and trial.nbytes > SMALL and trial.kind not in DRAGGED:
+        flows = concurrent_flows(trial.kind, cluster)
+        if (
+            flows
+            and trial.nbytes > MAX_SMALL_TRIAL_BYTES
+            and trial.kind not in SLOWDOWN_TRIAL_KINDS
+        ):
             by_crowd.setdefault(flows, {})[trial.kind] = trial  # the largest of its kind
     shares: Shares = ()
     for flows, alike in sorted(by_crowd.items()):
         found = [
-            _share(_Replay(cluster, trial), latency, road, burst, shares, flows)
+            _share(_TrialSimulation(cluster, trial), latency, costs, burst, shares, flows)
             for trial in alike.values()
         ]
         shares = (*shares, (flows, _together(found)))
-    return replace(road, crowding=shares) if shares else road
+    return replace(costs, crowding=shares) if shares else costs
 
 
 def _dragged(
-    cluster: Cluster, latency: float, trials: Sequence[Trial], road: Road, burst: float
-) -> Road:
-    drag: dict[str, Figure] = {}
+    cluster: Cluster,
+    latency: float,
+    trials: Sequence[NetworkTrial],
+    costs: TransportCosts,
+    burst: float,
+) -> TransportCosts:
+    drag: dict[str, FittedValue] = {}
     for trial in trials:
-        if trial.kind in DRAGGED and trial.nbytes > SMALL:
-            replay, seconds = _Replay(cluster, trial), median(trial.seconds)
-            more = seconds / replay(latency, road, burst)
-            drag[trial.kind] = Figure(max(1.0, more), _spread(trial))
-    return replace(road, drag=tuple(drag.items()))
+        if trial.kind in SLOWDOWN_TRIAL_KINDS and trial.nbytes > MAX_SMALL_TRIAL_BYTES:
+            replay, seconds = _TrialSimulation(cluster, trial), median(trial.seconds)
+            more = seconds / replay(latency, costs, burst)
+            drag[trial.kind] = FittedValue(max(1.0, more), _spread(trial))
+    return replace(costs, drag=tuple(drag.items()))
 
 
 def _share(
-    replay: _Replay, latency: float, road: Road, burst: float, fewer: Shares, flows: int
-) -> Figure:
-    def crowded(inverse: float) -> Road:
-        return replace(road, crowding=(*fewer, (flows, Figure(1 / inverse))))
+    replay: _TrialSimulation,
+    latency: float,
+    costs: TransportCosts,
+    burst: float,
+    fewer: Shares,
+    flows: int,
+) -> FittedValue:
+    def crowded(inverse: float) -> TransportCosts:
+        return replace(costs, crowding=(*fewer, (flows, FittedValue(1 / inverse))))
 
     inverse = _root(
         lambda inverse: replay(latency, crowded(inverse), burst),
         median(replay.trial.seconds),
-        1 / LARGEST_SHARE,
-        1 / LEAST_SHARE,
+        1 / MAX_BANDWIDTH_SHARE_FRACTION,
+        1 / MIN_BANDWIDTH_SHARE_FRACTION,
     )
-    return Figure(1 / inverse, _spread(replay.trial))
+    return FittedValue(1 / inverse, _spread(replay.trial))
 
 
-def _together(found: Sequence[Figure]) -> Figure:
+def _together(found: Sequence[FittedValue]) -> FittedValue:
     """Of trials that tell the same figure; where they differ it is less sure."""
     values = [figure.value for figure in found]
     apart = (max(values) - min(values)) / 2 / median(values)
-    return Figure(median(values), max(apart, *(figure.spread for figure in found)))
+    return FittedValue(median(values), max(apart, *(figure.spread for figure in found)))
 
 
-class _Replay:
+class _TrialSimulation:
     """A trial's schedules, simulated with other figures than those that they were made for."""
 
-    def __init__(self, cluster: Cluster, trial: Trial) -> None:
+    def __init__(self, cluster: Cluster, trial: NetworkTrial) -> None:
         self.trial = trial
         self._cluster = cluster
         self._schedules = schedules(trial.kind, cluster, trial.nbytes)
 
-    def __call__(self, latency: float, road: Road = FREE, burst: float = 0.0) -> float:
+    def __call__(
+        self, latency: float, costs: TransportCosts = FREE_TRANSPORT_COSTS, burst: float = 0.0
+    ) -> float:
         """Seconds."""
-        flows = Flows(replace(self._cluster, latency=Duration(latency)), road, burst)
+        flows = FlowSimulator(replace(self._cluster, latency=Duration(latency)), costs, burst)
         ends: list[float] = []
         for schedule in self._schedules:
             exchange = flows.exchange(schedule, lambda _: ends.append(flows.now))
@@ -214,10 +259,10 @@ def _root(rising: Callable[[float], float], value: float, low: float, high: floa
     if below >= 0 or above <= 0:
         return low if below >= 0 else high
     stayed = ""
-    for _ in range(STEPS):
+    for _ in range(MAX_ROOT_SEARCH_STEPS):
         middle = low + (high - low) * below / (below - above)
         there = rising(middle) - value
-        if abs(there) <= CLOSE * value:
+        if abs(there) <= FIT_TOLERANCE_RATIO * value:
             break
         if there < 0:
             low, below = middle, there
@@ -230,21 +275,21 @@ def _root(rising: Callable[[float], float], value: float, low: float, high: floa
     return middle
 
 
-def _tiny(trials: Sequence[Trial], kind: str) -> Trial | None:
-    return next((t for t in trials if t.kind == kind and t.nbytes <= SMALL), None)
+def _tiny(trials: Sequence[NetworkTrial], kind: str) -> NetworkTrial | None:
+    return next((t for t in trials if t.kind == kind and t.nbytes <= MAX_SMALL_TRIAL_BYTES), None)
 
 
-def _nbytes(trial: Trial) -> int:
+def _nbytes(trial: NetworkTrial) -> int:
     return trial.nbytes
 
 
-def _spread(trial: Trial) -> float:
+def _spread(trial: NetworkTrial) -> float:
     """The repetitions' standard deviation, relative to their median; outliers don't count."""
     middle = median(trial.seconds)
     return MAD_TO_DEVIATION * median(abs(s - middle) for s in trial.seconds) / middle
 
 
-def _assumed(trials: Sequence[Trial]) -> list[str]:
+def _assumed(trials: Sequence[NetworkTrial]) -> list[str]:
     kinds = {trial.kind for trial in trials}
     missing = []
     if "chain" not in kinds:

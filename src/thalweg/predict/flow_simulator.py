@@ -2,9 +2,9 @@
 
 Messages are fluids. One from a source to a target occupies every link of its path and the hands of
 both ranks; what shares a link shares it max-min fairly (`fairness`), and a crowd on it loses some
-of it (`Road.share`). Messages of one source to one target leave one after the other, as on a
-connection. After its last byte a message travels for the latency, and then keeps its receiver busy
-for a while, one message at a time. What is done when is up to the ranks (`exchange`).
+of it (`TransportCosts.bandwidth_share`). Messages of one source to one target leave one after the
+other, as on a connection. After its last byte a message travels for the latency, and then keeps its
+receiver busy for a while, one message at a time. What is done when is up to the ranks (`exchange`).
 
 After a rest a link carries so many bytes at once, as a token bucket does: it holds up to `burst`
 tokens, a byte each, and gains them at the rate that it has for the flows on it. While it has some
@@ -23,28 +23,29 @@ from math import inf, isclose
 from typing import NamedTuple
 
 from thalweg.facts import Cluster, Link
-from thalweg.facts.machine import Road
-from thalweg.predict.compiled_schedule import Part, parts
-from thalweg.predict.fairness import Channel, Flow, fair_rates, neighbours
-from thalweg.predict.schedule_run import Exchange
+from thalweg.facts.machine import TransportCosts
+from thalweg.predict.compiled_schedule import CompiledRank, compiled_ranks
+from thalweg.predict.fairness import FluidFlow, SharedResource, fair_rates, neighbours
+from thalweg.predict.schedule_run import ScheduleRun
 from thalweg.schedules import Schedule
 
-FREE = Road()  # messages cost nothing but their way
-AT_ONCE = 1e-12  # what lies less than this part of the time apart happens at the same moment
-NOTHING = 1e-6  # bytes: less is a matter of rounding
-ROUNDING = 1e-9  # and so is less than this part of a rate
+FREE_TRANSPORT_COSTS = TransportCosts()  # messages cost nothing but their way
+# What lies less than this part of the time apart happens at the same moment.
+SAME_TIME_TOLERANCE = 1e-12
+ROUNDING_BYTES = 1e-6  # bytes: less is a matter of rounding
+ROUNDING_RATE_RATIO = 1e-9  # and so is less than this part of a rate
 
 
 def simulate(
     schedule: Schedule,
     cluster: Cluster,
-    road: Road = FREE,
+    costs: TransportCosts = FREE_TRANSPORT_COSTS,
     *,
     starts: Mapping[int, float] | None = None,
     burst: float = 0.0,
 ) -> dict[int, float]:
     """Seconds after which each rank has done its part; who isn't in `starts` begins at 0."""
-    flows = Flows(cluster, road, burst)
+    flows = FlowSimulator(cluster, costs, burst)
     ends: dict[int, float] = {}
 
     def ended(rank: int) -> None:
@@ -58,7 +59,7 @@ def simulate(
     return ends
 
 
-class Message(NamedTuple):
+class SimulatedMessage(NamedTuple):
     """`left` is called with its last byte, and `arrived(number)` once its receiver has it."""
 
     nbytes: int
@@ -67,39 +68,43 @@ class Message(NamedTuple):
     left: Callable[[], None]
 
 
-class Connection(Flow):
+class SimulatedConnection(FluidFlow):
     """The messages from one rank to another: the first is under way, the others wait for it."""
 
     __slots__ = ("messages", "seconds", "target")
 
-    def __init__(self, target: int, channels: tuple[Channel, ...], seconds: float) -> None:
+    def __init__(self, target: int, channels: tuple[SharedResource, ...], seconds: float) -> None:
         super().__init__(channels)
         self.target = target
         self.seconds = seconds  # of a byte's way
-        self.messages: deque[Message] = deque()
+        self.messages: deque[SimulatedMessage] = deque()
 
 
-class Flows:
+class FlowSimulator:
     """A cluster's links, what is on them, and a clock."""
 
-    def __init__(self, cluster: Cluster, road: Road = FREE, burst: float = 0.0) -> None:
+    def __init__(
+        self, cluster: Cluster, costs: TransportCosts = FREE_TRANSPORT_COSTS, burst: float = 0.0
+    ) -> None:
         self.now = 0.0  # seconds
         self._cluster = cluster
-        self._road = road
+        self._costs = costs
         self._burst = burst
-        self._handling = road.message.value
-        self._links: dict[Link, Channel] = {
-            link: Channel(rate.bits_per_second / 8, road, burst)
+        self._handling = costs.message.value
+        self._links: dict[Link, SharedResource] = {
+            link: SharedResource(rate.bits_per_second / 8, costs, burst)
             for link, rate in cluster.rates().items()
         }
-        self._hands: dict[tuple[int, str], Channel] = {}
-        self._connections: dict[tuple[int, int], Connection] = {}
-        self._changed: dict[Channel, None] = {}  # whose flows aren't the same any more
+        self._hands: dict[tuple[int, str], SharedResource] = {}
+        self._connections: dict[tuple[int, int], SimulatedConnection] = {}
+        self._changed: dict[SharedResource, None] = {}  # whose flows aren't the same any more
         self._free_again: dict[int, float] = {}  # when each receiver has handled what has come
         self._events: list[tuple[float, int, Callable[..., None], object]] = []
         self._numbers = count()
-        self._under_way: dict[Exchange, None] = {}
-        self._parts: dict[int, tuple[Schedule, dict[int, Part]]] = {}  # by the schedule's id
+        self._under_way: dict[ScheduleRun, None] = {}
+        self._parts: dict[
+            int, tuple[Schedule, dict[int, CompiledRank]]
+        ] = {}  # by the schedule's id
 
     def at(self, when: float, do: Callable[[], None]) -> None:
         """Do this then, or at once if it is past."""
@@ -107,13 +112,13 @@ class Flows:
 
     def exchange(
         self, schedule: Schedule, ended: Callable[[int], None] = lambda rank: None
-    ) -> Exchange:
+    ) -> ScheduleRun:
         """One execution of a schedule; `ended` is told each rank that has done its part."""
         if id(schedule) not in self._parts:
-            self._parts[id(schedule)] = schedule, parts(schedule)
+            self._parts[id(schedule)] = schedule, compiled_ranks(schedule)
         its_parts = self._parts[id(schedule)][1]
-        drag = self._road.dragged(schedule.name).value
-        exchange = Exchange(schedule, its_parts, self.post, ended, self._under_way.pop, drag)
+        drag = self._costs.slowdown_of(schedule.name).value
+        exchange = ScheduleRun(schedule, its_parts, self.post, ended, self._under_way.pop, drag)
         self._under_way[exchange] = None
         return exchange
 
@@ -123,7 +128,7 @@ class Flows:
         self._share_out()
         events = self._events
         while events:
-            moment = events[0][0] * (1 + AT_ONCE)
+            moment = events[0][0] * (1 + SAME_TIME_TOLERANCE)
             while events and events[0][0] <= moment:
                 self.now, _, do, what = heappop(events)
                 do(what)
@@ -143,7 +148,7 @@ class Flows:
         """Hand over a message; `left` is called with its last byte, and `arrived(number)` once its
         receiver has it."""
         connection = self._connections.get((source, target)) or self._connect(source, target)
-        message = Message(nbytes, arrived, number, left)
+        message = SimulatedMessage(nbytes, arrived, number, left)
         if not connection.channels:
             self._travel(connection, message)
             self._plan(self.now, _call, left)
@@ -152,22 +157,24 @@ class Flows:
         if len(connection.messages) == 1:
             self._enter(connection, nbytes)
 
-    def _connect(self, source: int, target: int) -> Connection:
+    def _connect(self, source: int, target: int) -> SimulatedConnection:
         path = self._cluster.path(source, target)
         links = [self._links[link] for link in path if link in self._links]
         hands = (
-            [self._hand(source, "out"), self._hand(target, "in")] if self._road.byte.value else []
+            [self._hand(source, "out"), self._hand(target, "in")] if self._costs.byte.value else []
         )
         seconds = self._cluster.seconds_between(source, target)
-        made = self._connections[source, target] = Connection(target, (*links, *hands), seconds)
+        made = self._connections[source, target] = SimulatedConnection(
+            target, (*links, *hands), seconds
+        )
         return made
 
-    def _hand(self, rank: int, way: str) -> Channel:
+    def _hand(self, rank: int, way: str) -> SharedResource:
         if (rank, way) not in self._hands:
-            self._hands[rank, way] = Channel(1 / self._road.byte.value)
+            self._hands[rank, way] = SharedResource(1 / self._costs.byte.value)
         return self._hands[rank, way]
 
-    def _enter(self, flow: Connection, nbytes: int) -> None:
+    def _enter(self, flow: SimulatedConnection, nbytes: int) -> None:
         """A message sets out; with nobody else on its way its rate is known."""
         alone = not self._burst
         for channel in flow.channels:
@@ -180,12 +187,12 @@ class Flows:
         else:
             self._changed |= dict.fromkeys(flow.channels)
 
-    def _give(self, flow: Flow, rate: float) -> None:
+    def _give(self, flow: FluidFlow, rate: float) -> None:
         flow.rate = rate
         flow.due = self.now + flow.left / rate
         heappush(self._events, (flow.due, next(self._numbers), self._last_byte, flow))
 
-    def _last_byte(self, flow: Connection) -> None:
+    def _last_byte(self, flow: SimulatedConnection) -> None:
         if flow.due != self.now:
             return  # it has been given another rate since
         message = flow.messages.popleft()
@@ -197,7 +204,7 @@ class Flows:
         self._travel(flow, message)
         message.left()
 
-    def _leave(self, flow: Connection) -> None:
+    def _leave(self, flow: SimulatedConnection) -> None:
         flow.due = -1.0
         for channel in flow.channels:
             del channel.flows[flow]
@@ -206,14 +213,14 @@ class Flows:
         if flow.messages:
             self._enter(flow, flow.messages[0].nbytes)
 
-    def _travel(self, connection: Connection, message: Message) -> None:
+    def _travel(self, connection: SimulatedConnection, message: SimulatedMessage) -> None:
         arrives = self.now + connection.seconds
         if self._handling:
             self._plan(arrives, self._handle, (connection.target, message))
         else:
             self._plan(arrives, message.arrived, message.number)
 
-    def _handle(self, come: tuple[int, Message]) -> None:
+    def _handle(self, come: tuple[int, SimulatedMessage]) -> None:
         """One after the other, a receiver takes in what has come to it."""
         target, message = come
         begins = max(self.now, self._free_again.get(target, 0.0))
@@ -232,7 +239,7 @@ class Flows:
         for flow in flows:
             flow.left = max(0.0, flow.left - flow.rate * (self.now - flow.since))
             flow.since = self.now
-        burst: set[Flow] = set()
+        burst: set[FluidFlow] = set()
         if self._burst:
             refill(channels, self.now)
             burst = burst_through(flows)
@@ -246,7 +253,7 @@ class Flows:
             for channel in run_down(channels):
                 self._plan(channel.dry_at, self._dry, channel)
 
-    def _dry(self, channel: Channel) -> None:
+    def _dry(self, channel: SharedResource) -> None:
         if channel.dry_at == self.now:  # else its flows have changed since
             channel.tokens, channel.spare = 0.0, 0.0
             self._changed[channel] = None
@@ -256,18 +263,18 @@ def _call(do: Callable[[], None]) -> None:
     do()
 
 
-def refill(channels: Iterable[Channel], now: float) -> None:
+def refill(channels: Iterable[SharedResource], now: float) -> None:
     """What each has by now, its flows having been as they were since it was last looked at."""
     for channel in channels:
         if channel.burst:
             gained = channel.spare * (now - channel.since)
             channel.tokens = min(channel.burst, channel.tokens + gained)
-            if channel.tokens < NOTHING:
+            if channel.tokens < ROUNDING_BYTES:
                 channel.tokens = 0.0
         channel.since = now
 
 
-def burst_through(flows: Iterable[Flow]) -> set[Flow]:
+def burst_through(flows: Iterable[FluidFlow]) -> set[FluidFlow]:
     """Let through at once what no channel limits; the flows of which that is some."""
     free = [flow for flow in flows if all(channel.tokens for channel in flow.channels)]
     moved = set(free)
@@ -283,12 +290,12 @@ def burst_through(flows: Iterable[Flow]) -> set[Flow]:
     return moved
 
 
-def run_down(channels: Iterable[Channel]) -> list[Channel]:
+def run_down(channels: Iterable[SharedResource]) -> list[SharedResource]:
     """After `fair_rates`: the channels whose tokens will be used up, if that is news."""
     emptying = []
     for channel in channels:
         if channel.burst:
-            full = abs(channel.room) < ROUNDING * channel.rate
+            full = abs(channel.room) < ROUNDING_RATE_RATIO * channel.rate
             channel.spare = 0.0 if full else channel.room
             if not channel.tokens or channel.spare >= 0:
                 channel.dry_at = inf
@@ -301,4 +308,4 @@ def run_down(channels: Iterable[Channel]) -> list[Channel]:
 
 
 def _less(what: float, by: float) -> float:
-    return what - by if what - by > NOTHING else 0.0
+    return what - by if what - by > ROUNDING_BYTES else 0.0

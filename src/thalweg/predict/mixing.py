@@ -62,24 +62,24 @@ from thalweg.errors import PlanError
 from thalweg.facts import Link, Size, Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, connected, traffic
-from thalweg.steps import PART, Round, compile_rounds, cycle
+from thalweg.steps import PART_PAYLOAD, Round, compile_rounds, cycle
 
 Matrix = NDArray[np.float64]
-MOST_STEPS = 4096  # of a longer period, only so many are looked at
-ONE_VALUE = Workload.of_size(Size.parse("4B"))
-NOTHING = 1e-10  # a step that leaves less of what was there leaves nothing but rounding
-SQUARINGS = 30
-LONGEST_COUNTED = 512  # steps, where k(eps) is counted and not estimated
-PHASES = 512  # to begin with; of longer periods, the first
-DOUBLINGS = 60
-SETTLED = 1e-12  # of the whole
-LITTLE = 1e-3  # of the disagreement
-MOST_CROSSED_STEPS = 64
-MODEL = Workload.of_size(Size.parse("100KB"))  # large enough for even chunks
+MAX_MIXING_STEPS = 4096  # of a longer period, only so many are looked at
+ONE_VALUE_WORKLOAD = Workload.of_size(Size.parse("4B"))
+ROUNDING_NORM_RATIO = 1e-10  # a step that leaves less of what was there leaves nothing but rounding
+MAX_SQUARING_COUNT = 30
+MAX_COUNTED_STEPS = 512  # steps, where k(eps) is counted and not estimated
+MAX_START_PHASES = 512  # to begin with; of longer periods, the first
+MAX_DOUBLING_COUNT = 60
+VARIANCE_TOLERANCE_RATIO = 1e-12  # of the whole
+SMALL_DISAGREEMENT_RATIO = 1e-3  # of the disagreement
+MAX_UPLINK_TRAFFIC_STEPS = 64
+UPLINK_TRAFFIC_WORKLOAD = Workload.of_size(Size.parse("100KB"))  # large enough for even chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
+class MixingBlock:
     """Those who mix, and how: a block of W, for the members in the order of `ranks`."""
 
     ranks: tuple[int, ...]
@@ -96,7 +96,7 @@ class Mixing:
 
     ranks: tuple[int, ...]
     period: int
-    steps: tuple[tuple[Exchange, ...], ...]
+    steps: tuple[tuple[MixingBlock, ...], ...]
 
     @property
     def size(self) -> int:
@@ -135,7 +135,7 @@ class Mixing:
             for earlier, later in zip(steps, [*steps[1:], steps[0] + length], strict=True)
         )
 
-    def only(self, exchanges: Sequence[Exchange]) -> Mixing:
+    def only(self, exchanges: Sequence[MixingBlock]) -> Mixing:
         """As if there were one step, with these alone."""
         return Mixing(self.ranks, 1, (tuple(exchanges),))
 
@@ -165,8 +165,8 @@ def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
     steps = [
         tuple(_exchanges(rounds, places))
         for rounds in (
-            compile_rounds(plain, group, ONE_VALUE, step, catalog)
-            for step in range(min(period, MOST_STEPS))
+            compile_rounds(plain, group, ONE_VALUE_WORKLOAD, step, catalog)
+            for step in range(min(period, MAX_MIXING_STEPS))
         )
     ]
     if period == len(steps):  # rings go both ways by turns, which mixes the same
@@ -174,31 +174,31 @@ def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
     return Mixing(ranks, period, tuple(steps[:period]))
 
 
-def _repeats(steps: list[tuple[Exchange, ...]]) -> int:
+def _repeats(steps: list[tuple[MixingBlock, ...]]) -> int:
     """The least number of steps after which everything is the same."""
     seen = [{(each.ranks, each.weights.tobytes(), each.lasts) for each in step} for step in steps]
     lengths = (n for n in range(1, len(steps)) if len(steps) % n == 0)
     return next((n for n in lengths if seen == seen[:n] * (len(seen) // n)), len(steps))
 
 
-def _exchanges(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[Exchange]:
+def _exchanges(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[MixingBlock]:
     """Parts that racks exchange among their like are together an average of everybody's."""
     across = None
     for round_ in rounds:
-        if round_.payload.name == PART:
+        if round_.payload.name == PART_PAYLOAD:
             across = round_
         elif round_.group.size > 1:
             yield _exchange(round_, places)
     if across is not None:
         size = len(places)
         everybody = np.full((size, size), 1 / size)
-        yield Exchange(tuple(places), np.arange(size), everybody, delay=across.delay)
+        yield MixingBlock(tuple(places), np.arange(size), everybody, delay=across.delay)
 
 
-def _exchange(round_: Round, places: dict[int, int]) -> Exchange:
+def _exchange(round_: Round, places: dict[int, int]) -> MixingBlock:
     members = round_.schedule.ranks
     weights = np.array([_row(round_, rank, members) for rank in members])
-    return Exchange(
+    return MixingBlock(
         members,
         np.array([places[rank] for rank in members], dtype=np.intp),
         weights,
@@ -230,7 +230,7 @@ def contraction_of(mixing: Mixing) -> Contraction:
         product, scale = _scaled(_centred(mixing.mixed(step, product)), scale)
     sigma = float(np.linalg.norm(product, 2)) * exp(scale)
     eigenvalue = 0.0
-    for squaring in range(1, SQUARINGS + 1):
+    for squaring in range(1, MAX_SQUARING_COUNT + 1):
         product, scale = _scaled(_centred(product @ product), 2 * scale)
         eigenvalue = scale / 2**squaring  # its logarithm
     rate = exp(eigenvalue / steps)
@@ -243,11 +243,11 @@ def steps_to(mixing: Mixing, eps: float, rate: float) -> int | None:
     if rate >= 1.0:
         return None
     expected = ceil(log(eps) / log(rate)) if rate > 0 else 0
-    if expected > LONGEST_COUNTED:
+    if expected > MAX_COUNTED_STEPS:
         return expected
-    window = _Window(mixing)
+    window = _MatrixWindow(mixing)
     longest = 0
-    for start in range(min(len(mixing.steps), PHASES)):
+    for start in range(min(len(mixing.steps), MAX_START_PHASES)):
         window.grow(start + longest)
         while window.left_over() > eps:
             longest += 1
@@ -256,7 +256,7 @@ def steps_to(mixing: Mixing, eps: float, rate: float) -> int | None:
     return longest
 
 
-class _Window:
+class _MatrixWindow:
     """The product of the matrices of steps in a row, later ones to the left; drops the first step,
     takes in the next. What the longest windows have to take in never gets less, since no W_t makes
     replicas differ by more: so the search goes forward only."""
@@ -297,7 +297,7 @@ def _centred(values: Matrix) -> Matrix:
 def _scaled(product: Matrix, scale: float) -> tuple[Matrix, float]:
     """With a norm of one, and the logarithm of what it had."""
     norm = float(np.linalg.norm(product))
-    if norm < NOTHING:
+    if norm < ROUNDING_NORM_RATIO:
         return np.zeros_like(product), -inf
     return product / norm, scale + log(norm)
 
@@ -341,10 +341,10 @@ def _stationary(mixing: Mixing) -> Matrix:
         own = _averaged(mixing, step, own + _noise(mixing.size))
         product = mixing.mixed(step, product)
         product -= product.mean(axis=0)
-    for _ in range(DOUBLINGS):
+    for _ in range(MAX_DOUBLING_COUNT):
         more = product @ own @ product.T
         own = own + more
-        if np.trace(more) <= SETTLED * np.trace(own):
+        if np.trace(more) <= VARIANCE_TOLERANCE_RATIO * np.trace(own):
             break
         product = product @ product
     return own
@@ -360,7 +360,7 @@ def _noise(size: int) -> Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class MixingSummary:
     """`looked_at`: so many steps of the period; the figures are those of a table that begins anew
     after them."""
 
@@ -376,18 +376,18 @@ class Outlook:
     longest_pause: int | None  # steps from a meeting of a rank to its next; None: never
 
 
-def outlook(plan: Plan, group: Group, catalog: Catalog) -> Outlook:
-    return outlook_of(mixing_of(plan, group, catalog))
+def mixing_summary(plan: Plan, group: Group, catalog: Catalog) -> MixingSummary:
+    return mixing_summary_of(mixing_of(plan, group, catalog))
 
 
-def outlook_of(mixing: Mixing) -> Outlook:
+def mixing_summary_of(mixing: Mixing) -> MixingSummary:
     found, apart = contraction_of(mixing), expected_drift(mixing)
-    return Outlook(
+    return MixingSummary(
         connected=mixing.is_connected,
         gap=found.gap,
         sigma_gap=found.sigma_gap,
         contraction=found.per_step,
-        steps_to_little=steps_to(mixing, LITTLE, found.per_step),
+        steps_to_little=steps_to(mixing, SMALL_DISAGREEMENT_RATIO, found.per_step),
         drift=apart.after,
         drift_before=apart.before,
         period=mixing.period,
@@ -396,15 +396,15 @@ def outlook_of(mixing: Mixing) -> Outlook:
     )
 
 
-def crossing(plan: Plan, group: Group, catalog: Catalog, period: int) -> float | None:
+def uplink_traffic(plan: Plan, group: Group, catalog: Catalog, period: int) -> float | None:
     """In units of the model, averaged over a period or its first steps; None for a single rack. A
     window's bytes are counted once, however many steps it lasts."""
     if len(group.racks) == 1:
         return None
-    steps = min(period, MOST_CROSSED_STEPS)
+    steps = min(period, MAX_UPLINK_TRAFFIC_STEPS)
     leaving: Counter[Link] = Counter()
     for step in range(steps):
-        for round_ in compile_rounds(plan, group, MODEL, step, catalog):
+        for round_ in compile_rounds(plan, group, UPLINK_TRAFFIC_WORKLOAD, step, catalog):
             leaving.update(traffic(round_.schedule, group.cluster).links)
     uplinks = [n for link, n in leaving.items() if (link.kind, link.direction) == ("uplink", "out")]
-    return max(uplinks, default=0) / steps / MODEL.nbytes
+    return max(uplinks, default=0) / steps / UPLINK_TRAFFIC_WORKLOAD.nbytes

@@ -11,36 +11,36 @@ from functools import lru_cache
 
 from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
-from thalweg.predict.compiled_schedule import NOBODY, RECEIVES, Part
+from thalweg.predict.compiled_schedule import NO_RECEIVER, NO_SEND_TARGET, CompiledRank
 from thalweg.schedules import Schedule
 
-Post = Callable[[int, int, int, Callable[[int], None], int, Callable[[], None]], None]
+SimulatedSend = Callable[[int, int, int, Callable[[int], None], int, Callable[[], None]], None]
 """Source, target, bytes; what is called with which number once the target has the message, and what
 is called once its last byte has left."""
-LEFT_OUT = -1  # instead of what a move waits for: it won't be done
+MOVE_OMITTED = -1  # instead of what a move waits for: it won't be done
 
 
-class Exchange:
+class ScheduleRun:
     def __init__(
         self,
         schedule: Schedule,
-        parts: Mapping[int, Part],
-        post: Post,
+        parts: Mapping[int, CompiledRank],
+        post: SimulatedSend,
         ended: Callable[[int], None],
-        over: Callable[[Exchange], object],
+        over: Callable[[ScheduleRun], object],
         drag: float = 1.0,
     ) -> None:
         """`ended` is told each rank that has done its part, and `over` when all have. Bytes count
         `drag` times."""
         self.schedule = schedule
-        self.post = post
+        self.send = post
         self._ended = ended
         self._over = over
-        self.drag = drag
+        self.slowdown = drag
         self._unended = len(schedule.ranks)
         self._not_started = set(schedule.ranks)
-        self.roles: dict[int, _Role] = {
-            rank: _Role(self, rank, part) for rank, part in parts.items()
+        self.roles: dict[int, _RankRun] = {
+            rank: _RankRun(self, rank, part) for rank, part in parts.items()
         }
 
     def start(self, rank: int) -> None:
@@ -73,12 +73,12 @@ class Exchange:
         )
 
 
-class _Role:
+class _RankRun:
     """One rank in an exchange."""
 
     __slots__ = ("_answered", "exchange", "leaving", "part", "rank", "to_do", "waits")
 
-    def __init__(self, exchange: Exchange, rank: int, part: Part) -> None:
+    def __init__(self, exchange: ScheduleRun, rank: int, part: CompiledRank) -> None:
         self.exchange = exchange
         self.rank = rank
         self.part = part
@@ -91,7 +91,7 @@ class _Role:
         """A message is there, and has been handled."""
         if number < 0:
             self._answer(~number)
-        elif number != NOBODY:
+        elif number != NO_RECEIVER:
             self.free((number,))
 
     def free(self, moves: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ class _Role:
                 ready.sort(reverse=True)
             move = ready.pop()
             target = part.targets[move]
-            if target != RECEIVES:
+            if target != NO_SEND_TARGET:
                 self._send(move, target)
             elif part.overtakes:
                 self._leave_out(part.overtakes.get(move, ()))
@@ -125,15 +125,15 @@ class _Role:
             self.exchange.end(self.rank)
 
     def _send(self, move: int, target: int) -> None:
-        number = self.part.taken_by[move]
+        number = self.part.received_by[move]
         if target == self.rank:
             self._answer(~number)
             return
         exchange = self.exchange
         arrived = exchange.roles[target].arrived
         self.leaving += 1
-        nbytes = round(exchange.drag * self.part.sizes[move])
-        exchange.post(self.rank, target, nbytes, arrived, number, self._left)
+        nbytes = round(exchange.slowdown * self.part.sizes[move])
+        exchange.send(self.rank, target, nbytes, arrived, number, self._left)
 
     def _answer(self, number: int) -> None:
         """One more member of a quorum; it goes on when there are enough for the first time."""
@@ -148,7 +148,7 @@ class _Role:
     def _leave_out(self, moves: Sequence[int]) -> None:
         for move in moves:
             if self.waits[move] > 0:
-                self.waits[move] = LEFT_OUT
+                self.waits[move] = MOVE_OMITTED
                 self.to_do -= 1
 
 

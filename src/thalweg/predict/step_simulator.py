@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 
-from thalweg.facts import Cluster, Costs, Machine, Road
-from thalweg.predict.compiled_step import Chain, Script
-from thalweg.predict.flow_simulator import Flows
-from thalweg.predict.schedule_run import Exchange
+from thalweg.facts import Cluster, Costs, Machine, TransportCosts
+from thalweg.predict.compiled_step import Chain, StepChains
+from thalweg.predict.flow_simulator import FlowSimulator
+from thalweg.predict.schedule_run import ScheduleRun
 from thalweg.steps import Round
 
-AT_ONCE = 2  # chains under way
+MAX_CHAINS_IN_FLIGHT = 2  # chains under way
 
 Shares = Mapping[int, float]
 """How many N-th parts of the batch each rank computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class BucketTimes:
     """A bucket's way through one rank's engine: handed in, begun, and its result there."""
 
     step: int
@@ -42,17 +42,17 @@ class Passage:
 
 
 @dataclass(slots=True, kw_only=True)
-class Marks:
+class RankTimes:
     """One rank's moments, by step: its computation was over, and its step was."""
 
     computed: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
-    passages: list[Passage] = field(default_factory=list)
+    passages: list[BucketTimes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    marks: Mapping[int, Marks]
+class SimulatedSteps:
+    marks: Mapping[int, RankTimes]
     skipped: int  # steps at the beginning that don't count
 
     @property
@@ -60,15 +60,15 @@ class Replayed:
         """Of a step, the mean over ranks."""
         return fmean(self._pace(marks) for marks in self.marks.values())
 
-    def _pace(self, marks: Marks) -> float:
+    def _pace(self, marks: RankTimes) -> float:
         since = marks.ended[self.skipped - 1] if self.skipped else 0.0
         return (marks.ended[-1] - since) / (len(marks.ended) - self.skipped)
 
 
-def replay(
-    script: Script,
+def simulate_steps(
+    script: StepChains,
     cluster: Cluster,
-    road: Road,
+    road: TransportCosts,
     machine: Machine,
     costs: Costs,
     steps: int,
@@ -76,24 +76,24 @@ def replay(
     skipped: int = 1,
     serial: bool = False,
     shares: Shares | None = None,
-) -> Replayed:
+) -> SimulatedSteps:
     """So many steps on these links; with `serial`, buckets are held back until backward is over."""
-    flows = Flows(cluster, road, machine.burst)
-    course = _Course(script, flows, costs, steps, machine.contention, serial)
-    ranks = [_Rank(course, rank, (shares or {}).get(rank, 1.0)) for rank in script.ranks]
+    flows = FlowSimulator(cluster, road, machine.burst)
+    course = _SharedExchanges(script, flows, costs, steps, machine.contention, serial)
+    ranks = [_SimulatedRank(course, rank, (shares or {}).get(rank, 1.0)) for rank in script.ranks]
     for rank in ranks:
         rank.begin()
     flows.run()
-    return Replayed(marks={rank.number: rank.marks for rank in ranks}, skipped=skipped)
+    return SimulatedSteps(marks={rank.number: rank.marks for rank in ranks}, skipped=skipped)
 
 
-class _Course:
+class _SharedExchanges:
     """What the ranks have in common: the exchanges under way."""
 
     def __init__(
         self,
-        script: Script,
-        flows: Flows,
+        script: StepChains,
+        flows: FlowSimulator,
         costs: Costs,
         steps: int,
         contention: float,
@@ -105,7 +105,7 @@ class _Course:
         self.steps = steps
         self.contention = contention
         self.serial = serial
-        self._exchanges: dict[tuple[int, int, tuple[int, ...]], Exchange] = {}
+        self._exchanges: dict[tuple[int, int, tuple[int, ...]], ScheduleRun] = {}
         self._waiting: dict[tuple[int, int, tuple[int, ...]], dict[int, Callable[[], None]]] = {}
 
     def join(self, step: int, round_: Round, rank: int, ended: Callable[[], None]) -> None:
@@ -121,51 +121,51 @@ class _Course:
         self._exchanges[key].start(rank)
 
 
-class _Engine:
+class _SimulatedEngine:
     """One rank's communication thread."""
 
-    def __init__(self, course: _Course, rank: _Rank) -> None:
-        self._course = course
+    def __init__(self, course: _SharedExchanges, rank: _SimulatedRank) -> None:
+        self._exchanges = course
         self._rank = rank
-        self._queue: deque[_Way] = deque()
+        self._queue: deque[_ChainInFlight] = deque()
         self._under_way = 0
         self._busy_until = 0.0
 
-    def submit(self, way: _Way) -> None:
-        self._queue.append(way)
+    def submit(self, chain: _ChainInFlight) -> None:
+        self._queue.append(chain)
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._queue and self._under_way < AT_ONCE:
+        while self._queue and self._under_way < MAX_CHAINS_IN_FLIGHT:
             self._under_way += 1
-            way = self._queue.popleft()
-            way.began = self._course.flows.now
-            self._advance(way)
+            chain = self._queue.popleft()
+            chain.began = self._exchanges.flows.now
+            self._advance(chain)
 
-    def _advance(self, way: _Way) -> None:
-        if way.stage == len(way.chain.stages):
-            self._work(way.chain.decode, lambda: self._over(way))
+    def _advance(self, chain: _ChainInFlight) -> None:
+        if chain.stage == len(chain.chain.stages):
+            self._work(chain.chain.decode, lambda: self._over(chain))
             return
-        stage = way.chain.stages[way.stage]
-        way.left = len(stage.rounds)
-        self._work(stage.codec, lambda: self._begin(way))
+        stage = chain.chain.stages[chain.stage]
+        chain.left = len(stage.rounds)
+        self._work(stage.codec, lambda: self._begin(chain))
 
-    def _begin(self, way: _Way) -> None:
-        for round_ in way.chain.stages[way.stage].rounds:
-            self._course.join(way.step, round_, self._rank.number, lambda: self._ended(way))
+    def _begin(self, chain: _ChainInFlight) -> None:
+        for round_ in chain.chain.stages[chain.stage].rounds:
+            self._exchanges.join(chain.step, round_, self._rank.number, lambda: self._ended(chain))
 
-    def _ended(self, way: _Way) -> None:
-        way.left -= 1
-        if not way.left:
-            way.stage += 1
-            self._advance(way)
+    def _ended(self, chain: _ChainInFlight) -> None:
+        chain.left -= 1
+        if not chain.left:
+            chain.stage += 1
+            self._advance(chain)
 
-    def _over(self, way: _Way) -> None:
+    def _over(self, chain: _ChainInFlight) -> None:
         self._under_way -= 1
-        way.over = True
-        passage = Passage(way.step, way.handed_in, way.began, self._course.flows.now)
+        chain.over = True
+        passage = BucketTimes(chain.step, chain.handed_in, chain.began, self._exchanges.flows.now)
         self._rank.marks.passages.append(passage)
-        self._rank.look()
+        self._rank.resume()
         self._go_on()
 
     def _work(self, seconds: float, then: Callable[[], None]) -> None:
@@ -173,12 +173,12 @@ class _Engine:
             then()
             return
         self._rank.hold_up(seconds)
-        self._busy_until = max(self._course.flows.now, self._busy_until) + seconds
-        self._course.flows.at(self._busy_until, then)
+        self._busy_until = max(self._exchanges.flows.now, self._busy_until) + seconds
+        self._exchanges.flows.at(self._busy_until, then)
 
 
 @dataclass(slots=True, eq=False)
-class _Way:
+class _ChainInFlight:
     """A chain on its way."""
 
     chain: Chain
@@ -190,31 +190,31 @@ class _Way:
     over: bool = False
 
 
-class _Rank:
-    def __init__(self, course: _Course, number: int, shares: float) -> None:
+class _SimulatedRank:
+    def __init__(self, course: _SharedExchanges, number: int, shares: float) -> None:
         self.number = number
-        self.marks = Marks()
-        self._course = course
-        self._engine = _Engine(course, self)
+        self.marks = RankTimes()
+        self._exchanges = course
+        self._engine = _SimulatedEngine(course, self)
         self._shares = shares
         self._step = 0
-        self._debt = 0.0  # seconds that codecs took from backward
+        self._codec_seconds = 0.0  # seconds that codecs took from backward
         self._computes = False
-        self._under_way: list[tuple[int, _Way]] = []  # by the step at which it is due
+        self._under_way: list[tuple[int, _ChainInFlight]] = []  # by the step at which it is due
         self._then: Callable[[], None] | None = None  # when all that is due is there
 
     def begin(self) -> None:
-        chains = self._course.script.at(self._step)[self.number]
-        costs = self._course.costs
+        chains = self._exchanges.script.at(self._step)[self.number]
+        costs = self._exchanges.costs
         forward = costs.forward.seconds * self._shares
         backward = costs.backward.seconds * self._shares
         optimizer = costs.optimizer.seconds
-        self._computes, self._debt = True, 0.0
-        if self._course.script.plan.averages_parameters:
+        self._computes, self._codec_seconds = True, 0.0
+        if self._exchanges.script.plan.averages_parameters:
             self._compute([(forward + backward + optimizer, lambda: self._average(chains))])
             return
         milestones: list[tuple[float, Callable[[], None]]] = []
-        if not self._course.serial:
+        if not self._exchanges.serial:
             for chain in chains:
                 moment = forward + min(chain.ready * self._shares, backward)
                 milestones.append((moment, partial(self._send, chain)))
@@ -224,7 +224,7 @@ class _Rank:
     def hold_up(self, seconds: float) -> None:
         """A codec computes meanwhile."""
         if self._computes:
-            self._debt += seconds * self._course.contention
+            self._codec_seconds += seconds * self._exchanges.contention
 
     # Computing
 
@@ -235,35 +235,37 @@ class _Rank:
         (moment, act), *others = milestones
 
         def reach() -> None:
-            if self._debt:
-                debt, self._debt = self._debt, 0.0
-                self._course.flows.at(self._course.flows.now + debt, reach)
+            if self._codec_seconds:
+                debt, self._codec_seconds = self._codec_seconds, 0.0
+                self._exchanges.flows.at(self._exchanges.flows.now + debt, reach)
                 return
             act()
             if others:
                 self._compute(others, moment)
 
-        self._course.flows.at(self._course.flows.now + max(0.0, moment - since), reach)
+        self._exchanges.flows.at(self._exchanges.flows.now + max(0.0, moment - since), reach)
 
     def _backward_is_over(self, chains: tuple[Chain, ...]) -> None:
         self._computes = False
-        self.marks.computed.append(self._course.flows.now)
-        if self._course.serial:
+        self.marks.computed.append(self._exchanges.flows.now)
+        if self._exchanges.serial:
             for chain in chains:
                 self._send(chain)
-        optimizer = self._course.costs.optimizer.seconds
-        self._wait(lambda: self._course.flows.at(self._course.flows.now + optimizer, self._end))
+        optimizer = self._exchanges.costs.optimizer.seconds
+        self._wait(
+            lambda: self._exchanges.flows.at(self._exchanges.flows.now + optimizer, self._end)
+        )
 
     def _average(self, chains: tuple[Chain, ...]) -> None:
         """After the optimizer's step: what is due is applied, then parameters leave."""
         self._computes = False
-        self.marks.computed.append(self._course.flows.now)
+        self.marks.computed.append(self._exchanges.flows.now)
         self._wait(lambda: self._leave(chains))
 
     def _leave(self, chains: tuple[Chain, ...]) -> None:
         at_once = [chain for chain in chains if not chain.delay]
         late = [chain for chain in chains if chain.delay]
-        if not self._course.script.plan.cadence.two_levels:
+        if not self._exchanges.script.plan.cadence.two_levels:
             at_once, late = list(chains), []
         for chain in at_once:
             self._send(chain)
@@ -276,7 +278,7 @@ class _Rank:
         self._wait(rest)
 
     def _send(self, chain: Chain) -> None:
-        way = _Way(chain, self._step, self._course.flows.now)
+        way = _ChainInFlight(chain, self._step, self._exchanges.flows.now)
         self._under_way.append((self._step + chain.delay, way))
         self._engine.submit(way)
 
@@ -284,18 +286,18 @@ class _Rank:
 
     def _wait(self, then: Callable[[], None]) -> None:
         self._then = then
-        self.look()
+        self.resume()
 
-    def look(self) -> None:
+    def resume(self) -> None:
         """Go on if all that is due is there."""
-        self._under_way = [(due, way) for due, way in self._under_way if not way.over]
+        self._under_way = [(due, chain) for due, chain in self._under_way if not chain.over]
         if self._then is None or any(due <= self._step for due, _ in self._under_way):
             return
         then, self._then = self._then, None
         then()
 
     def _end(self) -> None:
-        self.marks.ended.append(self._course.flows.now)
+        self.marks.ended.append(self._exchanges.flows.now)
         self._step += 1
-        if self._step < self._course.steps:
+        if self._step < self._exchanges.steps:
             self.begin()

@@ -34,22 +34,22 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from thalweg.codes import ROOT, Allocation
-from thalweg.facts import Cluster, Lateness, Road
+from thalweg.codes import TREE_ROOT, Allocation
+from thalweg.facts import Cluster, StragglerDelay, TransportCosts
 
-FEWEST, MOST = 400, 4000  # steps that are drawn
-LATE = 200  # of them, in which somebody is late
-SETTLING = 20  # of them, which don't count
-SEED = 3
+MIN_SAMPLED_STEPS, MAX_SAMPLED_STEPS = 400, 4000  # steps that are drawn
+SAMPLED_STRAGGLER_STEPS = 200  # of them, in which somebody is late
+SAMPLED_WARMUP_STEPS = 20  # of them, which don't count
+STRAGGLER_SAMPLE_SEED = 3
 
 Times = NDArray[np.float64]
-OWN_STEPS = 60  # steps a worker
+SIMULATED_STEPS_PER_WORKER = 60  # steps a worker
 Quorum = Callable[[Times], float]
 """From when each rank has computed its part to when a step can do with what is there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class GroupExchange:
     """Members, by their place in the order of ranks, and the seconds of their exchange; the result
     is needed `delay` steps later."""
 
@@ -59,30 +59,40 @@ class Meet:
 
 
 def draw(
-    cluster: Cluster, ranks: Sequence[int], steps: int | None = None, seed: int = SEED
+    cluster: Cluster,
+    ranks: Sequence[int],
+    steps: int | None = None,
+    seed: int = STRAGGLER_SAMPLE_SEED,
 ) -> Times:
     """Seconds by which each rank is late at each step; more steps where that is rare."""
     late = [cluster.host(rank).late for rank in ranks]
     often = np.array([one.probability for one in late])
     if steps is None:
-        steps = round(min(MOST, max(FEWEST, LATE / max(1e-9, float(often.sum())))))
+        steps = round(
+            min(
+                MAX_SAMPLED_STEPS,
+                max(MIN_SAMPLED_STEPS, SAMPLED_STRAGGLER_STEPS / max(1e-9, float(often.sum()))),
+            )
+        )
     chances = np.random.default_rng(seed).random((steps, len(ranks)))
     by = np.array([one.delay.seconds for one in late])
     return np.where(chances < often, by, 0.0)
 
 
-def is_punctual(late: Lateness) -> bool:
-    return not late.probability * late.delay.seconds
+def is_punctual(delay: StragglerDelay) -> bool:
+    return not delay.probability * delay.delay.seconds
 
 
-def in_groups(meetings: Sequence[Sequence[Meet]], compute: float, late: Times) -> float:
+def group_step_seconds(
+    meetings: Sequence[Sequence[GroupExchange]], compute: float, late: Times
+) -> float:
     """Seconds of a step: `meetings` are those of each step of a period."""
     steps, ranks = late.shape
     time = np.zeros(ranks)
     due: dict[int, list[tuple[list[int], float]]] = {}
     since = 0.0
     for step in range(steps):
-        if step == SETTLING:
+        if step == SAMPLED_WARMUP_STEPS:
             since = float(time.mean())
         time = time + compute + late[step]
         for members, end in due.pop(step, []):
@@ -94,25 +104,25 @@ def in_groups(meetings: Sequence[Sequence[Meet]], compute: float, late: Times) -
                 due.setdefault(step + meet.delay, []).append((members, end))
             else:
                 time[members] = end
-    return float((time.mean() - since) / (steps - SETTLING))
+    return float((time.mean() - since) / (steps - SAMPLED_WARMUP_STEPS))
 
 
-def by_quorum(enough: Quorum, compute: Times, exchange: float, late: Times) -> float:
+def quorum_step_seconds(enough: Quorum, compute: Times, exchange: float, late: Times) -> float:
     """Seconds of a step that waits for a quorum; `compute` is by rank."""
     steps, ranks = late.shape
     free = np.zeros(ranks)  # when each is done with what it computes
     now = since = 0.0
     for step in range(steps):
-        if step == SETTLING:
+        if step == SAMPLED_WARMUP_STEPS:
             since = now
         ready = np.maximum(now, free) + compute + late[step]
         end = enough(ready)
         free = np.where(free < end, ready, free)
         now = end + exchange
-    return float((now - since) / (steps - SETTLING))
+    return float((now - since) / (steps - SAMPLED_WARMUP_STEPS))
 
 
-def fastest(k: int) -> Quorum:
+def first_k_arrival(k: int) -> Quorum:
     """The k that are first."""
     return lambda ready: float(np.partition(ready, k - 1)[k - 1])
 
@@ -120,22 +130,22 @@ def fastest(k: int) -> Quorum:
 def decodes(allocation: Allocation, ranks: Sequence[int]) -> Quorum:
     """When the root of a coded tree has enough: a parent answers once it has its own part, and its
     children's answers decode."""
-    branches, place = allocation.branches, {rank: i for i, rank in enumerate(ranks)}
+    tree, place = allocation.tree, {rank: i for i, rank in enumerate(ranks)}
 
     def answered(node: int, ready: Times) -> float:
-        own = 0.0 if node == ROOT else float(ready[place[node]])
-        children = branches.children.get(node, ())
+        own = 0.0 if node == TREE_ROOT else float(ready[place[node]])
+        children = tree.children.get(node, ())
         if not children:
             return own
         answers = [answered(child, ready) for child in children]
         arrived: set[int] = set()
         for member in sorted(range(len(children)), key=answers.__getitem__):
             arrived.add(member)
-            if branches.codes[node].decode(frozenset(arrived)) is not None:
+            if tree.codes[node].decode(frozenset(arrived)) is not None:
                 return max(own, answers[member])
         return max(own, *answers)
 
-    return lambda ready: answered(ROOT, ready)
+    return lambda ready: answered(TREE_ROOT, ready)
 
 
 def loads(allocation: Allocation, ranks: Sequence[int]) -> Mapping[int, float]:
@@ -143,9 +153,9 @@ def loads(allocation: Allocation, ranks: Sequence[int]) -> Mapping[int, float]:
     return {rank: float(len(ranks) * allocation.loads.get(rank, 0)) for rank in ranks}
 
 
-def own_pace(
+def async_step_seconds(
     cluster: Cluster,
-    road: Road,
+    costs: TransportCosts,
     ranks: Sequence[int],
     root: int,
     nbytes: float,
@@ -154,17 +164,17 @@ def own_pace(
     staleness: int,
 ) -> float:
     """Seconds of a step, the mean over workers."""
-    rates, share = cluster.rates(), road.share(max(1, len(ranks) - 1))
+    rates, share = cluster.rates(), costs.bandwidth_share(max(1, len(ranks) - 1))
 
     def seconds(source: int, target: int) -> float:
         links = [rates[link] for link in cluster.path(source, target) if link in rates]
         slowest = min((rate.bits_per_second / 8 for rate in links), default=0.0)
-        return nbytes / (slowest * share) if slowest else nbytes * road.byte.value
+        return nbytes / (slowest * share) if slowest else nbytes * costs.byte.value
 
     there = {rank: seconds(rank, root) if rank != root else 0.0 for rank in ranks}
     back = {rank: seconds(root, rank) if rank != root else 0.0 for rank in ranks}
-    delay = {rank: cluster.seconds_between(rank, root) + road.message.value for rank in ranks}
-    steps = min(OWN_STEPS, len(late))
+    delay = {rank: cluster.seconds_between(rank, root) + costs.message.value for rank in ranks}
+    steps = min(SIMULATED_STEPS_PER_WORKER, len(late))
     taken = dict.fromkeys(ranks, 0)
     ended: dict[int, list[float]] = {rank: [] for rank in ranks}
     computed: list[tuple[float, int]] = []
@@ -192,12 +202,12 @@ def own_pace(
     return sum(times[-1] for times in ended.values()) / (len(ranks) * steps)
 
 
-def expected_latest(hosts: Sequence[Lateness]) -> float:
+def expected_latest(hosts: Sequence[StragglerDelay]) -> float:
     """Seconds until the last of them has come."""
     return expected_arrival(hosts, len(hosts))
 
 
-def expected_arrival(hosts: Sequence[Lateness], number: int) -> float:
+def expected_arrival(hosts: Sequence[StragglerDelay], number: int) -> float:
     """Seconds until so many of them have come: the delays cut time into stretches, in each of which
     the number of hosts that are still out is a sum of independent chances."""
     spare = len(hosts) - number

@@ -6,8 +6,18 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Costs, Duplex, Duration, Host, Lateness, Rack, Rate, Workload
-from thalweg.facts.cluster import MOST_WORKERS
+from thalweg.facts import (
+    Cluster,
+    Costs,
+    Duplex,
+    Duration,
+    Host,
+    Rack,
+    Rate,
+    StragglerDelay,
+    Workload,
+)
+from thalweg.facts.cluster import MAX_WORKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +28,7 @@ class WhatIf:
     bandwidth: Rate | None = None
     workers: int | None = None
     compute: float = 1.0
-    late: Lateness | None = None
+    late: StragglerDelay | None = None
 
     def cluster(self, cluster: Cluster) -> Cluster:
         if self.workers is not None:
@@ -80,8 +90,8 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
     are. An uplink stays what it is."""
     if workers == cluster.workers:
         return cluster
-    if not 1 <= workers <= MOST_WORKERS:
-        raise UsageError(f"{workers} workers can't be", f"give 1 to {MOST_WORKERS}")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"{workers} workers can't be", f"give 1 to {MAX_WORKERS}")
     racks = cluster.racks[:workers]
     base, more = divmod(workers, len(racks))
     made, first = [], 0
@@ -100,9 +110,9 @@ def _host(like: Host, rack: Rack, number: int, ranks: tuple[int, ...]) -> Host:
     return replace(like, name=f"{rack.name}-{number}", ranks=ranks)
 
 
-def _with_lateness(cluster: Cluster, late: Lateness) -> Cluster:
+def _with_lateness(cluster: Cluster, delay: StragglerDelay) -> Cluster:
     racks = tuple(
-        replace(rack, hosts=tuple(replace(host, late=late) for host in rack.hosts))
+        replace(rack, hosts=tuple(replace(host, late=delay) for host in rack.hosts))
         for rack in cluster.racks
     )
     return replace(cluster, racks=racks)

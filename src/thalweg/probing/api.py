@@ -7,16 +7,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from thalweg.catalog import SETTINGS, refuse_retired
+from thalweg.catalog import SETTING_PARAMETERS, refuse_retired
 from thalweg.errors import PeerFailed, PeerLate, ThalwegError, TransportError, UsageError
 from thalweg.facts import Cluster, Duration, read_cluster
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
-from thalweg.probing.coordinator import Conductor, Effort, conducted
-from thalweg.probing.result import Probed
+from thalweg.probing.coordinator import Effort, ProbeCoordinator, run_coordinated
+from thalweg.probing.result import ProbeResult
 from thalweg.probing.survey import survey
 
-ABOUT_A_HOST = 11  # measurements
+MEASUREMENTS_PER_HOST = 11  # measurements
 Progress = Callable[[int, int], None]
 """Called with how many measurements are done, and about how many there will be."""
 
@@ -46,17 +46,17 @@ def measure(
     *,
     timeout: str | float = "30s",
     progress: Progress = lambda done, total: None,
-) -> Probed:
+) -> ProbeResult:
     """As `probe`, with all that is to be said about it."""
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
     declared = read_cluster(Path(cluster)) if isinstance(cluster, str | Path) else cluster
     world = World.join(seconds)
-    alarm, start = world.alarm(), monotonic()
+    abort_flag, start = world.abort_flag(), monotonic()
 
     def counted(done: int) -> None:
-        progress(done, max(done + 1, ABOUT_A_HOST * world.size))
+        progress(done, max(done + 1, MEASUREMENTS_PER_HOST * world.size))
 
-    def survey_all(conductor: Conductor) -> dict[str, Any]:
+    def survey_all(conductor: ProbeCoordinator) -> dict[str, Any]:
         return survey(conductor, declared, start).packed()
 
     try:
@@ -65,24 +65,26 @@ def measure(
                 f"the cluster has {declared.workers} workers, and {world.size} were started",
                 "start as many as it has, or describe those that were started",
             )
-        return Probed.unpacked(conducted(world, alarm, Effort(), survey_all, counted))
+        return ProbeResult.unpacked(
+            run_coordinated(world, abort_flag, Effort(), survey_all, counted)
+        )
     except BaseException as error:
-        raise _told(alarm, error) from None
+        raise _first_cause(abort_flag, error) from None
 
 
 def refuse_other_transports(name: str) -> None:
     refuse_retired(name)
-    if name not in SETTINGS["transport"].choices:
+    if name not in SETTING_PARAMETERS["transport"].choices:
         raise UsageError(f"there is no transport {name!r}", "leave it out")
 
 
-def _told(alarm: Alarm, error: BaseException) -> BaseException:
+def _first_cause(abort_flag: AbortFlag, error: BaseException) -> BaseException:
     """Sound the alarm; the first cause, if another rank has told it."""
     if isinstance(error, PeerLate):
-        alarm.sound_lateness(error)
+        abort_flag.raise_for_late_peer(error)
     elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
-        alarm.sound(error.problem)
+        abort_flag.raise_flag(error.problem)
     elif not isinstance(error, ThalwegError):
-        alarm.sound(f"{type(error).__name__}: {error}")
-    heard = alarm.heard() if isinstance(error, TransportError) else None
-    return heard or error
+        abort_flag.raise_flag(f"{type(error).__name__}: {error}")
+    abort = abort_flag.poll() if isinstance(error, TransportError) else None
+    return abort or error

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from thalweg.engine.engine import Engine
-from thalweg.errors import BETWEEN_STEPS, NotFitted, RunError
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, NotFitted, RunError
 from thalweg.facts import (
     Cluster,
     CodecCost,
@@ -29,61 +29,62 @@ from thalweg.facts import (
     parse_cluster,
     parse_machine,
 )
-from thalweg.launch.rank_assignment import ONE_RACK
-from thalweg.members.abort import Alarm
+from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Choice, Settings
 from thalweg.predict.calibration_trials import (
-    ITEM,
-    SMALL,
-    Trial,
-    busy,
+    MAX_SMALL_TRIAL_BYTES,
+    TRIAL_ITEM_BYTES,
+    NetworkTrial,
     in_buckets,
+    min_trial_seconds,
     schedules,
-    wanted,
+    wanted_trials,
 )
 from thalweg.predict.fitting import fit
 from thalweg.probing.cluster_builder import cluster_of, names_of
 from thalweg.probing.codec_costs import measure_codecs
-from thalweg.probing.coordinator import Conductor, Counted, Effort, Station, conducted
+from thalweg.probing.coordinator import Counted, Effort, HostInfo, ProbeCoordinator, run_coordinated
 from thalweg.probing.nics import measure_nics
-from thalweg.probing.survey import Surveyed, declared_racks, in_one_rack, survey
-from thalweg.probing.together import Claim, Together
+from thalweg.probing.survey import NetworkOfHosts, declared_racks, in_one_rack, survey
+from thalweg.probing.together import Claim, ProbeCollectives
 from thalweg.probing.uplinks import measure_uplinks
-from thalweg.probing.worker import LEADER
+from thalweg.probing.worker import PROBE_LEADER_RANK
 
-USUAL_BUCKET = Settings().bucket
-FITTED = "fitted"  # in the store
+DEFAULT_BUCKET_SIZE = Settings().bucket
+FITTED_KEY = "fitted"  # in the store
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: not known)."""
-QUICK = Effort(pings=40, short=0.15, long=0.2)
-PARTNERS = 2  # of each host
-FILLED = 3  # times at most, each way of an uplink
-PINGED = 3  # hosts of each rack, by its first
-LEAST, MOST = 3, 5  # repetitions
-BUDGET = 6.0  # seconds for all of them, at the links' rates
-IN_A_ROW = 8  # of tiny ones
-WARM_UP = 1 << 16  # bytes
-REST = 0.03  # seconds in which links recover what they carry at once
-PATIENCE = 60.0  # seconds at most for the backend, and less than the engine's for who waits there
+QUICK_EFFORT = Effort(pings=40, short=0.15, long=0.2)
+NIC_PARTNERS_PER_HOST = 2  # of each host
+MAX_UPLINK_FILL_COUNT = 3  # times at most, each way of an uplink
+PINGED_HOSTS_PER_RACK = 3  # hosts of each rack, by its first
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 5  # repetitions
+TRIALS_BUDGET_SECONDS = 6.0  # seconds for all of them, at the links' rates
+TINY_TRIALS_IN_A_ROW_COUNT = 8  # of tiny ones
+TRIAL_WARMUP_BYTES = 1 << 16  # bytes
+LINK_RECOVERY_SECONDS = 0.03  # seconds in which links recover what they carry at once
+# Seconds at most for the backend, and less than the engine's for who waits there.
+BACKEND_TIMEOUT_SECONDS = 60.0
 Run = Callable[[int], None]
 """So many times in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
+class CalibrationResult:
     """`cluster` has the latency that messages have in use; `surveyed` is the one that the trials'
     schedules were made for."""
 
     cluster: Cluster
     machine: Machine
     surveyed: Cluster
-    trials: tuple[Trial, ...]
+    trials: tuple[NetworkTrial, ...]
 
 
 def calibrate(
     world: World,
-    alarm: Alarm,
+    abort_flag: AbortFlag,
     engine: Engine,
     declared: Cluster | None,
     *,
@@ -94,7 +95,7 @@ def calibrate(
     step: int = 0,
     claim: Claim | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> Calibrated:
+) -> CalibrationResult:
     """The same on all ranks, which call this together, at a moment at which nothing else is sent.
 
     declared   its racks are kept; a whole probe finds them if it is None
@@ -105,30 +106,34 @@ def calibrate(
 
     Raises NotFitted on all ranks if what was measured makes no sense together.
     """
-    room = world.room(name)
-    surveyed = quick_survey(room, alarm, declared, counted=lambda done: progress("links", done, 0))
-    numbers = count(BETWEEN_STEPS)
-    together = Together(engine, surveyed, claim or (lambda: next(numbers)), step)
+    namespace = world.namespace(name)
+    surveyed = quick_survey(
+        namespace, abort_flag, declared, counted=lambda done: progress("links", done, 0)
+    )
+    numbers = count(FIRST_ROUND_BETWEEN_STEPS)
+    collectives = ProbeCollectives(engine, surveyed, claim or (lambda: next(numbers)), step)
     trials = run_trials(
-        room,
-        together,
+        namespace,
+        collectives,
         surveyed,
         native=native,
-        typical=min(USUAL_BUCKET.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(DEFAULT_BUCKET_SIZE.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
-    costs = measure_codecs(together, codecs, tensors)
+    costs = measure_codecs(collectives, codecs, tensors)
     progress("compressors", len(codecs), len(codecs))
-    if world.rank == LEADER:  # one is enough, and then all have the same to the last bit
-        room.put(FITTED, json.dumps(_fitted(surveyed, trials, costs)))
-    said = room.wait_for(FITTED, room.timeout, alarm)
+    if world.rank == PROBE_LEADER_RANK:  # one is enough, and then all have the same to the last bit
+        namespace.put(FITTED_KEY, json.dumps(_fitted(surveyed, trials, costs)))
+    said = namespace.wait_for(FITTED_KEY, namespace.timeout, abort_flag)
     if said is None:
-        raise RunError(f"rank {LEADER} hasn't fitted what was measured", "allow more time")
+        raise RunError(
+            f"rank {PROBE_LEADER_RANK} hasn't fitted what was measured", "allow more time"
+        )
     found = json.loads(said)
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
-    return Calibrated(
+    return CalibrationResult(
         cluster=parse_cluster(found["cluster"]),
         machine=parse_machine(found["machine"]),
         surveyed=surveyed,
@@ -137,7 +142,7 @@ def calibrate(
 
 
 def _fitted(
-    surveyed: Cluster, trials: Sequence[Trial], codecs: Mapping[str, CodecCost]
+    surveyed: Cluster, trials: Sequence[NetworkTrial], codecs: Mapping[str, CodecCost]
 ) -> dict[str, str]:
     """As files, or the problem: nobody else would know of one, and all wait for this."""
     try:
@@ -149,25 +154,25 @@ def _fitted(
 
 
 def quick_survey(
-    room: World,
-    alarm: Alarm,
+    namespace: World,
+    abort_flag: AbortFlag,
     declared: Cluster | None,
     *,
     counted: Counted = lambda done: None,
 ) -> Cluster:
     """The declared racks with the rates that their links have now; the same on all ranks, which
-    call this together, each in a room of the same name (`World.room`) that nothing else uses: so
-    it serves in the middle of a run too, where nothing is sent meanwhile. Without declared racks it
-    is a whole probe."""
-    effort = Effort() if declared is None else QUICK
+    call this together, each in a namespace of the same name (`World.namespace`) that nothing else
+    uses: so it serves in the middle of a run too, where nothing is sent meanwhile. Without declared
+    racks it is a whole probe."""
+    effort = Effort() if declared is None else QUICK_EFFORT
 
-    def survey_links(conductor: Conductor) -> str:
+    def survey_links(conductor: ProbeCoordinator) -> str:
         return format_cluster(survey_quickly(conductor, declared))
 
-    return parse_cluster(conducted(room, alarm, effort, survey_links, counted))
+    return parse_cluster(run_coordinated(namespace, abort_flag, effort, survey_links, counted))
 
 
-def survey_quickly(network: Surveyed, declared: Cluster | None) -> Cluster:
+def survey_quickly(network: NetworkOfHosts, declared: Cluster | None) -> Cluster:
     """On rank 0. What isn't declared as it stands is found out by a whole probe; where one rack is
     only assumed, its hosts are those that are there.
 
@@ -177,43 +182,45 @@ def survey_quickly(network: Surveyed, declared: Cluster | None) -> Cluster:
     differ, the median of three counts). Who looks slow is tried with others, as in a probe, so one
     slow NIC or uplink is found and nobody else is blamed.
     """
-    if declared is not None and ONE_RACK in declared.assumed:
-        declared = in_one_rack(network.stations)
-    racks = None if declared is None else racks_of(network.stations, declared)
+    if declared is not None and ONE_RACK_ASSUMPTION in declared.assumed:
+        declared = in_one_rack(network.host_infos)
+    racks = None if declared is None else racks_of(network.host_infos, declared)
     if network.size == 1 or declared is None or racks is None:
         return survey(network, declared, monotonic()).cluster
-    nics = measure_nics(network, racks, PARTNERS)
-    uplinks = measure_uplinks(network, racks, nics, FILLED)
-    names = names_of(network.stations, declared)
+    nics = measure_nics(network, racks, NIC_PARTNERS_PER_HOST)
+    uplinks = measure_uplinks(network, racks, nics, MAX_UPLINK_FILL_COUNT)
+    names = names_of(network.host_infos, declared)
     trips = _round_trips(network, racks)
-    return cluster_of(network.stations, names, racks, nics, uplinks, trips, declared)
+    return cluster_of(network.host_infos, names, racks, nics, uplinks, trips, declared)
 
 
-def racks_of(stations: Sequence[Station], declared: Cluster) -> list[frozenset[int]] | None:
+def racks_of(hosts: Sequence[HostInfo], declared: Cluster) -> list[frozenset[int]] | None:
     """The hosts of each declared rack, by number; None if a host isn't as it is declared."""
-    if any({*station.ranks} != {*declared.host(station.ranks[0]).ranks} for station in stations):
+    if any({*host.ranks} != {*declared.host(host.ranks[0]).ranks} for host in hosts):
         return None
-    return declared_racks(declared, [station.ranks[0] for station in stations])
+    return declared_racks(declared, [host.ranks[0] for host in hosts])
 
 
 def _round_trips(
-    network: Surveyed, racks: Sequence[frozenset[int]]
+    network: NetworkOfHosts, racks: Sequence[frozenset[int]]
 ) -> dict[tuple[int, int], float]:
     """Of a few hosts of each rack, and between the racks' first hosts."""
-    within = [(min(rack), host) for rack in racks for host in sorted(rack)[1 : 1 + PINGED]]
+    within = [
+        (min(rack), host) for rack in racks for host in sorted(rack)[1 : 1 + PINGED_HOSTS_PER_RACK]
+    ]
     across = combinations(sorted(min(rack) for rack in racks), 2)
     return {pair: network.round_trip(*pair) for pair in (*within, *across)}
 
 
 def run_trials(
-    room: World,
-    together: Together,
+    namespace: World,
+    collectives: ProbeCollectives,
     cluster: Cluster,
     *,
     native: bool = False,
     typical: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Trial]:
+) -> list[NetworkTrial]:
     """The same on all ranks, which call this together while nothing else is sent, in a room that
     nothing else uses. `native`: of the backend's own all-reduce too, where that can be had.
     `typical` are the bytes that rounds will have, if known. `progress` is called with how many
@@ -229,44 +236,48 @@ def run_trials(
     The backend is tried in a group of its own, which leaves the script's alone. Where Gloo doesn't
     connect all ranks, or the script's group isn't one of Gloo, it isn't tried.
     """
-    if room.size == 1:
+    if namespace.size == 1:
         return []
-    gloo = _gloo(room, together) if native else None
-    plan = list(wanted(cluster, backend=gloo is not None, typical=typical))
+    gloo = _gloo(namespace, collectives) if native else None
+    plan = list(wanted_trials(cluster, backend=gloo is not None, typical=typical))
     repeats = _repeats(cluster, plan)
-    prepared = [_prepared(together, gloo, cluster, kind, nbytes) for kind, nbytes in plan]
+    prepared = [_prepared(collectives, gloo, cluster, kind, nbytes) for kind, nbytes in plan]
     seconds: list[float] = []
     for repeat in range(repeats):
         for number, run in enumerate(prepared):
             progress(repeat * len(plan) + number, repeats * len(plan))
-            times = IN_A_ROW if plan[number][1] <= SMALL else 1
-            seconds.append(_seconds(together, run, times))
+            times = TINY_TRIALS_IN_A_ROW_COUNT if plan[number][1] <= MAX_SMALL_TRIAL_BYTES else 1
+            seconds.append(_seconds(collectives, run, times))
     progress(repeats * len(plan), repeats * len(plan))
-    slowest = [float(second) for second in together.compare(seconds).max(axis=0)]
+    slowest = [float(second) for second in collectives.all_gather(seconds).max(axis=0)]
     return [
-        Trial(kind, nbytes, tuple(slowest[number :: len(plan)]))
+        NetworkTrial(kind, nbytes, tuple(slowest[number :: len(plan)]))
         for number, (kind, nbytes) in enumerate(plan)
     ]
 
 
 def _repeats(cluster: Cluster, plan: Sequence[tuple[str, int]]) -> int:
-    once = sum(busy(kind, cluster, nbytes) for kind, nbytes in plan)
-    return MOST if once * MOST <= BUDGET else max(LEAST, int(BUDGET / once))
+    once = sum(min_trial_seconds(kind, cluster, nbytes) for kind, nbytes in plan)
+    return (
+        MAX_REPETITIONS
+        if once * MAX_REPETITIONS <= TRIALS_BUDGET_SECONDS
+        else max(MIN_REPETITIONS, int(TRIALS_BUDGET_SECONDS / once))
+    )
 
 
-def _gloo(room: World, together: Together) -> Any:
+def _gloo(namespace: World, collectives: ProbeCollectives) -> Any:
     """A group of all ranks; None on all of them if one isn't connected."""
     if dist.is_initialized() and "cpu:gloo" not in dist.get_backend_config():
         return None
-    gloo = _connected(room)
-    return gloo if together.compare([gloo is not None]).all() else None
+    gloo = _connected(namespace)
+    return gloo if collectives.all_gather([gloo is not None]).all() else None
 
 
-def _connected(room: World) -> Any:
-    patience = timedelta(seconds=min(PATIENCE, room.timeout / 2))
+def _connected(namespace: World) -> Any:
+    patience = timedelta(seconds=min(BACKEND_TIMEOUT_SECONDS, namespace.timeout / 2))
     try:
         gloo: Any = ProcessGroupGloo(
-            PrefixStore("gloo", room.store), room.rank, room.size, patience
+            PrefixStore("gloo", namespace.store), namespace.rank, namespace.size, patience
         )
         _all_reduce(gloo, [torch.zeros(1)], 1)
     except RuntimeError:
@@ -274,27 +285,33 @@ def _connected(room: World) -> Any:
     return gloo
 
 
-def _prepared(together: Together, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
+def _prepared(
+    collectives: ProbeCollectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int
+) -> Run:
     """Such a trial, once its connections are there."""
-    _trial(together, gloo, cluster, kind, min(nbytes, WARM_UP))(1)
-    return _trial(together, gloo, cluster, kind, nbytes)
+    _trial(collectives, gloo, cluster, kind, min(nbytes, TRIAL_WARMUP_BYTES))(1)
+    return _trial(collectives, gloo, cluster, kind, nbytes)
 
 
-def _trial(together: Together, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
+def _trial(
+    collectives: ProbeCollectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int
+) -> Run:
     if kind == "native":
-        parts = in_buckets(max(1, nbytes // ITEM))
+        parts = in_buckets(max(1, nbytes // TRIAL_ITEM_BYTES))
         return partial(_all_reduce, gloo, [torch.zeros(elements) for elements in parts])
-    own = [each for each in schedules(kind, cluster, nbytes) if together.rank in each.ranks]
+    own = [each for each in schedules(kind, cluster, nbytes) if collectives.rank in each.ranks]
     if not own:
-        return together.stay_away
+        return collectives.skip_rounds
     [schedule] = own
-    return partial(together.run, together.part(schedule), np.zeros(schedule.elements, np.float32))
+    return partial(
+        collectives.run, collectives.program(schedule), np.zeros(schedule.elements, np.float32)
+    )
 
 
-def _seconds(together: Together, run: Run, times: int) -> float:
+def _seconds(collectives: ProbeCollectives, run: Run, times: int) -> float:
     """By this rank's clock, after all have met."""
-    sleep(REST)
-    together.meet()
+    sleep(LINK_RECOVERY_SECONDS)
+    collectives.barrier()
     start = perf_counter()
     run(times)
     return (perf_counter() - start) / times

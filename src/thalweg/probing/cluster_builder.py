@@ -9,35 +9,35 @@ from statistics import median
 
 import numpy as np
 
-from thalweg.facts import Cluster, Duplex, Duration, Host, Lateness, Rack
-from thalweg.probing.coordinator import Station
+from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, StragglerDelay
+from thalweg.probing.coordinator import HostInfo
 from thalweg.probing.nics import Nics
 from thalweg.probing.result import UplinkFound, rounded
 from thalweg.probing.uplinks import Uplink
 
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:-]+")
-LEAST_RATIO = 1.1  # of a way across racks to one within, below which it is noise
+_HOST_NAME_FORBIDDEN = re.compile(r"[^A-Za-z0-9._:-]+")
+MIN_RACK_LATENCY_RATIO = 1.1  # of a way across racks to one within, below which it is noise
 
 
-def names_of(stations: Sequence[Station], declared: Cluster | None) -> list[str]:
+def names_of(hosts: Sequence[HostInfo], declared: Cluster | None) -> list[str]:
     """As declared, or else the hosts' own names, made unique and such that a file can have them."""
     if declared is not None:
-        own = [declared.host(station.ranks[0]).name for station in stations]
+        own = [declared.host(host.ranks[0]).name for host in hosts]
         if len({*own}) == len(own):
             return own
-    plain = [_NOT_IN_NAMES.sub("-", station.name).lstrip(".:-") or "host" for station in stations]
+    plain = [_HOST_NAME_FORBIDDEN.sub("-", host.name).lstrip(".:-") or "host" for host in hosts]
     times = Counter(plain)
     numbered = [
-        name if times[name] == 1 else f"{name}-{station.ranks[0]}"
-        for name, station in zip(plain, stations, strict=True)
+        name if times[name] == 1 else f"{name}-{host.ranks[0]}"
+        for name, host in zip(plain, hosts, strict=True)
     ]
     if len({*numbered}) < len(numbered):
-        return [f"host{station.ranks[0]}" for station in stations]
+        return [f"host{host.ranks[0]}" for host in hosts]
     return numbered
 
 
 def cluster_of(
-    stations: Sequence[Station],
+    stations: Sequence[HostInfo],
     names: Sequence[str],
     racks: Sequence[frozenset[int]],
     nics: Nics,
@@ -54,7 +54,7 @@ def cluster_of(
                 name=names[host],
                 ranks=stations[host].ranks,
                 nic=Duplex(rounded(nics.out[host]), rounded(nics.into[host])),
-                late=declared.host(stations[host].ranks[0]).late if declared else Lateness(),
+                late=declared.host(stations[host].ranks[0]).late if declared else StragglerDelay(),
             )
             for host in sorted(rack)
         ]
@@ -102,9 +102,9 @@ def uplinks_found(
         if uplink is None:
             continue
         factors = [
-            sum(rates[host] for host in hosts) / way.rate
-            for rates, way in ((nics.out, uplink.out), (nics.into, uplink.into))
-            if way.full
+            sum(rates[host] for host in hosts) / direction.rate
+            for rates, direction in ((nics.out, uplink.out), (nics.into, uplink.into))
+            if direction.full
         ]
         found.append(
             UplinkFound(
@@ -134,7 +134,7 @@ def added_by_uplinks(
             across.setdefault((rack_of[one], rack_of[other]), []).append(seconds / 2)
     usual = median(within) if within else min(min(times) for times in across.values())
     ways = {pair: median(times) for pair, times in across.items()}
-    if not ways or median(ways.values()) < LEAST_RATIO * usual:
+    if not ways or median(ways.values()) < MIN_RACK_LATENCY_RATIO * usual:
         return usual, [0.0 for _ in racks]
     matrix = np.zeros((len(ways), len(racks)))
     for row, pair in enumerate(ways):

@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 
 from thalweg.catalog import default_catalog
 from thalweg.compress import Compressor
-from thalweg.facts import CodecCost, Figure, Tensor
+from thalweg.facts import CodecCost, FittedValue, Tensor
 from thalweg.plan import Choice
-from thalweg.probing.codec_trials import Gradients, Trial, trial_of
-from thalweg.probing.together import Together
+from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of
+from thalweg.probing.together import ProbeCollectives
 
-LARGEST = 1 << 18  # elements of a bucket
-SMALLER = 8  # times, the other bucket
-FEW, MANY = 2, 4  # payloads
-SPAN = 0.02  # seconds
+MAX_CODEC_BUCKET_ELEMENTS = 1 << 18  # elements of a bucket
+SMALL_BUCKET_FACTOR = 8  # times, the other bucket
+FEW_PAYLOADS_COUNT, MANY_PAYLOADS_COUNT = 2, 4  # payloads
+CODEC_TIMING_SECONDS = 0.02  # seconds
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 Seconds = NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class Setup:
 
 
 def measure_codecs(
-    together: Together, choices: Sequence[Choice], tensors: Sequence[Tensor]
+    collectives: ProbeCollectives, choices: Sequence[Choice], tensors: Sequence[Tensor]
 ) -> dict[str, CodecCost]:
     """By the choices' texts, for such tensors; the same on all ranks, which call this together.
     Compressors that take none of the tensors are left out."""
@@ -62,7 +62,7 @@ def measure_codecs(
         compressor = default_catalog().compressors[choice.name]
         setups, seconds = [], list[float]()
         for setup in setups_of(compressor, choice, tensors):
-            trial, _ = trial_of(
+            trial, _ = timed_codec_of(
                 compressor,
                 choice.arguments,
                 setup.tensors,
@@ -72,27 +72,29 @@ def measure_codecs(
             )
             if trial is not None:
                 setups.append(setup)
-                seconds += _seconds(together, trial)
+                seconds += _seconds(collectives, trial)
         if setups:
-            table = together.compare(seconds).reshape(-1, len(setups), 2)
+            table = collectives.all_gather(seconds).reshape(-1, len(setups), 2)
             costs[str(choice)] = cost_of(setups, table)
     return costs
 
 
 def setups_of(compressor: Compressor, choice: Choice, tensors: Sequence[Tensor]) -> Iterator[Setup]:
     taken, _ = compressor.divide(tensors, **choice.arguments)
-    large = sample(taken, LARGEST)
-    small = sample(taken, sum(tensor.elements for tensor in large) // SMALLER)
+    large = sample(taken, MAX_CODEC_BUCKET_ELEMENTS)
+    small = sample(taken, sum(tensor.elements for tensor in large) // SMALL_BUCKET_FACTOR)
     for bucket in (small, large):
         if not bucket:
             continue
         sharded = compressor.summable or compressor.elementwise
-        whole = Setup(tensors=bucket, payloads=MANY, gathered=False, always=not sharded)
+        whole = Setup(
+            tensors=bucket, payloads=MANY_PAYLOADS_COUNT, gathered=False, always=not sharded
+        )
         if sharded:
             yield whole
         if not compressor.summable:
             yield replace(whole, gathered=True)
-            yield replace(whole, gathered=True, payloads=FEW)
+            yield replace(whole, gathered=True, payloads=FEW_PAYLOADS_COUNT)
 
 
 def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
@@ -108,7 +110,7 @@ def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
     return tuple(taken)
 
 
-def _seconds(together: Together, trial: Trial) -> list[float]:
+def _seconds(collectives: ProbeCollectives, trial: TimedCodec) -> list[float]:
     """To encode and to decode at a step: the mean over a while, since ranks that share a core take
     turns on it that are longer than a step."""
     spent, step = np.zeros(2), trial.period  # the first period warms up
@@ -116,8 +118,8 @@ def _seconds(together: Together, trial: Trial) -> list[float]:
         trial.refill()
         trial.encode(first)
         trial.decode(first)
-    together.meet()
-    end = perf_counter() + SPAN
+    collectives.barrier()
+    end = perf_counter() + CODEC_TIMING_SECONDS
     while perf_counter() < end or step == trial.period or step % trial.period:
         trial.refill()
         start = perf_counter()
@@ -141,10 +143,10 @@ def cost_of(setups: Sequence[Setup], seconds: Seconds) -> CodecCost:
     before, encode = _solve([ones, elements], middle[:, 0])
     after, decode, gathered = _solve([ones, elements * decoded, elements * payloads], middle[:, 1])
     return CodecCost(
-        bucket=Figure(before + after, spread),
-        encode=Figure(encode, spread),
-        decode=Figure(decode, spread),
-        gathered=Figure(gathered, spread),
+        bucket=FittedValue(before + after, spread),
+        encode=FittedValue(encode, spread),
+        decode=FittedValue(decode, spread),
+        gathered=FittedValue(gathered, spread),
     )
 
 

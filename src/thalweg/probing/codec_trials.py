@@ -15,11 +15,11 @@ import numpy as np
 from thalweg.compress import (
     Codec,
     Compressor,
-    Elementwise,
     Feedback,
-    Gathered,
+    GatheredCodec,
     Segment,
-    Summed,
+    ShardableCodec,
+    SummableCodec,
     arrange,
 )
 from thalweg.compress.buffers import aligned
@@ -30,11 +30,11 @@ from thalweg.engine.arithmetic import TORCH_KERNELS
 from thalweg.facts import Tensor
 from thalweg.schedules.chunks import split
 
-NOISE = 1 << 20  # values, repeated as often as a bucket needs
-TYPICAL = 1e-3  # of a gradient's element
+NOISE_ELEMENTS = 1 << 20  # values, repeated as often as a bucket needs
+TYPICAL_GRADIENT_ELEMENT = 1e-3  # of a gradient's element
 
 
-class Trial(ABC):
+class TimedCodec(ABC):
     """What one worker does for one bucket at a step.
 
     `payload` and `exact` are bytes that it sends, the mean over a period; the latter are values
@@ -56,7 +56,7 @@ class Trial(ABC):
     def decode(self, step: int) -> None: ...
 
 
-def least_seconds(trial: Trial, repeats: int) -> tuple[float, float]:
+def least_seconds(trial: TimedCodec, repeats: int) -> tuple[float, float]:
     """Of this process's processors, to encode and to decode at a step: the least of so many
     periods, after one to warm up."""
     encoding, decoding = [], []
@@ -83,7 +83,7 @@ class Gradients:
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
-        self._noise = TYPICAL * random.standard_normal(NOISE, np.float32)
+        self._noise = TYPICAL_GRADIENT_ELEMENT * random.standard_normal(NOISE_ELEMENTS, np.float32)
 
     def of(self, segments: Sequence[Segment], length: int, rank: int = 0) -> Array:
         """Zeros where tensors are filled up."""
@@ -94,7 +94,7 @@ class Gradients:
         return values
 
 
-class CodecTrial(Trial):
+class TimedFeedbackCodec(TimedCodec):
     """With error feedback where the method keeps what it leaves out."""
 
     def __init__(self, codec: Codec, gradient: Array, keep: bool) -> None:
@@ -112,10 +112,10 @@ class CodecTrial(Trial):
         return self.gradient if self.feedback is None else self.feedback.add(self.gradient)
 
 
-class SummedTrial(CodecTrial):
+class TimedSummedCodec(TimedFeedbackCodec):
     """All up to the last vector that is added is encoding, what follows is decoding."""
 
-    def __init__(self, codec: Summed, gradient: Array, keep: bool, period: int) -> None:
+    def __init__(self, codec: SummableCodec, gradient: Array, keep: bool, period: int) -> None:
         super().__init__(codec, gradient, keep)
         self.codec = codec
         self.period = period
@@ -140,9 +140,9 @@ class SummedTrial(CodecTrial):
             raise AssertionError(f"{type(self.codec).__name__} has more rounds than before")
 
 
-class GatheredTrial(CodecTrial):
+class TimedGatheredCodec(TimedFeedbackCodec):
     def __init__(
-        self, codec: Gathered, gradient: Array, keep: bool, others: Iterable[Array]
+        self, codec: GatheredCodec, gradient: Array, keep: bool, others: Iterable[Array]
     ) -> None:
         super().__init__(codec, gradient, keep)
         self.codec = codec
@@ -157,19 +157,19 @@ class GatheredTrial(CodecTrial):
         values = self.values()
         self.codec.encode(values, self.payloads[0], step, 0, keep=self.keep)
         if self.keep:
-            self.codec.settle(values, len(self.payloads))
+            self.codec.keep_residual(values, len(self.payloads))
 
     def decode(self, step: int) -> None:
         self.codec.add_up(self.payloads, self.gradient)
 
 
-class TwoShotTrial(GatheredTrial):
+class TimedTwoShotCodec(TimedGatheredCodec):
     """Reduces the first shard of everybody's payload, and decodes the shards of all."""
 
-    codec: Elementwise
+    codec: ShardableCodec
 
     def __init__(
-        self, codec: Elementwise, gradient: Array, keep: bool, others: Iterable[Array]
+        self, codec: ShardableCodec, gradient: Array, keep: bool, others: Iterable[Array]
     ) -> None:
         super().__init__(codec, gradient, keep, others)
         ranks = len(self.payloads)
@@ -191,7 +191,7 @@ class TwoShotTrial(GatheredTrial):
         self.codec.decode(self.reduced, self.gradient)
 
 
-def trial_of(
+def timed_codec_of(
     compressor: Compressor,
     arguments: Mapping[str, Value],
     tensors: Sequence[Tensor],
@@ -199,7 +199,7 @@ def trial_of(
     gradients: Gradients,
     *,
     two_shot: bool,
-) -> tuple[Trial | None, int]:
+) -> tuple[TimedCodec | None, int]:
     """A bucket of these tensors, and how many elements of it go as they are; None if all do."""
     arrangement = arrange(tensors, compressor, arguments)
     segments, length = arrangement.compressed, arrangement.length
@@ -207,9 +207,9 @@ def trial_of(
         return None, arrangement.rest
     codec = compressor.codec(segments, length, TORCH_KERNELS, **own_arguments(arguments))
     gradient, keep = gradients.of(segments, length), compressor.keeps(arguments)
-    if isinstance(codec, Summed):
-        return SummedTrial(codec, gradient, keep, compressor.period), arrangement.rest
+    if isinstance(codec, SummableCodec):
+        return TimedSummedCodec(codec, gradient, keep, compressor.period), arrangement.rest
     others = (gradients.of(segments, length, rank) for rank in range(1, workers))
-    if isinstance(codec, Elementwise) and two_shot:
-        return TwoShotTrial(codec, gradient, keep, others), arrangement.rest
-    return GatheredTrial(codec, gradient, keep, others), arrangement.rest
+    if isinstance(codec, ShardableCodec) and two_shot:
+        return TimedTwoShotCodec(codec, gradient, keep, others), arrangement.rest
+    return TimedGatheredCodec(codec, gradient, keep, others), arrangement.rest

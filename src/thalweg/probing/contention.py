@@ -21,20 +21,20 @@ from collections.abc import Sequence
 from random import Random
 from statistics import median
 
-from thalweg.probing.network import Flow, Network, in_rounds
+from thalweg.probing.network import Network, ProbeFlow, in_rounds
 
-SHARED = 0.3  # a score from which on they share
-DOUBTFUL = (0.15, 0.4)
-REPEATS = 3
-SLOW = 0.7  # of the usual rate of a flow; who is slower can't fill a link
-PARTNERS, MORE_PARTNERS = 2, 4
-ROOM = 8  # hosts to a flow
-SUSPECT = 0.9  # of a flow's usual rate
+MIN_SHARED_SCORE = 0.3  # a score from which on they share
+DOUBTFUL_SCORE_RANGE = (0.15, 0.4)
+CONTENTION_REPEAT_COUNT = 3
+SLOW_FLOW_RATIO = 0.7  # of the usual rate of a flow; who is slower can't fill a link
+CONTENTION_PARTNER_COUNT, CONTENTION_RETRY_PARTNER_COUNT = 2, 4
+HOSTS_PER_FLOW_COUNT = 8  # hosts to a flow
+SUSPECT_FLOW_RATIO = 0.9  # of a flow's usual rate
 
-Load = tuple[Flow, ...]
+Load = tuple[ProbeFlow, ...]
 
 
-class Contention:
+class ContentionProbe:
     """Remembers what every host and every load has been seen to do."""
 
     def __init__(self, network: Network, draw: Random) -> None:
@@ -47,31 +47,31 @@ class Contention:
         self.margins: list[float] = []  # how far each score was from the limit
         self._alone: dict[Load, float] = {}
 
-    def look_round(self) -> None:
+    def measure_hosts(self) -> None:
         """What each host can send and take in, roughly: with several partners, the best counts.
         Few flows run at once, so that few meet; who looks slow is looked at alone."""
-        at_once = max(2, min(self.network.at_once, self.network.size // ROOM))
+        at_once = max(2, min(self.network.at_once, self.network.size // HOSTS_PER_FLOW_COUNT))
         seen: list[float] = []
-        for _ in range(PARTNERS):
+        for _ in range(CONTENTION_PARTNER_COUNT):
             order = self.draw.sample(range(self.network.size), self.network.size)
-            ring = [Flow(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
+            ring = [ProbeFlow(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
             for flows in in_rounds(ring, at_once):
                 seen += self.rates(flows)
         usual = median(seen)
         for host in self.out:
             others = [other for other in self.out if other != host]
-            for other in self.draw.sample(others, min(MORE_PARTNERS, len(others))):
-                for flow in (Flow(host, other), Flow(other, host)):
-                    if self.speed(host) < SLOW * usual:
+            for other in self.draw.sample(others, min(CONTENTION_RETRY_PARTNER_COUNT, len(others))):
+                for flow in (ProbeFlow(host, other), ProbeFlow(other, host)):
+                    if self.speed(host) < SLOW_FLOW_RATIO * usual:
                         self.rates((flow,))
         fastest = sorted(self.out, key=lambda host: -self.speed(host))
-        self.fast = [host for host in fastest if self.speed(host) >= SLOW * usual]
+        self.fast = [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * usual]
 
     def forget(self) -> None:
         """What loads were seen to do by themselves."""
         self._alone.clear()
 
-    def rates(self, flows: Sequence[Flow]) -> list[float]:
+    def rates(self, flows: Sequence[ProbeFlow]) -> list[float]:
         found = self.network.rates(flows, short=True)
         self.tests += 1
         for flow, rate in zip(flows, found, strict=True):
@@ -82,31 +82,32 @@ class Contention:
     def speed(self, host: int) -> float:
         return min(self.out[host], self.into[host])
 
-    def flow_speed(self, flow: Flow) -> float:
+    def flow_speed(self, flow: ProbeFlow) -> float:
         """What its two hosts allow, as far as has been seen."""
         return min(self.out[flow.source], self.into[flow.target])
 
-    def suspects(self, flows: Sequence[Flow]) -> list[Flow]:
+    def suspects(self, flows: Sequence[ProbeFlow]) -> list[ProbeFlow]:
         """Those that are slower than their hosts are known to be, while all run at once."""
         found = self.rates(flows)
         return [
             flow
             for flow, rate in zip(flows, found, strict=True)
-            if rate < SUSPECT * self.flow_speed(flow)
+            if rate < SUSPECT_FLOW_RATIO * self.flow_speed(flow)
         ]
 
-    def share(self, load: Load, other: Flow) -> bool:
+    def share(self, load: Load, other: ProbeFlow) -> bool:
         scores: list[float] = []
         while not scores or (
-            len(scores) < REPEATS and DOUBTFUL[0] <= median(scores) <= DOUBTFUL[1]
+            len(scores) < CONTENTION_REPEAT_COUNT
+            and DOUBTFUL_SCORE_RANGE[0] <= median(scores) <= DOUBTFUL_SCORE_RANGE[1]
         ):
             if scores:  # what it was compared with is in doubt as well
                 self._alone[load] = median((self._alone[load], sum(self.rates(load))))
             scores.append(self._score(load, other))
-        self.margins.append(abs(median(scores) - SHARED))
-        return median(scores) >= SHARED
+        self.margins.append(abs(median(scores) - MIN_SHARED_SCORE))
+        return median(scores) >= MIN_SHARED_SCORE
 
-    def _score(self, load: Load, other: Flow) -> float:
+    def _score(self, load: Load, other: ProbeFlow) -> float:
         if load not in self._alone:
             self._alone[load] = sum(self.rates(load))
         *beside, others = self.rates((*load, other))

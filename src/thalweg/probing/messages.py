@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.errors import BETWEEN_STEPS, PeerLate
-from thalweg.members.abort import Alarm
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, PeerLate
+from thalweg.members.abort import AbortFlag
 from thalweg.transports import Array, Label, Sending, Transport
 
-ORDERS, ANSWERS, PINGS, PONGS, BYTES, CONFIRMATIONS = (
-    Label(0, BETWEEN_STEPS + number, 0, 0) for number in range(6)
+ORDERS_LABEL, ANSWERS_LABEL, PINGS_LABEL, PONGS_LABEL, BYTES_LABEL, CONFIRMATIONS_LABEL = (
+    Label(0, FIRST_ROUND_BETWEEN_STEPS + number, 0, 0) for number in range(6)
 )
-LOOK_AROUND = 0.5  # seconds
+PROBE_ABORT_POLL_SECONDS = 0.5  # seconds
 
 
-class Exchange:
+class ProbeMessenger:
     """`patience` is how many seconds anything may take beyond what it should."""
 
-    def __init__(self, transport: Transport, alarm: Alarm, patience: float) -> None:
+    def __init__(self, transport: Transport, abort_flag: AbortFlag, patience: float) -> None:
         self.patience = patience
         self._transport = transport
-        self._alarm = alarm
+        self._abort_flag = abort_flag
 
     def send(self, peer: int, label: Label, array: Array) -> Sending:
         return self._transport.send(peer, label, array, monotonic() + self.patience)
@@ -37,19 +37,19 @@ class Exchange:
         """Within so many seconds and some patience, unless somebody gives up before."""
         deadline = monotonic() + seconds + self.patience
         while True:
-            until = monotonic() + LOOK_AROUND
+            until = monotonic() + PROBE_ABORT_POLL_SECONDS
             try:
                 return self._transport.receive(peer, label, min(until, deadline))
             except PeerLate:
-                heard = self._alarm.heard()
-                if heard is not None:
-                    raise heard from None
+                abort = self._abort_flag.poll()
+                if abort is not None:
+                    raise abort from None
                 if monotonic() >= deadline:
                     raise
 
-    def tell(self, peer: int, label: Label, content: Any) -> None:
+    def send_json(self, peer: int, label: Label, content: Any) -> None:
         text = np.frombuffer(json.dumps(content).encode(), np.uint8)
         self.send(peer, label, text).wait(monotonic() + self.patience)
 
-    def hear(self, peer: int, label: Label, seconds: float = 0.0) -> Any:
+    def receive_json(self, peer: int, label: Label, seconds: float = 0.0) -> Any:
         return json.loads(self.receive(peer, label, seconds).tobytes())

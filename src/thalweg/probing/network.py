@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Flow(NamedTuple):
+class ProbeFlow(NamedTuple):
     """As many bytes as the network takes, from one host to another."""
 
     source: int
@@ -29,14 +29,14 @@ class Network(Protocol):
     def round_trip(self, source: int, target: int) -> float:
         """Seconds that a small message and its answer take at least."""
 
-    def rates(self, flows: Sequence[Flow], *, short: bool = False) -> list[float]:
+    def rates(self, flows: Sequence[ProbeFlow], *, short: bool = False) -> list[float]:
         """Bits per second of each, while all of them run; every host is in one of them at most.
         What runs for a short time is measured less exactly."""
 
 
-def in_rounds(flows: Iterable[Flow], most: int) -> list[list[Flow]]:
+def in_rounds(flows: Iterable[ProbeFlow], most: int) -> list[list[ProbeFlow]]:
     """Rounds of so many flows at most, in which every host is in one flow at most."""
-    rounds: list[list[Flow]] = []
+    rounds: list[list[ProbeFlow]] = []
     for flow in flows:
         for others in rounds:
             if len(others) < most and not any({*flow} & {*other} for other in others):

@@ -19,18 +19,18 @@ from math import sqrt
 from random import Random
 from typing import Literal
 
-from thalweg.probing.contention import Contention
+from thalweg.probing.contention import ContentionProbe
 from thalweg.probing.network import Network
-from thalweg.probing.racks_by_bandwidth import Sharing, racks_by_rates
+from thalweg.probing.racks_by_bandwidth import UplinkSharing, racks_by_rates
 
-Sureness = Literal["sure", "likely", "guess"]
-FEWEST_HOSTS = 4  # for two flows
-CLEAR_RATIO = 1.3  # of round trips across to those within racks
-LEAST_RATIO = 1.15  # of a round trip across to one within a rack
-CHECKS_A_RACK = 3
+Confidence = Literal["sure", "likely", "guess"]
+MIN_RACK_SEARCH_HOSTS = 4  # for two flows
+CLEAR_RACK_RTT_RATIO = 1.3  # of round trips across to those within racks
+MIN_RACK_RTT_RATIO = 1.15  # of a round trip across to one within a rack
+LATENCY_CHECKS_PER_RACK = 3
 
 Rack = frozenset[int]
-Trips = dict[tuple[int, int], float]
+RoundTrips = dict[tuple[int, int], float]
 """Seconds, by the two hosts in ascending order."""
 
 
@@ -40,7 +40,7 @@ class Latency:
     the longest within a rack."""
 
     racks: list[Rack] | None
-    round_trips: Trips
+    round_trips: RoundTrips
     ratio: float
 
 
@@ -52,16 +52,16 @@ def racks_by_latency(network: Network, draw: Random) -> Latency:
     second = {pair: network.round_trip(*pair) for pair in dict.fromkeys(pairs)}
     ratio = separation(racks, second)
     return Latency(
-        racks=racks if ratio >= LEAST_RATIO else None,
+        racks=racks if ratio >= MIN_RACK_RTT_RATIO else None,
         round_trips={pair: min(t, first.get(pair, t)) for pair, t in second.items()},
         ratio=ratio,
     )
 
 
-def _by_leaders(network: Network) -> tuple[list[Rack], Trips]:
+def _by_leaders(network: Network) -> tuple[list[Rack], RoundTrips]:
     left = list(range(network.size))
     racks: list[Rack] = []
-    seen: Trips = {}
+    seen: RoundTrips = {}
     border: float | None = None
     while left:
         leader = left.pop(0)
@@ -78,7 +78,7 @@ def widest_gap(times: Sequence[float]) -> float | None:
     """Its middle, if it is wide enough."""
     ordered = sorted(times)
     gaps = [(far / near, sqrt(far * near)) for near, far in pairwise(ordered)]
-    if not gaps or max(gaps)[0] < LEAST_RATIO:
+    if not gaps or max(gaps)[0] < MIN_RACK_RTT_RATIO:
         return None
     return max(gaps)[1]
 
@@ -96,7 +96,7 @@ def _checks(racks: Sequence[Rack], draw: Random) -> list[tuple[int, int]]:
     pairs = []
     everybody = frozenset[int]().union(*racks)
     for rack in racks:
-        for _ in range(CHECKS_A_RACK):
+        for _ in range(LATENCY_CHECKS_PER_RACK):
             if len(rack) > 2:
                 pairs.append(draw.sample(sorted(rack), 2))
             pairs.append([draw.choice(sorted(rack)), draw.choice(sorted(everybody - rack))])
@@ -104,33 +104,33 @@ def _checks(racks: Sequence[Rack], draw: Random) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Racks:
+class InferredRacks:
     """`told` by latency or by rates; None: by neither, and it is assumed that there is one rack."""
 
     racks: Sequence[Rack]
-    told: Literal["latency", "rates"] | None
-    sureness: Sureness
+    inferred_by: Literal["latency", "rates"] | None
+    sureness: Confidence
     reason: str
     round_trips: dict[tuple[int, int], float]
 
 
-def infer_racks(network: Network, draw: Random) -> Racks:
+def infer_racks(network: Network, draw: Random) -> InferredRacks:
     latency = racks_by_latency(network, draw)
     if latency.racks is not None:
-        return Racks(
+        return InferredRacks(
             racks=latency.racks,
-            told="latency",
-            sureness="sure" if latency.ratio >= CLEAR_RATIO else "likely",
+            inferred_by="latency",
+            sureness="sure" if latency.ratio >= CLEAR_RACK_RTT_RATIO else "likely",
             reason=f"round trips across racks take at least {latency.ratio:.2f}x as long as those "
             f"within, in all of {len(latency.round_trips)} pairs",
             round_trips=latency.round_trips,
         )
-    contention = Contention(network, draw)
-    contention.look_round()
+    contention = ContentionProbe(network, draw)
+    contention.measure_hosts()
     return _by_rates(network.size, latency, racks_by_rates(contention))
 
 
-def _by_rates(size: int, latency: Latency, sharing: Sharing) -> Racks:
+def _by_rates(size: int, latency: Latency, sharing: UplinkSharing) -> InferredRacks:
     if not sharing.racks:
         reason = (
             "neither latency nor rates tell hosts apart: no two flows slow each other down, so an "
@@ -138,20 +138,20 @@ def _by_rates(size: int, latency: Latency, sharing: Sharing) -> Racks:
         )
         if sharing.crowded:
             reason += "; more flows at once do, so declare racks with --cluster if there are any"
-        elif size < FEWEST_HOSTS:
+        elif size < MIN_RACK_SEARCH_HOSTS:
             reason = f"racks can't be told apart among {size} hosts: rates need four"
-        return Racks(
+        return InferredRacks(
             racks=[frozenset(range(size))],
-            told=None,
+            inferred_by=None,
             sureness="guess",
             reason=reason,
             round_trips=latency.round_trips,
         )
     scattered = len(sharing.loose) > 1
     whole = sharing.agreed == sharing.checks >= len(sharing.racks) and not scattered
-    return Racks(
+    return InferredRacks(
         racks=sharing.racks,
-        told="rates",
+        inferred_by="rates",
         sureness="sure" if whole else "likely",
         reason="hosts of a rack slow each other's flows to other racks down, and others don't: "
         f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)"

@@ -24,20 +24,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from thalweg.probing.contention import Contention
-from thalweg.probing.network import Flow, in_rounds
+from thalweg.probing.contention import ContentionProbe
+from thalweg.probing.network import ProbeFlow, in_rounds
 
-FEWEST_PAIRS = 90  # that are tried before it is said that nothing contends
-PAIRS_A_HOST = 2
-FEWEST_TO_FILL = 4  # hosts, for two flows
-CHECKS_A_RACK = 2
-MOST_ATTEMPTS = 3
+MIN_TRIED_PAIRS = 90  # that are tried before it is said that nothing contends
+TRIED_PAIRS_PER_HOST = 2
+MIN_HOSTS_TO_FILL_LINK = 4  # hosts, for two flows
+BANDWIDTH_CHECKS_PER_RACK = 2
+MAX_RACK_SEARCH_ATTEMPTS = 3
 
 Rack = frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class UplinkSharing:
     """Hosts that share an uplink. `checks` were made afterwards, and `agreed` with the racks;
     `crowded`: many flows slowed each other down, but no two of them did. `loose` hosts share with
     nobody, and are counted as one rack."""
@@ -49,27 +49,27 @@ class Sharing:
     loose: Rack = frozenset()
 
 
-def racks_by_rates(contention: Contention) -> Sharing:
+def racks_by_rates(contention: ContentionProbe) -> UplinkSharing:
     """No racks, if no two flows contend. If checks don't agree with what was found, something was
     disturbed, and all is tried again: the best attempt counts."""
-    attempts: list[Sharing] = []
-    while len(attempts) < MOST_ATTEMPTS:
+    attempts: list[UplinkSharing] = []
+    while len(attempts) < MAX_RACK_SEARCH_ATTEMPTS:
         attempts.append(_attempt(contention))
         if attempts[-1].agreed == attempts[-1].checks:
             return attempts[-1]
     return max(attempts, key=lambda one: one.agreed / one.checks)
 
 
-def _attempt(contention: Contention) -> Sharing:
+def _attempt(contention: ContentionProbe) -> UplinkSharing:
     contention.forget()
     everybody = [*range(contention.network.size)]
     found, crowded = _first_pair(contention, contention.fast)
     if found is None and len(contention.fast) < len(everybody):
         found, crowded = _first_pair(contention, everybody)
     if found is None:
-        return Sharing(racks=[], crowded=crowded)
+        return UplinkSharing(racks=[], crowded=crowded)
     strangers = {*found[0], *found[1]}.difference(contention.fast)
-    racks = _Racks(contention, everybody if strangers else contention.fast)
+    racks = _RackSearch(contention, everybody if strangers else contention.fast)
     racks.begin(*found)
     racks.lead()
     racks.add_the_rest()
@@ -77,14 +77,17 @@ def _attempt(contention: Contention) -> Sharing:
 
 
 def _first_pair(
-    contention: Contention, hosts: Sequence[int]
-) -> tuple[tuple[Flow, Flow] | None, bool]:
+    contention: ContentionProbe, hosts: Sequence[int]
+) -> tuple[tuple[ProbeFlow, ProbeFlow] | None, bool]:
     """Two flows that contend, found among flows of which many run at once; and whether flows were
     slowed without such a pair."""
     tried, crowded = 0, False
-    while tried < max(FEWEST_PAIRS, PAIRS_A_HOST * len(hosts)) and len(hosts) >= FEWEST_TO_FILL:
+    while (
+        tried < max(MIN_TRIED_PAIRS, TRIED_PAIRS_PER_HOST * len(hosts))
+        and len(hosts) >= MIN_HOSTS_TO_FILL_LINK
+    ):
         order = contention.draw.sample(hosts, len(hosts))
-        matching = [Flow(a, b) for a, b in zip(order[::2], order[1::2], strict=False)]
+        matching = [ProbeFlow(a, b) for a, b in zip(order[::2], order[1::2], strict=False)]
         for flows in in_rounds(matching, max(2, contention.network.at_once)):
             tried += len(flows) * (len(flows) - 1) // 2
             suspects = contention.suspects(flows) if len(flows) > 1 else []
@@ -95,11 +98,11 @@ def _first_pair(
     return None, crowded
 
 
-class _Racks:
+class _RackSearch:
     """Racks as they are found. `mirrored`: all flows run the other way round, because what was
     found first was in-bound contention."""
 
-    def __init__(self, contention: Contention, hosts: Sequence[int]) -> None:
+    def __init__(self, contention: ContentionProbe, hosts: Sequence[int]) -> None:
         self.contention = contention
         self.hosts = hosts  # that may lead
         self.late = {*range(contention.network.size)} - {*hosts}
@@ -108,8 +111,8 @@ class _Racks:
         self.loose: Rack = frozenset()
 
     def share(self, load: Iterable[tuple[int, int]], source: int, target: int) -> bool:
-        ways = [Flow(*pair[::-1]) if self.mirrored else Flow(*pair) for pair in load]
-        other = Flow(target, source) if self.mirrored else Flow(source, target)
+        ways = [ProbeFlow(*pair[::-1]) if self.mirrored else ProbeFlow(*pair) for pair in load]
+        other = ProbeFlow(target, source) if self.mirrored else ProbeFlow(source, target)
         return self.contention.share(tuple(ways), other)
 
     def left(self) -> list[int]:
@@ -117,7 +120,7 @@ class _Racks:
         taken = set().union(*self.racks)
         return [host for host in self.hosts if host not in taken]
 
-    def begin(self, one: Flow, other: Flow) -> None:
+    def begin(self, one: ProbeFlow, other: ProbeFlow) -> None:
         (a, x), (b, y) = one, other
         others = [host for host in self.left() if host not in {a, b, x, y}]
         with_ab = {h for h in others if self.share([(a, x)], h, y)}
@@ -208,7 +211,7 @@ class _Racks:
             return list(zip(near, far, strict=False)), self._member(others.pop())
         return (list(zip(near, far[:-1], strict=False)), far[-1]) if len(far) > 1 else None
 
-    def checked(self) -> Sharing:
+    def checked(self) -> UplinkSharing:
         """Try pairs again that were drawn at random: within racks, and across."""
         tried = [
             self.share([(a, x)], b, y) == together
@@ -216,7 +219,7 @@ class _Racks:
             for together, (a, x, b, y) in self._fresh(rack)
         ]
         racks = sorted((frozenset(rack) for rack in self.racks), key=min)
-        return Sharing(racks=racks, checks=len(tried), agreed=sum(tried), loose=self.loose)
+        return UplinkSharing(racks=racks, checks=len(tried), agreed=sum(tried), loose=self.loose)
 
     def _fresh(self, rack: set[int]) -> Iterator[tuple[bool, tuple[int, int, int, int]]]:
         """Flows of two hosts of this rack, which must contend, and of one of it and one of another,
@@ -228,7 +231,7 @@ class _Racks:
         outside = [host for other in others for host in other]
         if len(own) < 2:
             return
-        for _ in range(CHECKS_A_RACK if len(outside) > 1 else 0):
+        for _ in range(BANDWIDTH_CHECKS_PER_RACK if len(outside) > 1 else 0):
             a, b = sorted(draw.sample(own, 2), key=self._rank)
             x, y = sorted(draw.sample(outside, 2), key=self._rank)
             yield True, (a, x, b, y)

@@ -10,8 +10,8 @@ from typing import Any, Self
 from thalweg.facts import Cluster, Duplex, Rate, about, format_cluster, parse_cluster
 from thalweg.plan import TRANSPORT
 
-SLOWER = 0.6  # of the median: an outlier
-DIGITS = 3
+SLOW_OUTLIER_RATIO = 0.6  # of the median: an outlier
+PROBED_RATE_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class UplinkFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class ProbeResult:
     """`measured` are the hosts whose NICs were; `round_trips` are in seconds, by host. `sureness`
     (sure, likely, guess, or declared) and `reason` are about the racks."""
 
@@ -108,7 +108,7 @@ class Probed:
 
 
 def mbps(rate: Rate) -> float:
-    return round(rate.bits_per_second / 1e6, DIGITS)
+    return round(rate.bits_per_second / 1e6, PROBED_RATE_DIGITS)
 
 
 def microseconds(seconds: float | None) -> float | None:
@@ -117,7 +117,7 @@ def microseconds(seconds: float | None) -> float | None:
 
 def rounded(bits_per_second: float) -> Rate:
     """To three digits, as a person would write it."""
-    return Rate(float(f"{bits_per_second:.{DIGITS}g}"))
+    return Rate(float(f"{bits_per_second:.{PROBED_RATE_DIGITS}g}"))
 
 
 def outliers_of(cluster: Cluster) -> list[str]:
@@ -134,7 +134,7 @@ def _slow(links: Sequence[tuple[str, Duplex]]) -> list[str]:
         for way, rate in (("out", duplex.out), ("in", duplex.into)):
             rates = [(d.out if way == "out" else d.into).bits_per_second for _, d in links]
             usual = median(rates)
-            if len(links) > 2 and rate.bits_per_second < SLOWER * usual:
+            if len(links) > 2 and rate.bits_per_second < SLOW_OUTLIER_RATIO * usual:
                 times = usual / rate.bits_per_second
                 ways.append((times, f"{about(rate.bits_per_second, 'bit/s')} {way}"))
         if ways:

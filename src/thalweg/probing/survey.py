@@ -15,23 +15,23 @@ from typing import Protocol
 
 from thalweg.facts import Cluster, Duplex, Host, Rack, about
 from thalweg.probing.cluster_builder import by_host, cluster_of, half, names_of, uplinks_found
-from thalweg.probing.coordinator import Station
+from thalweg.probing.coordinator import HostInfo
 from thalweg.probing.network import Network
 from thalweg.probing.nics import measure_nics
-from thalweg.probing.racks import Racks, infer_racks
-from thalweg.probing.result import Probed, outliers_of
+from thalweg.probing.racks import InferredRacks, infer_racks
+from thalweg.probing.result import ProbeResult, outliers_of
 from thalweg.probing.uplinks import Uplink, measure_uplinks
 
-SEED = 7
-FAR_OFF = (0.8, 1.15)  # measured over declared; payload is 0.956 of a link's rate
-MOST_TOLD = 8  # that are told in full
+RACK_SEARCH_SEED = 7
+PLAUSIBLE_RATE_RATIOS = (0.8, 1.15)  # measured over declared; payload is 0.956 of a link's rate
+MAX_LISTED_MISMATCHES = 8  # that are told in full
 
 
-class Surveyed(Network, Protocol):
+class NetworkOfHosts(Network, Protocol):
     """A network whose hosts have names and ranks."""
 
     @property
-    def stations(self) -> Sequence[Station]: ...
+    def host_infos(self) -> Sequence[HostInfo]: ...
 
     @property
     def measurements(self) -> int: ...
@@ -39,26 +39,26 @@ class Surveyed(Network, Protocol):
     def round_trip_of_ranks(self, one: int, other: int) -> float: ...
 
 
-def survey(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
+def survey(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
     """On rank 0. Declared racks are kept, and what contradicts them is told."""
     if network.size == 1:
         return _alone(network, declared, start)
-    ranks = [station.ranks[0] for station in network.stations]
-    names = names_of(network.stations, declared)
-    inferred = infer_racks(network, Random(SEED))
+    ranks = [host.ranks[0] for host in network.host_infos]
+    names = names_of(network.host_infos, declared)
+    inferred = infer_racks(network, Random(RACK_SEARCH_SEED))
     racks = inferred.racks if declared is None else declared_racks(declared, ranks)
     trips = _round_trips(network, racks, inferred)
     nics = measure_nics(network, racks)
     uplinks = measure_uplinks(network, racks, nics)
-    cluster = cluster_of(network.stations, names, racks, nics, uplinks, trips, declared)
+    cluster = cluster_of(network.host_infos, names, racks, nics, uplinks, trips, declared)
     contradictions: list[str] = []
     if declared is not None:
         contradictions = [
-            *_host_contradictions(declared, network.stations),
+            *_host_contradictions(declared, network.host_infos),
             *rack_contradictions(declared, inferred, names, ranks),
             *rate_contradictions(declared, cluster),
         ]
-    return Probed(
+    return ProbeResult(
         cluster=cluster,
         measured=True,
         round_trips=by_host(names, racks, trips),
@@ -73,9 +73,9 @@ def survey(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     )
 
 
-def _alone(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
+def _alone(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
     """One host: no link to measure, only how long its ranks take to reach each other."""
-    [station] = network.stations
+    [station] = network.host_infos
     ranks = station.ranks
     note = "there is one worker, and nothing to measure"
     cluster = declared or in_one_rack([station])
@@ -86,7 +86,7 @@ def _alone(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
         trips = dict.fromkeys((host.name for host in cluster.hosts), seconds)
         if declared is None:
             cluster = Cluster(racks=cluster.racks, latency=half(seconds))
-    return Probed(
+    return ProbeResult(
         cluster=cluster,
         measured=False,
         round_trips=trips,
@@ -101,11 +101,9 @@ def _alone(network: Surveyed, declared: Cluster | None, start: float) -> Probed:
     )
 
 
-def in_one_rack(stations: Sequence[Station]) -> Cluster:
+def in_one_rack(stations: Sequence[HostInfo]) -> Cluster:
     names = names_of(stations, None)
-    hosts = (
-        Host(name=name, ranks=station.ranks) for name, station in zip(names, stations, strict=True)
-    )
+    hosts = (Host(name=name, ranks=host.ranks) for name, host in zip(names, stations, strict=True))
     return Cluster(racks=(Rack(name="rack0", hosts=tuple(hosts)),))
 
 
@@ -118,7 +116,7 @@ def declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[in
 
 
 def _round_trips(
-    network: Surveyed, racks: Sequence[frozenset[int]], inferred: Racks
+    network: NetworkOfHosts, racks: Sequence[frozenset[int]], inferred: InferredRacks
 ) -> dict[tuple[int, int], float]:
     """Those that were taken anyway, and of every host with another of its rack."""
     trips = dict(inferred.round_trips)
@@ -140,20 +138,20 @@ def _notes(racks: Sequence[frozenset[int]], uplinks: Sequence[Uplink | None]) ->
     return notes
 
 
-def _compared(inferred: Racks, contradictions: Sequence[str]) -> str:
-    if inferred.told is None:
+def _compared(inferred: InferredRacks, contradictions: Sequence[str]) -> str:
+    if inferred.inferred_by is None:
         return f"as declared; {inferred.reason}"
     said = "contradicted" if any("declared in" in text for text in contradictions) else "confirmed"
-    return f"as declared, and {said} by {inferred.told}"
+    return f"as declared, and {said} by {inferred.inferred_by}"
 
 
-def _host_contradictions(declared: Cluster, stations: Sequence[Station]) -> list[str]:
+def _host_contradictions(declared: Cluster, hosts: Sequence[HostInfo]) -> list[str]:
     told = []
-    for station in stations:
+    for station in hosts:
         said = {declared.host(rank).name for rank in station.ranks}
         if len(said) > 1:
             told.append(f"{' and '.join(sorted(said))} are declared, but are one host")
-    host_of = {rank: station for station in stations for rank in station.ranks}
+    host_of = {rank: station for station in hosts for rank in station.ranks}
     for host in declared.hosts:
         if len({host_of[rank].ranks for rank in host.ranks}) > 1:
             told.append(f"the ranks of {host.name} are declared on one host, but are on several")
@@ -161,12 +159,12 @@ def _host_contradictions(declared: Cluster, stations: Sequence[Station]) -> list
 
 
 def rack_contradictions(
-    declared: Cluster, found: Racks, names: list[str], ranks: list[int]
+    declared: Cluster, found: InferredRacks, names: list[str], ranks: list[int]
 ) -> list[str]:
     """Hosts by their number in `found`, and as the declaration has them by a rank."""
-    if found.told is None:
+    if found.inferred_by is None:
         return []
-    shares = "share an uplink" if found.told == "rates" else "are near each other"
+    shares = "share an uplink" if found.inferred_by == "rates" else "are near each other"
     rack_of = {host: number for number, rack in enumerate(found.racks) for host in rack}
     told = []
     for one, other in combinations(range(len(names)), 2):
@@ -174,16 +172,20 @@ def rack_contradictions(
         if together and rack_of[one] != rack_of[other]:
             rack = declared.rack(ranks[one]).name
             told.append(
-                f"{names[one]} and {names[other]} are declared in {rack}, but by {found.told} they "
-                f"don't {shares}"
+                f"{names[one]} and {names[other]} are declared in {rack}, but by "
+                f"{found.inferred_by} they don't {shares}"
             )
         elif not together and rack_of[one] == rack_of[other]:
             told.append(
                 f"{names[one]} and {names[other]} are declared in different racks, but by "
-                f"{found.told} they {shares}"
+                f"{found.inferred_by} they {shares}"
             )
-    more = len(told) - MOST_TOLD
-    return told if more <= 0 else [*told[:MOST_TOLD], f"and so for {more} pairs of hosts more"]
+    more = len(told) - MAX_LISTED_MISMATCHES
+    return (
+        told
+        if more <= 0
+        else [*told[:MAX_LISTED_MISMATCHES], f"and so for {more} pairs of hosts more"]
+    )
 
 
 def rate_contradictions(declared: Cluster, measured: Cluster) -> list[str]:
@@ -208,7 +210,7 @@ def _off(name: str, declared: Duplex, measured: Duplex) -> Iterator[str]:
         ("in", declared.into, measured.into),
     ):
         ratio = found.bits_per_second / said.bits_per_second
-        if not FAR_OFF[0] <= ratio <= FAR_OFF[1]:
+        if not PLAUSIBLE_RATE_RATIOS[0] <= ratio <= PLAUSIBLE_RATE_RATIOS[1]:
             yield (
                 f"{name} is declared {said} {way}, but {about(found.bits_per_second, 'bit/s')} "
                 "was measured"

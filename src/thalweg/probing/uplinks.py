@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
 
-from thalweg.probing.network import Flow, Network
+from thalweg.probing.network import Network, ProbeFlow
 from thalweg.probing.nics import Nics
 
-FULL = 0.9  # of what the NICs would allow
-REPEATS = 3
-AGREE = 1.03  # times
+NIC_LIMITED_RATIO = 0.9  # of what the NICs would allow
+UPLINK_REPEAT_COUNT = 3
+UPLINK_AGREEMENT_RATIO = 1.03  # times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class UplinkDirection:
     """One direction of an uplink: bits per second; not `full`: that is the least that it carries"""
 
     rate: float
@@ -32,8 +32,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uplink:
-    out: Way
-    into: Way
+    out: UplinkDirection
+    into: UplinkDirection
 
     @property
     def limits(self) -> bool:
@@ -41,7 +41,10 @@ class Uplink:
 
 
 def measure_uplinks(
-    network: Network, racks: Sequence[frozenset[int]], nics: Nics, repeats: int = REPEATS
+    network: Network,
+    racks: Sequence[frozenset[int]],
+    nics: Nics,
+    repeats: int = UPLINK_REPEAT_COUNT,
 ) -> list[Uplink | None]:
     """None where there is no other rack. What is full is measured so often, unless two agree."""
     if len(racks) < 2:
@@ -66,7 +69,7 @@ def _measure(
     repeats: int,
     *,
     outward: bool,
-) -> Way:
+) -> UplinkDirection:
     own_rates, other_rates = (nics.out, nics.into) if outward else (nics.into, nics.out)
     own = sorted(racks[number], key=lambda host: -own_rates[host])
     others = [rack for index, rack in enumerate(racks) if index != number]
@@ -75,21 +78,21 @@ def _measure(
     allowed = [min(own_rates[near], other_rates[other]) for near, other in pairs]
     number_of_flows = min(2, len(pairs))
     while True:
-        flows = [Flow(*(pair if outward else pair[::-1])) for pair in pairs[:number_of_flows]]
-        least = FULL * sum(allowed[:number_of_flows])
+        flows = [ProbeFlow(*(pair if outward else pair[::-1])) for pair in pairs[:number_of_flows]]
+        least = NIC_LIMITED_RATIO * sum(allowed[:number_of_flows])
         totals = [sum(network.rates(flows))]
         while len(totals) < repeats and totals[0] < least and not _agree(totals):
             totals.append(sum(network.rates(flows)))
         if median(totals) < least:
-            return Way(rate=median(totals), full=True)
+            return UplinkDirection(rate=median(totals), full=True)
         if number_of_flows == len(pairs):
-            return Way(rate=max(totals), full=False)
+            return UplinkDirection(rate=max(totals), full=False)
         number_of_flows = min(2 * number_of_flows, len(pairs))
 
 
 def _agree(totals: Sequence[float]) -> bool:
     """Whether another one would tell nothing new."""
-    return len(totals) > 1 and max(totals) < AGREE * min(totals)
+    return len(totals) > 1 and max(totals) < UPLINK_AGREEMENT_RATIO * min(totals)
 
 
 def _spread(racks: Sequence[Sequence[int]]) -> list[int]:

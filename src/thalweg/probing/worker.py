@@ -16,26 +16,32 @@ from typing import Any
 import numpy as np
 
 from thalweg.probing.flow import receive_flow, send_flow
-from thalweg.probing.messages import ANSWERS, ORDERS, PINGS, PONGS, Exchange
+from thalweg.probing.messages import (
+    ANSWERS_LABEL,
+    ORDERS_LABEL,
+    PINGS_LABEL,
+    PONGS_LABEL,
+    ProbeMessenger,
+)
 
 Order = dict[str, Any]
-LEADER = 0
-LONGEST_SILENCE = 600.0  # seconds for which others may be measured
-OVER = "over"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-NETWORK = Path("/proc/self/ns/net")
+PROBE_LEADER_RANK = 0
+ORDER_TIMEOUT_SECONDS = 600.0  # seconds for which others may be measured
+PROBE_OVER_ORDER = "over"
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+NETWORK_NAMESPACE_PATH = Path("/proc/self/ns/net")
 
 
-def serve(exchange: Exchange) -> Any:
+def serve(exchange: ProbeMessenger) -> Any:
     """Until it is over; what rank 0 found."""
     while True:
-        order = exchange.hear(LEADER, ORDERS, LONGEST_SILENCE)
-        if order["do"] == OVER:
+        order = exchange.receive_json(PROBE_LEADER_RANK, ORDERS_LABEL, ORDER_TIMEOUT_SECONDS)
+        if order["do"] == PROBE_OVER_ORDER:
             return order["result"]
-        exchange.tell(LEADER, ANSWERS, obey(exchange, order))
+        exchange.send_json(PROBE_LEADER_RANK, ANSWERS_LABEL, obey(exchange, order))
 
 
-def obey(exchange: Exchange, order: Order) -> Any:
+def obey(exchange: ProbeMessenger, order: Order) -> Any:
     """What was asked for; None if it was nothing."""
     match order["do"]:
         case "introduce":
@@ -55,7 +61,7 @@ def introduction() -> dict[str, Any]:
     network is between them. Hosts on one machine (containers, a lab) share its cores."""
     machine = stack = ""
     with suppress(OSError):
-        machine, stack = BOOT.read_text().strip(), str(NETWORK.readlink())
+        machine, stack = BOOT_ID_PATH.read_text().strip(), str(NETWORK_NAMESPACE_PATH.readlink())
     return {
         "name": socket.gethostname(),
         "machine": machine or socket.gethostname(),
@@ -64,20 +70,20 @@ def introduction() -> dict[str, Any]:
     }
 
 
-def _ping(exchange: Exchange, peer: int, pings: int) -> float:
+def _ping(exchange: ProbeMessenger, peer: int, pings: int) -> float:
     """Seconds of the fastest round trip: whatever else happens on the hosts only adds to it."""
     least = float("inf")
     ping = np.zeros(1, np.uint8)
     for _ in range(pings):
         start = perf_counter()
-        sending = exchange.send(peer, PINGS, ping)
-        exchange.receive(peer, PONGS)
+        sending = exchange.send(peer, PINGS_LABEL, ping)
+        exchange.receive(peer, PONGS_LABEL)
         least = min(least, perf_counter() - start)
         sending.wait(monotonic() + exchange.patience)
     return least
 
 
-def _echo(exchange: Exchange, peer: int, pings: int) -> None:
+def _echo(exchange: ProbeMessenger, peer: int, pings: int) -> None:
     for _ in range(pings):
-        sending = exchange.send(peer, PONGS, exchange.receive(peer, PINGS))
+        sending = exchange.send(peer, PONGS_LABEL, exchange.receive(peer, PINGS_LABEL))
         sending.wait(monotonic() + exchange.patience)

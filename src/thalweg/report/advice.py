@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
 from thalweg.facts import about, counted
-from thalweg.predict.estimate import Advice, Advised, Estimate
+from thalweg.predict.estimate import Advice, Estimate, RankedPlan
 from thalweg.report.advice_svg import (
     PARTS,
     add_bars,
@@ -22,13 +22,13 @@ from thalweg.report.cluster_svg import add_cluster, cluster_text
 from thalweg.report.page import add, details, page, plan_text, prose, section, table, written
 from thalweg.report.sweep_svg import add_sweep
 
-MOST_ROWS = 25  # of the ranking that are shown at once
-MOST_BARS = 10
+MAX_RANKING_ROWS = 25  # of the ranking that are shown at once
+MAX_ADVICE_BARS = 10
 BASELINE = "ddp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredStepTime:
     """What a step of a plan took in a run, beside what was predicted."""
 
     sync: str
@@ -47,7 +47,7 @@ class Measured:
         return self.low <= self.seconds <= self.high
 
 
-def advice_page(advice: Advice, measured: Sequence[Measured] = ()) -> str:
+def advice_page(advice: Advice, measured: Sequence[MeasuredStepTime] = ()) -> str:
     """A whole HTML document, which needs nothing beside it."""
     title = f"Thalweg advice: {advice.workload.name} on {counted(advice.cluster.workers, 'worker')}"
     root, main = page(title)
@@ -79,7 +79,7 @@ def _add_head(main: ET.Element, advice: Advice) -> None:
     prose(head, advice.verdict, str(advice.best.plan), "verdict")
 
 
-def _add_hero(main: ET.Element, best: Advised) -> None:
+def _add_hero(main: ET.Element, best: RankedPlan) -> None:
     hero = add(main, "section", name="hero")
     hero.tail = "\n"
     add(hero, "h2", "Best plan")
@@ -97,52 +97,52 @@ def _add_hero(main: ET.Element, best: Advised) -> None:
     add(hero, "p", best.why)
 
 
-def _add_ranking(main: ET.Element, ranking: Sequence[Advised]) -> None:
+def _add_ranking(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
     lead = (
         "Best first. The dot is the predicted mean of a step's seconds; "
         "the whisker is the interval that it is in four times of five."
     )
-    if any(advised.steps not in (None, 1) for advised in ranking):
+    if any(ranked.steps not in (None, 1) for ranked in ranking):
         lead += f" Ranked by seconds times the steps needed for one of {BASELINE}'s."
     found = section(main, "Ranking", lead)
-    shown, rest = ranking[:MOST_ROWS], ranking[MOST_ROWS:]
+    shown, rest = ranking[:MAX_RANKING_ROWS], ranking[MAX_RANKING_ROWS:]
     _add_rows(found, "Ranking", shown, first=1)
     if rest:
         label = f"{len(rest)} more plan{'s' * (len(rest) > 1)}"
-        _add_rows(details(found, label), label, rest, first=MOST_ROWS + 1)
+        _add_rows(details(found, label), label, rest, first=MAX_RANKING_ROWS + 1)
 
 
-def _add_rows(parent: ET.Element, label: str, ranking: Sequence[Advised], *, first: int) -> None:
+def _add_rows(parent: ET.Element, label: str, ranking: Sequence[RankedPlan], *, first: int) -> None:
     speed = f"#vs {BASELINE}"
     columns = ["#", "Plan", "#Seconds a step", "", speed, "Promise", "Survives", "Why"]
     headings, body = table(parent, label, columns)
-    estimates = [advised.estimate for advised in ranking]
+    estimates = [ranked.estimate for ranked in ranking]
     scale = whisker_scale([value for each in estimates for value in (each.low, each.high)])
     ruler = headings[3]
     ruler.set("class", "whisker")
     draw_ruler(ruler, scale)
-    for number, advised in enumerate(ranking, start=first):
-        estimate = advised.estimate
+    for number, ranked in enumerate(ranking, start=first):
+        estimate = ranked.estimate
         row = add(body, "tr", name="best" if number == 1 else "")
         add(row, "td", str(number), "number")
         cell = add(row, "td")
-        plan_text(cell, str(advised.plan))
-        if advised.steps not in (None, 1):
-            add(cell, "span", f"needs {advised.steps:.3g} times the steps", "note")
+        plan_text(cell, str(ranked.plan))
+        if ranked.steps not in (None, 1):
+            add(cell, "span", f"needs {ranked.steps:.3g} times the steps", "note")
         seconds = add(row, "td", about(estimate.seconds, "s"), "number")
         add(seconds, "span", between(estimate.low, estimate.high), "interval")
         drawn = add(row, "td", name="whisker")
         draw_whisker(drawn, scale, mean=estimate.seconds, low=estimate.low, high=estimate.high)
-        add(row, "td", times(advised.vs_ddp), "number")
-        add(add(row, "td"), "span", advised.promise.value, "pill")
-        add(row, "td", advised.survives, "short")
-        add(row, "td", advised.why, "words")
+        add(row, "td", times(ranked.vs_ddp), "number")
+        add(add(row, "td"), "span", ranked.promise.value, "pill")
+        add(row, "td", ranked.survives, "short")
+        add(row, "td", ranked.why, "words")
 
 
-def _add_breakdown(main: ET.Element, ranking: Sequence[Advised]) -> None:
-    shown = list(ranking[:MOST_BARS])
-    shown += [advised for advised in ranking[MOST_BARS:] if str(advised.plan) == BASELINE]
-    estimates = [advised.estimate for advised in shown]
+def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
+    shown = list(ranking[:MAX_ADVICE_BARS])
+    shown += [ranked for ranked in ranking[MAX_ADVICE_BARS:] if str(ranked.plan) == BASELINE]
+    estimates = [ranked.estimate for ranked in shown]
     found = section(main, "Where the time goes", "Parts of a step that come after one another.")
     add_bars(found, estimates)
     _add_parts(details(found, "The same in figures"), estimates)
@@ -160,7 +160,7 @@ def _add_parts(parent: ET.Element, estimates: Sequence[Estimate]) -> None:
         add(row, "td", about(estimate.seconds, "s"), "number")
 
 
-def _add_measured(main: ET.Element, measured: Sequence[Measured]) -> None:
+def _add_measured(main: ET.Element, measured: Sequence[MeasuredStepTime]) -> None:
     inside = sum(each.inside for each in measured)
     lead = (
         "The dot with its whisker was predicted, the diamond is what a run took: "

@@ -23,7 +23,7 @@ PARTS = {
     "transfer": "transfer that nothing hides",
     "waiting": "waiting for late workers",
 }
-PATTERNS = {  # what is drawn on a tile of 6 by 6 pixels; compute and transfer are plain
+BAR_PATTERNS = {  # what is drawn on a tile of 6 by 6 pixels; compute and transfer are plain
     "encode": "M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2",
     "decode": "M-1,5 l2,2 M0,0 l6,6 M5,-1 l2,2",
     "waiting": "M3,0 v6 M0,3 h6",
@@ -75,7 +75,7 @@ def add_patterns(parent: ET.Element) -> None:
     """What the bars are filled with, for all drawings of the page."""
     hidden = add(parent, "svg", name="hidden", aria_hidden="true")
     shelf = add(hidden, "defs")
-    for name, way in PATTERNS.items():
+    for name, way in BAR_PATTERNS.items():
         tile = add(shelf, "pattern", id=name, width="6", height="6", patternUnits="userSpaceOnUse")
         add(tile, "rect", width="6", height="6", style=f"fill: var(--{name})")
         add(tile, "path", d=way, style="stroke: var(--stripe); stroke-width: 1.2; fill: none")
@@ -120,4 +120,4 @@ def _draw_bar(parent: ET.Element, parts: Breakdown, longest: float, title: str) 
 
 def fill(shape: ET.Element, part: str) -> None:
     shape.set("data-part", part)
-    shape.set("style", f"fill: {f'url(#{part})' if part in PATTERNS else f'var(--{part})'}")
+    shape.set("style", f"fill: {f'url(#{part})' if part in BAR_PATTERNS else f'var(--{part})'}")

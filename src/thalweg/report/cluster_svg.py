@@ -18,13 +18,13 @@ from thalweg.report.page import add, picture
 from thalweg.report.shapes import line, tip, words
 
 T = TypeVar("T")
-MOST_HOSTS = 64  # in a cluster whose racks are all drawn
-MOST_ROWS = 8  # in a rack whose hosts are all drawn
-MOST_TILES = 12
-WIDTH, TOP, HEAD, ROW, LINE = 164, 58, 30, 42, 15
+MAX_DRAWN_HOSTS = 64  # in a cluster whose racks are all drawn
+MAX_TILE_ROWS = 8  # in a rack whose hosts are all drawn
+MAX_TILES = 12
+TILE_WIDTH_PIXELS, TOP, HEAD, ROW, LINE = 164, 58, 30, 42, 15
 CABLE, WIDEST, THINNEST = 24, 14.0, 2.0
-LETTER = 7.2  # pixels, at most on average
-SLOW = 0.75  # of what is usual
+TILE_CHARACTER_PIXELS = 7.2  # pixels, at most on average
+SLOW_DRAWN_RATIO = 0.75  # of what is usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class _Row:
     name: str
     rates: str
     remarks: str
-    told: str
+    description: str
     slow: bool
 
     @property
@@ -50,7 +50,7 @@ class _Tile:
     rows: Sequence[_Row]
     uplink: str  # its rates; empty: never the bottleneck
     bits: float  # its slower direction's, a second
-    told: str
+    description: str
 
 
 def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
@@ -58,7 +58,7 @@ def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
     found = _tiles(cluster)
     box = add(figure, "div", name="racks")
     fastest = max(tile.bits for tile in found) or 1.0
-    for tile in found[:MOST_TILES]:
+    for tile in found[:MAX_TILES]:
         _draw_tile(box, tile, fastest, spine=len(cluster.racks) > 1)
     add(figure, "figcaption", " ".join(_caption(cluster, len(found))))
 
@@ -90,9 +90,9 @@ def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:
         yield "↑ is out of the host or rack, ↓ into it."
     if any(rack.uplink is None for rack in cluster.racks) and len(cluster.racks) > 1:
         yield "A dashed uplink is never the bottleneck."
-    if tiles > MOST_TILES:
-        yield f"{tiles - MOST_TILES} more kinds of racks are not drawn."
-    if len(cluster.hosts) > MOST_HOSTS:
+    if tiles > MAX_TILES:
+        yield f"{tiles - MAX_TILES} more kinds of racks are not drawn."
+    if len(cluster.hosts) > MAX_DRAWN_HOSTS:
         yield "Hosts that are about as fast are one box; racks with as many of each are one rack."
     assumed = ", assumed" if cluster.latency_is_assumed else ""
     yield f"Latency within a rack: {about(cluster.latency.seconds, 's')}{assumed}."
@@ -105,7 +105,7 @@ def _links(cluster: Cluster) -> Iterable[Duplex]:
 
 def _tiles(cluster: Cluster) -> list[_Tile]:
     usual = median(_least(host.nic) for host in cluster.hosts)
-    if len(cluster.hosts) <= MOST_HOSTS:
+    if len(cluster.hosts) <= MAX_DRAWN_HOSTS:
         return [_tile([rack], usual) for rack in cluster.racks]
     uplinks = [_least(rack.uplink) for rack in cluster.racks if rack.uplink is not None]
     usual_uplink = median(uplinks) if uplinks else 1.0
@@ -121,19 +121,19 @@ def _tiles(cluster: Cluster) -> list[_Tile]:
 def _tile(racks: Sequence[Rack], usual: float) -> _Tile:
     """Of one rack, or of several with as many hosts of each kind."""
     hosts = [host for rack in racks for host in rack.hosts]
-    if len(racks) == 1 and len(hosts) <= MOST_ROWS:
+    if len(racks) == 1 and len(hosts) <= MAX_TILE_ROWS:
         groups = [[host] for host in hosts]
     else:
         groups = _alike(hosts, lambda host: _kind(host, usual))
         groups.sort(key=lambda group: _least(group[0].nic))
     rows = [_row(group, usual, len(racks)) for group in groups]
-    names = ", ".join(rack.name for rack in racks[:MOST_TILES])
+    names = ", ".join(rack.name for rack in racks[:MAX_TILES])
     return _Tile(
         name=names if len(racks) == 1 else f"{len(racks)} such racks",
         rows=rows,
         uplink=_rates([rack.uplink for rack in racks if rack.uplink is not None]),
         bits=min((_least(rack.uplink) for rack in racks if rack.uplink is not None), default=0.0),
-        told=names + (", ..." if len(racks) > MOST_TILES else ""),
+        description=names + (", ..." if len(racks) > MAX_TILES else ""),
     )
 
 
@@ -150,7 +150,7 @@ def _row(hosts: Sequence[Host], usual: float, racks: int) -> _Row:
         name=name,
         rates=rates,
         remarks=", ".join(remarks),
-        told="; ".join(filter(None, [f"{name}: NIC {rates}", ranks, *remarks])),
+        description="; ".join(filter(None, [f"{name}: NIC {rates}", ranks, *remarks])),
         slow="slow" in remarks,
     )
 
@@ -166,22 +166,31 @@ def _rates(links: Sequence[Duplex]) -> str:
 def _draw_tile(parent: ET.Element, tile: _Tile, fastest: float, *, spine: bool) -> None:
     top = TOP if spine else 2
     height = top + HEAD + sum(row.height for row in tile.rows) + 8
-    title = f"{tile.told}, uplink {tile.uplink or 'never the bottleneck'}"
-    drawn = picture(parent, WIDTH, height, title, desc="; ".join(row.told for row in tile.rows))
+    title = f"{tile.description}, uplink {tile.uplink or 'never the bottleneck'}"
+    drawn = picture(
+        parent,
+        TILE_WIDTH_PIXELS,
+        height,
+        title,
+        desc="; ".join(row.description for row in tile.rows),
+    )
     if spine:
-        line(drawn, 0, 4, WIDTH, 4, "spine")
+        line(drawn, 0, 4, TILE_WIDTH_PIXELS, 4, "spine")
         cable = line(drawn, CABLE, 6, CABLE, top, "uplink" if tile.uplink else "uplink free")
         cable.set("stroke-width", f"{max(THINNEST, WIDEST * tile.bits / fastest):.1f}")
         words(drawn, CABLE + 14, 34, tile.uplink, "faint")
-    _box(drawn, 4, top, WIDTH - 8, height - top - 2, "rack")
-    words(drawn, 12, top + 20, _fitting(tile.name, WIDTH - 24), "letter")
+    _box(drawn, 4, top, TILE_WIDTH_PIXELS - 8, height - top - 2, "rack")
+    words(drawn, 12, top + 20, _fitting(tile.name, TILE_WIDTH_PIXELS - 24), "letter")
     y = top + HEAD
     for row in tile.rows:
         name = "slow" if row.slow else ""
-        tip(_box(drawn, 10, y, WIDTH - 20, row.height - 5, f"host {name}".strip()), row.told)
+        tip(
+            _box(drawn, 10, y, TILE_WIDTH_PIXELS - 20, row.height - 5, f"host {name}".strip()),
+            row.description,
+        )
         for number, text in enumerate((row.name, row.rates, row.remarks), start=1):
             shade = name or ("faint" if number > 1 else "")
-            words(drawn, 17, y + LINE * number, _fitting(text, WIDTH - 34), shade)
+            words(drawn, 17, y + LINE * number, _fitting(text, TILE_WIDTH_PIXELS - 34), shade)
         y += row.height
 
 
@@ -191,7 +200,7 @@ def _box(root: ET.Element, x: int, y: int, width: int, height: int, name: str) -
 
 
 def _fitting(text: str, width: float) -> str:
-    room = int(width / LETTER)
+    room = int(width / TILE_CHARACTER_PIXELS)
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
@@ -201,9 +210,9 @@ def _least(rates: Duplex) -> float:
 
 def _speed(rates: Duplex, usual: float) -> str:
     """In a word, if it isn't what is usual."""
-    if _least(rates) < SLOW * usual:
+    if _least(rates) < SLOW_DRAWN_RATIO * usual:
         return "slow"
-    return "fast" if SLOW * _least(rates) > usual else ""
+    return "fast" if SLOW_DRAWN_RATIO * _least(rates) > usual else ""
 
 
 def _kind(host: Host, usual: float) -> Hashable:

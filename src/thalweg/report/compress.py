@@ -12,10 +12,10 @@ from thalweg.facts import about
 from thalweg.report.scale import Scale, at_digits, scale_of, spread
 from thalweg.report.shapes import line, tip, words
 
-LEFT, TOP, WIDTH, HEIGHT, NAMES, BELOW = 70, 66, 620, 460, 270, 56
-APART = 15  # pixels between two names
-ROOM = 1.25  # above and below the lines
-COLOURS = 8
+LEFT, TOP, SPEED_PLOT_WIDTH_PIXELS, HEIGHT, NAMES, BELOW = 70, 66, 620, 460, 270, 56
+CURVE_NAME_GAP_PIXELS = 15  # pixels between two names
+CURVE_MARGIN_FACTOR = 1.25  # above and below the lines
+CURVE_COLOUR_COUNT = 8
 LIGHT = ["#0969da", "#1a7f37", "#bc4c00", "#8250df", "#bf3989", "#9a6700", "#0a7d91", "#cf222e"]
 DARK = ["#58a6ff", "#3fb950", "#f0883e", "#bc8cff", "#f778ba", "#d29922", "#39c5cf", "#ff7b72"]
 DASHES = ("", "7 3", "2 3")  # for each further round of colours
@@ -32,7 +32,7 @@ class Curve:
 
 def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> str:
     """An SVG document; speeds are bits per second."""
-    width, height = LEFT + WIDTH + NAMES, TOP + HEIGHT + BELOW
+    width, height = LEFT + SPEED_PLOT_WIDTH_PIXELS + NAMES, TOP + HEIGHT + BELOW
     size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
     ET.SubElement(root, "style").text = _style()
@@ -40,8 +40,8 @@ def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> 
     told = "Backward and synchronisation, by the speed of the links; lower is better"
     words(root, 16, 46, told, "faint")
     times = [value for curve in curves for value in curve.seconds]
-    ends = [min(times) / ROOM, max(times) * ROOM]
-    across = scale_of(speeds, start=LEFT, stop=LEFT + WIDTH, logarithmic=True)
+    ends = [min(times) / CURVE_MARGIN_FACTOR, max(times) * CURVE_MARGIN_FACTOR]
+    across = scale_of(speeds, start=LEFT, stop=LEFT + SPEED_PLOT_WIDTH_PIXELS, logarithmic=True)
     up = scale_of(ends, start=TOP + HEIGHT, stop=TOP, logarithmic=True)
     for value in at_digits(across.least, across.most, (1,)):
         at = across.at(value)
@@ -49,9 +49,15 @@ def draw_steps(title: str, speeds: Sequence[float], curves: Sequence[Curve]) -> 
         words(root, round(at) - 24, TOP + HEIGHT + 20, about(value, "bit/s"), "faint")
     for value in at_digits(up.least, up.most, (1, 2, 5)):
         at = up.at(value)
-        line(root, LEFT, at, LEFT + WIDTH, at, "grid")
+        line(root, LEFT, at, LEFT + SPEED_PLOT_WIDTH_PIXELS, at, "grid")
         words(root, 14, round(at) + 4, about(value, "s"), "faint")
-    words(root, LEFT + WIDTH // 2 - 40, TOP + HEIGHT + 42, "speed of the links", "faint")
+    words(
+        root,
+        LEFT + SPEED_PLOT_WIDTH_PIXELS // 2 - 40,
+        TOP + HEIGHT + 42,
+        "speed of the links",
+        "faint",
+    )
     looks = _looks(curves)
     for curve in curves:
         _draw(root, curve, looks[curve.name], speeds, across, up)
@@ -66,7 +72,7 @@ def _looks(curves: Sequence[Curve]) -> dict[str, dict[str, str]]:
     for curve in curves:
         look = {"class": f"curve {curve.kind}"}
         if curve.kind == "own":
-            turn, colour = divmod(own, COLOURS)
+            turn, colour = divmod(own, CURVE_COLOUR_COUNT)
             look["class"] += f" c{colour}"
             if turn:
                 look["stroke-dasharray"] = DASHES[turn % len(DASHES)]
@@ -95,8 +101,8 @@ def _name(
 ) -> None:
     """In the order of the lines' ends, moved apart where these are close."""
     ends = sorted((up.at(curve.seconds[-1]), curve.name) for curve in curves)
-    places = spread([end for end, _ in ends], APART, 0, float(TOP + HEIGHT))
-    right = LEFT + WIDTH
+    places = spread([end for end, _ in ends], CURVE_NAME_GAP_PIXELS, 0, float(TOP + HEIGHT))
+    right = LEFT + SPEED_PLOT_WIDTH_PIXELS
     for (end, name), y in zip(ends, places, strict=True):
         line(root, right, end, right + 26, y, "leader")
         line(root, right + 30, y, right + 48, y, "").attrib.update(looks[name])

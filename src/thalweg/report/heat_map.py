@@ -11,18 +11,18 @@ from math import ceil
 from statistics import fmean, median
 from xml.etree import ElementTree as ET
 
-from thalweg.observe.records import Step, by_step
+from thalweg.observe.records import StepRecord, by_step
 from thalweg.report.page import add
 
-MOST_CELLS, MOST_RANKS = 96, 48
+MAX_HEAT_CELLS, MAX_HEAT_RANKS = 96, 48
 TALL = 14
-LEAST = 0.05  # noise shouldn't look like news
+MIN_HEAT_STEP_FRACTION = 0.05  # noise shouldn't look like news
 FAINTEST = 0.05  # of the strongest: what is less isn't drawn
 Values = Mapping[int, Mapping[int, float]]
 """By step and rank: by how much it stood out."""
 
 
-def computing_beyond(ranks: Mapping[int, Sequence[Step]]) -> Values:
+def computing_beyond(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
     """Seconds that a rank computed for longer than the middle one, as a share of the step."""
     found: dict[int, dict[int, float]] = {}
     for number, steps in by_step(ranks).items():
@@ -34,7 +34,7 @@ def computing_beyond(ranks: Mapping[int, Sequence[Step]]) -> Values:
     return found
 
 
-def sending_below(ranks: Mapping[int, Sequence[Step]]) -> Values:
+def sending_below(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
     """What the slowest flow of a rank's host got less than the middle one's, as a share of that."""
     found: dict[int, dict[int, float]] = {}
     for number, steps in by_step(ranks).items():
@@ -51,21 +51,21 @@ def sending_below(ranks: Mapping[int, Sequence[Step]]) -> Values:
 
 def add_heat_map(
     parent: ET.Element,
-    ranks: Mapping[int, Sequence[Step]],
+    ranks: Mapping[int, Sequence[StepRecord]],
     names: Mapping[int, str],
-    standing_out: Callable[[Mapping[int, Sequence[Step]]], Values],
+    standing_out: Callable[[Mapping[int, Sequence[StepRecord]]], Values],
     text: str,
 ) -> None:
     """`text` says what a percentage is of."""
     values = standing_out(ranks)
     numbers = sorted({step.step for steps in ranks.values() for step in steps})
-    width = ceil(len(numbers) / MOST_CELLS)
+    width = ceil(len(numbers) / MAX_HEAT_CELLS)
     bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
     rows = {rank: [_mean(values, rank, each) for each in bins] for rank in ranks}
-    shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank]))[:MOST_RANKS])
+    shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank]))[:MAX_HEAT_RANKS])
     strongest = max((value for rank in shown for value in rows[rank]), default=0.0)
-    if strongest < LEAST:
-        add(parent, "p", f"Nobody stood out by {LEAST:.0%} {text}.")
+    if strongest < MIN_HEAT_STEP_FRACTION:
+        add(parent, "p", f"Nobody stood out by {MIN_HEAT_STEP_FRACTION:.0%} {text}.")
         return
     grid = add(parent, "div", name="heat")
     for rank in shown:

@@ -73,7 +73,7 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class TrainingCurve:
     """One plan's: mean losses and seconds by step, and the quartiles of the steps that count."""
 
     sync: str
@@ -88,7 +88,7 @@ class Course:
         return list(accumulate(self.seconds))
 
 
-def draw_comparison(title: str, courses: Sequence[Course]) -> str:
+def draw_comparison(title: str, courses: Sequence[TrainingCurve]) -> str:
     """SVG: loss over time, and the median time of a step with its middle half. Events are dots on
     the lines: they come at the same step for all, and so at different times."""
     figure, loss, times = panels(title)

@@ -21,7 +21,7 @@ _HEAD = (
     {"name": "viewport", "content": "width=device-width, initial-scale=1"},
     {"name": "color-scheme", "content": "light dark"},
 )
-COLOURS = """
+PAGE_COLOURS = """
 :root { color-scheme: light dark;
 --page: #ffffff; --text: #1b1f24; --faint: #57606a; --line: #d0d7de; --panel: #f6f8fa;
 --accent: #0a5cb8; --warn: #a33c00;
@@ -140,7 +140,7 @@ SERIES = "".join(
     for index, dashes in enumerate(("none", "8 4", "2 4", "10 4 2 4", "14 5", "5 2 1 2"))
 )
 
-STYLE = COLOURS + TEXT + TABLES + DRAWINGS + SERIES
+PAGE_STYLE = PAGE_COLOURS + TEXT + TABLES + DRAWINGS + SERIES
 
 
 def add(parent: ET.Element, tag: str, text: str = "", name: str = "", **more: str) -> ET.Element:
@@ -158,7 +158,7 @@ def page(title: str) -> tuple[ET.Element, ET.Element]:
     for entries in _HEAD:
         ET.SubElement(head, "meta", entries)
     add(head, "title", title)
-    add(head, "style", STYLE)
+    add(head, "style", PAGE_STYLE)
     return root, add(add(root, "body"), "main")
 
 

@@ -14,17 +14,17 @@ from xml.etree import ElementTree as ET
 from rich.table import Table
 
 from thalweg.facts import Host, Rack, about
-from thalweg.probing.result import Probed, UplinkFound
+from thalweg.probing.result import ProbeResult, UplinkFound
 from thalweg.report.shapes import line, tip, words
 from thalweg.report.tables import table_of
 
 LEFT, RACK, GAP = 20, 224, 24
 CABLE = 40  # from the left of a rack to its uplink
-LETTER = 6.6  # pixels, on average
+CLUSTER_CHARACTER_PIXELS = 6.6  # pixels, on average
 SPINE, TOP = 84, 170  # where the spine is, and where racks begin
 HOST, HEAD = 44, 30
 WIDEST, THINNEST = 18.0, 2.0
-STYLE = """
+CLUSTER_STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; }
 text { fill: #1b1f24; } .faint { fill: #57606a; } .title { font-size: 15px; font-weight: 600; }
 .rack { fill: #f6f8fa; stroke: #d0d7de; } .host { fill: #ffffff; stroke: #d0d7de; }
@@ -41,11 +41,11 @@ svg { background: #0d1117; } text { fill: #e6edf3; } .faint { fill: #8d96a0; }
 """
 
 
-def tables(found: Probed) -> list[Table]:
+def tables(found: ProbeResult) -> list[Table]:
     return [_hosts(found)] + ([_uplinks(found)] if found.uplinks else [])
 
 
-def outcome_text(found: Probed, file: Path, picture: Path) -> str:
+def outcome_text(found: ProbeResult, file: Path, picture: Path) -> str:
     lines = [f"racks ({found.sureness}): {found.reason}"]
     lines += [*found.outliers, *found.contradictions, *found.notes]
     lines.append(f"{found.measurements} measurements over {found.transport}, {found.seconds:.0f} s")
@@ -53,14 +53,14 @@ def outcome_text(found: Probed, file: Path, picture: Path) -> str:
     return "\n".join(lines)
 
 
-def heading(found: Probed) -> str:
+def probe_title(found: ProbeResult) -> str:
     numbers = (len(found.cluster.hosts), "host"), (len(found.cluster.racks), "rack")
     return " in ".join(f"{number} {what}{'s' if number > 1 else ''}" for number, what in numbers)
 
 
-def _hosts(found: Probed) -> Table:
+def _hosts(found: ProbeResult) -> Table:
     figures = (">NIC out", ">NIC in", ">round trip")
-    table = table_of("host", "rack", "ranks", *figures, title=heading(found))
+    table = table_of("host", "rack", "ranks", *figures, title=probe_title(found))
     for rack in found.cluster.racks:
         for host in rack.hosts:
             seconds = found.round_trips.get(host.name)
@@ -75,19 +75,19 @@ def _hosts(found: Probed) -> Table:
     return table
 
 
-def _uplinks(found: Probed) -> Table:
+def _uplinks(found: ProbeResult) -> Table:
     table = table_of("uplink of", ">out", ">in", ">oversubscribed")
     for uplink in found.uplinks:
         factor = uplink.oversubscription
         table.add_row(
             uplink.rack,
-            *way_texts(uplink),
+            *direction_texts(uplink),
             "no" if factor is None else f"{factor:.1f}x",
         )
     return table
 
 
-def way_texts(uplink: UplinkFound) -> tuple[str, str]:
+def direction_texts(uplink: UplinkFound) -> tuple[str, str]:
     """Its rates out and in, in words."""
     out, into = (
         ("" if full else "at least ") + _bits(rate)
@@ -100,19 +100,21 @@ def _bits(rate: float) -> str:
     return about(rate, "bit/s")
 
 
-def draw_cluster(found: Probed) -> str:
+def draw_cluster(found: ProbeResult) -> str:
     """As an SVG document."""
     racks = found.cluster.racks
     remarks = [*found.outliers, *found.contradictions]
     below = TOP + HEAD + HOST * max(len(rack.hosts) for rack in racks) + 36
     told = f"racks ({found.sureness}): {found.reason}"
     longest = max(len(text) for text in (told, *remarks))
-    width = max(2 * LEFT + len(racks) * (RACK + GAP) - GAP, 32 + int(LETTER * longest))
+    width = max(
+        2 * LEFT + len(racks) * (RACK + GAP) - GAP, 32 + int(CLUSTER_CHARACTER_PIXELS * longest)
+    )
     height = below + 18 * len(remarks) + 10
     size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
-    ET.SubElement(root, "style").text = STYLE
-    words(root, 16, 26, heading(found), "title")
+    ET.SubElement(root, "style").text = CLUSTER_STYLE
+    words(root, 16, 26, probe_title(found), "title")
     words(root, 16, 46, told, "faint")
     if len(racks) > 1:
         end = LEFT + (len(racks) - 1) * (RACK + GAP) + CABLE
@@ -145,7 +147,7 @@ def _draw_uplinks(
         drawn = line(root, x, SPINE, x, TOP, name)
         share = min(uplink.out, uplink.into) / fastest
         drawn.set("stroke-width", f"{max(THINNEST, WIDEST * share):.1f}")
-        out, into = way_texts(uplink)
+        out, into = direction_texts(uplink)
         factor = uplink.oversubscription
         tip(drawn, f"uplink of {rack.name}: {out} out, {into} in")
         words(root, x + 14, SPINE + 26, f"out {out}", "faint")
@@ -154,7 +156,7 @@ def _draw_uplinks(
             words(root, x + 14, SPINE + 58, f"{factor:.1f}x oversubscribed", "slow" if slow else "")
 
 
-def _draw_rack(root: ET.Element, rack: Rack, left: int, found: Probed) -> None:
+def _draw_rack(root: ET.Element, rack: Rack, left: int, found: ProbeResult) -> None:
     height = HEAD + HOST * len(rack.hosts) + 4
     _box(root, left, TOP, RACK, height, "rack")
     words(root, left + 10, TOP + 20, rack.name)

@@ -11,24 +11,24 @@ from importlib.metadata import version
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.observe.run_report import Account, Overview
-from thalweg.observe.straggler_episodes import Episode
-from thalweg.observe.timeline import Aligned, Lane
+from thalweg.observe.run_report import RankBreakdown, RunReport
+from thalweg.observe.straggler_episodes import StragglerEpisode
+from thalweg.observe.timeline import Aligned, RankTimeline
 from thalweg.report.advice_svg import add_patterns, fill
 from thalweg.report.cluster_svg import cluster_text
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
 from thalweg.report.page import add, details, page, section, table, written
-from thalweg.report.run_step_times import add_course
+from thalweg.report.run_step_times import add_step_times
 
-MOST_ROWS = 32
-MOST_LATE = 12
-MOST_NOTES = 40
+MAX_ACCOUNT_ROWS = 32
+MAX_SHOWN_STRAGGLERS = 12
+MAX_SHOWN_NOTES = 40
 ALIGNED = {
     Aligned.CLOCK: "comparing clocks",
     Aligned.STEPS: "when its steps end",
     Aligned.NOT: "nothing",
 }
-MOST_BARS = 24
+MAX_ACCOUNT_BARS = 24
 PARTS = {  # of an account, and how it is drawn
     "computing": ("compute", "computing"),
     "exposed": ("transfer", "communication that nothing hides"),
@@ -41,7 +41,7 @@ MEANWHILE = {
 TALL, THIN = 16, 5
 
 
-def run_page(run: Overview) -> str:
+def run_page(run: RunReport) -> str:
     """A whole HTML document, which needs nothing beside it."""
     steps = run.run.steps
     root, main = page(f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks")
@@ -51,7 +51,7 @@ def run_page(run: Overview) -> str:
     bars = section(main, "Where each rank's time goes", "A step, on average, part after part.")
     add_rank_bars(bars, run.accounts)
     lead = "If both lines rise, a rank holds the others up; if the upper rises alone, the network."
-    add_course(section(main, "Step by step", lead), run.run.by_rank, run.late)
+    add_step_times(section(main, "Step by step", lead), run.run.by_rank, run.stragglers)
     _add_maps(main, run)
     _add_figures(main, run.accounts)
     _add_clocks(main, run)
@@ -60,21 +60,30 @@ def run_page(run: Overview) -> str:
     return written(root)
 
 
-def _add_head(main: ET.Element, run: Overview) -> None:
+def _add_head(main: ET.Element, run: RunReport) -> None:
     head = add(main, "header")
     add(head, "h1", "Where a run's time went")
     steps = run.run.steps
-    syncs = [opening.sync for lane in run.run.lanes.values() for _, opening in lane.openings]
+    syncs = [
+        header.sync
+        for timeline in run.run.rank_timelines.values()
+        for _, header in timeline.openings
+    ]
     under = f" under {', then '.join(dict.fromkeys(syncs))}" if syncs else ""
     facts = f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}."
     add(head, "p", facts, "facts")
 
 
-def _add_hero(main: ET.Element, run: Overview) -> None:
+def _add_hero(main: ET.Element, run: RunReport) -> None:
     hero = add(main, "section", name="hero")
     hero.tail = "\n"
     add(hero, "h2", "Who was late")
-    add(hero, "p", _sentence(run.late[0].why) if run.late else "Nobody was late.", "plan")
+    add(
+        hero,
+        "p",
+        _sentence(run.stragglers[0].why) if run.stragglers else "Nobody was late.",
+        "plan",
+    )
     figures = add(hero, "dl")
     exposed = sum(each.exposed * each.steps for each in run.accounts)
     seconds = sum(each.seconds * each.steps for each in run.accounts)
@@ -82,19 +91,19 @@ def _add_hero(main: ET.Element, run: Overview) -> None:
         (about(run.seconds, "s"), "a step, on average"),
         (f"{exposed / seconds if seconds else 0:.0%}", "of it is exposed communication"),
     ]
-    if run.late:
-        worst = run.late[0]
+    if run.stragglers:
+        worst = run.stragglers[0]
         entries.append((f"{worst.share:.0%}", f"of the time was lost by it: {worst.cost}"))
     for figure, meaning in entries:
         pair = add(figures, "div")
         add(pair, "dt", meaning)
         add(pair, "dd", figure)
-    if run.late:
-        add(hero, "p", f"{_sentence(run.late[0].when)}")
-        _add_others(hero, run.late[1:MOST_LATE])
+    if run.stragglers:
+        add(hero, "p", f"{_sentence(run.stragglers[0].when)}")
+        _add_others(hero, run.stragglers[1:MAX_SHOWN_STRAGGLERS])
 
 
-def _add_others(hero: ET.Element, others: Sequence[Episode]) -> None:
+def _add_others(hero: ET.Element, others: Sequence[StragglerEpisode]) -> None:
     if others:
         add(hero, "p", "Also:")
         entries = add(hero, "ul")
@@ -106,7 +115,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _add_maps(main: ET.Element, run: Overview) -> None:
+def _add_maps(main: ET.Element, run: RunReport) -> None:
     names = {each.rank: f"{each.rank} {each.host}" for each in run.accounts}
     ranks = {rank: steps for rank, steps in run.run.by_rank.items() if rank in names}
     lead = "What each rank computed beyond the middle one, by its own clock."
@@ -122,19 +131,19 @@ def _add_maps(main: ET.Element, run: Overview) -> None:
         add_heat_map(found, ranks, names, sending_below, "below the middle one's rate")
 
 
-def _add_figures(main: ET.Element, accounts: Sequence[Account]) -> None:
+def _add_figures(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
     lead = (
         "A step is computing, exposed communication and waiting between steps. Hidden "
         "communication and encoding go on meanwhile."
     )
     found = section(main, "In figures", lead)
-    shown, rest = foremost(accounts, MOST_ROWS)
+    shown, rest = foremost(accounts, MAX_ACCOUNT_ROWS)
     _add_rows(found, shown)
     if rest:
         _add_rows(details(found, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest)
 
 
-def _add_rows(parent: ET.Element, accounts: Sequence[Account]) -> None:
+def _add_rows(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
     columns = [
         "#Rank", "Host", "#Steps", "#A step", "#Computing", "#Exposed", "#Of a step", "#Hidden",
         "#Encoding", "#Waiting", "#Sent",
@@ -154,9 +163,9 @@ def _add_rows(parent: ET.Element, accounts: Sequence[Account]) -> None:
         add(row, "td", sent, "number")
 
 
-def _add_clocks(main: ET.Element, run: Overview) -> None:
-    lanes = [lane for lane in run.run.lanes.values() if lane.steps]
-    errors = [lane.error for lane in lanes if lane.error is not None]
+def _add_clocks(main: ET.Element, run: RunReport) -> None:
+    lanes = [timeline for timeline in run.run.rank_timelines.values() if timeline.steps]
+    errors = [timeline.error for timeline in lanes if timeline.error is not None]
     found = section(main, "Clocks")
     if errors:
         worst = f"Clocks of {len(errors)} ranks agree within {about(max(errors), 's')}."
@@ -165,25 +174,25 @@ def _add_clocks(main: ET.Element, run: Overview) -> None:
         add(found, "p", _sentence(remark))
     inside = details(found, "Each rank's")
     _, body = table(inside, "Clocks", ["#Rank", "Host", "Put in place by", "#Off by at most"])
-    for lane in lanes:
-        _add_clock(body, lane)
+    for timeline in lanes:
+        _add_clock(body, timeline)
 
 
-def _add_clock(body: ET.Element, lane: Lane) -> None:
+def _add_clock(body: ET.Element, timeline: RankTimeline) -> None:
     row = add(body, "tr")
-    add(row, "td", str(lane.rank), "number")
-    add(row, "td", lane.host)
-    add(row, "td", ALIGNED[lane.aligned])
-    add(row, "td", "unknown" if lane.error is None else about(lane.error, "s"), "number")
+    add(row, "td", str(timeline.rank), "number")
+    add(row, "td", timeline.host)
+    add(row, "td", ALIGNED[timeline.aligned])
+    add(row, "td", "unknown" if timeline.error is None else about(timeline.error, "s"), "number")
 
 
-def _add_notes(main: ET.Element, run: Overview) -> None:
+def _add_notes(main: ET.Element, run: RunReport) -> None:
     if not run.notes:
         return
     found = section(main, "What else happened")
     for parent, notes in (
-        (found, run.notes[:MOST_NOTES]),
-        (None, run.notes[MOST_NOTES:]),
+        (found, run.notes[:MAX_SHOWN_NOTES]),
+        (None, run.notes[MAX_SHOWN_NOTES:]),
     ):
         if notes:
             place = details(found, f"{len(notes)} more") if parent is None else parent
@@ -192,16 +201,18 @@ def _add_notes(main: ET.Element, run: Overview) -> None:
                 add(entries, "li", _sentence(str(note)))
 
 
-def add_rank_bars(parent: ET.Element, accounts: Sequence[Account]) -> None:
+def add_rank_bars(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
     _add_legend(parent, accounts)
     longest = max(each.seconds for each in accounts) or 1.0
-    shown, rest = foremost(accounts, MOST_BARS)
+    shown, rest = foremost(accounts, MAX_ACCOUNT_BARS)
     _add_bars(parent, shown, longest)
     if rest:
         _add_bars(details(parent, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest, longest)
 
 
-def foremost(accounts: Sequence[Account], most: int) -> tuple[list[Account], list[Account]]:
+def foremost(
+    accounts: Sequence[RankBreakdown], most: int
+) -> tuple[list[RankBreakdown], list[RankBreakdown]]:
     """Those that compute for longest, and the others; both by rank."""
     slow = sorted(accounts, key=lambda each: -each.computing)
     return (
@@ -210,12 +221,12 @@ def foremost(accounts: Sequence[Account], most: int) -> tuple[list[Account], lis
     )
 
 
-def parts_text(account: Account) -> str:
-    values = {name: float(getattr(account, name)) for name in (*PARTS, *MEANWHILE)}
+def parts_text(breakdown: RankBreakdown) -> str:
+    values = {name: float(getattr(breakdown, name)) for name in (*PARTS, *MEANWHILE)}
     return ", ".join(f"{name} {about(value, 's')}" for name, value in values.items() if value > 0)
 
 
-def _add_legend(parent: ET.Element, accounts: Sequence[Account]) -> None:
+def _add_legend(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
     legend = add(parent, "ul", name="legend")
     for name, (part, words) in (PARTS | MEANWHILE).items():
         if any(getattr(each, name) > 0 for each in accounts):
@@ -226,7 +237,7 @@ def _add_legend(parent: ET.Element, accounts: Sequence[Account]) -> None:
             add(entry, "span", words)
 
 
-def _add_bars(parent: ET.Element, accounts: Sequence[Account], longest: float) -> None:
+def _add_bars(parent: ET.Element, accounts: Sequence[RankBreakdown], longest: float) -> None:
     bars = add(parent, "div", name="bars")
     for each in accounts:
         row = add(bars, "div")
@@ -236,8 +247,8 @@ def _add_bars(parent: ET.Element, accounts: Sequence[Account], longest: float) -
         _draw_bars(row, each, longest)
 
 
-def _draw_bars(parent: ET.Element, account: Account, longest: float) -> None:
-    title = f"rank {account.rank}: {parts_text(account)}"
+def _draw_bars(parent: ET.Element, breakdown: RankBreakdown, longest: float) -> None:
+    title = f"rank {breakdown.rank}: {parts_text(breakdown)}"
     height = TALL + 2 + THIN
     drawn = add(parent, "svg", width="100%", height=str(height), role="img", aria_label=title)
     add(drawn, "title", title)
@@ -245,7 +256,7 @@ def _draw_bars(parent: ET.Element, account: Account, longest: float) -> None:
     for parts, top, tall in ((PARTS, 0, TALL), (MEANWHILE, TALL + 2, THIN)):
         start = 0.0
         for name, (part, _) in parts.items():
-            share = 100 * float(getattr(account, name)) / longest
+            share = 100 * float(getattr(breakdown, name)) / longest
             if share > 0:
                 place = {"x": f"{start:.3f}%", "width": f"{share:.3f}%", "y": str(top)}
                 fill(add(drawn, "rect", height=str(tall), **place), part)

@@ -13,18 +13,18 @@ from statistics import fmean
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.observe.records import Step, by_step
-from thalweg.observe.straggler_episodes import Episode
+from thalweg.observe.records import StepRecord, by_step
+from thalweg.observe.straggler_episodes import StragglerEpisode
 from thalweg.report.page import add, picture
 from thalweg.report.scale import Scale, spread
 from thalweg.report.shapes import line, tip, words
 
-MOST_POINTS = 240
-MOST_MARKS = 8
+MAX_PLOT_POINTS = 240
+MAX_PLOT_MARKS = 8
 WIDE, NARROW, TALL = 920, 326, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 44
 BADGE = 9
-LINES: Mapping[str, Callable[[Iterable[Step]], float]] = {
+LINES: Mapping[str, Callable[[Iterable[StepRecord]], float]] = {
     "a step, on average over ranks": lambda steps: fmean(step.seconds for step in steps),
     "the longest that a rank computed": lambda steps: max(step.computing for step in steps),
 }
@@ -38,7 +38,7 @@ class Mark:
     text: str
 
 
-def marks(late: Sequence[Episode], shown: range) -> list[Mark]:
+def marks(late: Sequence[StragglerEpisode], shown: range) -> list[Mark]:
     """Of the costliest, in the order of steps."""
     found = []
     for each in late:
@@ -46,15 +46,15 @@ def marks(late: Sequence[Episode], shown: range) -> list[Mark]:
         if each.ended:
             found.append(Mark(each.last + 1, f"from step {each.last + 1} on no more: {each.why}"))
     inside = [mark for mark in found if mark.step in shown]
-    return sorted(inside[:MOST_MARKS], key=lambda mark: mark.step)
+    return sorted(inside[:MAX_PLOT_MARKS], key=lambda mark: mark.step)
 
 
-def add_course(
-    parent: ET.Element, ranks: Mapping[int, Sequence[Step]], late: Sequence[Episode]
+def add_step_times(
+    parent: ET.Element, ranks: Mapping[int, Sequence[StepRecord]], late: Sequence[StragglerEpisode]
 ) -> None:
     steps = {number: [*found.values()] for number, found in by_step(ranks).items()}
     numbers = list(steps)
-    width = ceil(len(numbers) / MOST_POINTS)
+    width = ceil(len(numbers) / MAX_PLOT_POINTS)
     bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
     places = [fmean(each) for each in bins]
     curves = {

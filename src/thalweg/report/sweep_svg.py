@@ -13,16 +13,16 @@ from string import ascii_uppercase
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.predict.estimate import Advice, Break, Sweep
+from thalweg.predict.estimate import Advice, Crossover, Sweep
 from thalweg.predict.what_if import slowest_nic
 from thalweg.report.page import add, picture, plan_text
 from thalweg.report.scale import Scale, scale_of, spread, value_at
 from thalweg.report.shapes import line, tip, words
 
-MOST_CURVES = 6  # that can be told apart
+MAX_SWEEP_CURVES = 6  # that can be told apart
 WIDE, NARROW, TALL = 736, 326, 380
 LEFT, RIGHT, TOP, BOTTOM = 56, 44, 58, 44
-LETTER = 7.5  # pixels, at most on average
+SWEEP_CHARACTER_PIXELS = 7.5  # pixels, at most on average
 BADGE = 9
 
 
@@ -53,10 +53,10 @@ def curves(advice: Advice, sweep: Sweep) -> list[str]:
     )
     changing = chain.from_iterable((each.slower_links, each.faster_links) for each in sweep.breaks)
     wanted = dict.fromkeys([str(advice.best.plan), "ddp", *changing, *fastest])
-    return [sync for sync in wanted if sync in sweep.seconds][:MOST_CURVES]
+    return [sync for sync in wanted if sync in sweep.seconds][:MAX_SWEEP_CURVES]
 
 
-def in_order(breaks: Sequence[Break]) -> list[Break]:
+def in_order(breaks: Sequence[Crossover]) -> list[Crossover]:
     """As they are numbered: slow links first."""
     return sorted(breaks, key=lambda each: each.bits_per_second)
 
@@ -121,7 +121,7 @@ def _draw_now(chart: _Chart, rate: float) -> None:
         return
     x = chart.across.at(rate)
     text = f"now: {about(rate, 'bit/s')}"
-    half = LETTER * len(text) / 2
+    half = SWEEP_CHARACTER_PIXELS * len(text) / 2
     line(chart.root, x, 20, x, chart.bottom, "now")
     place = min(max(x, half), chart.right + RIGHT - half)
     words(chart.root, round(place), 14, text, "middle letter")
@@ -167,12 +167,12 @@ def _draw_breaks(chart: _Chart) -> None:
         words(chart.root, round(place), 38, str(number), "middle")
 
 
-def break_text(each: Break) -> str:
+def break_text(each: Crossover) -> str:
     at = about(each.bits_per_second, "bit/s")
     return f"{at}: {each.slower_links} below, {each.faster_links} above"
 
 
-def _add_break(entries: ET.Element, number: int, each: Break) -> None:
+def _add_break(entries: ET.Element, number: int, each: Crossover) -> None:
     item = add(entries, "li")
     add(item, "b", str(number)).tail = " "
     entry = add(item, "span", f"{about(each.bits_per_second, 'bit/s')}: below it ")

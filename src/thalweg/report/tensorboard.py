@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import UsageError
-from thalweg.observe.records import Step
+from thalweg.observe.records import StepRecord
 from thalweg.observe.timeline import Timeline
 from thalweg.report.trace import mbit
 
 EVENTS = "events.out.tfevents.*"
 
 
-def scalars(step: Step) -> Iterator[tuple[str, float]]:
+def scalars(step: StepRecord) -> Iterator[tuple[str, float]]:
     yield "step/seconds", step.seconds
     yield "step/computing", step.computing
     yield "step/exposed", step.exposed
@@ -28,14 +28,14 @@ def scalars(step: Step) -> Iterator[tuple[str, float]]:
 def write_scalars(folder: Path, run: Timeline) -> None:
     """Into folders `rank-0003` of it, which must be new: TensorBoard would mix them."""
     made = writer_class()
-    places = {rank: folder / f"rank-{rank:04}" for rank in run.lanes}
+    places = {rank: folder / f"rank-{rank:04}" for rank in run.rank_timelines}
     for place in places.values():
         if any(place.glob(EVENTS)):
             raise UsageError(f"{place} has events already", "name another folder, or remove it")
     for rank, place in places.items():
         try:
             writer = made(str(place))
-            for step in run.lanes[rank].steps:
+            for step in run.rank_timelines[rank].steps:
                 for name, value in scalars(step):
                     writer.add_scalar(name, value, step.step, walltime=step.end)
             writer.close()

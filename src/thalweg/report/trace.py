@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from thalweg.observe.records import Round, Step
-from thalweg.observe.run_report import Overview
-from thalweg.observe.timeline import Lane
+from thalweg.observe.records import BucketRecord, StepRecord
+from thalweg.observe.run_report import RunReport
+from thalweg.observe.timeline import RankTimeline
 
 Argument = int | float | str
 
@@ -90,38 +90,41 @@ class _Time:
         )
 
 
-def trace(run: Overview) -> Trace:
-    lanes = [lane for lane in run.run.lanes.values() if lane.steps or lane.notes]
-    moments = [moment for lane in lanes for moment in _earliest(lane)]
+def trace(run: RunReport) -> Trace:
+    lanes = [
+        timeline for timeline in run.run.rank_timelines.values() if timeline.steps or timeline.notes
+    ]
+    moments = [moment for timeline in lanes for moment in _earliest(timeline)]
     time = _Time(min(moments, default=0.0))
     return Trace(
-        processes=tuple(_process(lane, run, time) for lane in lanes), remarks=run.run.remarks
+        processes=tuple(_process(timeline, run, time) for timeline in lanes),
+        remarks=run.run.remarks,
     )
 
 
-def _earliest(lane: Lane) -> Iterator[float]:
+def _earliest(timeline: RankTimeline) -> Iterator[float]:
     """Rounds may have begun before the first step that is shown."""
-    yield from (note.at for note in lane.notes)
-    for step in lane.steps[:8]:
+    yield from (event.at for event in timeline.notes)
+    for step in timeline.steps[:8]:
         yield from (step.begin, *(each.started for each in step.rounds))
 
 
-def _process(lane: Lane, run: Overview, time: _Time) -> Process:
+def _process(timeline: RankTimeline, run: RunReport, time: _Time) -> Process:
     tracks = [
-        Track(name="late", slices=tuple(_apart(_late(lane, run, time)))),
-        Track(name="notes", instants=tuple(_notes(lane, time))),
-        Track(name="steps", slices=tuple(_apart(_step(step, time) for step in lane.steps))),
-        Track(name="compute", slices=tuple(_apart(_compute(lane.steps, time)))),
-        Track(name="wait", slices=tuple(_apart(_wait(lane.steps, time)))),
-        *_lanes("encode", _shown(_encode(lane.steps, time))),
-        *_lanes("rounds", _shown(_rounds(lane.steps, time))),
+        Track(name="late", slices=tuple(_apart(_late(timeline, run, time)))),
+        Track(name="notes", instants=tuple(_notes(timeline, time))),
+        Track(name="steps", slices=tuple(_apart(_step(step, time) for step in timeline.steps))),
+        Track(name="compute", slices=tuple(_apart(_compute(timeline.steps, time)))),
+        Track(name="wait", slices=tuple(_apart(_wait(timeline.steps, time)))),
+        *_lanes("encode", _shown(_encode(timeline.steps, time))),
+        *_lanes("rounds", _shown(_rounds(timeline.steps, time))),
     ]
     digits = len(str(run.run.size - 1))  # viewers sort by name
     return Process(
-        rank=lane.rank,
-        name=f"rank {lane.rank:0{digits}} on {lane.host}",
+        rank=timeline.rank,
+        name=f"rank {timeline.rank:0{digits}} on {timeline.host}",
         tracks=tuple(track for track in tracks if track.slices or track.instants),
-        counters=tuple(_counters(lane.steps, time)),
+        counters=tuple(_counters(timeline.steps, time)),
     )
 
 
@@ -141,21 +144,21 @@ def _apart(slices: Iterable[Slice]) -> Iterator[Slice]:
             reached = each.end
 
 
-def _late(lane: Lane, run: Overview, time: _Time) -> Iterator[Slice]:
-    for each in sorted(run.late, key=lambda each: each.first):
-        inside = [step for step in lane.steps if each.first <= step.step <= each.last]
-        if lane.rank in each.ranks and inside:
+def _late(timeline: RankTimeline, run: RunReport, time: _Time) -> Iterator[Slice]:
+    for each in sorted(run.stragglers, key=lambda each: each.first):
+        inside = [step for step in timeline.steps if each.first <= step.step <= each.last]
+        if timeline.rank in each.ranks and inside:
             about = {"when": each.when, "cost": each.cost, "kind": each.kind.value}
             yield time.slice(each.why, inside[0].begin, inside[-1].end, about)
 
 
-def _notes(lane: Lane, time: _Time) -> Iterator[Instant]:
-    for note in sorted(lane.notes, key=lambda note: note.at):
-        about: dict[str, Argument] = {"step": note.step, "topic": note.topic, "text": note.text}
-        yield Instant(name=f"{note.topic}: {note.text}", at=time(note.at), arguments=about)
+def _notes(timeline: RankTimeline, time: _Time) -> Iterator[Instant]:
+    for event in sorted(timeline.notes, key=lambda event: event.at):
+        about: dict[str, Argument] = {"step": event.step, "topic": event.topic, "text": event.text}
+        yield Instant(name=f"{event.topic}: {event.text}", at=time(event.at), arguments=about)
 
 
-def _step(step: Step, time: _Time) -> Slice:
+def _step(step: StepRecord, time: _Time) -> Slice:
     about: dict[str, Argument] = {
         "step": step.step,
         "computing_ms": _ms(step.computing),
@@ -166,7 +169,7 @@ def _step(step: Step, time: _Time) -> Slice:
     return time.slice(f"step {step.step}", step.begin, step.end, about)
 
 
-def _compute(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+def _compute(steps: Iterable[StepRecord], time: _Time) -> Iterator[Slice]:
     for step in steps:
         about: dict[str, Argument] = {"step": step.step}
         settled, first, last, averaged, optimized = _in_order(step)
@@ -176,7 +179,7 @@ def _compute(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
         yield time.slice("optimizer", averaged, optimized, about)
 
 
-def _wait(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+def _wait(steps: Iterable[StepRecord], time: _Time) -> Iterator[Slice]:
     for step in steps:
         about: dict[str, Argument] = {"step": step.step}
         _, _, last, averaged, optimized = _in_order(step)
@@ -184,7 +187,7 @@ def _wait(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
         yield time.slice("waits for parameters", optimized, step.end, about)
 
 
-def _in_order(step: Step) -> list[float]:
+def _in_order(step: StepRecord) -> list[float]:
     """The moments within it, none before the one before, whatever the script did: one that calls
     no optimizer has no moment for it."""
     settled = step.begin + step.settled
@@ -194,21 +197,21 @@ def _in_order(step: Step) -> list[float]:
     return [min(moment, step.end) for moment in found][1:]
 
 
-def _encode(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+def _encode(steps: Iterable[StepRecord], time: _Time) -> Iterator[Slice]:
     for step in steps:
         for each in step.encodings:
             about: dict[str, Argument] = {"step": step.step, "bucket": each.bucket}
             yield time.slice(f"encode bucket {each.bucket}", each.began, each.ended, about)
 
 
-def _rounds(steps: Iterable[Step], time: _Time) -> Iterator[Slice]:
+def _rounds(steps: Iterable[StepRecord], time: _Time) -> Iterator[Slice]:
     for step in steps:
         for each in step.rounds:
             about = _about_round(step, each)
             yield time.slice(f"bucket {each.bucket}", each.started, each.ended, about)
 
 
-def _about_round(step: Step, each: Round) -> dict[str, Argument]:
+def _about_round(step: StepRecord, each: BucketRecord) -> dict[str, Argument]:
     """Moments are told from the start on."""
     about: dict[str, Argument] = {
         "step": step.step,
@@ -237,7 +240,7 @@ def _lanes(name: str, slices: Iterable[Slice]) -> list[Track]:
     ]
 
 
-def _counters(steps: Sequence[Step], time: _Time) -> Iterator[Counter]:
+def _counters(steps: Sequence[StepRecord], time: _Time) -> Iterator[Counter]:
     if not steps:
         return
     over = (time(steps[-1].end), 0.0)
@@ -248,7 +251,7 @@ def _counters(steps: Sequence[Step], time: _Time) -> Iterator[Counter]:
         yield Counter(name="sent", unit="Mbit/s", values=(*rates, over))
 
 
-def mbit(step: Step) -> float:
+def mbit(step: StepRecord) -> float:
     """Sent to other hosts, in a second of the step."""
     nbytes = sum(flow.nbytes for flow in step.flows)
     return 8e-6 * nbytes / max(step.seconds, 1e-9)

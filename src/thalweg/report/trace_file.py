@@ -17,7 +17,7 @@ from typing import Any
 from thalweg.errors import UsageError
 from thalweg.report.trace import Argument, Counter, Process, Trace, Track
 
-FIRST = 1000  # process number of rank 0: viewers take 0 for the idle process
+FIRST_PROCESS_NUMBER = 1000  # process number of rank 0: viewers take 0 for the idle process
 SEQUENCE = 1  # who writes packets: we alone
 PER_RANK = 1 << 16  # numbers of tracks that a rank may have
 
@@ -139,7 +139,7 @@ def as_json(trace: Trace) -> Iterator[str]:
 
 def events(trace: Trace) -> Iterator[Mapping[str, Any]]:
     for process in trace.processes:
-        number = FIRST + process.rank
+        number = FIRST_PROCESS_NUMBER + process.rank
         yield _meta(number, 0, "process_name", name=process.name)
         yield _meta(number, 0, "process_sort_index", sort_index=process.rank)
         for thread, track in enumerate(process.tracks, start=1):

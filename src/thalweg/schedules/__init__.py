@@ -12,32 +12,40 @@ from thalweg.schedules.collectives import (
     reduce_scatter,
     scatter,
 )
-from thalweg.schedules.dataflow import Arrow, Message, Order, Progress, Timeline, order, timeline
+from thalweg.schedules.dataflow import (
+    Arrow,
+    Message,
+    Order,
+    Progress,
+    SlotTimeline,
+    order,
+    timeline,
+)
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Kind, Move, Program, Quorum
+from thalweg.schedules.moves import Move, MoveKind, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
-from thalweg.schedules.shuffle.averaging_group import Meeting, connected
-from thalweg.schedules.shuffle.contended_links import Contention, Rates, judge
+from thalweg.schedules.shuffle.averaging_group import AveragingGroup, connected
+from thalweg.schedules.shuffle.contended_links import ContendedLinks, Rates, contended_links
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.traffic import Traffic, together, traffic
 
 __all__ = [
     "Arrow",
+    "AveragingGroup",
     "Condition",
+    "ContendedLinks",
     "Content",
-    "Contention",
     "Group",
-    "Kind",
-    "Meeting",
     "Message",
     "Move",
+    "MoveKind",
     "Order",
     "Program",
     "Progress",
     "Quorum",
     "Rates",
     "Schedule",
-    "Timeline",
+    "SlotTimeline",
     "Topology",
     "Traffic",
     "all_gather",
@@ -48,8 +56,8 @@ __all__ = [
     "check_code",
     "coded_tree",
     "connected",
+    "contended_links",
     "gather",
-    "judge",
     "order",
     "reduce",
     "reduce_scatter",

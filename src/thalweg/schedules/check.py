@@ -26,18 +26,24 @@ import numpy as np
 
 from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
-from thalweg.schedules.moves import Kind, Move
+from thalweg.schedules.moves import Move, MoveKind
 from thalweg.schedules.schedule import Content, Schedule, same_content
 
-REMEDY = "the topology's program is wrong: look at the moves of that rank"
+WRONG_PROGRAM_REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
-_SEND, _ANSWER, _COPY, _QUORUM = Kind.SEND, Kind.ANSWER, Kind.COPY, Kind.QUORUM  # looked up often
-PATTERNS = 5000  # sets of arrivals that are tried; drawn from a fixed seed if there are more
+_SEND, _ANSWER, _COPY, _QUORUM = (
+    MoveKind.SEND,
+    MoveKind.ANSWER,
+    MoveKind.COPY,
+    MoveKind.QUORUM,
+)  # looked up often
+# Sets of arrivals that are tried; drawn from a fixed seed if there are more.
+MAX_ARRIVAL_SETS = 5000
 
 
 def check(schedule: Schedule) -> None:
     """Raise ScheduleError unless the schedule keeps its promise."""
-    _Execution(schedule).run()
+    _SymbolicRun(schedule).run()
 
 
 class _Waiting:
@@ -51,14 +57,14 @@ class _Waiting:
         self.frees: list[_Waiting] = []  # later moves that wait for it
 
 
-class _Execution:
+class _SymbolicRun:
     """One symbolic run."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.chunks = range(len(schedule.sizes))
         holds = schedule.before.holds
-        self.held: dict[int, list[Content | None]] = {
+        self.contents: dict[int, list[Content | None]] = {
             rank: [holds(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
         }
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
@@ -158,10 +164,10 @@ class _Execution:
     def _do(self, rank: int, move: Move) -> bool:
         """Whether the move could be done."""
         kind, peer, start, stop, quorum = move
-        held = self.held[rank]
+        held = self.contents[rank]
         if not 0 <= start < stop <= len(held):
             raise self._wrong(rank, move, "names chunks that aren't there")
-        if peer not in self.held or (peer == rank and kind is not _QUORUM):
+        if peer not in self.contents or (peer == rank and kind is not _QUORUM):
             raise self._wrong(rank, move, "names a peer outside the group")
         if kind is _SEND or kind is _ANSWER:
             contents = held[start:stop]
@@ -219,7 +225,7 @@ class _Execution:
             return False
         check_code(quorum.code)
         self.answers.update(keys)
-        held = self.held[rank][move.start : move.stop]
+        held = self.contents[rank][move.start : move.stop]
         if _lacks(held):
             raise self._wrong(rank, move, "decodes into what it doesn't hold")
         answers = {~key[0]: self.messages.pop(key) for key in keys} | {rank: held}
@@ -232,7 +238,7 @@ class _Execution:
             if not same_content(rows @ blocks, contents):
                 raise self._wrong(rank, move, "gets answers that aren't what its code says")
             total = blocks.sum(axis=0)
-            self.held[rank][move.start + offset] = (
+            self.contents[rank][move.start + offset] = (
                 total if rank in quorum.peers or quorum.sent else total + np.asarray(mine)
             )
         return True
@@ -240,7 +246,7 @@ class _Execution:
     def _nobody_waits(self) -> None:
         waiting = [(rank, parked.move) for rank, moves in self.waiting.items() for parked in moves]
         to_be_sent = {
-            (rank if move.kind is Kind.SEND else ~rank, move.peer, move.start, move.stop)
+            (rank if move.kind is MoveKind.SEND else ~rank, move.peer, move.start, move.stop)
             for rank, move in waiting
             if move.kind.sends
         }
@@ -255,14 +261,14 @@ class _Execution:
 
     def _nothing_is_left_over(self) -> None:
         for source, target, start, stop in self.messages:
-            kind = Kind.SEND if source >= 0 else Kind.ANSWER
+            kind = MoveKind.SEND if source >= 0 else MoveKind.ANSWER
             move = Move(kind, target, start, stop)
             raise self._wrong(max(source, ~source), move, "sends what nobody takes")
 
     def _promise_is_kept(self) -> None:
         promised = self.schedule.after.holds
         sizes = self.schedule.sizes
-        for rank, held in self.held.items():
+        for rank, held in self.contents.items():
             for chunk in self.chunks:
                 wanted = promised(rank, chunk)
                 if wanted is None or not sizes[chunk]:
@@ -272,13 +278,13 @@ class _Execution:
                         f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
                         f"rank {rank} ends as {_described(held[chunk])} instead of "
                         f"{_described(wanted)}",
-                        REMEDY,
+                        WRONG_PROGRAM_REMEDY,
                     )
 
     def _wrong(self, rank: int, move: Move, why: str) -> ScheduleError:
         return ScheduleError(
             f"{self.schedule.name}: rank {rank} {why} ({move})",
-            REMEDY,
+            WRONG_PROGRAM_REMEDY,
         )
 
 
@@ -334,13 +340,15 @@ def check_code(code: Code) -> None:
 def _arrivals(code: Code) -> list[frozenset[int]]:
     """All sets of members, or the largest promised ones and a sample of all, the same each time."""
     members = range(code.members)
-    if 2**code.members <= PATTERNS:
+    if 2**code.members <= MAX_ARRIVAL_SETS:
         every = chain.from_iterable(combinations(members, n) for n in range(code.members + 1))
         return [frozenset(arrived) for arrived in every]
     draw = Random(0)
-    if comb(code.members, code.stragglers) <= PATTERNS:
+    if comb(code.members, code.stragglers) <= MAX_ARRIVAL_SETS:
         late = [set(some) for some in combinations(members, code.stragglers)]
     else:
-        late = [set(draw.sample(members, code.stragglers)) for _ in range(PATTERNS)]
-    drawn = [set(draw.sample(members, draw.randint(0, code.members))) for _ in range(PATTERNS)]
+        late = [set(draw.sample(members, code.stragglers)) for _ in range(MAX_ARRIVAL_SETS)]
+    drawn = [
+        set(draw.sample(members, draw.randint(0, code.members))) for _ in range(MAX_ARRIVAL_SETS)
+    ]
     return [frozenset(members) - absent for absent in (*late, *drawn)]

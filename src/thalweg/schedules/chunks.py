@@ -14,7 +14,7 @@ from math import sqrt
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Span
 
-ENOUGH = 50  # pieces for each hop to fill
+MAX_PIECES_PER_HOP = 50  # pieces for each hop to fill
 
 
 def split(elements: int, parts: int) -> list[int]:
@@ -45,4 +45,4 @@ def pieces(group: Group, nbytes: int, hops: int, messages: int = 1) -> int:
     if latency <= 0:  # nothing says what a message costs: keep every hop busy, and no more
         return min(hops, nbytes)
     best = sqrt((hops - 1) * transfer / latency)
-    return max(1, int(min(best, transfer / latency, ENOUGH * (hops - 1))))
+    return max(1, int(min(best, transfer / latency, MAX_PIECES_PER_HOP * (hops - 1))))

@@ -15,63 +15,63 @@ from dataclasses import replace
 
 import numpy as np
 
-from thalweg.codes import ROOT, Allocation
+from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.schedules.chunks import pieces, singles, split
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Kind, Move, Program, Quorum
-from thalweg.schedules.programs import Part, in_turn
+from thalweg.schedules.moves import Move, MoveKind, Program, Quorum
+from thalweg.schedules.programs import SpanSequence, in_turn
 from thalweg.schedules.schedule import Condition, Schedule
 
 
 def coded_tree(group: Group, elements: int, itemsize: int, allocation: Allocation) -> Schedule:
-    hops = 2 * allocation.branches.depth
+    hops = 2 * allocation.tree.depth
     sizes = split(elements, pieces(group, elements * itemsize, hops=hops))
     spans = singles(0, len(sizes))
     everything = np.ones(allocation.cells)
     return Schedule(
-        name="coded star" if allocation.branches.depth == 1 else "coded tree",
+        name="coded star" if allocation.tree.depth == 1 else "coded tree",
         ranks=group.ranks,
         sizes=tuple(sizes),
         itemsize=itemsize,
         program=in_turn(_answers(allocation, spans), _results(allocation, spans)),
         before=Condition(
             "everybody holds the weighted sum of its cells of the data",
-            lambda rank, _: allocation.held(rank),
+            lambda rank, _: allocation.cell_weights(rank),
         ),
         after=Condition("everybody holds the sum of all cells", lambda _rank, _chunk: everything),
     )
 
 
-def _answers(allocation: Allocation, spans: Part) -> Program:
-    branches, parents = allocation.branches, allocation.branches.parents
+def _answers(allocation: Allocation, spans: SpanSequence) -> Program:
+    tree, parents = allocation.tree, allocation.tree.parents
     host = allocation.host
-    quorums = {node: Quorum(branches.children[node], code) for node, code in branches.codes.items()}
-    if parents.get(host, ROOT) != ROOT:  # the root's process answers another worker
-        quorums[ROOT] = replace(quorums[ROOT], sent=True)
+    quorums = {node: Quorum(tree.children[node], code) for node, code in tree.codes.items()}
+    if parents.get(host, TREE_ROOT) != TREE_ROOT:  # the root's process answers another worker
+        quorums[TREE_ROOT] = replace(quorums[TREE_ROOT], sent=True)
 
     def program(rank: int) -> Iterator[Move]:
-        above = parents.get(rank, ROOT)
+        above = parents.get(rank, TREE_ROOT)
         for start, stop in spans:
             if rank in quorums:
-                yield Move(Kind.QUORUM, rank, start, stop, quorums[rank])
-            if above != ROOT:
-                yield Move(Kind.ANSWER, above, start, stop)
+                yield Move(MoveKind.QUORUM, rank, start, stop, quorums[rank])
+            if above != TREE_ROOT:
+                yield Move(MoveKind.ANSWER, above, start, stop)
             elif rank != host:
-                yield Move(Kind.ANSWER, host, start, stop)
+                yield Move(MoveKind.ANSWER, host, start, stop)
             if rank == host:
-                yield Move(Kind.QUORUM, rank, start, stop, quorums[ROOT])
+                yield Move(MoveKind.QUORUM, rank, start, stop, quorums[TREE_ROOT])
 
     return program
 
 
-def _results(allocation: Allocation, spans: Part) -> Program:
+def _results(allocation: Allocation, spans: SpanSequence) -> Program:
     above, below = allocation.above, allocation.below
 
     def program(rank: int) -> Iterator[Move]:
         for start, stop in spans:
             if rank != allocation.host:
-                yield Move(Kind.COPY, above[rank], start, stop)
+                yield Move(MoveKind.COPY, above[rank], start, stop)
             for child in below[rank]:
-                yield Move(Kind.SEND, child, start, stop)
+                yield Move(MoveKind.SEND, child, start, stop)
 
     return program

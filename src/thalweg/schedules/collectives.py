@@ -14,7 +14,7 @@ from thalweg.schedules import programs
 from thalweg.schedules.chunks import in_pieces, pieces, singles, split
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Program, Span
-from thalweg.schedules.programs import Part
+from thalweg.schedules.programs import SpanSequence
 from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.trees import heap, over_racks
 
@@ -162,7 +162,7 @@ def blocks(
     return tuple(sizes), spans
 
 
-def owners(group: Group, parts: Sequence[Part]) -> dict[int, int]:
+def owners(group: Group, parts: Sequence[SpanSequence]) -> dict[int, int]:
     """From a chunk to the rank whose part it is in."""
     return {
         chunk: rank

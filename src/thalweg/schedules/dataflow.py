@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from thalweg.schedules.moves import Kind, Move, Quorum
+from thalweg.schedules.moves import Move, MoveKind, Quorum
 from thalweg.schedules.schedule import Schedule
 
 
@@ -77,11 +77,11 @@ class Arrow(NamedTuple):
     """A message in time, and what its receiver does with it."""
 
     message: Message
-    kind: Kind
+    kind: MoveKind
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class SlotTimeline:
     """A schedule in time, if every message takes one beat, and every rank sends at most one and
     receives at most one in it.
 
@@ -89,29 +89,31 @@ class Timeline:
     latencies that the literature counts, whatever the number of chunks.
     """
 
-    beats: tuple[tuple[Arrow, ...], ...]
+    slots: tuple[tuple[Arrow, ...], ...]
     sequential_moves: int
 
 
-def timeline(schedule: Schedule) -> Timeline:
-    hands = {rank: _Hand(schedule, rank) for rank in schedule.ranks}
+def timeline(schedule: Schedule) -> SlotTimeline:
+    hands = {rank: _RankCursor(schedule, rank) for rank in schedule.ranks}
     drawn: list[tuple[Arrow, ...]] = []
     while True:
         taking: set[int] = set()
         sent: list[tuple[Message, int]] = []
-        for hand in sorted(hands.values(), key=_Hand.next_chunk):  # the oldest chunk goes first
+        for hand in sorted(
+            hands.values(), key=_RankCursor.next_chunk
+        ):  # the oldest chunk goes first
             numbered = hand.send_one(taking)
             if numbered is not None:
                 taking.add(numbered[0].target)
                 sent.append(numbered)
         if not sent:
-            return Timeline(tuple(drawn), max(hand.longest for hand in hands.values()))
+            return SlotTimeline(tuple(drawn), max(hand.longest for hand in hands.values()))
         drawn.append(tuple(Arrow(m, hands[m.target].purpose(m)) for m, _ in sent))
         for message, move_number in sent:
-            hands[message.target].take(message, move_number)
+            hands[message.target].receive(message, move_number)
 
 
-class _Hand:
+class _RankCursor:
     """One rank on its way through its moves.
 
     The moves of a chunk are numbered along its way, as beats in which it would be alone: a send is
@@ -147,23 +149,23 @@ class _Hand:
                 continue
             number = 1 + max(self.last_move[move.start : move.stop])
             self._number(move, number)
-            answer = move.kind is Kind.ANSWER
+            answer = move.kind is MoveKind.ANSWER
             sent = Message(self.rank, move.peer, move.start, move.stop, answer), number
             self._start(self.progress.done(index))
         for index in put_off:
             heappush(self.sends, index)
         return sent
 
-    def purpose(self, message: Message) -> Kind:
+    def purpose(self, message: Message) -> MoveKind:
         """What this rank does with the next such message."""
         return self.purposes[message].popleft()
 
-    def take(self, message: Message, number: int) -> None:
+    def receive(self, message: Message, number: int) -> None:
         self.arrived.setdefault(message, deque()).append(number)
         self._receive(message)
 
-    def _purposes(self) -> dict[Message, deque[Kind]]:
-        purposes: dict[Message, deque[Kind]] = {}
+    def _purposes(self) -> dict[Message, deque[MoveKind]]:
+        purposes: dict[Message, deque[MoveKind]] = {}
         for move in self.order.moves:
             if not move.kind.sends:
                 for answer in self._answers(move):
@@ -182,7 +184,7 @@ class _Hand:
         for answer in self._answers(move):
             self.receives[answer].popleft()
         sent = sorted(self.arrived[answer].popleft() for answer in answers)
-        numbers = [self._receiving_beat(move, number) for number in sent]
+        numbers = [self._receiving_slot(move, number) for number in sent]
         self._number(move, max(*numbers, *self.last_move[move.start : move.stop]))
         self._start(self.progress.done(index))
 
@@ -197,7 +199,7 @@ class _Hand:
         others = [peer for peer in move.quorum.peers if peer != self.rank]
         return [Message(peer, self.rank, move.start, move.stop, answer=True) for peer in others]
 
-    def _receiving_beat(self, move: Move, number: int) -> int:
+    def _receiving_slot(self, move: Move, number: int) -> int:
         chunks = range(move.start, move.stop)
         while any((chunk, number) in self.receiving for chunk in chunks):
             number += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from thalweg.errors import LayoutError
 from thalweg.facts import Cluster, Duplex
-from thalweg.schedules.shuffle.contended_links import Contention, declared, judge
+from thalweg.schedules.shuffle.contended_links import ContendedLinks, contended_links, declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Group:
 
     ranks: tuple[int, ...]
     cluster: Cluster
-    contention: Contention | None = None  # as the cluster's rates have it if None
+    contention: ContendedLinks | None = None  # as the cluster's rates have it if None
     racks: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     order: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -56,9 +56,9 @@ class Group:
         return Group(tuple(ranks), self.cluster, self.contention)
 
     @property
-    def contended(self) -> Contention:
+    def contended(self) -> ContendedLinks:
         """What is too slow to meet the others at every step."""
-        return judge(self, declared(self)) if self.contention is None else self.contention
+        return contended_links(self, declared(self)) if self.contention is None else self.contention
 
     def best_connected(self) -> int:
         """The member with the fastest NIC, the first of equals: where a master belongs."""

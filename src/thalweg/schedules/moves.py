@@ -19,7 +19,7 @@ from thalweg.declarations import Code
 Span = tuple[int, int]
 
 
-class Kind(Enum):
+class MoveKind(Enum):
     """Answers to a quorum may come late, and are told apart from what else is sent."""
 
     SEND = "sends"
@@ -30,7 +30,7 @@ class Kind(Enum):
 
     @property
     def sends(self) -> bool:
-        return self in (Kind.SEND, Kind.ANSWER)
+        return self in (MoveKind.SEND, MoveKind.ANSWER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Quorum:
 
 
 class Move(NamedTuple):
-    kind: Kind
+    kind: MoveKind
     peer: int  # for a quorum: the rank itself
     start: int
     stop: int

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from thalweg.declarations import Parameter
 from thalweg.schedules.group import Group
 from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.shuffle.averaging_group import Meeting
-from thalweg.schedules.shuffle.contended_links import Contention
+from thalweg.schedules.shuffle.averaging_group import AveragingGroup
+from thalweg.schedules.shuffle.contended_links import ContendedLinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Topology:
     build: Callable[..., Schedule]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     coded_fanout: Callable[..., int | None] | None = None
-    groups: Callable[[Group, int], tuple[Meeting, ...]] | None = None
-    keeps_apart: Callable[[Group], Contention] | None = None
+    groups: Callable[[Group, int], tuple[AveragingGroup, ...]] | None = None
+    keeps_apart: Callable[[Group], ContendedLinks] | None = None
     period: Callable[[Group], int] = lambda group: 1  # steps after which the groups repeat
     mixes: bool = False  # averages neighbours, not everybody: replicas differ, their mean is kept
     backend: bool = False  # the backend's own collective, described here and run there

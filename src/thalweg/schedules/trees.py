@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-Shape = Callable[[int], list[int | None]]
+TreeShape = Callable[[int], list[int | None]]
 """From a number of nodes to each node's parent; the root's is None."""
 
 
@@ -32,7 +32,7 @@ class Tree:
         return [rank, *(lower for child in self.children[rank] for lower in self.below(child))]
 
 
-def heap(fanout: int) -> Shape:
+def heap(fanout: int) -> TreeShape:
     """The complete tree in which everybody has up to `fanout` children; 1 makes a chain."""
     return lambda n: [None if i == 0 else (i - 1) // fanout for i in range(n)]
 
@@ -63,11 +63,11 @@ def complement(n: int) -> list[int | None]:
     return parents
 
 
-def over(ranks: tuple[int, ...], shape: Shape) -> Tree:
+def over(ranks: tuple[int, ...], shape: TreeShape) -> Tree:
     return _tree({ranks[i]: _seat(ranks, up) for i, up in enumerate(shape(len(ranks)))})
 
 
-def over_racks(racks: Sequence[tuple[int, ...]], shape: Shape) -> Tree:
+def over_racks(racks: Sequence[tuple[int, ...]], shape: TreeShape) -> Tree:
     """`shape` between the racks' roots, and `shape` again inside each rack."""
     inside = [over(rack, shape) for rack in racks]
     between = over(tuple(tree.root for tree in inside), shape)

@@ -29,18 +29,24 @@ from thalweg.errors import PlanError
 from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
 from thalweg.predict.assumptions import assumed_machine, workload_of
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import Codec, Compressed, Dense, Network, Sent
+from thalweg.predict.closed_form.ddp_step import (
+    AlphaBetaNetwork,
+    CodecTimes,
+    CompressedStep,
+    SentPayload,
+    UncompressedStep,
+)
 
-BUCKET = Size.parse("25MiB")
-ALPHA = 15e-6  # seconds of a message: TCP in a data centre
-DATA_CENTRE = 10.0  # Gbit/s
-JOBS: Mapping[str, tuple[int, ...]] = {
+STUDY_BUCKET_SIZE = Size.parse("25MiB")
+STUDY_MESSAGE_SECONDS = 15e-6  # seconds of a message: TCP in a data centre
+DATA_CENTRE_GBPS = 10.0  # Gbit/s
+STUDY_JOBS: Mapping[str, tuple[int, ...]] = {
     "resnet50": (16, 32, 64),
     "resnet101": (16, 32, 64),
     "bert-base": (4, 8, 12),
 }
-WORKERS = (64,)
-RATES = (1.0, 2.0, 4.0, 8.0, 10.0, 20.0)  # Gbit/s
+STUDY_WORKER_COUNTS = (64,)
+STUDY_RATES_GBPS = (1.0, 2.0, 4.0, 8.0, 10.0, 20.0)  # Gbit/s
 PAPER_METHODS = (
     "powersgd(rank=4)",
     "powersgd(rank=8)",
@@ -85,7 +91,7 @@ def constants_of(machine: Machine, whose: str = "your machine") -> Constants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CompressionCase:
     model: str
     batch: int
     workers: int
@@ -127,31 +133,31 @@ class Sufficient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class CompressionStudy:
     constants: Constants
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[CompressionCase]
     break_evens: Sequence[BreakEven]  # of each model with its largest batch, on the most workers
     ratios: Sequence[Sufficient]  # at 10 Gbit/s, on the most workers
 
     @property
-    def in_data_centres(self) -> list[Outcome]:
-        return [each for each in self.outcomes if each.gbps >= DATA_CENTRE]
+    def in_data_centres(self) -> list[CompressionCase]:
+        return [each for each in self.outcomes if each.gbps >= DATA_CENTRE_GBPS]
 
 
-def wins(outcomes: Iterable[Outcome]) -> tuple[int, int]:
+def wins(outcomes: Iterable[CompressionCase]) -> tuple[int, int]:
     """In how many compression wins, and of how many."""
     found = [each.wins for each in outcomes]
     return sum(found), len(found)
 
 
-def study(
+def run_compression_study(
     constants: Constants,
     *,
-    jobs: Mapping[str, Sequence[int]] = JOBS,
-    workers: Sequence[int] = WORKERS,
-    rates: Sequence[float] = RATES,
-) -> Study:
-    outcomes: list[Outcome] = []
+    jobs: Mapping[str, Sequence[int]] = STUDY_JOBS,
+    workers: Sequence[int] = STUDY_WORKER_COUNTS,
+    rates: Sequence[float] = STUDY_RATES_GBPS,
+) -> CompressionStudy:
+    outcomes: list[CompressionCase] = []
     break_evens: list[BreakEven] = []
     ratios: list[Sufficient] = []
     for model, batches in jobs.items():
@@ -162,18 +168,20 @@ def study(
             ratios.append(_sufficient(workload, batch, max(workers)))
         workload = workload_of(model, constants.gpu, max(batches))
         break_evens += _break_evens(constants, workload, max(batches), max(workers))
-    return Study(constants=constants, outcomes=outcomes, break_evens=break_evens, ratios=ratios)
+    return CompressionStudy(
+        constants=constants, outcomes=outcomes, break_evens=break_evens, ratios=ratios
+    )
 
 
 def _outcomes(
     constants: Constants, workload: Workload, batch: int, workers: int, rates: Sequence[float]
-) -> Iterator[Outcome]:
+) -> Iterator[CompressionCase]:
     dense = dense_step(workload, workers)
     for method in constants.methods:
         compressed = compressed_step(constants, method, workload, workers)
         for gbps in rates:
-            network = Network.of_gbps(gbps, ALPHA)
-            yield Outcome(
+            network = AlphaBetaNetwork.of_gbps(gbps, STUDY_MESSAGE_SECONDS)
+            yield CompressionCase(
                 model=workload.name,
                 batch=batch,
                 workers=workers,
@@ -190,7 +198,7 @@ def _break_evens(
     dense = dense_step(workload, workers)
     for method in constants.methods:
         compressed = compressed_step(constants, method, workload, workers)
-        below = ddp_step.pays_below(dense, compressed, ALPHA)
+        below = ddp_step.pays_below(dense, compressed, STUDY_MESSAGE_SECONDS)
         yield BreakEven(
             model=workload.name,
             batch=batch,
@@ -201,36 +209,36 @@ def _break_evens(
 
 
 def _sufficient(workload: Workload, batch: int, workers: int) -> Sufficient:
-    network = Network.of_gbps(DATA_CENTRE, ALPHA)
+    network = AlphaBetaNetwork.of_gbps(DATA_CENTRE_GBPS, STUDY_MESSAGE_SECONDS)
     return Sufficient(
         model=workload.name,
         batch=batch,
         workers=workers,
-        gbps=DATA_CENTRE,
+        gbps=DATA_CENTRE_GBPS,
         ratio=ddp_step.sufficient_ratio(dense_step(workload, workers), network),
     )
 
 
-def dense_step(workload: Workload, workers: int) -> Dense:
-    return Dense(
+def dense_step(workload: Workload, workers: int) -> UncompressedStep:
+    return UncompressedStep(
         compute=workload.costs.backward.seconds,
-        buckets=[bucket.nbytes for bucket in workload.buckets(BUCKET)],
+        buckets=[bucket.nbytes for bucket in workload.buckets(STUDY_BUCKET_SIZE)],
         workers=workers,
     )
 
 
 def compressed_step(
     constants: Constants, method: str, workload: Workload, workers: int
-) -> Compressed:
+) -> CompressedStep:
     compressor, _ = _parsed(method)
     shards = constants.two_shot and compressor.elementwise and workers > 2
     gathers = not compressor.summable and not shards
     collective = ddp_step.all_gather if gathers else ddp_step.ring
-    return Compressed(
+    return CompressedStep(
         compute=workload.costs.backward.seconds,
         codec=_codec(constants.machine.codecs[method], workload, all_payloads=gathers),
         payloads=[
-            Sent(nbytes, ddp_step.ring if exact else collective)
+            SentPayload(nbytes, ddp_step.ring if exact else collective)
             for nbytes, exact in _payloads(method, workload.tensors)
         ],
         workers=workers,
@@ -244,12 +252,12 @@ def _parsed(method: str) -> tuple[Compressor, Mapping[str, Value]]:
     return default_catalog().compressors[precision.name], precision.arguments
 
 
-def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> Codec:
+def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> CodecTimes:
     """Who reduces a shard decodes a p-th of every payload, and then the shards' sums."""
     elements = sum(tensor.elements for tensor in workload.tensors)
     decode = cost.decode.value if all_payloads else cost.decoding_shards
     own = cost.bucket.value + (cost.encode.value + decode) * elements
-    return Codec(own=own, gathered=cost.gathered.value * elements if all_payloads else 0.0)
+    return CodecTimes(own=own, gathered=cost.gathered.value * elements if all_payloads else 0.0)
 
 
 @lru_cache(maxsize=256)  # the same for every batch, and any number of workers

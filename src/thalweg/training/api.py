@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.doctor.preflight import publish, quick
+from thalweg.doctor.preflight import preflight, publish
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, counted, format_cluster
@@ -30,14 +30,14 @@ from thalweg.schedules import Group
 from thalweg.steps import without_groups
 from thalweg.training.auto.request import is_auto, plan_at_first
 from thalweg.training.consistency_check import agree, compare, description, host_names, hosts_of_all
-from thalweg.training.data.loader import Feed
-from thalweg.training.data.position import Course
-from thalweg.training.data.sampler import Batches
+from thalweg.training.data.loader import RankLoader
+from thalweg.training.data.position import DataPosition
+from thalweg.training.data.sampler import BatchSampler
 from thalweg.training.factory import refuse_what_cannot_run
-from thalweg.training.lifecycle import Session
-from thalweg.training.rendezvous import Survival
+from thalweg.training.lifecycle import RankSession
+from thalweg.training.rendezvous import EpochTransition
 from thalweg.training.run import Run
-from thalweg.training.shutdown import Ending, errors_in_one_line, show_log_lines
+from thalweg.training.shutdown import Shutdown, errors_in_one_line, show_log_lines
 from thalweg.training.snapshot import Stateful
 from thalweg.transports import Transport
 
@@ -88,15 +88,15 @@ def attach(
     show_log_lines()
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
     world = World.join(seconds)
-    alarm = world.alarm()
-    ending = Ending(world, alarm)
-    with ending.telling_errors():
+    abort_flag = world.abort_flag()
+    shutdown = Shutdown(world, abort_flag)
+    with shutdown.publishing_errors():
         plan = sync if isinstance(sync, Plan) else parse_plan(sync)
         places: dict[str, str] = {}  # the store's keys for them, if nobody describes the cluster
 
         def hosts() -> list[str]:
             own = [str(introduction()[key]) for key in ("name", "machine", "stack")]
-            places.update(hosts_of_all(world, alarm, own, seconds))
+            places.update(hosts_of_all(world, abort_flag, own, seconds))
             return host_names(places.values())
 
         group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
@@ -105,10 +105,10 @@ def attach(
         optimizer = _of_torch(optimizer)
         _refuse_a_stranger(model, optimizer)
         _refuse_unknown_choice(nonfinite, plan, model, optimizer)
-        feed = _feed(plan, group, world, data, batch, seed, loader or {})
+        feed = _rank_loader(plan, group, world, data, batch, seed, loader or {})
         settings = {
             "batch": batch,
-            "samples": feed and feed.batches.samples,
+            "samples": feed and feed.sampler.samples,
             "seed": seed,
             "state objects": len(state),
             "resume": "given" if resume else "absent",
@@ -116,49 +116,49 @@ def attach(
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
             "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
-            "THALWEG_ENCRYPTION": world.protection.mode,
-            "THALWEG_SECRET": world.protection.fingerprint,
+            "THALWEG_ENCRYPTION": world.security.mode,
+            "THALWEG_SECRET": world.security.fingerprint,
         }
         own = description(str(plan), model, optimizer, settings)
         if _may_change(world, model):
             members = Membership(world.store, world.rank, world.size, seconds)
-            members.calls_for = lambda rank: False  # until all have begun
+            members.triggers_rendezvous = lambda rank: False  # until all have begun
             world = replace(world, membership=members)
         publish(world)
         returns = world.restarted and world.membership is not None
         if returns:
-            ending.is_spare = True  # the others go on without it
-            reference = compare(world, alarm, own, seconds)
+            shutdown.is_spare = True  # the others go on without it
+            reference = compare(world, abort_flag, own, seconds)
         else:
-            reference = agree(world, alarm, own, seconds)
-        for finding in quick(world):
+            reference = agree(world, abort_flag, own, seconds)
+        for finding in preflight(world):
             log.warning(finding.line)
-        if world.rank == 0 and world.protection.encrypted and not _is_protected(plan):
+        if world.rank == 0 and world.security.encrypted and not _is_protected(plan):
             log.warning(
                 "%s sends over torch's own connections: unlike this run's others they are neither "
                 "authenticated nor encrypted",
                 plan,
             )
-        engine = Engine(wrap(world.transport()), alarm, seconds, world.membership)
-        survival = None
+        engine = Engine(wrap(world.transport()), abort_flag, seconds, world.membership)
+        transition = None
         if world.membership is not None:
-            survival = Survival(world, world.membership, engine, {**reference, **places})
+            transition = EpochTransition(world, world.membership, engine, {**reference, **places})
             if returns:
-                world = survival.find()
-                alarm = world.alarm()
+                world = transition.find_epoch()
+                abort_flag = world.abort_flag()
         try:
-            session = Session(
+            session = RankSession(
                 model=model,
                 optimizer=optimizer,
                 plan=plan_at_first(plan),
                 group=group,
                 engine=engine,
-                ending=ending,
-                course=Course(feed),
+                shutdown=shutdown,
+                data_position=DataPosition(feed),
                 state=state,
             )
             skips = nonfinite == "skip"
-            run = Run(session, plan, world, alarm, survival, _records(records), skips=skips)
+            run = Run(session, plan, world, abort_flag, transition, _records(records), skips=skips)
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()
@@ -178,8 +178,8 @@ def _start_line(plan: Plan, group: Group, world: World) -> str:
     hosts = {group.cluster.host(rank).name for rank in group.ranks}
     if not _is_protected(plan):
         carried = "torch's own connections, neither authenticated nor encrypted"
-    elif world.protection.encrypted:
-        joins = "authenticated and" if world.protection.secret else "not authenticated, but"
+    elif world.security.encrypted:
+        joins = "authenticated and" if world.security.secret else "not authenticated, but"
         carried = f"TCP, {joins} encrypted"
     else:
         carried = "TCP, not encrypted"
@@ -263,7 +263,7 @@ def _digest(cluster: Cluster) -> str:
     return blake2b(format_cluster(cluster).encode(), digest_size=4).hexdigest()
 
 
-def _feed(
+def _rank_loader(
     plan: Plan,
     group: Group,
     world: World,
@@ -271,7 +271,7 @@ def _feed(
     batch: int | None,
     seed: int,
     loader: Mapping[str, Any],
-) -> Feed | None:
+) -> RankLoader | None:
     if (data is None) != (batch is None):
         raise UsageError("data= and batch= go together", "give attach() both or neither")
     if data is None or batch is None:
@@ -279,11 +279,11 @@ def _feed(
     length = getattr(data, "__len__", None)
     if length is None:
         raise UsageError("the data has no length", "use a map-style dataset, or your own loader")
-    batches = Batches(
+    sampler = BatchSampler(
         samples=length(),
         batch=batch,
         size=world.size,
         seed=seed,
         allocation=allocation_of(plan, group) if is_relayed(plan) else None,
     )
-    return Feed(data=data, batches=batches, loader=loader, rank=world.rank)
+    return RankLoader(data=data, sampler=sampler, loader=loader, rank=world.rank)

@@ -43,7 +43,7 @@ def after_gradient(parameter: nn.Parameter, call: Callable[[torch.Tensor], None]
     return register(call)
 
 
-class AtTheEnd:
+class AfterBackward:
     """Calls when the running backward is through; never, if it fails."""
 
     def __init__(self, call: Callable[[], None]) -> None:

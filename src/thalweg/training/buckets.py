@@ -33,7 +33,7 @@ class FlatBucket:
     vector: Array
     arithmetic: Arithmetic
 
-    def take(self, array: Array) -> None:
+    def load(self, array: Array) -> None:
         """These values, or their bytes, instead of its own."""
         if array.nbytes != self.vector.nbytes:
             raise TransportError(

@@ -34,8 +34,8 @@ from torch import Tensor
 from thalweg.errors import CheckpointError
 from thalweg.training.state_encoding import pack, unpack
 
-FORMAT = 1
-LEFT_BEHIND = 60.0  # seconds since another host's writer last wrote
+CHECKPOINT_FORMAT = 1
+ABANDONED_WRITER_SECONDS = 60.0  # seconds since another host's writer last wrote
 _KIND = "thalweg checkpoint"
 _INDEX = "checkpoint.json"
 _PARTS = ("model", "optimizer", "state", "ranks")
@@ -44,7 +44,7 @@ _HIDDEN = re.compile(r"\.step-\d{8,}(?:\.new)?@(?P<host>.+)@(?P<pid>\d+)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Identity = tuple[int, int]
-_OLDER = "resume from an older checkpoint, or start again without one"
+_OLDER_CHECKPOINT_REMEDY = "resume from an older checkpoint, or start again without one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,8 +157,8 @@ def _fill(
         "files": files,
         "trees": {part: tree for part, (tree, _) in packed.items()},
     }
-    seal = _seal(FORMAT, content)
-    index = {"kind": _KIND, "format": FORMAT, "sha256": seal, "content": content}
+    seal = _seal(CHECKPOINT_FORMAT, content)
+    index = {"kind": _KIND, "format": CHECKPOINT_FORMAT, "sha256": seal, "content": content}
     file = folder / _INDEX
     file.write_text(json.dumps(index, indent=1), encoding="utf-8")
     _sync(file)
@@ -219,7 +219,7 @@ def _is_left_behind(entry: Path, host: str, pid: int) -> bool:
     now = entry.parent.stat().st_mtime
     with suppress(FileNotFoundError):  # it is given its name, or removed
         written = max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
-        return now - written > LEFT_BEHIND
+        return now - written > ABANDONED_WRITER_SECONDS
     return False
 
 
@@ -261,9 +261,10 @@ def _index(path: Path) -> dict[str, Any]:
                 f"{path} is no checkpoint of Thalweg: {_INDEX} doesn't say so",
                 "name a folder that Thalweg wrote",
             )
-        if index["format"] > FORMAT:
+        if index["format"] > CHECKPOINT_FORMAT:
             raise NewerFormat(
-                f"checkpoint {path} has format {index['format']}, and this Thalweg reads {FORMAT}",
+                f"checkpoint {path} has format {index['format']}, and this Thalweg reads "
+                f"{CHECKPOINT_FORMAT}",
                 "read it with the Thalweg that wrote it, or a newer one",
             )
         content: dict[str, Any] = index["content"]
@@ -304,7 +305,7 @@ class NewerFormat(CheckpointError):
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} is damaged: {what}", _OLDER)
+    return CheckpointError(f"checkpoint {path} is damaged: {what}", _OLDER_CHECKPOINT_REMEDY)
 
 
 @contextmanager

@@ -25,28 +25,28 @@ from torch import nn
 
 import thalweg
 from thalweg.errors import CheckpointError, RunError
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.training import checkpoint
-from thalweg.training.compressor_state import Slots, for_others, parts_that_add_up
-from thalweg.training.data.position import Position
-from thalweg.training.sharing import Sharing
+from thalweg.training.compressor_state import CompressorState, redistribute, summable_state
+from thalweg.training.data.position import BatchIndex
+from thalweg.training.sharing import Collectives
 from thalweg.training.snapshot import Stateful
 from thalweg.training.state_encoding import kinds_of, pack, places_for, unpack
 
-FINE = "fine"
-MODELS = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
+NO_PROBLEM = "fine"
+MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 log = logging.getLogger("thalweg")
-Held = dict[str, dict[str, torch.Tensor]]
+CompressorTensors = dict[str, dict[str, torch.Tensor]]
 """What a rank's compressor keeps: by kind, then by parameter."""
-HELD = "compression"  # what a rank's compressor keeps, beside its random states
+COMPRESSOR_STATE_FIELD = "compression"  # what a rank's compressor keeps, beside its random states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedCheckpoint:
     step: int
-    position: Position
-    held: Slots  # by this rank's compressor
+    position: BatchIndex
+    compressor_state: CompressorState  # by this rank's compressor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class Resumable:
     """What a rank trains, and its way to the others, as far as checkpoints need them."""
 
     world: World
-    alarm: Alarm
+    abort_flag: AbortFlag
     timeout: float
-    sharing: Sharing
+    collectives: Collectives
     plan: str
     sampling: dict[str, int]
     model: nn.Module
@@ -70,8 +70,8 @@ def save(
     *,
     number: int,
     step: int,
-    position: Position,
-    held: Slots,
+    position: BatchIndex,
+    held: CompressorState,
     keep: int,
     alone: bool,
 ) -> None:
@@ -94,7 +94,7 @@ def save(
             ),
             version=thalweg.__version__,
             keep=keep,
-            **({} if world.membership is None else {"fence": world.membership.refuse_if_outdated}),
+            **({} if world.membership is None else {"fence": world.membership.raise_if_outdated}),
         )
 
     if alone:
@@ -105,14 +105,14 @@ def save(
     places = [(kind, name) for kind in held for name in held[kind]]
     arrays = [torch.from_numpy(held[kind][name]) for kind, name in places]
     writer = world.members[0]
-    everybodys = run.sharing.collect(writer, arrays)
-    problem = FINE
+    everybodys = run.collectives.gather(writer, arrays)
+    problem = NO_PROBLEM
     if world.rank == writer:
         keys = [f"save/{number}/{rank}" for rank in world.members]
         try:
             states = [json.loads(_wait(run, key)) for key in keys]
             for state_of_one, tensors in zip(states, everybodys, strict=True):
-                state_of_one[HELD] = _by_kind(places, tensors)
+                state_of_one[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
             write(states)
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
@@ -120,15 +120,15 @@ def save(
     else:
         problem = _wait(run, f"save/{number}").decode()
     world.remove(own)
-    if problem != FINE:
+    if problem != NO_PROBLEM:
         raise CheckpointError(*json.loads(problem))
 
 
-def load(directory: Path, run: Resumable, reader: int) -> Loaded | None:
+def load(directory: Path, run: Resumable, reader: int) -> LoadedCheckpoint | None:
     """Go back to the newest checkpoint that the rank `reader` finds; None if there is none."""
     world, model, optimizer = run.world, run.model, run.optimizer
     tensors: dict[str, torch.Tensor] = {}
-    kept: list[Held] = []
+    kept: list[CompressorTensors] = []
     if world.rank == reader:
         saying, tensors, kept = _read(directory, model, run.sampling, len(run.state))
         if kept and (saying["plan"] != run.plan or len(kept) != world.size):
@@ -140,10 +140,10 @@ def load(directory: Path, run: Resumable, reader: int) -> Loaded | None:
         raise CheckpointError(saying["problem"], saying["remedy"])
     if "step" not in saying:
         return None
-    run.sharing.take_from(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
+    run.collectives.broadcast(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
     if world.rank != reader:
         tensors = places_for(saying["tensors"], {})
-    run.sharing.take_from(reader, (tensors[name] for name in saying["tensors"]))
+    run.collectives.broadcast(reader, (tensors[name] for name in saying["tensors"]))
     states = unpack(saying["tree"], tensors)
     with _same_kind(saying["path"], type(model).__name__):
         model.load_state_dict(states["model"], strict=False)
@@ -158,20 +158,20 @@ def load(directory: Path, run: Resumable, reader: int) -> Loaded | None:
     own = saying["ranks"][world.rank] if world.size == saying["size"] else None
     if own is not None:
         _set_random_states(own)
-    return Loaded(
+    return LoadedCheckpoint(
         step=saying["step"],
         position=_position(saying["position"]),
-        held=_take_held(saying["held"], kept, reader, run),
+        compressor_state=_load_compressor_state(saying["held"], kept, reader, run),
     )
 
 
-def _position(saved: dict[str, int]) -> Position:
-    return Position(epoch=saved["epoch"], batch=saved["batch"])
+def _position(saved: dict[str, int]) -> BatchIndex:
+    return BatchIndex(epoch=saved["epoch"], batch=saved["batch"])
 
 
 def _read(
     directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
-) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Held]]:
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[CompressorTensors]]:
     """On the reader: load the model; what to tell the others, the tensors that they will need, and
     what each rank's compressor kept."""
     try:
@@ -197,7 +197,7 @@ def _read(
     extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
     parts = {"model": extra, "optimizer": saved.optimizer, "state": saved.state}
     tree, tensors = pack(parts, "checkpoint")
-    kept = [rank.pop(HELD, {}) for rank in saved.ranks if rank is not None]
+    kept = [rank.pop(COMPRESSOR_STATE_FIELD, {}) for rank in saved.ranks if rank is not None]
     saying = {
         "held": _shapes(kept[0] if kept else {}),
         "plan": saved.plan,
@@ -212,36 +212,41 @@ def _read(
     return saying, tensors, kept
 
 
-def _shapes(held: Held) -> dict[str, dict[str, list[int]]]:
+def _shapes(held: CompressorTensors) -> dict[str, dict[str, list[int]]]:
     return {k: {name: list(t.shape) for name, t in arrays.items()} for k, arrays in held.items()}
 
 
-def _anew(kept: list[Held], ranks: int, *, alike: bool) -> list[Held]:
+def _anew(kept: list[CompressorTensors], ranks: int, *, alike: bool) -> list[CompressorTensors]:
     """What each of so many ranks is to go on with, under another plan or in another number."""
     slots = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
     if alike:
-        new: list[Slots] = [parts_that_add_up(one) for one in slots]
+        new: list[CompressorState] = [summable_state(one) for one in slots]
     else:
-        new = [for_others(slots, ranks)] * ranks
+        new = [redistribute(slots, ranks)] * ranks
     return [{k: {n: torch.from_numpy(a) for n, a in v.items()} for k, v in x.items()} for x in new]
 
 
-def _take_held(
-    shapes: dict[str, dict[str, list[int]]], kept: list[Held], reader: int, run: Resumable
-) -> Slots:
+def _load_compressor_state(
+    shapes: dict[str, dict[str, list[int]]],
+    kept: list[CompressorTensors],
+    reader: int,
+    run: Resumable,
+) -> CompressorState:
     """This rank's, of what the reader has of all."""
     places = [(kind, name) for kind in shapes for name in shapes[kind]]
     empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
     everybodys = [empty] * run.world.size
     if run.world.rank == reader and kept:
         everybodys = [[one[kind][name] for kind, name in places] for one in kept]
-    run.sharing.hand_out(reader, everybodys)
+    run.collectives.scatter(reader, everybodys)
     own = _by_kind(places, everybodys[run.world.rank])
     return {kind: {n: t.numpy() for n, t in arrays.items()} for kind, arrays in own.items()}
 
 
-def _by_kind(places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]) -> Held:
-    found: Held = {}
+def _by_kind(
+    places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]
+) -> CompressorTensors:
+    found: CompressorTensors = {}
     for (kind, name), tensor in zip(places, tensors, strict=True):
         found.setdefault(kind, {})[name] = tensor
     return found
@@ -268,7 +273,7 @@ def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _wait(run: Resumable, key: str) -> bytes:
-    found = run.world.wait_for(key, run.timeout, run.alarm)
+    found = run.world.wait_for(key, run.timeout, run.abort_flag)
     if found is None:
         raise RunError(
             f"rank {run.world.rank} waited {run.timeout:g} s for {key!r} in the store",
@@ -339,5 +344,5 @@ def _models_in(directory: Path) -> Iterator[Path]:
     for pattern in ("*", "*/*"):
         for file in sorted(directory.glob(pattern)):
             hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
-            if file.suffix in MODELS and not hidden:
+            if file.suffix in MODEL_FILE_SUFFIXES and not hidden:
                 yield file

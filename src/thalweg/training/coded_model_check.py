@@ -21,12 +21,12 @@ from thalweg.codes.fractional import FractionalRepetition
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
 
-FIRST = 3  # names of layers that are told
+MAX_NAMED_LAYERS = 3  # names of layers that are told
 
 
 def refuse_what_differs(model: nn.Module, allocation: Allocation) -> None:
     """PlanError if sums would be wrong whatever the script does."""
-    codes = allocation.branches.codes.values()
+    codes = allocation.tree.codes.values()
     found = [*_batch_norms(model), *_dropouts(model)]
     if found and not all(isinstance(code, FractionalRepetition) for code in codes):
         raise PlanError(
@@ -75,5 +75,5 @@ def _dropouts(model: nn.Module) -> list[str]:
 
 
 def _some(names: list[str]) -> str:
-    more = [f"{len(names) - FIRST} more"] if len(names) > FIRST else []
-    return listed([*names[:FIRST], *more])
+    more = [f"{len(names) - MAX_NAMED_LAYERS} more"] if len(names) > MAX_NAMED_LAYERS else []
+    return listed([*names[:MAX_NAMED_LAYERS], *more])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from thalweg.catalog import default_catalog
 from thalweg.engine.engine import Task
-from thalweg.engine.execute import Part
-from thalweg.errors import BETWEEN_STEPS
+from thalweg.engine.execute import RankProgram
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, check
@@ -15,10 +15,10 @@ from thalweg.steps import Round, compile_rounds, cycle, warm_up
 from thalweg.training.buckets import FlatBucket
 from thalweg.transports import Array
 
-KEPT = 256  # steps of a long cycle
+STEP_CACHE_ENTRIES = 256  # steps of a long cycle
 
 
-class Clock:
+class RoundCounter:
     """Which step this is, and which numbers its rounds have. All ranks count alike.
 
     What is shared between steps has numbers of its own, so that a rank that shares alone never
@@ -31,7 +31,7 @@ class Clock:
 
     def claim_between(self) -> int:
         self.shared += 1
-        return BETWEEN_STEPS + self.shared - 1
+        return FIRST_ROUND_BETWEEN_STEPS + self.shared - 1
 
     def claim(self, rounds: int) -> int:
         """The number of the first of so many rounds."""
@@ -49,11 +49,11 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class RankRound:
     """A round that this rank takes part in."""
 
     round: Round
-    part: Part
+    program: RankProgram
     divisor: int  # contributions that the result is made of: each divided by it, a sum is a mean
 
     def task(
@@ -62,7 +62,7 @@ class Stop:
         """For the engine; the rounds of this step are numbered from `first_round` on. On the
         bucket's own vector, or another of its kind."""
         return Task(
-            part=self.part,
+            program=self.program,
             vector=bucket.vector if vector is None else vector,
             step=step,
             round_number=first_round + self.round.number,
@@ -72,17 +72,17 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class RankStep:
     """One step: the stops of this rank, and how many round numbers all ranks use up."""
 
-    stops: tuple[Stop, ...]
+    rounds: tuple[RankRound, ...]
     numbers: int
 
-    def of(self, bucket: int) -> list[Stop]:
-        return [stop for stop in self.stops if stop.round.bucket == bucket]
+    def of(self, bucket: int) -> list[RankRound]:
+        return [rank_round for rank_round in self.rounds if rank_round.round.bucket == bucket]
 
 
-class Itinerary:
+class CompiledSteps:
     def __init__(self, plan: Plan, group: Group, workload: Workload, rank: int) -> None:
         self._plan = plan
         self._group = group
@@ -91,29 +91,33 @@ class Itinerary:
         self._cycle = cycle(plan, group, default_catalog())
         self._warm = warm_up(plan)
         self._handshake = default_catalog().topologies[plan.topology.name].mixes
-        self._legs: dict[int, Leg] = {}
-        self._parts: dict[int, tuple[Schedule, Part]] = {}  # by identity: buckets share schedules
+        self._rank_steps: dict[int, RankStep] = {}
+        self._parts: dict[
+            int, tuple[Schedule, RankProgram]
+        ] = {}  # by identity: buckets share schedules
 
-    def at(self, step: int) -> Leg:
+    def at(self, step: int) -> RankStep:
         place = step % self._cycle
         if step >= self._warm:  # the same place of a later cycle
             place += -(-self._warm // self._cycle) * self._cycle
-        if place not in self._legs:
-            if len(self._legs) >= KEPT:
-                self._legs.clear()
+        if place not in self._rank_steps:
+            if len(self._rank_steps) >= STEP_CACHE_ENTRIES:
+                self._rank_steps.clear()
                 self._parts.clear()
-            self._legs[place] = self._compile(place)
-        return self._legs[place]
+            self._rank_steps[place] = self._compile(place)
+        return self._rank_steps[place]
 
-    def _compile(self, step: int) -> Leg:
+    def _compile(self, step: int) -> RankStep:
         rounds = compile_rounds(self._plan, self._group, self._workload, step)
         own = [r for r in rounds if self._rank in r.group.ranks]
-        stops = tuple(Stop(r, self._part(r.schedule), r.contributions(self._rank)) for r in own)
-        return Leg(stops, 1 + max((r.number for r in rounds), default=-1))
+        rank_rounds = tuple(
+            RankRound(r, self._program(r.schedule), r.contributions(self._rank)) for r in own
+        )
+        return RankStep(rank_rounds, 1 + max((r.number for r in rounds), default=-1))
 
-    def _part(self, schedule: Schedule) -> Part:
+    def _program(self, schedule: Schedule) -> RankProgram:
         if id(schedule) not in self._parts:
             check(schedule)
-            part = Part.of(schedule, self._rank, handshake=self._handshake)
+            part = RankProgram.of(schedule, self._rank, handshake=self._handshake)
             self._parts[id(schedule)] = schedule, part
         return self._parts[id(schedule)][1]

@@ -18,10 +18,10 @@ import torch
 
 from thalweg.engine.engine import Chain, Task
 
-SETTLING = 2  # steps that aren't timed
-TRIALS = 3  # steps each way
-KEPT = 4096  # steps
-FAR_TOO_LONG = 1e9  # seconds, for a way that never came to an end
+OVERLAP_WARMUP_STEPS = 2  # steps that aren't timed
+OVERLAP_TRIAL_STEPS = 3  # steps each way
+TIMING_HISTORY_STEPS = 4096  # steps
+UNFINISHED_TRIAL_SECONDS = 1e9  # seconds, for a way that never came to an end
 Average = Callable[[Sequence[torch.Tensor]], None]
 
 
@@ -43,7 +43,7 @@ class Overlap:
 
     def __init__(self, average: Average | None, first: int, fixed: bool | None) -> None:
         self.is_serial = fixed is False
-        self.timings: deque[Timing] = deque(maxlen=KEPT)
+        self.timings: deque[Timing] = deque(maxlen=TIMING_HISTORY_STEPS)
         self._average = average if fixed is None else None
         self._first = first
         self._begun = self._computed = 0.0
@@ -63,13 +63,13 @@ class Overlap:
         backward, exposed = self._computed - self._begun, now - self._computed
         self.timings.append(Timing(step, backward, exposed, self._codec, self.is_serial))
         taken = step - self._first + 1
-        if self._average is None or taken < SETTLING:
+        if self._average is None or taken < OVERLAP_WARMUP_STEPS:
             return
-        if taken >= SETTLING + 2 * TRIALS:
+        if taken >= OVERLAP_WARMUP_STEPS + 2 * OVERLAP_TRIAL_STEPS:
             self._decide(self._average)
             self._average = None
         else:
-            self.is_serial = (taken - SETTLING) % 2 == 0
+            self.is_serial = (taken - OVERLAP_WARMUP_STEPS) % 2 == 0
 
     def timed(self, chain: Chain) -> Chain:
         """The same chain, of which the CPU time is counted."""
@@ -82,10 +82,13 @@ class Overlap:
             yield tasks
 
     def _decide(self, average: Average) -> None:
-        tried = [t for t in self.timings if t.step >= self._first + SETTLING]
+        tried = [t for t in self.timings if t.step >= self._first + OVERLAP_WARMUP_STEPS]
         seconds = torch.tensor(
             [
-                median([t.backward + t.exposed for t in tried if t.serial is way] or [FAR_TOO_LONG])
+                median(
+                    [t.backward + t.exposed for t in tried if t.serial is way]
+                    or [UNFINISHED_TRIAL_SECONDS]
+                )
                 for way in (False, True)
             ]
         )

@@ -18,50 +18,53 @@ from torch import nn
 from thalweg.transports import Array
 
 RESIDUAL = "residual"  # beside the codec's own slots
-PARTS = (RESIDUAL, "velocity")  # kinds of which every rank holds a part of the sum that counts
+SUMMED_STATE_KINDS = (
+    RESIDUAL,
+    "velocity",
+)  # kinds of which every rank holds a part of the sum that counts
 VOTE = "vote"  # what a vote left out, of which every rank holds some places
-Slots = Mapping[str, Mapping[str, Array]]
+CompressorState = Mapping[str, Mapping[str, Array]]
 """What is kept from step to step: by kind, then by parameter."""
 
 
-class Keeper(Protocol):
+class StatefulBucket(Protocol):
     """A bucket, as far as it keeps something."""
 
     has_more: bool  # than it left out itself
 
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CompressorState:
         """Windows into it, to be read and written between two steps."""
 
 
-class KeepsNothing:
+class Stateless:
     """For averagers whose compressor, if they have one, leaves nothing out."""
 
     @property
-    def held(self) -> Slots:
+    def compressor_state(self) -> CompressorState:
         return {}
 
     @property
-    def held_before(self) -> Slots:
+    def compressor_state_before(self) -> CompressorState:
         return {}
 
-    def take(self, held: Slots) -> Mapping[str, Array]:
+    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
         return held.get(RESIDUAL, {})
 
 
-def windows(buckets: Iterable[Keeper]) -> dict[str, dict[str, Array]]:
+def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]]:
     """What all buckets hold between steps, by kind, then by parameter."""
     found: dict[str, dict[str, Array]] = {}
     for bucket in buckets:
-        for kind, arrays in bucket.slots.items():
+        for kind, arrays in bucket.state.items():
             found.setdefault(kind, {}).update(arrays)
     return found
 
 
-def hand_over(held: Slots, to: Iterable[Keeper]) -> dict[str, Array]:
+def restore_state(held: CompressorState, to: Iterable[StatefulBucket]) -> dict[str, Array]:
     """Give these buckets what others held; residuals that none of them has a place for."""
     buckets = list(to)
-    places = windows(buckets)
+    places = state_views(buckets)
     for kind, arrays in held.items():
         for name, array in arrays.items():
             place = places.get(kind, {}).get(name)
@@ -70,10 +73,10 @@ def hand_over(held: Slots, to: Iterable[Keeper]) -> dict[str, Array]:
     for bucket in buckets:
         bucket.has_more = True
     taken = places.get(RESIDUAL, {})
-    return {name: array for name, array in folded(held).items() if name not in taken}
+    return {name: array for name, array in total_residuals(held).items() if name not in taken}
 
 
-def folded(held: Slots) -> dict[str, Array]:
+def total_residuals(held: CompressorState) -> dict[str, Array]:
     """All that was left out of each parameter, by this rank and by its votes."""
     votes = held.get(VOTE, {})
     return {
@@ -82,27 +85,29 @@ def folded(held: Slots) -> dict[str, Array]:
     }
 
 
-def parts_that_add_up(held: Slots) -> dict[str, Mapping[str, Array]]:
+def summable_state(held: CompressorState) -> dict[str, Mapping[str, Array]]:
     """What may go to another plan, layout or number of ranks. Votes and factors belong to who
     voted on what, or must be equal on all ranks, and start anew."""
-    whole = {**held, RESIDUAL: folded(held)}
-    return {kind: whole[kind] for kind in PARTS if kind in held}
+    whole = {**held, RESIDUAL: total_residuals(held)}
+    return {kind: whole[kind] for kind in SUMMED_STATE_KINDS if kind in held}
 
 
-def to_go_on_with(held: Slots) -> dict[str, Mapping[str, Array]]:
+def state_after_member_change(held: CompressorState) -> dict[str, Mapping[str, Array]]:
     """What a rank keeps when other ranks come or go: its parts, and what is equal on all."""
-    return {**parts_that_add_up(held), **common(held)}
+    return {**summable_state(held), **replicated_state(held)}
 
 
-def common(held: Slots) -> dict[str, Mapping[str, Array]]:
+def replicated_state(held: CompressorState) -> dict[str, Mapping[str, Array]]:
     """What is equal on all ranks, as factors are."""
-    return {kind: arrays for kind, arrays in held.items() if kind not in (*PARTS, VOTE)}
+    return {
+        kind: arrays for kind, arrays in held.items() if kind not in (*SUMMED_STATE_KINDS, VOTE)
+    }
 
 
-def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]:
+def redistribute(held: Sequence[CompressorState], ranks: int) -> dict[str, dict[str, Array]]:
     """What each of so many ranks is to hold, of what all ranks of a run held, so that the sums
     stay the same."""
-    parts = [parts_that_add_up(one) for one in held]
+    parts = [summable_state(one) for one in held]
     return {
         kind: {
             name: np.sum([one[kind][name] for one in parts], axis=0) / np.float32(ranks)
@@ -112,7 +117,7 @@ def for_others(held: Sequence[Slots], ranks: int) -> dict[str, dict[str, Array]]
     }
 
 
-def pay_back(
+def add_to_next_gradient(
     parameters: Mapping[str, nn.Parameter], residuals: Mapping[str, Array], ranks: int
 ) -> None:
     """What a compressor left out and the next plan has no place for is added to the next gradient:
@@ -122,10 +127,10 @@ def pay_back(
         if name in parameters and residual.any():
             parameter = parameters[name]
             amount = torch.from_numpy(residual * ranks).view(parameter.shape)
-            _Debt(parameter, amount.to(parameter.device, parameter.dtype))
+            _PendingResidual(parameter, amount.to(parameter.device, parameter.dtype))
 
 
-class _Debt:
+class _PendingResidual:
     def __init__(self, parameter: nn.Parameter, amount: torch.Tensor) -> None:
         register: Callable[[Any], Any] = parameter.register_hook
         self._hook = register(partial(self._pay, amount))

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from thalweg.errors import Mismatch, PeerLost, ranks_text
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 
 Description = dict[str, Any]
-SAME = "same"
-REFERENCE = "same/0"  # in the store: rank 0's
+SAME_VERDICT = "same"
+REFERENCE_KEY = "same/0"  # in the store: rank 0's
 
 
 def description(
@@ -52,17 +52,19 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:
+def agree(
+    world: World, abort_flag: AbortFlag, own: Description, timeout: float
+) -> Mapping[str, str]:
     """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes. What those
     compare with who come later: it is to be in the store as long as the run goes on."""
     if world.rank == 0:
-        world.put(REFERENCE, json.dumps(own))
-    different = _difference(world, alarm, own, timeout)
-    world.put(f"verdict/{world.rank}", different or SAME)
+        world.put(REFERENCE_KEY, json.dumps(own))
+    different = _difference(world, abort_flag, own, timeout)
+    world.put(f"verdict/{world.rank}", different or SAME_VERDICT)
     who: dict[str, list[int]] = {}
     for rank in range(world.size):
-        verdict = _from(world, alarm, rank, f"verdict/{rank}", timeout).decode()
-        if verdict != SAME:
+        verdict = _from(world, abort_flag, rank, f"verdict/{rank}", timeout).decode()
+        if verdict != SAME_VERDICT:
             who.setdefault(verdict, []).append(rank)
     if who:
         said = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
@@ -70,17 +72,19 @@ def agree(world: World, alarm: Alarm, own: Description, timeout: float) -> Mappi
             f"not all ranks hold the same as rank 0 ({said})",
             "start all of them with the same script and arguments",
         )
-    return {REFERENCE: json.dumps(own)}
+    return {REFERENCE_KEY: json.dumps(own)}
 
 
-def hosts_of_all(world: World, alarm: Alarm, own: Sequence[str], timeout: float) -> dict[str, str]:
+def hosts_of_all(
+    world: World, abort_flag: AbortFlag, own: Sequence[str], timeout: float
+) -> dict[str, str]:
     """The store's keys that say which host each rank is on, rank by rank. `own` is this rank's: its
     name, and what else tells it from others of that name. A rank that was started again is
     reckoned to the host that it had."""
     text = json.dumps(own)
-    world.line.ask(lambda store: store.compare_set(f"host/{world.rank}", "", text))
+    world.store_client.call(lambda store: store.compare_set(f"host/{world.rank}", "", text))
     keys = [f"host/{rank}" for rank in range(world.size)]
-    return {k: _from(world, alarm, rank, k, timeout).decode() for rank, k in enumerate(keys)}
+    return {k: _from(world, abort_flag, rank, k, timeout).decode() for rank, k in enumerate(keys)}
 
 
 def host_names(published: Iterable[str]) -> list[str]:
@@ -93,19 +97,21 @@ def host_names(published: Iterable[str]) -> list[str]:
     return [names[identity] for identity in identities]
 
 
-def compare(world: World, alarm: Alarm, own: Description, timeout: float) -> Mapping[str, str]:
+def compare(
+    world: World, abort_flag: AbortFlag, own: Description, timeout: float
+) -> Mapping[str, str]:
     """Mismatch, on this rank alone, if it differs from what rank 0 had when all began."""
-    different = _difference(world, alarm, own, timeout)
+    different = _difference(world, abort_flag, own, timeout)
     if different:
         raise Mismatch(
             f"rank {world.rank} comes back with something else than it had ({different})",
             "start it with the same script and arguments as the others",
         )
-    return {REFERENCE: json.dumps(own)}
+    return {REFERENCE_KEY: json.dumps(own)}
 
 
-def _difference(world: World, alarm: Alarm, own: Description, timeout: float) -> str:
-    reference = json.loads(_from(world, alarm, 0, REFERENCE, timeout))
+def _difference(world: World, abort_flag: AbortFlag, own: Description, timeout: float) -> str:
+    reference = json.loads(_from(world, abort_flag, 0, REFERENCE_KEY, timeout))
     return next(differences(reference, json.loads(json.dumps(own))), "")
 
 
@@ -122,8 +128,8 @@ def differences(reference: Description, own: Description) -> Iterator[str]:
         yield "model: the parameters are in another order"
 
 
-def _from(world: World, alarm: Alarm, rank: int, key: str, timeout: float) -> bytes:
-    found = world.wait_for(key, timeout, alarm)
+def _from(world: World, abort_flag: AbortFlag, rank: int, key: str, timeout: float) -> bytes:
+    found = world.wait_for(key, timeout, abort_flag)
     if found is None:
         raise PeerLost(
             f"rank {rank} hasn't come within {timeout:g} s",

@@ -21,19 +21,26 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from thalweg.engine.arrivals import Arrival, Arrivals
-from thalweg.engine.engine import AT_ONCE
+from thalweg.engine.engine import MAX_CHAINS_IN_FLIGHT
 from thalweg.members.agreement import Agreement, Json
 from thalweg.members.world import World
-from thalweg.schedules import Contention, Group, Rates, judge
-from thalweg.schedules.shuffle.contended_links import LONGEST, SLOW, in_pairs
+from thalweg.schedules import ContendedLinks, Group, Rates, contended_links
+from thalweg.schedules.shuffle.contended_links import (
+    CONTENDED_RATE_RATIO,
+    MAX_WINDOW_STEPS,
+    in_pairs,
+)
 
-CHANGE = "contention"  # in the agreement
-RECOVERED = 0.85  # of the usual rate
-DWELL, LONGEST_DWELL = 24, 2000  # steps for which something stays apart at least
-SOON = 4  # times the dwell
-BUSY_LOOKED_AT = 5  # steps
-LOOKED_AT = 5  # turns
-SHORTEST = 0.005  # seconds: what comes faster than that is fast enough, and noise
+CONTENTION_CHANGE = "contention"  # in the agreement
+RECOVERED_RATE_RATIO = 0.85  # of the usual rate
+CONTENTION_COOLDOWN_STEPS, MAX_CONTENTION_COOLDOWN_STEPS = (
+    24,
+    2000,
+)  # steps for which something stays apart at least
+SOON_CONTENTION_COOLDOWN_FACTOR = 4  # times the dwell
+BUSY_WINDOW_STEPS = 5  # steps
+RATE_WINDOW_TURNS = 5  # turns
+MIN_GOODPUT_SECONDS = 0.005  # seconds: what comes faster than that is fast enough, and noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +55,14 @@ class Adjustment:
         return f"step {self.step}: {self.kept_apart} ({self.reason})"
 
 
-def contention_in(value: Json) -> tuple[Contention, str]:
+def agreed_contention(value: Json) -> tuple[ContendedLinks, str]:
     """What was agreed on, and why."""
     told: Any = value
     racks, hosts = (tuple(sorted(told[key].items())) for key in ("racks", "hosts"))
-    return Contention(racks=racks, hosts=hosts, pairs=told["pairs"]), told["reason"]
+    return ContendedLinks(racks=racks, hosts=hosts, pairs=told["pairs"]), told["reason"]
 
 
-class Watch:
+class ContentionMonitor:
     def __init__(
         self,
         group: Group,
@@ -70,40 +77,42 @@ class Watch:
         self._nbytes = nbytes
         self._began = monotonic()  # what was before, with other members, says nothing
         leader = min(world.members)
-        self._judge = Judge(group) if world.rank == leader else None
+        self._policy = ContentionPolicy(group) if world.rank == leader else None
         self._keys = [_key(rank) for rank in world.members]
         world.put(_key(world.rank), json.dumps([0.0, []]))
 
-    def adopt(self, contention: Contention, step: int) -> None:
-        if self._judge is not None:
-            self._judge.adopt(contention, step)
+    def adopt(self, contention: ContendedLinks, step: int) -> None:
+        if self._policy is not None:
+            self._policy.adopt(contention, step)
 
-    def tell(self, step: int, busy: float) -> None:
+    def publish(self, step: int, busy: float) -> None:
         """What this rank has seen, and how long it computes."""
         rank = self._world.rank
-        recent = self._arrivals.since(step - 2 * LONGEST)  # windows that ended only now included
+        recent = self._arrivals.since(
+            step - 2 * MAX_WINDOW_STEPS
+        )  # windows that ended only now included
         ours = (arrival for arrival in recent if arrival.started >= self._began)
         seen = [list(one) for one in goodput(rank, ours)]
         if seen:
             self._world.put(_key(rank), json.dumps([busy, seen]))
 
-    def look(self, step: int) -> None:
+    def evaluate(self, step: int) -> None:
         """On the leader: propose another table if this one doesn't suit any more."""
-        if self._judge is None:
+        if self._policy is None:
             return
-        told = self._world.line.ask(
+        told = self._world.store_client.call(
             lambda store: store.multi_get(self._keys) if store.check(self._keys) else None
         )
         if told is None:  # somebody hasn't come so far
             return
         busy, seen = zip(*map(json.loads, told), strict=True)
         for entries in seen:
-            self._judge.see(Seen(*entry) for entry in entries)
-        wanted = self._judge.decide(step, median(busy) / self._nbytes)
+            self._policy.see(RateSample(*entry) for entry in entries)
+        wanted = self._policy.decide(step, median(busy) / self._nbytes)
         if wanted is not None:
             contention, reason = wanted
             self._agreement.propose(
-                CHANGE,
+                CONTENTION_CHANGE,
                 {
                     "racks": dict(contention.racks),
                     "hosts": dict(contention.hosts),
@@ -113,7 +122,7 @@ class Watch:
             )
 
 
-class Seen(NamedTuple):
+class RateSample(NamedTuple):
     """Bytes per second from one rank to another."""
 
     step: int
@@ -122,14 +131,14 @@ class Seen(NamedTuple):
     rate: float
 
 
-class Way(NamedTuple):
+class LinkDirection(NamedTuple):
     """Out of a host or a rack, or into it."""
 
     owner: str
     direction: str
 
 
-def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[Seen]:
+def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[RateSample]:
     """What came to this rank, by step and peer.
 
     How long an exchange took says nothing of the network: somebody may have come late. What does is
@@ -138,47 +147,49 @@ def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[Seen]:
     """
     at_once: dict[tuple[int, int], list[tuple[float, float, int]]] = defaultdict(list)
     for arrival in arrivals:
-        if arrival.bucket < AT_ONCE:  # these share a link; what comes later has gaps
+        if arrival.bucket < MAX_CHAINS_IN_FLIGHT:  # these share a link; what comes later has gaps
             for peer, lead in arrival.leading.items():
                 at_once[arrival.step, peer].append((lead.began, lead.ended, lead.nbytes))
     seen = []
     for (step, peer), leads in at_once.items():
         began, ended, nbytes = zip(*leads, strict=True)
         if sum(nbytes):
-            seconds = max(max(ended) - min(began), SHORTEST)
-            seen.append(Seen(step, peer, rank, sum(nbytes) / seconds))
+            seconds = max(max(ended) - min(began), MIN_GOODPUT_SECONDS)
+            seen.append(RateSample(step, peer, rank, sum(nbytes) / seconds))
     return seen
 
 
-class Ways:
+class DirectionRates:
     """The last rates of NICs, or of uplinks, each way."""
 
     def __init__(self) -> None:
-        self._rates: dict[Way, deque[float]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
+        self._rates: dict[LinkDirection, deque[float]] = defaultdict(
+            lambda: deque(maxlen=RATE_WINDOW_TURNS)
+        )
 
-    def add(self, way: Way, rate: float) -> None:
-        self._rates[way].append(rate)
+    def add(self, direction: LinkDirection, rate: float) -> None:
+        self._rates[direction].append(rate)
 
     def best(self) -> dict[str, float]:
         """What each owner has shown in the slower of its two ways."""
         slower: dict[str, float] = {}
-        for way, rates in self._rates.items():
+        for direction, rates in self._rates.items():
             if len(rates) > 1:
-                slower[way.owner] = min(max(rates), slower.get(way.owner, inf))
+                slower[direction.owner] = min(max(rates), slower.get(direction.owner, inf))
         return slower
 
     def worst(self, owner: str) -> float:
         """The smallest of its last rates: what it can be relied on for."""
-        own = (min(rates) for way, rates in self._rates.items() if way.owner == owner)
+        own = (min(rates) for direction, rates in self._rates.items() if direction.owner == owner)
         return min(own, default=0.0)
 
-    def usual(self) -> float:
+    def median(self) -> float:
         """What they show mostly; 0 before anything was seen."""
         best = self.best()
         return median(best.values()) if best else 0.0
 
 
-class Links:
+class LinkRateEstimator:
     """All that was seen of a cluster. A slow rate that `apart`, what is known to be slow, explains
     isn't held against whoever else it crossed.
 
@@ -188,29 +199,37 @@ class Links:
     slow host or rack has nothing better to show, and those who met it have.
     """
 
-    def __init__(self, group: Group, apart: Contention) -> None:
+    def __init__(self, group: Group, apart: ContendedLinks) -> None:
         self._group = group
-        self.apart = apart
-        self.nics = Ways()
-        self.uplinks = Ways()
+        self.contended = apart
+        self.nics = DirectionRates()
+        self.uplinks = DirectionRates()
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: RateSample) -> None:
         cluster = self._group.cluster
         source, target = cluster.host(seen.source), cluster.host(seen.target)
         here, there = cluster.rack(seen.source), cluster.rack(seen.target)
-        nics = [Way(source.name, "out"), Way(target.name, "in")] if source is not target else []
-        uplinks = [Way(here.name, "out"), Way(there.name, "in")] if here is not there else []
-        slow_hosts, slow_racks = dict(self.apart.hosts), dict(self.apart.racks)
-        crossed = [way.owner in slow_hosts for way in nics]
-        crossed += [way.owner in slow_racks for way in uplinks]
-        for kind, ways, slow in (
+        nics = (
+            [LinkDirection(source.name, "out"), LinkDirection(target.name, "in")]
+            if source is not target
+            else []
+        )
+        uplinks = (
+            [LinkDirection(here.name, "out"), LinkDirection(there.name, "in")]
+            if here is not there
+            else []
+        )
+        slow_hosts, slow_racks = dict(self.contended.hosts), dict(self.contended.racks)
+        crossed = [direction.owner in slow_hosts for direction in nics]
+        crossed += [direction.owner in slow_racks for direction in uplinks]
+        for kind, directions, slow in (
             (self.nics, nics, slow_hosts),
             (self.uplinks, uplinks, slow_racks),
         ):
-            explained = any(crossed) and seen.rate < SLOW * kind.usual()
-            for way in ways:
-                if not explained or way.owner in slow:
-                    kind.add(way, seen.rate)
+            explained = any(crossed) and seen.rate < CONTENDED_RATE_RATIO * kind.median()
+            for direction in directions:
+                if not explained or direction.owner in slow:
+                    kind.add(direction, seen.rate)
 
     def rates(self) -> Rates | None:
         """None before all hosts were seen."""
@@ -219,52 +238,60 @@ class Links:
         return None if names - set(nics) else Rates(nics=nics, uplinks=self.uplinks.best())
 
 
-class Judge:
+class ContentionPolicy:
     """The leader's: what the links gave, what is kept apart, and since when."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._links = Links(group, group.contended)
+        self._links = LinkRateEstimator(group, group.contended)
         self._newest: dict[tuple[int, int], int] = {}  # by source and target
         self._adopted = group.contended
         self._proposed = self._adopted
         self._since = 0
-        self._busy: deque[float] = deque(maxlen=BUSY_LOOKED_AT)
+        self._busy: deque[float] = deque(maxlen=BUSY_WINDOW_STEPS)
         self._left: dict[str, int] = {}  # when what was kept apart was let back
         self._dwell: dict[str, int] = {}
 
-    def see(self, seen: Iterable[Seen]) -> None:
+    def see(self, seen: Iterable[RateSample]) -> None:
         for one in sorted(seen):
             if one.step > self._newest.get((one.source, one.target), -1):
                 self._newest[one.source, one.target] = one.step
                 self._links.add(one)
 
-    def adopt(self, contention: Contention, step: int) -> None:
+    def adopt(self, contention: ContendedLinks, step: int) -> None:
         before, now = (dict((*c.racks, *c.hosts)) for c in (self._adopted, contention))
         for name in before.keys() - now.keys():
             self._left[name] = step
         for name in now.keys() - before.keys():
-            dwell = self._dwell.get(name, DWELL)
-            soon = step - self._left.get(name, -LONGEST_DWELL * SOON) < SOON * dwell
-            self._dwell[name] = min(2 * dwell, LONGEST_DWELL) if soon else DWELL
-        self._adopted = self._proposed = self._links.apart = contention
+            dwell = self._dwell.get(name, CONTENTION_COOLDOWN_STEPS)
+            soon = (
+                step
+                - self._left.get(
+                    name, -MAX_CONTENTION_COOLDOWN_STEPS * SOON_CONTENTION_COOLDOWN_FACTOR
+                )
+                < SOON_CONTENTION_COOLDOWN_FACTOR * dwell
+            )
+            self._dwell[name] = (
+                min(2 * dwell, MAX_CONTENTION_COOLDOWN_STEPS) if soon else CONTENTION_COOLDOWN_STEPS
+            )
+        self._adopted = self._proposed = self._links.contended = contention
         self._since = step
 
-    def decide(self, step: int, busy: float) -> tuple[Contention, str] | None:
+    def decide(self, step: int, busy: float) -> tuple[ContendedLinks, str] | None:
         """Another table than the one that is adopted or proposed, and why."""
         self._busy.append(busy)
         busy = min(self._busy)  # without evaluations and checkpoints between two steps
         rates = self._links.rates()
         if rates is None:
             return None
-        judged = judge(self._group, rates, busy, self._adopted)
+        judged = contended_links(self._group, rates, busy, self._adopted)
         links = self._links
         racks = self._settled(self._proposed.racks, judged.racks, links.uplinks, step)
         pairs = in_pairs(self._group, rates, racks, busy, self._adopted)
-        wanted = Contention(
+        wanted = ContendedLinks(
             racks=racks,
             hosts=self._settled(self._proposed.hosts, judged.hosts, links.nics, step),
-            pairs=pairs if step - self._since >= DWELL else self._adopted.pairs,
+            pairs=pairs if step - self._since >= CONTENTION_COOLDOWN_STEPS else self._adopted.pairs,
         )
         if wanted == self._proposed:  # or adopted, if nothing else was proposed since
             return None
@@ -275,7 +302,7 @@ class Judge:
         self,
         proposed: tuple[tuple[str, int], ...],
         judged: tuple[tuple[str, int], ...],
-        ways: Ways,
+        ways: DirectionRates,
         step: int,
     ) -> tuple[tuple[str, int], ...]:
         """What is proposed already isn't withdrawn for a single better rate either."""
@@ -283,7 +310,7 @@ class Judge:
         adopted = dict((*self._adopted.racks, *self._adopted.hosts))
         settled = {}
         for name in old.keys() | new.keys():
-            dwell = self._dwell.get(name, DWELL) if name in adopted else 0
+            dwell = self._dwell.get(name, CONTENTION_COOLDOWN_STEPS) if name in adopted else 0
             rested = step - self._since >= dwell
             pace, was = new.get(name, 1), old.get(name, 1)
             if pace < was and not (rested and self._has_recovered(name, pace, ways)):
@@ -292,12 +319,12 @@ class Judge:
                 settled[name] = pace
         return tuple(sorted(settled.items()))
 
-    def _has_recovered(self, name: str, pace: int, ways: Ways) -> bool:
+    def _has_recovered(self, name: str, pace: int, ways: DirectionRates) -> bool:
         """As well as the others; or for a shorter window, which it has been judged by its best."""
-        return pace > 1 or ways.worst(name) >= RECOVERED * ways.usual()
+        return pace > 1 or ways.worst(name) >= RECOVERED_RATE_RATIO * ways.median()
 
     def _reason(
-        self, wanted: Contention, nics: Mapping[str, float], uplinks: Mapping[str, float]
+        self, wanted: ContendedLinks, nics: Mapping[str, float], uplinks: Mapping[str, float]
     ) -> str:
         said = []
         kinds: list[tuple[str, dict[str, int], dict[str, int], Mapping[str, float], float]] = [

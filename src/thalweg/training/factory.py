@@ -19,43 +19,43 @@ from thalweg.compress import arrange
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError
 from thalweg.facts import Size, Workload
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
 from thalweg.plan import Plan, What
 from thalweg.redundancy import is_relayed, root_of, spare_ranks, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import compile_rounds
-from thalweg.training.compiled_steps import Clock
-from thalweg.training.compressor_state import Slots
-from thalweg.training.contention_monitor import Watch
-from thalweg.training.data.position import Course
+from thalweg.training.compiled_steps import RoundCounter
+from thalweg.training.compressor_state import CompressorState
+from thalweg.training.contention_monitor import ContentionMonitor
+from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import Compression
-from thalweg.training.exchanges.native import DdpAdapter, NativeAverager
-from thalweg.training.exchanges.rounds import EngineCarrier
-from thalweg.training.exchanges.server import AsynchronousAverager, Ledger
-from thalweg.training.exchanges.tree import CodedAverager
+from thalweg.training.exchanges.native import DdpSynchronizer, NativeSynchronizer
+from thalweg.training.exchanges.rounds import RoundsExchange
+from thalweg.training.exchanges.server import AsynchronousSynchronizer, Ledger
+from thalweg.training.exchanges.tree import CodedSynchronizer
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import averaged_tensors
-from thalweg.training.snapshot import State
-from thalweg.training.sources.gradients import SteppedAverager, layout_of
-from thalweg.training.sources.parameters import ParameterAverager, TwoLevelAverager
+from thalweg.training.snapshot import Snapshot
+from thalweg.training.sources.gradients import SteppedSynchronizer, layout_of
+from thalweg.training.sources.parameters import ParameterSynchronizer, TwoLevelSynchronizer
 from thalweg.transports import Array
 
-UNDER_WAY = "plan"  # in the store: which one runs, and since when
+RUNNING_PLAN_KEY = "plan"  # in the store: which one runs, and since when
 ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
-class Averager(Protocol):
+class Synchronizer(Protocol):
     @property
-    def held(self) -> Slots:
+    def compressor_state(self) -> CompressorState:
         """What the compressor keeps from step to step."""
 
     @property
-    def held_before(self) -> Slots:
+    def compressor_state_before(self) -> CompressorState:
         """What it kept before the step that was begun, if that was broken off."""
 
-    def take(self, held: Slots) -> Mapping[str, Array]:
+    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
         """Go on with what another one held; residuals that it has no place for are returned."""
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -64,93 +64,97 @@ class Averager(Protocol):
     def after_step(self) -> None:
         """The optimizer has stepped."""
 
-    def settle(self) -> None:
+    def wait_and_apply(self) -> None:
         """Wait for what is on its way, and apply it."""
 
     def detach(self) -> None:
         """Leave the model as if it had never been there."""
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """The same at once, whatever is on its way: it is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PlanContext:
     """Where plans run: this rank among the members of a formation. `snapshot` is what it holds
     before a step; `broken_off` is called when a step was, and its members meet anew. Parameters
     are averaged from the step `begins` on. `root` has the newest parameters of a run under `asp`,
     whose members have met anew."""
 
     world: World
-    alarm: Alarm
+    abort_flag: AbortFlag
     group: Group
     engine: Engine
-    clock: Clock
-    course: Course
+    clock: RoundCounter
+    data_position: DataPosition
     agreement: Agreement
     bad_gradients: BadGradients
-    snapshot: Callable[[], State]
-    broken_off: Callable[[], None]
-    begins: int = 0
+    snapshot: Callable[[], Snapshot]
+    on_interrupted: Callable[[], None]
+    first_step: int = 0
     root: int | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
-    def averager(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> Averager:
+    def synchronizer(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
+    ) -> Synchronizer:
         """From the clock's step on."""
-        if self.world.rank == self.keeper(plan):  # one who comes back is to find it
-            self.world.put(UNDER_WAY, json.dumps([str(plan), self.clock.step]))
+        if self.world.rank == self.checkpoint_writer(plan):  # one who comes back is to find it
+            self.world.put(RUNNING_PLAN_KEY, json.dumps([str(plan), self.clock.step]))
         parameters = trainable(model)
-        tell = self.bad_gradients.tell
+        tell = self.bad_gradients.report
         native = is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
-            return DdpAdapter(model, plan, self.group, self.engine, self.clock, tell, native=native)
+            return DdpSynchronizer(
+                model, plan, self.group, self.engine, self.clock, tell, native=native
+            )
         if native and self.group.size > 1:  # alone there is nothing to average
             self.world.join_process_group()
-            return NativeAverager(model, plan, self.world.membership, self.broken_off, tell)
+            return NativeSynchronizer(model, plan, self.world.membership, self.on_interrupted, tell)
         if plan.averages_parameters:
             return self._by_parameters(model, optimizer, plan)
         if is_relayed(plan):
             return self._relayed(parameters, plan)
         if plan.cadence.staleness is not None:
-            return AsynchronousAverager(
+            return AsynchronousSynchronizer(
                 parameters,
                 optimizer,
-                self.world.room(f"server/{max(self.clock.step, self.begins)}"),
-                self.alarm,
-                root=self.keeper(plan),
+                self.world.namespace(f"server/{max(self.clock.step, self.first_step)}"),
+                self.abort_flag,
+                root=self.checkpoint_writer(plan),
                 staleness=plan.cadence.staleness,
                 bucket=plan.settings.bucket,
                 steps=self.clock.step,
                 anew=self.root is not None,
                 ledger=self.ledger,
-                broken_off=self.broken_off,
+                broken_off=self.on_interrupted,
             )
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
         largest = inf if compression is None else compression.compressor.largest
-        carrier = EngineCarrier(plan, self.group, layout, self.engine, self.clock, compression)
-        return SteppedAverager(parameters, layout, carrier, self.broken_off, tell, largest)
+        exchange = RoundsExchange(plan, self.group, layout, self.engine, self.clock, compression)
+        return SteppedSynchronizer(parameters, layout, exchange, self.on_interrupted, tell, largest)
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
-    ) -> ParameterAverager:
-        room = self.world.room(f"groups/{self.clock.step}")
+    ) -> ParameterSynchronizer:
+        namespace = self.world.namespace(f"groups/{self.clock.step}")
         tensors = partial(
             averaged_tensors,
             model,
             optimizer if plan.what is What.EVERYTHING else None,
-            room,
-            self.alarm,
+            namespace,
+            self.abort_flag,
         )
 
-        def watch(group: Group, nbytes: int) -> Watch:
-            return Watch(group, room, self.agreement, self.engine.arrivals, nbytes)
+        def watch(group: Group, nbytes: int) -> ContentionMonitor:
+            return ContentionMonitor(group, namespace, self.agreement, self.engine.arrivals, nbytes)
 
         two_levels = plan.cadence.two_levels and len(self.group.racks) > 1
         adjusts = plan.topology.arguments.get("adjust") and self.group.size > 1 and not two_levels
-        kind = TwoLevelAverager if two_levels else ParameterAverager
+        kind = TwoLevelSynchronizer if two_levels else ParameterSynchronizer
         return kind(
             tensors,
             plan,
@@ -158,36 +162,36 @@ class Setting:
             self.engine,
             self.clock,
             watch if adjusts else None,
-            begins=self.begins,
-            broken_off=self.broken_off,
+            begins=self.first_step,
+            broken_off=self.on_interrupted,
         )
 
-    def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedAverager:
+    def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedSynchronizer:
         since = self.clock.step
-        return CodedAverager(
+        return CodedSynchronizer(
             parameters,
             plan,
             self.group,
             self.clock,
-            self.world.room(f"tree/{since}"),
-            self.alarm,
-            course=self.course,
+            self.world.namespace(f"tree/{since}"),
+            self.abort_flag,
+            data_position=self.data_position,
             snapshot=self.snapshot,
-            broken_off=self.broken_off,
-            tell=self.bad_gradients.tell,
+            broken_off=self.on_interrupted,
+            tell=self.bad_gradients.report,
         )
 
     def tree_under_way(self) -> tuple[Plan, int] | None:
         """The coded plan that the others run, and since which step; None if it has no code, or
         they don't run one yet: they may be waiting for what this rank was before it died."""
-        found = self.world.wait_for(UNDER_WAY, 0.0, self.alarm)
+        found = self.world.wait_for(RUNNING_PLAN_KEY, 0.0, self.abort_flag)
         if found is None:
             return None
         text, since = json.loads(found)
         plan = parse_plan(text)
         return (plan, since) if is_relayed(plan) else None
 
-    def keeper(self, plan: Plan) -> int:
+    def checkpoint_writer(self, plan: Plan) -> int:
         """The rank that writes and reads checkpoints."""
         root = self.root if self.root is not None else root_of(plan, self.group)
         return self.group.ranks[0] if root is None else root

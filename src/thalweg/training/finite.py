@@ -18,10 +18,10 @@ from torch.nn.utils import get_total_norm
 
 from thalweg.errors import NotFinite, RunError, ranks_text
 from thalweg.members.world import World
-from thalweg.training.compiled_steps import Clock
+from thalweg.training.compiled_steps import RoundCounter
 from thalweg.transports.store_client import Store
 
-Told = Mapping[int, Sequence[str]]  # parameters by rank
+ReportedNames = Mapping[int, Sequence[str]]  # parameters by rank
 
 
 def is_finite(values: torch.Tensor, largest: float = inf) -> bool:
@@ -44,19 +44,19 @@ def not_finite(tensors: Mapping[str, torch.Tensor], largest: float = inf) -> lis
 class BadGradients:
     """Whose gradients were not finite, as the members of a formation tell each other."""
 
-    def __init__(self, world: World, clock: Clock) -> None:
+    def __init__(self, world: World, clock: RoundCounter) -> None:
         self._world = world
         self._clock = clock
         self._own: dict[int, list[str]] = {}  # of two steps, since another rank may be one behind
 
-    def tell(self, names: Sequence[str]) -> None:
+    def report(self, names: Sequence[str]) -> None:
         """This rank's gradients of these parameters are not finite at this step."""
         self._own.setdefault(self._clock.step, []).extend(names)
         self._own = dict(sorted(self._own.items())[-2:])
         with suppress(RunError):  # without the store others learn that it happened, not where
             self._world.put(_key(self._world.rank), json.dumps(self._own))
 
-    def told(self) -> Told:
+    def reports(self) -> ReportedNames:
         """What the members have told of this step."""
 
         def look(store: Store) -> dict[int, bytes]:
@@ -64,12 +64,14 @@ class BadGradients:
             return {rank: store.get(key) for rank, key in keys.items() if store.check([key])}
 
         with suppress(RunError):
-            found = {rank: json.loads(text) for rank, text in self._world.line.ask(look).items()}
+            found = {
+                rank: json.loads(text) for rank, text in self._world.store_client.call(look).items()
+            }
             step = str(self._clock.step)
             return {rank: steps[step] for rank, steps in found.items() if step in steps}
         return {}
 
-    def error(self, told: Told, names: Sequence[str]) -> NotFinite:
+    def error(self, told: ReportedNames, names: Sequence[str]) -> NotFinite:
         """What this step ends in. These are the names of averages, if no rank has told."""
         who = f"on {ranks_text(sorted(told))}" if told else "on a rank that is not known"
         listed = dict.fromkeys(name for rank in sorted(told) for name in told[rank])

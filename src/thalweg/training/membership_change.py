@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class MembershipChange:
     """`left` are ranks that were found dead, silent or hanging; `joined` those that were let in,
     or in again. Moments are those of `time.time()`."""
 

@@ -13,17 +13,21 @@ import torch
 from torch import nn
 
 from thalweg.errors import RunError
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.training.state_encoding import kinds_of
 
-OPTIMIZER = "optimizer/"  # before a slot's place
-STATISTICS = ("running_mean", "running_var")
+OPTIMIZER_SLOT_PREFIX = "optimizer/"  # before a slot's place
+STATISTICS_BUFFERS = ("running_mean", "running_var")
 MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
 
 
 def averaged_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, alarm: Alarm, step: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    world: World,
+    abort_flag: AbortFlag,
+    step: int,
 ) -> dict[str, torch.Tensor]:
     """What a parameter plan averages from this step on, by name: the trained parameters, batch
     norm's statistics, and this optimizer's slots."""
@@ -32,8 +36,8 @@ def averaged_tensors(
     }
     tensors |= statistics_of(model)
     if optimizer is not None:
-        slots = slots_of_all(optimizer, world, alarm, step, world.timeout)
-        tensors |= {f"{OPTIMIZER}{place}": slot for place, slot in slots.items()}
+        slots = optimizer_state_of_all(optimizer, world, abort_flag, step, world.timeout)
+        tensors |= {f"{OPTIMIZER_SLOT_PREFIX}{place}": slot for place, slot in slots.items()}
     return tensors
 
 
@@ -41,7 +45,7 @@ def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """The running statistics of its batch norms, by name."""
     found: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
-        for name in STATISTICS:
+        for name in STATISTICS_BUFFERS:
             values = getattr(module, name, None)
             is_new = all(values is not other for other in found.values())  # modules may share it
             if is_new and isinstance(values, torch.Tensor) and values.is_floating_point():
@@ -49,10 +53,12 @@ def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def has_other_slots(optimizer: torch.optim.Optimizer, averaged: Mapping[str, torch.Tensor]) -> bool:
+def has_new_optimizer_state(
+    optimizer: torch.optim.Optimizer, averaged: Mapping[str, torch.Tensor]
+) -> bool:
     """Whether it keeps something since, or in another tensor, that is not averaged."""
     own = _slots(optimizer).items()
-    return any(averaged.get(f"{OPTIMIZER}{place}") is not slot for place, slot in own)
+    return any(averaged.get(f"{OPTIMIZER_SLOT_PREFIX}{place}") is not slot for place, slot in own)
 
 
 def never_negative(name: str) -> bool:
@@ -60,8 +66,12 @@ def never_negative(name: str) -> bool:
     return name.rpartition("/")[2].rpartition(".")[2] in MEANS_OF_SQUARES
 
 
-def slots_of_all(
-    optimizer: torch.optim.Optimizer, world: World, alarm: Alarm, number: int, timeout: float
+def optimizer_state_of_all(
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    abort_flag: AbortFlag,
+    number: int,
+    timeout: float,
 ) -> dict[str, torch.Tensor]:
     """This rank's floating-point slots by place, those included that only other ranks had until
     now; for the `number`-th meeting of all ranks."""
@@ -69,7 +79,7 @@ def slots_of_all(
     kinds = kinds_of(own)
     world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
     for rank in world.members:
-        found = world.wait_for(f"slots/{number}/{rank}", timeout, alarm)
+        found = world.wait_for(f"slots/{number}/{rank}", timeout, abort_flag)
         if found is None:
             raise RunError(
                 f"rank {rank} hasn't come to the change of plan within {timeout:g} s",

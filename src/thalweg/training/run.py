@@ -19,50 +19,51 @@ from torch import nn
 from thalweg.catalog import parse_plan
 from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Change
 from thalweg.members.world import World
-from thalweg.observe import Late, Tally
-from thalweg.observe.monitor import COMPARED_EVERY
+from thalweg.observe import StepTotals, Straggler
+from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
 from thalweg.plan import Plan, What
 from thalweg.predict import Advice
 from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
-from thalweg.training.auto.controller import CHANGE as ADVICE
-from thalweg.training.auto.controller import Autopilot, Helm
-from thalweg.training.auto.measurement import Surveyor
-from thalweg.training.auto.policy import Chosen
+from thalweg.training.auto.controller import ADVICE_CHANGE as ADVICE
+from thalweg.training.auto.controller import AutoController, PlanControls
+from thalweg.training.auto.measurement import RunCalibrator
+from thalweg.training.auto.policy import PlanChoice
 from thalweg.training.auto.request import allowed, is_auto
 from thalweg.training.backward_hooks import Hook
 from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
 from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import folded
-from thalweg.training.contention_monitor import CHANGE, Adjustment, contention_in
+from thalweg.training.compressor_state import total_residuals
+from thalweg.training.contention_monitor import CONTENTION_CHANGE, Adjustment, agreed_contention
 from thalweg.training.data.loader import IsOver
 from thalweg.training.digest import digest
-from thalweg.training.exchanges.native import NativeAverager
-from thalweg.training.exchanges.server import AsynchronousAverager
-from thalweg.training.exchanges.tree import CodedAverager
+from thalweg.training.exchanges.native import NativeSynchronizer
+from thalweg.training.exchanges.server import AsynchronousSynchronizer
+from thalweg.training.exchanges.tree import CodedSynchronizer
 from thalweg.training.factory import is_native, trainable
-from thalweg.training.finite import Told, not_finite
-from thalweg.training.lifecycle import Session
-from thalweg.training.membership_change import Incident
-from thalweg.training.optimizer_state import has_other_slots, statistics_of
-from thalweg.training.recovery import Regrouping
-from thalweg.training.rendezvous import Survival
-from thalweg.training.sources.gradients import GradientAverager, SteppedAverager
-from thalweg.training.sources.parameters import ParameterAverager
-from thalweg.training.step_timer import Observer
+from thalweg.training.finite import ReportedNames, not_finite
+from thalweg.training.lifecycle import RankSession
+from thalweg.training.membership_change import MembershipChange
+from thalweg.training.optimizer_state import has_new_optimizer_state, statistics_of
+from thalweg.training.recovery import Recovery
+from thalweg.training.rendezvous import EpochTransition
+from thalweg.training.sources.gradients import GradientSynchronizer, SteppedSynchronizer
+from thalweg.training.sources.parameters import ParameterSynchronizer
+from thalweg.training.step_timer import StepTimer
 
 log = logging.getLogger("thalweg")
-NOW_AND_THEN = 8  # steps between two looks at which parameters are trained
-KEPT = 1000  # steps that were skipped
-SLOTS = "slots"  # of the optimizer, that are not averaged: a change that has all ranks look again
-DIFFERENCE = "difference"  # of replicas that are to be equal: a change that ends the run
-SECOND_BACKWARD = (
+TRAINABLE_CHECK_PERIOD_STEPS = 8  # steps between two looks at which parameters are trained
+SKIPPED_HISTORY_STEPS = 1000  # steps that were skipped
+# Of the optimizer, that are not averaged: a change that has all ranks look again.
+SLOTS_CHANGE = "slots"
+DIFFERENCE_CHANGE = "difference"  # of replicas that are to be equal: a change that ends the run
+SECOND_BACKWARD_ERROR = (
     "a backward followed one whose gradients were not finite, in the same step",
     "accumulate inside run.no_sync(), and zero the gradients after each step",
 )
-REPLICAS_DIFFER = (
+REPLICAS_DIFFER_REMEDY = (
     "check that host's memory and versions, and go on from a checkpoint; on hosts with different "
     "processors, which may round differently, set ATEN_CPU_CAPABILITY=default"
 )
@@ -73,31 +74,31 @@ class Run:
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         asked: Plan,
         world: World,
-        alarm: Alarm,
-        survival: Survival | None,
+        abort_flag: AbortFlag,
+        transition: EpochTransition | None,
         records: Path | None,
         *,
         skips: bool,
     ) -> None:
         self._process = os.getpid()
         self._session = session
-        self._regrouping = Regrouping(self._session, survival, self._regrouped)
-        self._session.form(world, alarm, self._regrouping.break_off)
+        self._regrouping = Recovery(self._session, transition, self._regrouped)
+        self._session.set_members(world, abort_flag, self._regrouping.recover_step)
         self._asked = asked
-        self._survival = survival
-        self._course = session.course
+        self._survival = transition
+        self._course = session.data_position
         self._adjustments: list[Adjustment] = []
-        self._autopilot: Autopilot | None = None
+        self._autopilot: AutoController | None = None
         self._steers = is_auto(asked) and world.size > 1
         self._passed_safe_point = False
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self._hooks: list[Any] = []
         self._skips = skips  # steps whose gradients are not finite
-        self._skipped: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._skipped: deque[tuple[int, str]] = deque(maxlen=SKIPPED_HISTORY_STEPS)
         self._is_over = False  # the step that the optimizer is about to take: it was skipped
         self._stepped_with: tuple[ref[torch.Tensor], int] | None = None  # a gradient, its version
         self._was_called = False  # the model, in this step
@@ -106,9 +107,9 @@ class Run:
         self._accumulates = False
         self._steps_now = 0  # calls of the optimizer's step that are under way, one in another
         self._has_closure = False  # the last one
-        self._observer = Observer(self._session, lambda: self.arrivals, records, self._judge)
-        if survival is not None:
-            survival.on_incident = self._observer.note_incident
+        self._observer = StepTimer(self._session, lambda: self.arrivals, records, self._judge)
+        if transition is not None:
+            transition.on_change = self._observer.note_incident
 
     # What the script reads
 
@@ -130,19 +131,19 @@ class Run:
     @property
     def formation(self) -> int:
         """How often the members have changed or met anew; 1 at first."""
-        return 1 if self._survival is None else self._survival.formation.number
+        return 1 if self._survival is None else self._survival.membership_epoch.number
 
     @property
-    def incidents(self) -> Sequence[Incident]:
+    def incidents(self) -> Sequence[MembershipChange]:
         """Who was found dead, silent or hanging, who came in, and when training went on."""
-        return () if self._survival is None else tuple(self._survival.incidents)
+        return () if self._survival is None else tuple(self._survival.changes)
 
     @property
     def counts(self) -> bool:
         """Whether what the script computes now counts. Not in what is left of a round of its loop
         whose step was broken off, because members left or came: the step is redone in the next."""
         tree = self._session.tree
-        return self._session.aside is None and not (tree is not None and tree.is_astray)
+        return self._session.saved_objects is None and not (tree is not None and tree.has_diverged)
 
     @property
     def step(self) -> int:
@@ -166,15 +167,15 @@ class Run:
         return self._session.engine.arrivals if tree is None else tree.arrivals
 
     @property
-    def late(self) -> Sequence[Late]:
+    def late(self) -> Sequence[Straggler]:
         """Who is late now and why, as the first of the members finds it: who computes longer than
         the others, whose NIC or uplink is slow; with the time that it costs. Empty if nobody is."""
-        return self._observer.observation.late
+        return self._observer.monitor.stragglers
 
     @property
-    def latenesses(self) -> Sequence[tuple[int, Sequence[Late]]]:
+    def latenesses(self) -> Sequence[tuple[int, Sequence[Straggler]]]:
         """From which step on who was late, each time that it changed."""
-        return tuple(self._observer.observation.changes)
+        return tuple(self._observer.monitor.changes)
 
     def summary(self) -> str:
         """A table of what the steps so far took on each rank, and who is late: on the first of the
@@ -182,14 +183,14 @@ class Run:
         return self._observer.summary()
 
     @property
-    def tallies(self) -> Mapping[int, Tally]:
+    def tallies(self) -> Mapping[int, StepTotals]:
         """The figures of that table, by rank."""
-        return dict(self._observer.observation.tallies)
+        return dict(self._observer.monitor.step_totals)
 
     @property
     def refused(self) -> Mapping[str, int]:
         """What strangers and former members sent to this rank, in vain: how much, by why."""
-        return {why.name.lower(): n for why, n in self._session.world.protection.refused.items()}
+        return {why.name.lower(): n for why, n in self._session.world.security.refused.items()}
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -202,7 +203,7 @@ class Run:
         return tuple(self._adjustments)
 
     @property
-    def choices(self) -> Sequence[Chosen]:
+    def choices(self) -> Sequence[PlanChoice]:
         """Under `auto`: which plans were run, since when and why, what was predicted of them, and
         what they took."""
         return () if self._autopilot is None else tuple(self._autopilot.choices)
@@ -216,8 +217,8 @@ class Run:
     def timings(self) -> Sequence[Timing]:
         """What the last steps took on this rank: backward, what of the averaging it didn't hide,
         and the compressor. Empty under plans that have no common steps or average parameters."""
-        averager = self._session.averager
-        return averager.timings if isinstance(averager, SteppedAverager) else ()
+        synchronizer = self._session.synchronizer
+        return synchronizer.timings if isinstance(synchronizer, SteppedSynchronizer) else ()
 
     @property
     def catching_up(self) -> bool:
@@ -229,8 +230,8 @@ class Run:
     def approximate(self) -> Mapping[int, float]:
         """Under a code with beyond=partial: the steps whose gradient was scaled up from a part of
         the batch, and how large that was."""
-        averager = self._session.averager
-        return averager.approximate if isinstance(averager, CodedAverager) else {}
+        synchronizer = self._session.synchronizer
+        return synchronizer.approximate if isinstance(synchronizer, CodedSynchronizer) else {}
 
     # Data
 
@@ -260,12 +261,12 @@ class Run:
         under a code: for dropout, which would make them differ. Afterwards they go on as if nothing
         had happened."""
         self._shares_random = True
-        feed, share = self._course.feed, self._course.share
-        if feed is None or share is None:
+        loader, batch_slice = self._course.rank_loader, self._course.batch_slice
+        if loader is None or batch_slice is None:
             yield
             return
         with torch.random.fork_rng():
-            torch.manual_seed(feed.seed_of(self.step, share))
+            torch.manual_seed(loader.seed_of(self.step, batch_slice))
             yield
 
     # Synchronising
@@ -288,14 +289,14 @@ class Run:
         this rank's own again. Under a code nobody waits for anybody here either: parameters are
         equal anyway, statistics are this rank's own."""
         inside = ExitStack()
-        self._work(lambda: inside.enter_context(self._session.equalised()))
+        self._work(lambda: inside.enter_context(self._session.averaged_replicas()))
         with inside:
             yield
 
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite these floating-point tensors with their mean over all ranks; to be called on
         every rank, between two steps."""
-        self._average(tensors, lambda listed: self._session.sharing.average(listed))
+        self._average(tensors, lambda listed: self._session.collectives.all_reduce_mean(listed))
 
     def _average(
         self, tensors: Iterable[torch.Tensor], average: Callable[[list[torch.Tensor]], None]
@@ -314,7 +315,7 @@ class Run:
     def left_out(self) -> dict[str, torch.Tensor]:
         """What this rank's compressor has left out of each parameter's gradient so far, divided by
         the number of ranks: added up over all ranks, what the mean gradient still lacks."""
-        residuals = folded(self._session.attached.held)
+        residuals = total_residuals(self._session.attached.compressor_state)
         return {name: torch.from_numpy(residual.copy()) for name, residual in residuals.items()}
 
     def drift(self) -> float:
@@ -329,7 +330,9 @@ class Run:
             )
         parameters = [p.detach() for p in self._session.trained.values()]
         means = [p.to(torch.promote_types(p.dtype, torch.float32), copy=True) for p in parameters]
-        self._average(means, lambda listed: self._session.sharing.average_what_differs(listed))
+        self._average(
+            means, lambda listed: self._session.collectives.all_reduce_mean_of_differing(listed)
+        )
         pairs = zip(parameters, means, strict=True)
         squares = [(own - mean).double().square().sum().cpu() for own, mean in pairs]
         square = torch.stack(squares).sum()
@@ -349,17 +352,17 @@ class Run:
     def safe_point(self) -> None:
         """Take up what was agreed for this step. `run.batches` does so; with one's own loader the
         model's forward does."""
-        if not self._has_closure or self._course.feed is not None:
+        if not self._has_closure or self._course.rank_loader is not None:
             self._steps_now = 0  # only a closure's forward is inside a step: this one has failed
         if self._passed_safe_point:
             return
         self._passed_safe_point = True
         session = self._session
-        aside, session.aside = session.aside, None
+        aside, session.saved_objects = session.saved_objects, None
         for part, saved in zip(session.state, aside or (), strict=aside is not None):
             part.load_state_dict(saved)
         self._refuse_new_parameters()
-        with self._observer.settling("the safe point"):
+        with self._observer.blocked_between_steps("the safe point"):
             self._regrouping.safe_point(self._settle)
         self._shares_random = False
 
@@ -369,28 +372,30 @@ class Run:
         session.catch_up()
         if session.tree is not None:
             session.tree.serve()
-        if self.step < session.begins:
+        if self.step < session.first_step:
             return
         session.begin()
-        session.agreed = session.agreement.handed_out
+        session.agreed = session.agreement.effective_count
         plan, groups, drifted_to = None, None, None
-        for change in session.agreement.settle(self.step):
+        for change in session.agreement.take_effect(self.step):
             if change.name == "stop":
                 self._course.stopping = True
             elif change.name == "sync":  # the last of several, as with groups
                 plan = parse_plan(str(change.value))
-            elif change.name == CHANGE:
+            elif change.name == CONTENTION_CHANGE:
                 groups = change
-            elif change.name == SLOTS and isinstance(session.averager, ParameterAverager):
-                session.averager.look_again()  # unless the plan is another by now
-            elif change.name == DIFFERENCE:
-                raise Mismatch(str(change.value), REPLICAS_DIFFER)
+            elif change.name == SLOTS_CHANGE and isinstance(
+                session.synchronizer, ParameterSynchronizer
+            ):
+                session.synchronizer.refresh_tensors()  # unless the plan is another by now
+            elif change.name == DIFFERENCE_CHANGE:
+                raise Mismatch(str(change.value), REPLICAS_DIFFER_REMEDY)
             elif change.name == ADVICE:
                 drifted_to = float(str(change.value))
         if groups is not None and self._adjust(groups):
             drifted_to = None  # that may help already
         if plan is not None and plan != session.plan:
-            self._regrouping.take_up(plan)
+            self._regrouping.switch_plan(plan)
             if self.rank == 0:
                 log.info("from step %d: %s, as run.switch asked", self.step, plan)
         if self._autopilot is not None:
@@ -398,14 +403,14 @@ class Run:
 
     def _adjust(self, change: Change) -> bool:
         """Groups that keep something else apart; False if the plan has none any more."""
-        averager = self._session.averager
-        if not isinstance(averager, ParameterAverager) or not averager.adjusts:
+        synchronizer = self._session.synchronizer
+        if not isinstance(synchronizer, ParameterSynchronizer) or not synchronizer.adjusts:
             return False
-        contention, reason = contention_in(change.value)
-        averager.adopt(contention)
+        contention, reason = agreed_contention(change.value)
+        synchronizer.adopt(contention)
         made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
         self._adjustments.append(made)
-        self._observer.observation.note("groups", made.step, str(made))
+        self._observer.monitor.note("groups", made.step, str(made))
         if self._autopilot is not None:
             self._autopilot.adjusted()
         if self.rank == 0:
@@ -420,8 +425,8 @@ class Run:
 
     def _work(self, work: Callable[[], Any]) -> None:
         """What all do together between two steps."""
-        with self._observer.settling("run.save, consensus or average before a step"):
-            self._regrouping.work(work)
+        with self._observer.blocked_between_steps("run.save, consensus or average before a step"):
+            self._regrouping.run_collective(work)
 
     def close(self) -> None:
         """End this rank's part. Waits a moment for the others: what one has sent last, another
@@ -436,43 +441,43 @@ class Run:
         if self._autopilot is not None:
             self._autopilot.close()
         self._observer.close()
-        if session.averager is not None and not session.ending.failed:
+        if session.synchronizer is not None and not session.shutdown.failed:
             with suppress(ThalwegError):  # who has failed says so elsewhere
-                session.averager.detach()
+                session.synchronizer.detach()
         try:
-            session.ending.leave(self.step, self._end)
+            session.shutdown.leave(self.step, self._end)
         finally:
             if session.tree is not None:
                 session.tree.close()
             if self._survival is not None:
-                through = not session.ending.failed and not session.engine.failed
+                through = not session.shutdown.failed and not session.engine.failed
                 self._survival.membership.close(through=through)
             session.engine.close()
-        self._observer.tell()
+        self._observer.log_summary()
 
     def _end(self, seconds: float) -> bool:
         """Part, and leave word for those who come later."""
         session = self._session
         parted = self._part(seconds)
-        if self._survival is None or not parted or session.ending.failed or session.engine.failed:
+        if self._survival is None or not parted or session.shutdown.failed or session.engine.failed:
             return parted
-        ends_alone = waits_for_nobody(session.plan) and self.rank != session.keeper()
-        if not ends_alone and session.alarm.heard() is None:
+        ends_alone = waits_for_nobody(session.plan) and self.rank != session.checkpoint_writer()
+        if not ends_alone and session.abort_flag.poll() is None:
             self._survival.membership.end(self.step)
         return parted
 
     def _part(self, seconds: float) -> bool:
         """Wait until those who may still need this rank have ended too; False if they don't."""
         session = self._session
-        if isinstance(session.averager, AsynchronousAverager):
-            return session.averager.part(seconds)
+        if isinstance(session.synchronizer, AsynchronousSynchronizer):
+            return session.synchronizer.leave(seconds)
         if session.tree is None:
-            return self._regrouping.part(seconds)
-        if session.ending.failed or session.tree.is_closed:
+            return self._regrouping.leave(seconds)
+        if session.shutdown.failed or session.tree.is_closed:
             return True  # what it holds may be half a step, and isn't the end of the run
         self._course.leave_epoch()
         session.catch_up()
-        return session.tree.part(seconds, replace(session.snapshot(), ended=True))
+        return session.tree.leave(seconds, replace(session.snapshot(), ended=True))
 
     # What attach() does
 
@@ -482,7 +487,7 @@ class Run:
         session = self._session
         try:
             if returns:
-                self._regrouping.come_back()
+                self._regrouping.rejoin()
             else:
                 session.start(resume)
                 self._steer_anew()
@@ -490,7 +495,7 @@ class Run:
             self._observer.close()
             raise
         self._observer.begin(self.step)
-        self._regrouping.watch()
+        self._regrouping.start()
         self._hooks = [
             session.optimizer.register_step_pre_hook(Hook(lambda _, *given: self._steps(*given))),
             session.optimizer.register_step_post_hook(Hook(lambda *_: self._stepped())),
@@ -509,26 +514,26 @@ class Run:
             self._autopilot.close()
             self._autopilot = None
         if self._steers and session.group.size == session.everybody.size:
-            self._autopilot = Autopilot(
-                self._asked, session.setting, session.sharing, self._helm(), self.step
+            self._autopilot = AutoController(
+                self._asked, session.context, session.collectives, self._helm(), self.step
             )
 
-    def _steer(self, autopilot: Autopilot, drifted_to: float | None, *, chosen: bool) -> None:
+    def _steer(self, controller: AutoController, drifted_to: float | None, *, chosen: bool) -> None:
         """Until the script itself has chosen a plan."""
         if chosen:
             self._steers = False
-            autopilot.close()
+            controller.close()
         if self._steers:
-            autopilot.at_safe_point(self.step, drifted_to)
+            controller.at_safe_point(self.step, drifted_to)
 
-    def _helm(self) -> Helm:
+    def _helm(self) -> PlanControls:
         session = self._session
-        return Helm(
+        return PlanControls(
             plan=lambda: session.plan,
-            take_up=session.take_up,
+            switch_plan=session.switch_plan,
             refuse=self._refuse_for_auto,
-            surveyor=Surveyor(
-                session.model, session.optimizer, session.setting, allowed(self._asked)
+            calibrator=RunCalibrator(
+                session.model, session.optimizer, session.context, allowed(self._asked)
             ),
         )
 
@@ -550,7 +555,7 @@ class Run:
     def _steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Optimizers leave parameters without a gradient alone, and what they keep of these: so a
         step that doesn't count changes nothing."""
-        averager = self._session.averager
+        synchronizer = self._session.synchronizer
         self._steps_now += 1
         if self._steps_now > 1:
             return  # torch calls hooks again where a subclass's step calls that of its base
@@ -559,8 +564,8 @@ class Run:
             self._refuse_gradients_of_no_backward()
         if not self.counts or (self._is_over and not self._without_gradient):
             self._hide_gradients()
-        elif isinstance(averager, NativeAverager) and not self._has_closure:
-            averager.refuse_unaveraged()
+        elif isinstance(synchronizer, NativeSynchronizer) and not self._has_closure:
+            synchronizer.refuse_unaveraged()
 
     def _refuse_gradients_of_no_backward(self) -> None:
         """Those of `torch.autograd.grad`, say, which nothing was told of. The gradients of the last
@@ -586,7 +591,7 @@ class Run:
 
     def _end_in(self, error: RunError) -> None:
         """Raise it, and tell the others, who wait for this rank."""
-        with self._session.ending.telling_errors():
+        with self._session.shutdown.publishing_errors():
             raise error
 
     def _hide_gradients(self) -> None:
@@ -606,28 +611,35 @@ class Run:
             return
         if not getattr(session.model, "require_backward_grad_sync", True):
             return  # in the no_sync of a DDP object
-        averager, own = session.attached, session.replicas_differ
+        synchronizer, own = session.attached, session.replicas_differ
         if was_over and self._steps_now:  # the next look of a closure whose step was skipped
             self._hide_gradients()
             self._is_over = True
             return
-        if was_over and own and self._course.feed is not None and not self._passed_safe_point:
-            self._end_in(RunError(*SECOND_BACKWARD))
-        if isinstance(averager, GradientAverager):
-            if averager.is_good:
-                if averager.bad:  # under a code, which has decoded the step from others' answers
-                    text = f"not used: gradients of {', '.join(averager.bad)} are not finite"
-                    self._observer.observation.note("nonfinite", self.step, text)
+        if (
+            was_over
+            and own
+            and self._course.rank_loader is not None
+            and not self._passed_safe_point
+        ):
+            self._end_in(RunError(*SECOND_BACKWARD_ERROR))
+        if isinstance(synchronizer, GradientSynchronizer):
+            if synchronizer.is_good:
+                if (
+                    synchronizer.bad
+                ):  # under a code, which has decoded the step from others' answers
+                    text = f"not used: gradients of {', '.join(synchronizer.bad)} are not finite"
+                    self._observer.monitor.note("nonfinite", self.step, text)
                     log.warning("rank %d, step %d: %s", self.rank, self.step, text)
                 return
-            averager.is_good, names = True, averager.bad
+            synchronizer.is_good, names = True, synchronizer.bad
         elif not (names := not_finite(session.gradients)):
             return
-        found = session.setting.bad_gradients
-        knows = own or isinstance(averager, GradientAverager)  # whose gradients these are
-        told: Told = {self.rank: names} if names and knows else {}
+        found = session.context.bad_gradients
+        knows = own or isinstance(synchronizer, GradientSynchronizer)  # whose gradients these are
+        told: ReportedNames = {self.rank: names} if names and knows else {}
         if not own and not (told and self._skips and self.rank != self.members[0]):
-            told = found.told() or told
+            told = found.reports() or told
         error = found.error(told, names)
         if not self._skips:
             self._end_in(error)
@@ -642,7 +654,7 @@ class Run:
         if own:
             self._refuse_sums_of_skipped_gradients([session.gradients[name] for name in names])
         self._skipped.append((self.step, error.problem))
-        self._observer.observation.note("nonfinite", self.step, f"skipped: {error.problem}")
+        self._observer.monitor.note("nonfinite", self.step, f"skipped: {error.problem}")
         if own or self.rank == self.members[0]:
             log.warning("skipped: %s", error.problem)
         if self._steps_now:  # in a closure
@@ -655,7 +667,7 @@ class Run:
         in between is another, or was written to twice."""
         for gradient, version in self._bad:
             if gradient._version <= version + 1 and any(gradient is other for other in bad):
-                self._end_in(RunError(*SECOND_BACKWARD))
+                self._end_in(RunError(*SECOND_BACKWARD_ERROR))
         self._bad = [(gradient, gradient._version) for gradient in bad]
 
     def _stepped(self) -> None:
@@ -670,15 +682,15 @@ class Run:
             self._end_step()
 
     def _end_step(self) -> None:
-        session, observer = self._session, self._observer
-        observer.stepped()
+        session, timer = self._session, self._observer
+        timer.stepped()
         if self.counts:
             session.attached.after_step()
         self._passed_safe_point = False
         if not self.counts:
-            observer.begin(self.step)
+            timer.begin(self.step)
             return
-        observer.ended(self.step)
+        timer.ended(self.step)
         if self._autopilot is not None and self._steers:
             used = all(p.grad is not None for p in session.trained.values())
             self._suits_ddp, self._was_called = used and self._was_called, False
@@ -695,36 +707,42 @@ class Run:
     def _look_for_slots(self) -> None:
         """Where the optimizer's state is averaged: some may be there only since a parameter was
         used, or a step wasn't skipped."""
-        session, averager = self._session, self._session.averager
-        if self.step % NOW_AND_THEN or session.plan.what is not What.EVERYTHING:
+        session, synchronizer = self._session, self._session.synchronizer
+        if self.step % TRAINABLE_CHECK_PERIOD_STEPS or session.plan.what is not What.EVERYTHING:
             return
-        assert isinstance(averager, ParameterAverager)
-        if has_other_slots(session.optimizer, averager.tensors):
-            session.agreement.propose(SLOTS, True)
+        assert isinstance(synchronizer, ParameterSynchronizer)
+        if has_new_optimizer_state(session.optimizer, synchronizer.tensors):
+            session.agreement.propose(SLOTS_CHANGE, True)
 
     def _compare_replicas(self) -> None:
         """Hand in a digest now and then; if they differ, all ranks end at the same safe point."""
-        session, observation = self._session, self._observer.observation
-        if self.size > 1 and session.replicas_are_equal and not self.step % COMPARED_EVERY:
-            observation.hand_in_digest(self.step, digest(session.trained.values()))
-        if observation.difference:
-            session.agreement.propose(DIFFERENCE, observation.difference)
-            observation.difference = ""
+        session, monitor = self._session, self._observer.monitor
+        if (
+            self.size > 1
+            and session.replicas_are_equal
+            and not self.step % REPLICA_CHECK_PERIOD_STEPS
+        ):
+            monitor.submit_digest(self.step, digest(session.trained.values()))
+        if monitor.difference:
+            session.agreement.propose(DIFFERENCE_CHANGE, monitor.difference)
+            monitor.difference = ""
 
     def _forward(self) -> None:
         """With one's own loader this is the safe point, if it is a step that begins."""
         session = self._session
         steps = session.model.training and torch.is_grad_enabled() and not session.in_consensus
         self._was_called = self._was_called or steps
-        if steps and self._course.feed is None:
-            before = session.averager
+        if steps and self._course.rank_loader is None:
+            before = session.synchronizer
             self.safe_point()
-            if session.averager is not before and isinstance(session.averager, NativeAverager):
-                session.averager.join_forward()
+            if session.synchronizer is not before and isinstance(
+                session.synchronizer, NativeSynchronizer
+            ):
+                session.synchronizer.join_forward()
 
     def _refuse_new_parameters(self) -> None:
         """Looked at now and then: nobody would average them, and replicas would differ."""
-        if self.step % NOW_AND_THEN:
+        if self.step % TRAINABLE_CHECK_PERIOD_STEPS:
             return
         for name, parameter in trainable(self._session.model).items():
             if id(parameter) not in self._session.averaged:

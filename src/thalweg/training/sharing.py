@@ -9,24 +9,28 @@ import torch
 
 from thalweg.engine.arithmetic import arithmetic_of
 from thalweg.engine.engine import Engine, Task
-from thalweg.engine.execute import Part
+from thalweg.engine.execute import RankProgram
 from thalweg.errors import PeerFailed, PeerLate, RunError
 from thalweg.facts import Size
 from thalweg.schedules import Group, Schedule, broadcast, check
 from thalweg.schedules.topologies.ring import ring
 from thalweg.training.buckets import as_array
-from thalweg.training.compiled_steps import Clock
+from thalweg.training.compiled_steps import RoundCounter
 from thalweg.training.digest import digest
 
-AT_ONCE = Size.parse("8MB")
-ON_EVERY_RANK = "call run.consensus and run.save on every rank"
+BROADCAST_CHUNK_BYTES = Size.parse("8MB")
+COLLECTIVE_TIMEOUT_REMEDY = "call run.consensus and run.save on every rank"
 
 
-class Sharing:
+class Collectives:
     """`remedy` is for those who wait for one that doesn't come."""
 
     def __init__(
-        self, group: Group, engine: Engine, clock: Clock, remedy: str = ON_EVERY_RANK
+        self,
+        group: Group,
+        engine: Engine,
+        clock: RoundCounter,
+        remedy: str = COLLECTIVE_TIMEOUT_REMEDY,
     ) -> None:
         self._remedy = remedy
         self._group = group
@@ -34,7 +38,7 @@ class Sharing:
         self._clock = clock
 
     @torch.no_grad()
-    def take_from(
+    def broadcast(
         self,
         root: int,
         tensors: Iterable[torch.Tensor],
@@ -60,7 +64,7 @@ class Sharing:
                 start += nbytes
 
     @torch.no_grad()
-    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce_mean(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite these floating-point tensors with their mean over all ranks; those of two bytes
         are added up in float32, so that equal ones stay equal."""
         listed = list(tensors)
@@ -77,7 +81,7 @@ class Sharing:
                     start += tensor.numel()
 
     @torch.no_grad()
-    def collect(self, root: int, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    def gather(self, root: int, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """On `root`, every member's tensors of these shapes, one after the other; elsewhere this
         rank's alone."""
         held = [list(tensors)] * self._group.size
@@ -85,25 +89,25 @@ class Sharing:
             if rank != root:
                 own = self._engine.rank == root
                 copies = [torch.empty_like(t, device="cpu") for t in tensors] if own else tensors
-                self._take_alone(rank, root, copies)
+                self._send_to_one(rank, root, copies)
                 held[place] = list(copies)
         return held
 
     @torch.no_grad()
-    def hand_out(self, root: int, held: Sequence[Sequence[torch.Tensor]]) -> None:
+    def scatter(self, root: int, held: Sequence[Sequence[torch.Tensor]]) -> None:
         """From `root`, to every rank what is at its place in `held`, where it is written to."""
         for place, rank in enumerate(self._group.ranks):
             if rank != root:
-                self._take_alone(root, rank, held[place])
+                self._send_to_one(root, rank, held[place])
 
-    def _take_alone(self, source: int, taker: int, tensors: Sequence[torch.Tensor]) -> None:
+    def _send_to_one(self, source: int, taker: int, tensors: Sequence[torch.Tensor]) -> None:
         """Rank `taker` alone takes these from rank `source`. Everybody counts the rounds."""
         ranks = source, taker
-        self.take_from(
+        self.broadcast(
             source, tensors, self._group.subgroup(ranks), idle=self._engine.rank not in ranks
         )
 
-    def average_what_differs(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce_mean_of_differing(self, tensors: Iterable[torch.Tensor]) -> None:
         """The same, but what is equal on all ranks keeps its bits: a sum of N times x/N may not."""
         listed = list(tensors)
         if not listed:
@@ -112,12 +116,12 @@ class Sharing:
         total = digests.clone()
         self._run(ring(self._group, len(total), total.itemsize, 0), total)
         equal = (total == digests * self._group.size).tolist()  # modulo 2^64
-        self.average(tensor for tensor, same in zip(listed, equal, strict=True) if not same)
+        self.all_reduce_mean(tensor for tensor, same in zip(listed, equal, strict=True) if not same)
 
     def _run(self, schedule: Schedule, buffer: torch.Tensor) -> None:
         check(schedule)
         task = Task(
-            part=Part.of(schedule, self._engine.rank),
+            program=RankProgram.of(schedule, self._engine.rank),
             vector=as_array(buffer),
             step=self._clock.step,
             round_number=self._clock.claim_between(),
@@ -138,7 +142,7 @@ def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]
     for tensor in tensors:
         if tensor.numel():
             together.append(tensor)
-        if sum(t.nbytes for t in together) >= AT_ONCE.nbytes:
+        if sum(t.nbytes for t in together) >= BROADCAST_CHUNK_BYTES.nbytes:
             yield together
             together = []
     if together:

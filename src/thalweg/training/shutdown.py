@@ -17,20 +17,21 @@ from types import TracebackType
 from typing import ClassVar, TextIO
 
 from thalweg.errors import DEBUG_VARIABLE, PeerLost, ThalwegError
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 
-FAREWELL = 30.0  # seconds at most to wait for the others at the end
-AFTER_FAILURE = 3.0  # the same, once they have been told to stop
-BEHIND = 0.5  # seconds that others end after the culprit, whom launchers then name as the cause
+LEAVE_TIMEOUT_SECONDS = 30.0  # seconds at most to wait for the others at the end
+FAILED_LEAVE_TIMEOUT_SECONDS = 3.0  # the same, once they have been told to stop
+# Seconds that others end after the culprit, whom launchers then name as the cause.
+ROOT_CAUSE_LEAD_SECONDS = 0.5
 
 
-class Ending:
+class Shutdown:
     """One run's, on this rank. Uncaught errors are told to the others from now on."""
 
-    def __init__(self, world: World, alarm: Alarm) -> None:
+    def __init__(self, world: World, abort_flag: AbortFlag) -> None:
         self.rank = world.rank
-        self.alarm = alarm
+        self.abort_flag = abort_flag
         self.is_spare = False  # the others can do without this rank
         self._failed = False
         self._left = False
@@ -39,10 +40,10 @@ class Ending:
     def fail(self, problem: str) -> None:
         self._failed = True
         if not self.is_spare:
-            self.alarm.sound(problem)
+            self.abort_flag.raise_flag(problem)
 
     @contextmanager
-    def telling_errors(self) -> Iterator[None]:
+    def publishing_errors(self) -> Iterator[None]:
         """What is raised here for a user to read reaches the others at once."""
         try:
             yield
@@ -62,18 +63,18 @@ class Ending:
             return
         self._left = True
         _OneLine.watched[:] = [e for e in _OneLine.watched if e is not self]
-        patience = AFTER_FAILURE if self._failed else FAREWELL
+        patience = FAILED_LEAVE_TIMEOUT_SECONDS if self._failed else LEAVE_TIMEOUT_SECONDS
         if not part(patience):
             self.fail(f"its part of the run ended after step {step}")
-        elif self._failed and self.alarm.heard() is not None:
-            sleep(BEHIND)
+        elif self._failed and self.abort_flag.poll() is not None:
+            sleep(ROOT_CAUSE_LEAD_SECONDS)
 
 
 class _OneLine:
     """Of uncaught errors: what Thalweg raises on purpose says all there is to say in one line;
     others keep their traceback. The other ranks are told of both."""
 
-    watched: ClassVar[list[Ending]] = []
+    watched: ClassVar[list[Shutdown]] = []
 
     def __init__(self) -> None:
         self._before = sys.excepthook
@@ -84,9 +85,9 @@ class _OneLine:
         meant = _on_purpose(error)
         problem = meant.problem if meant else f"{kind.__name__}: {error}"
         who = ""
-        for ending in self.watched:
-            ending.fail(problem)
-            who = f"rank {ending.rank}: "
+        for shutdown in self.watched:
+            shutdown.fail(problem)
+            who = f"rank {shutdown.rank}: "
         if meant and DEBUG_VARIABLE not in os.environ:
             print(f"thalweg: {who}{meant}", file=sys.stderr)
         else:

@@ -18,11 +18,11 @@ from safetensors.torch import load, save
 from torch import nn
 
 from thalweg.errors import RunError
-from thalweg.training.data.position import Position
+from thalweg.training.data.position import BatchIndex
 from thalweg.training.state_encoding import kinds_of, pack, unpack
 from thalweg.transports import Array
 
-LENGTH = struct.Struct("<Q")
+HEADER_LENGTH_STRUCT = struct.Struct("<Q")
 
 
 class Stateful(Protocol):
@@ -34,11 +34,11 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class Snapshot:
     """What a rank holds before `step`."""
 
     step: int
-    position: Position
+    position: BatchIndex
     shared: int  # rounds between steps, so far
     agreed: int  # changes of plan and the like, up to there
     ended: bool  # its training is over
@@ -70,7 +70,7 @@ class State:
         return json.dumps(head).encode(), tensors
 
     @classmethod
-    def of_parts(cls, head: bytes, tensors: dict[str, torch.Tensor]) -> State:
+    def of_parts(cls, head: bytes, tensors: dict[str, torch.Tensor]) -> Snapshot:
         said = json.loads(head)
         epoch, batch = said["position"]
         numbers = [epoch, batch, *(said[name] for name in ("step", "shared", "agreed"))]
@@ -80,7 +80,7 @@ class State:
             raise TypeError("no plan, or no end")
         return cls(
             step=said["step"],
-            position=Position(epoch=epoch, batch=batch),
+            position=BatchIndex(epoch=epoch, batch=batch),
             shared=said["shared"],
             agreed=said["agreed"],
             ended=said["ended"],
@@ -90,10 +90,10 @@ class State:
 
     def in_bytes(self) -> Array:
         head, tensors = self.in_parts()
-        return np.frombuffer(LENGTH.pack(len(head)) + head + save(tensors), np.uint8)
+        return np.frombuffer(HEADER_LENGTH_STRUCT.pack(len(head)) + head + save(tensors), np.uint8)
 
     @classmethod
-    def of_bytes(cls, array: Array) -> State:
+    def of_bytes(cls, array: Array) -> Snapshot:
         """RunError if they aren't what `in_bytes` made."""
         try:
             return cls._read(array.tobytes())
@@ -108,10 +108,10 @@ class State:
             ) from None
 
     @classmethod
-    def _read(cls, data: bytes) -> State:
-        (length,) = LENGTH.unpack_from(data)
-        head = data[LENGTH.size : LENGTH.size + length]
-        return cls.of_parts(head, load(data[LENGTH.size + length :]))
+    def _read(cls, data: bytes) -> Snapshot:
+        (length,) = HEADER_LENGTH_STRUCT.unpack_from(data)
+        head = data[HEADER_LENGTH_STRUCT.size : HEADER_LENGTH_STRUCT.size + length]
+        return cls.of_parts(head, load(data[HEADER_LENGTH_STRUCT.size + length :]))
 
     def load_into(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]

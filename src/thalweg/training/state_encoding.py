@@ -29,10 +29,10 @@ from torch import Tensor
 from thalweg.errors import CheckpointError
 from thalweg.members.agreement import Json
 
-DEEPEST = 100
+MAX_NESTING_COUNT = 100
 Kinds = dict[str, tuple[list[int], str]]  # shape and type of tensors, by name
-_REMEDY = "keep only tensors, numbers, text and plain containers of these in it"
-_WHOLE = 2**63  # from there on as hex: Python bounds the decimal digits that it reads
+_UNPACKABLE_REMEDY = "keep only tensors, numbers, text and plain containers of these in it"
+_MIN_HEX_INTEGER = 2**63  # from there on as hex: Python bounds the decimal digits that it reads
 _NUMPY_KINDS = "biufcmM"  # numbers and times: not objects, whose bytes are addresses
 _STORED = {  # by every safetensors; complex128 goes as pairs of float64
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -156,9 +156,11 @@ class _Packer:
         self.storages: set[int] = set()
 
     def pack(self, x: Any, path: tuple[Any, ...]) -> Json:
-        if len(path) > DEEPEST:
-            problem = f"{self.name} is nested more than {DEEPEST} deep, or contains itself"
-            raise CheckpointError(problem, _REMEDY)
+        if len(path) > MAX_NESTING_COUNT:
+            problem = (
+                f"{self.name} is nested more than {MAX_NESTING_COUNT} deep, or contains itself"
+            )
+            raise CheckpointError(problem, _UNPACKABLE_REMEDY)
         kind = type(x)
         if kind is dict and all(type(key) is str and _is_unicode(key) for key in x):
             return {"dict": {key: self.pack(value, (*path, key)) for key, value in x.items()}}
@@ -185,7 +187,9 @@ class _Packer:
         packed = _leaf(x)
         if packed is None and x is not None:
             article = "an" if kind.__name__[0] in "aeiouAEIOU" else "a"
-            raise CheckpointError(f"{self.at(path)} is {article} {kind.__name__}", _REMEDY)
+            raise CheckpointError(
+                f"{self.at(path)} is {article} {kind.__name__}", _UNPACKABLE_REMEDY
+            )
         return packed
 
     def sequence(self, x: Iterable[Any], path: tuple[Any, ...]) -> list[Json]:
@@ -213,7 +217,7 @@ class _Packer:
     def tensor(self, x: Tensor, path: tuple[Any, ...]) -> Json:
         if type(x) not in (Tensor, torch.nn.Parameter):
             problem = f"{self.at(path)} is a {type(x).__name__}, not a plain tensor"
-            raise CheckpointError(problem, _REMEDY)
+            raise CheckpointError(problem, _UNPACKABLE_REMEDY)
         if x.layout is not torch.strided or x.dtype not in _STORED or x.device.type == "meta":
             problem = f"{self.at(path)} is a tensor of {x.dtype}, {x.layout}, on {x.device}"
             raise CheckpointError(problem, "make it a dense one of a common type")
@@ -247,7 +251,7 @@ def _leaf(x: Any) -> Json:
     if kind is bool:
         return bool(x)
     if kind is int:
-        return int(x) if abs(x) < _WHOLE else {"int": hex(x)}
+        return int(x) if abs(x) < _MIN_HEX_INTEGER else {"int": hex(x)}
     if kind is float:
         return float(x) if isfinite(x) else {"float": struct.pack(">d", x).hex()}
     if kind is str:

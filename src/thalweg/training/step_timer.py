@@ -20,28 +20,33 @@ import torch
 
 import thalweg
 from thalweg.engine.arrivals import Arrivals
-from thalweg.members.activity import WAITING
-from thalweg.observe import Step
+from thalweg.members.activity import WAITING_PHASE
+from thalweg.observe import StepRecord
 from thalweg.observe.journal import Journal
-from thalweg.observe.monitor import Observation
+from thalweg.observe.monitor import Monitor
 from thalweg.observe.step_totals import summary_text
-from thalweg.training.backward_hooks import AtTheEnd, after_gradient
+from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.factory import trainable
-from thalweg.training.lifecycle import Session
-from thalweg.training.membership_change import Incident
+from thalweg.training.lifecycle import RankSession
+from thalweg.training.membership_change import MembershipChange
 
 log = logging.getLogger("thalweg")
-FORWARD, BACKWARD, OPTIMIZER, BETWEEN = "forward", "backward", "the optimizer", "a safe point"
+FORWARD_PHASE, BACKWARD_PHASE, OPTIMIZER_PHASE, SAFE_POINT_PHASE = (
+    "forward",
+    "backward",
+    "the optimizer",
+    "a safe point",
+)
 
 
-class Observer:
+class StepTimer:
     """One run's. To be made before a plan runs: its hooks are to be called first. `arrivals` are
     those of the plan that runs; `records` is the folder to write steps into, if any. `averaged` is
     called at the very end of every backward."""
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         arrivals: Callable[[], Arrivals],
         records: Path | None,
         averaged: Callable[[], None],
@@ -51,10 +56,10 @@ class Observer:
         self.blocked = 0.0  # seconds that observing took of the training thread's
         self._session = session
         self._plan, self._members = session.plan, session.world.members
-        self._end: AtTheEnd | None = None
+        self._end: AfterBackward | None = None
         self._step = session.step
         world = session.world
-        self.observation = Observation(
+        self.monitor = Monitor(
             world,
             session.everybody.cluster,
             str(session.plan),
@@ -70,84 +75,84 @@ class Observer:
         session = self._session
         if session.plan is not self._plan or session.world.members != self._members:
             self._plan, self._members = session.plan, session.world.members
-            self.observation.note("plan", session.step, str(session.plan))
-            self.observation.begin(session.world, str(session.plan))
+            self.monitor.note("plan", session.step, str(session.plan))
+            self.monitor.begin(session.world, str(session.plan))
 
-    def note_incident(self, incident: Incident) -> None:
-        self.observation.note("incident", incident.step, incident.reason)
+    def note_incident(self, change: MembershipChange) -> None:
+        self.monitor.note("incident", change.step, change.reason)
 
     def summary(self) -> str:
-        seen = self.observation
-        return summary_text(self._session.everybody.cluster, seen.tallies, seen.changes)
+        seen = self.monitor
+        return summary_text(self._session.everybody.cluster, seen.step_totals, seen.changes)
 
-    def tell(self) -> None:
+    def log_summary(self) -> None:
         """The summary, on the log, when all have ended: by the first of those who were left."""
-        self.observation.listen_once_more()
-        if self.observation.difference and not self._session.ending.failed:
-            log.error("%s", self.observation.difference)
-        if self.observation.is_first and len(self._members) > 1:
+        self.monitor.receive_last_reports()
+        if self.monitor.difference and not self._session.shutdown.failed:
+            log.error("%s", self.monitor.difference)
+        if self.monitor.is_first and len(self._members) > 1:
             log.info("%s", self.summary())
 
     def _begin(self, now: float) -> None:
         self._began = now
-        self._settled = 0.0
+        self._blocked_seconds = 0.0
         self._first = self._last = self._averaged = self._optimized = 0.0
-        self.observation.activity.comes_to(FORWARD, self._step)
+        self.monitor.activity.enter_phase(FORWARD_PHASE, self._step)
 
     @contextmanager
-    def settling(self, what: str = BETWEEN) -> Iterator[None]:
+    def blocked_between_steps(self, what: str = SAFE_POINT_PHASE) -> Iterator[None]:
         """Between two steps: what all do together, or wait for."""
         began = monotonic()
-        self.observation.activity.comes_to(what, self._step)
+        self.monitor.activity.enter_phase(what, self._step)
         try:
             yield
         finally:
-            self._settled += monotonic() - began
-            self.observation.activity.comes_to(FORWARD, self._step)
+            self._blocked_seconds += monotonic() - began
+            self.monitor.activity.enter_phase(FORWARD_PHASE, self._step)
 
     def _gradient(self, _: torch.Tensor) -> None:
         if self._end is not None and self._end.is_to_come():
             return
-        self._session.course.refuse_unweighed()  # before anything of it is sent
-        self._end = AtTheEnd(self._is_through)
+        self._session.data_position.refuse_unweighed()  # before anything of it is sent
+        self._end = AfterBackward(self._is_through)
         if not self._first:
             self._first = monotonic()
-            self.observation.activity.comes_to(BACKWARD, self._step)
+            self.monitor.activity.enter_phase(BACKWARD_PHASE, self._step)
 
     def _is_through(self) -> None:
         """Autograd is; what waits for others runs between this and what is queued here."""
-        self._session.course.refuse_unweighed(through=True)
+        self._session.data_position.refuse_unweighed(through=True)
         self.computed = True
         self._last = monotonic()
-        self.observation.activity.comes_to(WAITING, self._step)
-        AtTheEnd(self._are_averaged)
+        self.monitor.activity.enter_phase(WAITING_PHASE, self._step)
+        AfterBackward(self._are_averaged)
 
     def _are_averaged(self) -> None:
         self._averaged = monotonic()
-        self.observation.activity.comes_to(OPTIMIZER, self._step)
-        AtTheEnd(self._call_when_averaged)  # when torch's own path is through, too
+        self.monitor.activity.enter_phase(OPTIMIZER_PHASE, self._step)
+        AfterBackward(self._call_when_averaged)  # when torch's own path is through, too
 
     def stepped(self) -> None:
         """The optimizer has; parameters may be averaged next."""
         self._optimized = monotonic()
-        self.observation.activity.comes_to(WAITING, self._step)
+        self.monitor.activity.enter_phase(WAITING_PHASE, self._step)
 
     def ended(self, step: int) -> None:
         """A step that counts is over, and this one begins."""
         now = monotonic()
         if self._first:
-            self.observation.hand_in(
-                Step(
+            self.monitor.submit_step(
+                StepRecord(
                     step=step,
                     begin=self._began,
-                    settled=self._settled,
+                    settled=self._blocked_seconds,
                     first=self._first,
                     last=self._last,
                     averaged=self._averaged,
                     optimized=self._optimized,
                     end=now,
                 ),
-                self.observation.connections.sent(),
+                self.monitor.connections.sent(),
             )
         self.begin(step + 1, now)
         self.blocked += monotonic() - now
@@ -160,4 +165,4 @@ class Observer:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self.observation.close()
+        self.monitor.close()

@@ -1,8 +1,8 @@
 """Bytes between ranks."""
 
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
-from thalweg.transports.recorded import Message, RecordedTransport
-from thalweg.transports.rejections import Refusal
+from thalweg.transports.recorded import RecordedMessage, RecordedTransport
+from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.tcp import TcpTransport
 from thalweg.transports.transport import (
     SENT,
@@ -24,9 +24,9 @@ __all__ = [
     "Landings",
     "MemoryNetwork",
     "MemoryTransport",
-    "Message",
+    "RecordedMessage",
     "RecordedTransport",
-    "Refusal",
+    "RejectionReason",
     "Sending",
     "TcpTransport",
     "Transport",

@@ -22,46 +22,46 @@ from torch._C._distributed_c10d import Store
 
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Received
-from thalweg.transports.peer_record import Card
-from thalweg.transports.rejections import Refusal
-from thalweg.transports.security import Protection
+from thalweg.transports.peer_record import PeerRecord
+from thalweg.transports.rejections import RejectionReason
+from thalweg.transports.security import SecurityConfig
 from thalweg.transports.transport import Array
 from thalweg.transports.wire import Wire
 
 # sort, whether there is an array, step, piece, covered, bytes of the payload
-HEADER = struct.Struct("<BBQIIQ")
-PURPOSE = "post"
-PAUSE = 0.02  # seconds between two looks for a peer's address
-NOTHING = np.empty(0, np.uint8)
+POST_HEADER_STRUCT = struct.Struct("<BBQIIQ")
+POST_PURPOSE = "post"
+ADDRESS_POLL_SECONDS = 0.02  # seconds between two looks for a peer's address
+EMPTY_PAYLOAD = np.empty(0, np.uint8)
 
 
-class Sort(IntEnum):
+class MessageKind(IntEnum):
     """What a letter is."""
 
     HELLO = 0  # "I am back, and this is my card"
     ANSWER = 1  # a child's sum
     RESULT = 2  # from above
     FOLLOW = 3  # "send me results, from this step on": the sender's parent is gone
-    HURRY = 4  # from above: "send what you have"
+    REQUEST_PARTIAL = 4  # from above: "send what you have"
     PARTIAL = 5  # what a child had
-    ASK = 6  # "send me your state"
+    REQUEST = 6  # "send me your state"
     STATE = 7  # here it is; or, without one, "I need one myself"
     LEAVE = 8  # "my parent is back"
-    MEET = 9  # "send me your state when everybody asks for it"
+    BARRIER = 9  # "send me your state when everybody asks for it"
 
 
-class Letter(NamedTuple):
+class BestEffortMessage(NamedTuple):
     """`covered` is how many cells of the data are in it; 0: all that belong there."""
 
     peer: int  # who sent it, or is to get it
-    sort: Sort
+    kind: MessageKind
     step: int
     piece: int = 0
     covered: int = 0
     array: Array | None = None
 
 
-class Post:
+class BestEffortTransport:
     """`queue` is how many letters may wait for one peer. `room` is what its letters are for: those
     for another, which was at this address before, are refused."""
 
@@ -71,7 +71,7 @@ class Post:
         store: Store,
         host: str = "127.0.0.1",
         queue: int = 64,
-        protection: Protection | None = None,
+        security: SecurityConfig | None = None,
         room: str = "",
     ) -> None:
         self.rank = rank
@@ -80,54 +80,56 @@ class Post:
             rank,
             store,
             host,
-            purpose=PURPOSE,
-            header_nbytes=HEADER.size,
-            protection=protection,
+            purpose=POST_PURPOSE,
+            header_nbytes=POST_HEADER_STRUCT.size,
+            security=security,
             room=room,
         )
-        self._door = self._wire.door
+        self._endpoint = self._wire.endpoint
         self._closing = Lock()
         self._closed = False
 
     @property
     def endpoint(self) -> str:
-        return self._door.card.endpoint
+        return self._endpoint.record.endpoint
 
     @property
-    def refused(self) -> Mapping[Refusal, int]:
+    def refused(self) -> Mapping[RejectionReason, int]:
         """What came and wasn't handed out, and why."""
-        return self._door.refused
+        return self._endpoint.refused
 
-    def meet(self, peers: Iterable[int], deadline: float) -> None:
+    def wait_for_peers(self, peers: Iterable[int], deadline: float) -> None:
         """Connect to these; PeerLost if one has no address by the deadline."""
         for peer in peers:
-            while (card := self._door.find(peer)) is None:
+            while (record := self._endpoint.find(peer)) is None:
                 if monotonic() >= deadline:
                     raise PeerLost(
                         f"rank {peer} hasn't come", "is it running, with the same plan?", peer=peer
                     )
-                sleep(PAUSE)
-            self._wire.connect(card)
+                sleep(ADDRESS_POLL_SECONDS)
+            self._wire.connect(record)
 
-    def send(self, letter: Letter) -> bool:
+    def send(self, message: BestEffortMessage) -> bool:
         """False if it was dropped."""
-        outbound = self._wire.outbound.get(letter.peer)
+        outbound = self._wire.outbound.get(message.peer)
         if outbound is None:
-            card = self._door.find(letter.peer)
-            if card is None:
+            record = self._endpoint.find(message.peer)
+            if record is None:
                 return False
-            outbound = self._wire.connect(card)
-        is_gone = outbound.down and outbound.broke  # one that was never there may only be slow
+            outbound = self._wire.connect(record)
+        is_gone = outbound.down and outbound.has_broken  # one that was never there may only be slow
         if is_gone or len(outbound.queue) >= self._queue:
             return False
-        _, sort, step, piece, covered, array = letter
-        payload = NOTHING if array is None else np.ascontiguousarray(array).reshape(-1).view("u1")
+        _, sort, step, piece, covered, array = message
+        payload = (
+            EMPTY_PAYLOAD if array is None else np.ascontiguousarray(array).reshape(-1).view("u1")
+        )
         has_array = array is not None
-        header = HEADER.pack(sort, has_array, step, piece, covered, payload.nbytes)
+        header = POST_HEADER_STRUCT.pack(sort, has_array, step, piece, covered, payload.nbytes)
         self._wire.send(outbound, header, payload.data)
         return True
 
-    def receive(self, seconds: float | None) -> list[Letter]:
+    def receive(self, seconds: float | None) -> list[BestEffortMessage]:
         """What has come; waits until something has, or `wake` was called, or a connection came up
         or went down, or the time is over."""
         came = self._wire.receive(None if seconds is None else max(0.0, seconds))
@@ -148,10 +150,10 @@ class Post:
         outbound = self._wire.outbound.get(peer)
         return 0.0 if outbound is None else outbound.seconds_down()
 
-    def hello(self, peer: int) -> Letter:
+    def hello(self, peer: int) -> BestEffortMessage:
         """Tells where this rank is now."""
-        card = np.frombuffer(self._door.text, np.uint8)
-        return Letter(peer, Sort.HELLO, 0, array=card)
+        card = np.frombuffer(self._endpoint.text, np.uint8)
+        return BestEffortMessage(peer, MessageKind.HELLO, 0, array=card)
 
     def close(self) -> None:
         """What was sent last may leave, for a moment, if somebody is there."""
@@ -163,25 +165,27 @@ class Post:
             self._closed = True
             self._wire.close(list(self._wire.outbound.values()))
 
-    def _read(self, message: Received) -> Letter | None:
+    def _read(self, message: Received) -> BestEffortMessage | None:
         """None if it is refused."""
         sender, header, array = message
-        sort, has_array, step, piece, covered, _ = HEADER.unpack(header)
+        sort, has_array, step, piece, covered, _ = POST_HEADER_STRUCT.unpack(header)
         try:
-            letter = Letter(sender, Sort(sort), step, piece, covered, array if has_array else None)
+            letter = BestEffortMessage(
+                sender, MessageKind(sort), step, piece, covered, array if has_array else None
+            )
         except ValueError:
-            self._door.refused.count(Refusal.MALFORMED)
+            self._endpoint.refused.count(RejectionReason.MALFORMED)
             return None
-        if letter.sort is Sort.HELLO:
-            card = self._door.trusted(array.tobytes(), sender)
-            if card is None:
+        if letter.kind is MessageKind.HELLO:
+            record = self._endpoint.trusted(array.tobytes(), sender)
+            if record is None:
                 return None
-            self._move(card)
+            self._move(record)
         return letter
 
-    def _move(self, card: Card) -> None:
-        outbound = self._wire.outbound.get(card.rank)
+    def _move(self, record: PeerRecord) -> None:
+        outbound = self._wire.outbound.get(record.rank)
         if outbound is None:
-            self._wire.connect(card)
+            self._wire.connect(record)
         else:
-            self._door.move(outbound, card)
+            self._endpoint.move(outbound, record)

@@ -22,27 +22,34 @@ from typing import NamedTuple
 import numpy as np
 
 from thalweg.transports.cipher import RECORD_NBYTES, TAG_NBYTES, RecordCipher
-from thalweg.transports.peer_record import Card
-from thalweg.transports.rejections import Refusal
+from thalweg.transports.peer_record import PeerRecord
+from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.transport import Add, Array, Landing
 
-IDLE = 5  # seconds of silence after which the kernel asks whether the other end is there
-STAGED = 4 * (RECORD_NBYTES + TAG_NBYTES)  # bytes of ciphertext that are made before they are sent
-BUFFER = 1 << 16  # bytes that are read at once, where payloads need not be decrypted
-DIRECT = 1 << 14  # missing bytes of a payload from which on they are read into place
-AT_A_TIME = 1 << 20  # bytes that one system call is given: more of them stall TCP on fast links
-PARTS = 64  # pieces of memory that one system call sends
-BATCH = 1 << 18  # bytes that are read from one connection before others have their turn
-LENGTH = 8  # bytes of a header that tell the payload's length
-WHOLE = 16  # bytes of which every element type has a whole number of elements
-EMPTY = np.empty(0, np.uint8)
-NOTHING = memoryview(bytearray())
+# Seconds of silence after which the kernel asks whether the other end is there.
+KEEPALIVE_IDLE_SECONDS = 5
+CIPHERTEXT_STAGE_BYTES = 4 * (
+    RECORD_NBYTES + TAG_NBYTES
+)  # bytes of ciphertext that are made before they are sent
+READ_BUFFER_BYTES = 1 << 16  # bytes that are read at once, where payloads need not be decrypted
+MIN_DIRECT_READ_BYTES = 1 << 14  # missing bytes of a payload from which on they are read into place
+WRITE_CHUNK_BYTES = (
+    1 << 20
+)  # bytes that one system call is given: more of them stall TCP on fast links
+MAX_BUFFERS_PER_SEND = 64  # pieces of memory that one system call sends
+MAX_BYTES_PER_TURN = (
+    1 << 18
+)  # bytes that are read from one connection before others have their turn
+PAYLOAD_LENGTH_BYTES = 8  # bytes of a header that tell the payload's length
+ELEMENT_ALIGNMENT_BYTES = 16  # bytes of which every element type has a whole number of elements
+EMPTY_ARRAY = np.empty(0, np.uint8)
+EMPTY_MEMORY = memoryview(bytearray())
 
 
-class Refused(Exception):
+class RejectedMessage(Exception):
     """What came over a connection is not what the other end sent, or cannot be taken in."""
 
-    def __init__(self, why: Refusal) -> None:
+    def __init__(self, why: RejectionReason) -> None:
         super().__init__(why.value)
         self.why = why
 
@@ -52,7 +59,11 @@ def prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", IDLE), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3)):
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+    ):
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -72,13 +83,15 @@ class Outgoing:
 class Outbound:
     """This rank's connection to a peer. Used by the thread that sends and by the network thread."""
 
-    def __init__(self, card: Card) -> None:
-        self.card = card
+    def __init__(self, record: PeerRecord) -> None:
+        self.peer_record = record
         self.lock = Lock()
         self.socket: socket.socket | None = None  # None while it is down
         self.queue: deque[Outgoing] = deque()
         self.closed = False  # for good
-        self.broke = False  # once it had stood: what was on its way is lost, though it may be back
+        self.has_broken = (
+            False  # once it had stood: what was on its way is lost, though it may be back
+        )
         self.awaited = False  # a thread waits until there is room, or a message is done
         self._was_up = False
         self._down_since: float | None = None
@@ -102,22 +115,22 @@ class Outbound:
         self._down_since = None
         self._was_up = True
         if cipher is not None and not self._staged:
-            self._staged = bytearray(STAGED)
+            self._staged = bytearray(CIPHERTEXT_STAGE_BYTES)
 
-    def lose(self) -> socket.socket | None:
+    def mark_down(self) -> socket.socket | None:
         """It broke, or could not be opened; the lock is held. A message that was partly written is
         lost, those behind it are not. The socket that the caller is to close."""
         lost, self.socket = self.socket, None
-        self.broke = self.broke or self._was_up
+        self.has_broken = self.has_broken or self._was_up
         if self._down_since is None:
             self._down_since = monotonic()
         self._forget_what_is_under_way()
         return lost
 
-    def leave(self, card: Card) -> socket.socket | None:
+    def leave(self, record: PeerRecord) -> socket.socket | None:
         """The peer is elsewhere; the lock is held. What waits for the old one is dropped."""
         lost, self.socket = self.socket, None
-        self.card = card
+        self.peer_record = record
         self._down_since = None
         self._forget_what_is_under_way()
         while self.queue:
@@ -142,7 +155,7 @@ class Outbound:
         for part in self._parts:
             nbytes += len(part)
             count += 1
-            if nbytes >= AT_A_TIME:
+            if nbytes >= WRITE_CHUNK_BYTES:
                 break
         return connection.sendmsg(self._parts[:count])
 
@@ -159,12 +172,12 @@ class Outbound:
             self._seal(self._cipher)
             return True
         written = 0
-        while self.queue and len(self._parts) < PARTS:
+        while self.queue and len(self._parts) < MAX_BUFFERS_PER_SEND:
             message = self.queue.popleft()
             self._parts.append(memoryview(message.header))
             payload = message.payload
-            for at in range(0, len(payload), AT_A_TIME):
-                self._parts.append(payload[at : at + AT_A_TIME])
+            for at in range(0, len(payload), WRITE_CHUNK_BYTES):
+                self._parts.append(payload[at : at + WRITE_CHUNK_BYTES])
             written += len(message.header) + len(message.payload)
             self._ends.append((written, message))
         return True
@@ -228,7 +241,7 @@ class Received(NamedTuple):
     array: Array
 
 
-Place = Callable[[int, bytes, int], Landing | None]
+ChooseLanding = Callable[[int, bytes, int], Landing | None]
 """Where the payload of a message goes, by sender, header and length; None: into new memory."""
 
 
@@ -243,24 +256,30 @@ class Inbound:
         self._cipher = cipher
         self._header_nbytes = header_nbytes
         # A connection that says nothing, or nothing true, costs only the pages that it fills.
-        self._view = np.empty(BUFFER if cipher is None else STAGED, np.uint8).data
+        self._view = np.empty(
+            READ_BUFFER_BYTES if cipher is None else CIPHERTEXT_STAGE_BYTES, np.uint8
+        ).data
         self._begin = self._end = 0  # of what is in the buffer and was not looked at
         self._header: bytes | None = None  # of the message that is coming
         self._nbytes = 0  # of its payload
         self._at = 0  # bytes of the payload that are there
-        self._array = EMPTY  # the payload, or where it goes
-        self._into = NOTHING  # the same, as memory
+        self._array = EMPTY_ARRAY  # the payload, or where it goes
+        self._into = EMPTY_MEMORY  # the same, as memory
         self._add: Add | None = None  # what is done with pieces, where they are not just kept
-        self._scratch = NOTHING  # for such pieces
+        self._scratch = EMPTY_MEMORY  # for such pieces
         self._kept = 0  # bytes in it that are not a whole number of elements yet
 
-    def read(self, messages: list[Received], place: Place) -> bool:
+    def read(self, messages: list[Received], place: ChooseLanding) -> bool:
         """Append the messages that are complete; whether the connection goes on. Refused if what
         comes next cannot be believed, or never came as a whole."""
-        left = BATCH
+        left = MAX_BYTES_PER_TURN
         while left > 0:
             missing = self._nbytes - self._at
-            direct = self._cipher is None and missing >= DIRECT and self._begin == self._end
+            direct = (
+                self._cipher is None
+                and missing >= MIN_DIRECT_READ_BYTES
+                and self._begin == self._end
+            )
             if not direct:
                 room = self._room()
             elif self._add is None:
@@ -268,14 +287,14 @@ class Inbound:
             else:
                 room = self._scratch[self._kept : self._kept + missing]
             try:
-                number = self.socket.recv_into(room, min(len(room), BATCH))
+                number = self.socket.recv_into(room, min(len(room), MAX_BYTES_PER_TURN))
             except BlockingIOError:
                 break
             except OSError:
                 number = 0
             if not number:
                 if self._header is not None:
-                    raise Refused(Refusal.TRUNCATED)
+                    raise RejectedMessage(RejectionReason.TRUNCATED)
                 return False
             left -= number
             if direct:
@@ -289,7 +308,7 @@ class Inbound:
                 break  # there was no more
         return True
 
-    def keep_apart(self) -> None:
+    def detach_target(self) -> None:
         """Read the rest of the message that is coming into memory of its own: where it was to go is
         needed for something else. The message is not to be used."""
         if self._header is not None:
@@ -305,7 +324,7 @@ class Inbound:
             self._begin, self._end = 0, size
         return self._view[self._end :]
 
-    def _parse(self, messages: list[Received], place: Place) -> None:
+    def _parse(self, messages: list[Received], place: ChooseLanding) -> None:
         while True:
             if self._header is None:
                 if self._end - self._begin < self._header_nbytes:
@@ -319,10 +338,10 @@ class Inbound:
             if self._at == self._nbytes:
                 messages.append(self._finished())
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: ChooseLanding) -> None:
         header = bytes(self._view[self._begin : self._begin + self._header_nbytes])
         self._begin += self._header_nbytes
-        nbytes = int.from_bytes(header[-LENGTH:], "little")
+        nbytes = int.from_bytes(header[-PAYLOAD_LENGTH_BYTES:], "little")
         landing = place(self.rank, header, nbytes)
         self._header, self._nbytes, self._at = header, nbytes, 0
         if landing is not None:
@@ -331,11 +350,11 @@ class Inbound:
         try:
             self._set_target(np.empty(nbytes, np.uint8), None)
         except (MemoryError, ValueError):
-            raise Refused(Refusal.TOO_LARGE) from None
+            raise RejectedMessage(RejectionReason.TOO_LARGE) from None
 
     def _set_target(self, array: Array, add: Add | None) -> None:
         self._array, self._add, self._kept = array, add, 0
-        self._into = array.data if self._nbytes else NOTHING
+        self._into = array.data if self._nbytes else EMPTY_MEMORY
         if add is not None and not self._scratch:
             self._scratch = np.empty(RECORD_NBYTES, np.uint8).data
 
@@ -364,7 +383,7 @@ class Inbound:
         start = self._at if self._add is None else 0
         into = target[start : start + number]
         if not cipher.open(self._view[self._begin : end], header, into):
-            raise Refused(Refusal.TAMPERED)
+            raise RejectedMessage(RejectionReason.TAMPERED)
         self._begin = end
         self._advance(number)
         return True
@@ -375,7 +394,7 @@ class Inbound:
         if self._add is None:
             return
         there = self._kept + number
-        whole = there if self._at == self._nbytes else there - there % WHOLE
+        whole = there if self._at == self._nbytes else there - there % ELEMENT_ALIGNMENT_BYTES
         self._add(self._at - there, self._scratch[:whole])
         self._kept = there - whole
         if self._kept:
@@ -384,5 +403,5 @@ class Inbound:
     def _finished(self) -> Received:
         assert self._header is not None
         message = Received(self.rank, self._header, self._array)
-        self._header, self._array, self._into, self._add = None, EMPTY, NOTHING, None
+        self._header, self._array, self._into, self._add = None, EMPTY_ARRAY, EMPTY_MEMORY, None
         return message

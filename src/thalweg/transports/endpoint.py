@@ -29,62 +29,63 @@ from thalweg.transports.cipher import RecordCipher
 from thalweg.transports.connection import Outbound, prepare
 from thalweg.transports.handshake import (
     HELLO_NBYTES,
-    MAGIC,
-    PREFIX,
     REPLY_NBYTES,
-    VERSION,
+    WIRE_MAGIC,
+    WIRE_PREFIX_STRUCT,
+    WIRE_VERSION,
     Hello,
     Identity,
     answered,
     scope_of,
     sender_of,
 )
-from thalweg.transports.peer_record import Card
-from thalweg.transports.rejections import Refusal, Tally
-from thalweg.transports.security import Protection
-from thalweg.transports.store_client import Line, Store
+from thalweg.transports.peer_record import PeerRecord
+from thalweg.transports.rejections import RejectionCounter, RejectionReason
+from thalweg.transports.security import SecurityConfig
+from thalweg.transports.store_client import Store, StoreClient
 from thalweg.transports.tcp_info import answers
 
 log = logging.getLogger("thalweg")
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-BACKLOG = 1024  # connections that may wait to be accepted, and that may be in a handshake
-HANDSHAKE = 5.0  # seconds for a connection to say who it is
-NO_ANSWER = 3.0  # seconds for the other end to take a connection
-LOOK = 1.0  # seconds between two looks whether the other ends still answer
-REDIAL = 0.1  # seconds after which a connection that failed is tried again
-LOOK_UP = 0.005  # seconds between two looks whether the store has answered
+READ_EVENT, WRITE_EVENT = selectors.EVENT_READ, selectors.EVENT_WRITE
+# Connections that may wait to be accepted, and that may be in a handshake.
+ENDPOINT_BACKLOG_COUNT = 1024
+HANDSHAKE_TIMEOUT_SECONDS = 5.0  # seconds for a connection to say who it is
+DIAL_TIMEOUT_SECONDS = 3.0  # seconds for the other end to take a connection
+LIVENESS_POLL_SECONDS = 1.0  # seconds between two looks whether the other ends still answer
+REDIAL_SECONDS = 0.1  # seconds after which a connection that failed is tried again
+STORE_ANSWER_POLL_SECONDS = 0.005  # seconds between two looks whether the store has answered
 Admit = Callable[[socket.socket, int, RecordCipher | None], None]
 """Called in the network thread with a connection that a rank has opened to this one."""
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _IncomingHandshake:
     """A connection that has not shown yet who it is."""
 
     socket: socket.socket
     deadline: float
     hello: bytearray = field(default_factory=bytearray)
-    wanted: int = PREFIX.size  # bytes of the hello
-    card: Card | None = None
+    wanted: int = WIRE_PREFIX_STRUCT.size  # bytes of the hello
+    peer_record: PeerRecord | None = None
     reply: bytes = b""
     cipher: RecordCipher | None = None
-    looked_up: Future[bytes] | None = None  # what the store has as its card
+    record_lookup: Future[bytes] | None = None  # what the store has as its card
 
 
 @dataclass(slots=True, eq=False)
-class _Dialing:
+class _OutgoingHandshake:
     """A connection of this rank's whose handshake is under way."""
 
     outbound: Outbound
-    card: Card
+    peer_record: PeerRecord
     socket: socket.socket
     deadline: float
     hello: Hello
     reply: bytearray = field(default_factory=bytearray)
-    said: bool = False
+    hello_sent: bool = False
 
 
-class Door:
+class Endpoint:
     """`purpose` keeps the cards of different transports apart in one store, and `room` their
     connections. `news` is called in the network thread when a connection has come up or gone down,
     or when somebody waits for it and it has got on."""
@@ -97,35 +98,35 @@ class Door:
         *,
         purpose: str,
         room: str,
-        protection: Protection | None,
+        security: SecurityConfig | None,
         admit: Admit,
         news: Callable[[], None],
     ) -> None:
         self.rank = rank
-        self.protection = protection or Protection(refused=Tally(rank))
+        self.protection = security or SecurityConfig(refused=RejectionCounter(rank))
         self.refused = self.protection.refused
         self._admit = admit
         self._news = news
-        self._sealer = self.protection.sealer(purpose)
+        self._signer = self.protection.signer(purpose)
         private = X25519PrivateKey.generate() if self.protection.encrypted else None
         self._listener = _listening(rank, host)
         shown = f"[{host}]" if ":" in host else host
-        self.card = Card(
+        self.record = PeerRecord(
             rank=rank,
             endpoint=f"tcp://{shown}:{self._listener.getsockname()[1]}",
             key=private.public_key().public_bytes_raw() if private else b"",
         )
         self._identity = Identity(
-            card=self.card,
+            record=self.record,
             private=private,
-            sealer=self._sealer,
+            signer=self._signer,
             scope=scope_of(purpose, self.protection.run, room),
         )
         self.text = self._identity.text
-        self._line = Line(store, rank)
-        self._known: dict[int, Card] = {}
-        self._callers: dict[_Caller, None] = {}  # the oldest first
-        self._dialing: dict[Outbound, _Dialing] = {}
+        self._store_client = StoreClient(store, rank)
+        self._known: dict[int, PeerRecord] = {}
+        self._callers: dict[_IncomingHandshake, None] = {}  # the oldest first
+        self._dialing: dict[Outbound, _OutgoingHandshake] = {}
         self._outbound: set[Outbound] = set()
         self._looks = 0.0  # when to look after these
         self._orders: deque[tuple[float, Outbound]] = deque()  # whom to dial from when on
@@ -139,44 +140,44 @@ class Door:
         except BaseException:
             self._close_sockets()
             raise
-        self._selector.register(self._woken, READ)
-        self._selector.register(self._listener, READ)
+        self._selector.register(self._woken, READ_EVENT)
+        self._selector.register(self._listener, READ_EVENT)
         self._thread = Thread(target=self._work, name="thalweg-network", daemon=True)
         self._thread.start()
 
-    def meet_at(self, store: Store) -> None:
+    def use_store(self, store: Store) -> None:
         """Find others in this store from now on, and be found there; RunError if it doesn't
         answer."""
-        line = Line(store, self.rank)
-        line.ask(self._publish)
-        self._line = line
+        client = StoreClient(store, self.rank)
+        client.call(self._publish)
+        self._store_client = client
 
-    def find(self, peer: int) -> Card | None:
+    def find(self, peer: int) -> PeerRecord | None:
         """The card of a peer; None if there is none, or no store. NotTrusted if it is not a card
         of this job's."""
-        name = self._sealer.key_of(peer)
+        name = self._signer.key_of(peer)
         text = b""
         with suppress(RunError):  # the store is gone
-            text = self._line.ask(lambda store: _get(store, name))
+            text = self._store_client.call(lambda store: _get(store, name))
         if not text:
             return None
-        card = self.trusted(text, peer)
-        if card is None:
+        record = self.trusted(text, peer)
+        if record is None:
             raise NotTrusted(
                 f"what is in the store as rank {peer}'s address wasn't put there by a worker with "
                 f"this job's secret, or one with encryption {self.protection.mode}",
                 "start all workers with the same THALWEG_SECRET and THALWEG_ENCRYPTION",
             )
-        return card
+        return record
 
-    def trusted(self, text: bytes, peer: int) -> Card | None:
+    def trusted(self, text: bytes, peer: int) -> PeerRecord | None:
         """The card that this text is, if it is this peer's."""
-        card = self._sealer.read(text)
-        if card is None or card.rank != peer:
-            self.refused.count(Refusal.FORGED)
+        record = self._signer.read(text)
+        if record is None or record.rank != peer:
+            self.refused.count(RejectionReason.FORGED)
             return None
-        self._known[peer] = card
-        return card
+        self._known[peer] = record
+        return record
 
     # Connections of this rank's, called by the thread that uses them
 
@@ -185,12 +186,12 @@ class Door:
         self._outbound.add(outbound)
         self._order(outbound, 0.0)
 
-    def move(self, outbound: Outbound, card: Card) -> bool:
+    def move(self, outbound: Outbound, record: PeerRecord) -> bool:
         """Connect there instead, if that is elsewhere."""
         with outbound.lock:
-            if card == outbound.card:
+            if record == outbound.peer_record:
                 return False
-            self._drop(outbound.leave(card))
+            self._drop(outbound.leave(record))
         self._order(outbound, 0.0)
         return True
 
@@ -199,24 +200,26 @@ class Door:
         self._outbound.discard(outbound)
         with outbound.lock:
             outbound.closed = True
-            self._drop(outbound.leave(outbound.card))
+            self._drop(outbound.leave(outbound.peer_record))
 
     def write_on(self, outbound: Outbound, *, here: bool = True) -> None:
         """Write the rest in the network thread when there is room for it, or no longer do so. The
         connection's lock is held."""
         if outbound.socket is not None:
-            self._selector.modify(outbound.socket, READ | WRITE if here else READ, outbound)
+            self._selector.modify(
+                outbound.socket, READ_EVENT | WRITE_EVENT if here else READ_EVENT, outbound
+            )
 
-    def broke(self, outbound: Outbound) -> None:
+    def mark_broken(self, outbound: Outbound) -> None:
         """Writing to this connection failed; its lock is held."""
-        self._drop(outbound.lose())
-        self._order(outbound, REDIAL)
+        self._drop(outbound.mark_down())
+        self._order(outbound, REDIAL_SECONDS)
 
     def close(self) -> None:
         """Once all connections are hung up."""
         self._closed = True
         self._wake()
-        self._thread.join(HANDSHAKE)
+        self._thread.join(HANDSHAKE_TIMEOUT_SECONDS)
 
     def _order(self, outbound: Outbound, seconds: float) -> None:
         self._orders.append((monotonic() + seconds, outbound))
@@ -243,7 +246,7 @@ class Door:
                 self._look_at_the_time()
             except Exception:  # a defect: the other connections need this thread all the same
                 log.exception("the network thread of rank %d goes on after an error", self.rank)
-                sleep(REDIAL)
+                sleep(REDIAL_SECONDS)
         for caller in self._callers:
             caller.socket.close()
         for dialing in self._dialing.values():
@@ -258,9 +261,9 @@ class Door:
                 self._woken.recv(4096)
         elif isinstance(key.data, Outbound):
             self._go_on(key.data, events)
-        elif isinstance(key.data, _Caller) and key.data in self._callers:  # still
-            self._hear(key.data)
-        elif isinstance(key.data, _Dialing) and key.data in self._dialing.values():
+        elif isinstance(key.data, _IncomingHandshake) and key.data in self._callers:  # still
+            self._read_hello(key.data)
+        elif isinstance(key.data, _OutgoingHandshake) and key.data in self._dialing.values():
             self._shake_hands(key.data)
 
     def _close_sockets(self) -> None:
@@ -271,8 +274,8 @@ class Door:
     def _seconds(self) -> float | None:
         """How long there may be nothing to do."""
         now = monotonic()
-        if any(caller.looked_up is not None for caller in self._callers):
-            return LOOK_UP
+        if any(caller.record_lookup is not None for caller in self._callers):
+            return STORE_ANSWER_POLL_SECONDS
         oldest = next(iter(self._callers), None)
         times = [when for when, _ in tuple(self._orders)]
         times += [self._looks] if self._outbound else []
@@ -294,14 +297,14 @@ class Door:
         for dialing in [d for d in self._dialing.values() if d.deadline <= now]:
             self._failed(dialing)
         for caller in list(self._callers):
-            if caller.looked_up is not None and caller.looked_up.done():
-                self._let_in_as_in_store(caller, caller.looked_up)
+            if caller.record_lookup is not None and caller.record_lookup.done():
+                self._let_in_as_in_store(caller, caller.record_lookup)
             elif caller.deadline <= now:
-                self._turn_away(caller, Refusal.UNFINISHED)
-            elif caller.looked_up is None:
+                self._turn_away(caller, RejectionReason.UNFINISHED)
+            elif caller.record_lookup is None:
                 break  # the others came later
         if now >= self._looks:
-            self._looks = now + LOOK
+            self._looks = now + LIVENESS_POLL_SECONDS
             for outbound in tuple(self._outbound):
                 self._look_after(outbound)
 
@@ -310,7 +313,7 @@ class Door:
         with outbound.lock:
             if outbound.socket is None or answers(outbound.socket):
                 return
-            self.broke(outbound)
+            self.mark_broken(outbound)
         self._news()
 
     def _go_on(self, outbound: Outbound, events: int) -> None:
@@ -319,12 +322,12 @@ class Door:
             if outbound.socket is None:
                 return
             try:
-                if events & READ and not _is_open(outbound.socket):
+                if events & READ_EVENT and not _is_open(outbound.socket):
                     raise ConnectionResetError
-                if outbound.flush() and events & WRITE:
-                    self._selector.modify(outbound.socket, READ, outbound)
+                if outbound.flush() and events & WRITE_EVENT:
+                    self._selector.modify(outbound.socket, READ_EVENT, outbound)
             except OSError:
-                self.broke(outbound)
+                self.mark_broken(outbound)
                 tells = True
             else:
                 tells, outbound.awaited = outbound.awaited, False
@@ -338,79 +341,81 @@ class Door:
         if former is not None:
             self._drop(former.socket)
         with outbound.lock:
-            card = outbound.card
+            record = outbound.peer_record
             if outbound.socket is not None:
                 return
-        host, _, port = card.endpoint.removeprefix("tcp://").rpartition(":")
+        host, _, port = record.endpoint.removeprefix("tcp://").rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            hello = Hello(self._identity, card)
+            hello = Hello(self._identity, record)
             connection = socket.socket(family, socket.SOCK_STREAM)
         except (ValueError, OSError):  # a key on a card that is none, or no free descriptor
-            self._fail(outbound, card)
+            self._fail(outbound, record)
             return
         prepare(connection)
-        dialing = _Dialing(outbound, card, connection, monotonic() + NO_ANSWER, hello)
-        self._dialing[outbound] = dialing
+        handshake = _OutgoingHandshake(
+            outbound, record, connection, monotonic() + DIAL_TIMEOUT_SECONDS, hello
+        )
+        self._dialing[outbound] = handshake
         try:
             with suppress(BlockingIOError):
                 connection.connect((host, int(port)))
         except OSError:  # also one that cannot be resolved
-            self._failed(dialing)
+            self._failed(handshake)
         else:
-            self._selector.register(connection, WRITE, dialing)
+            self._selector.register(connection, WRITE_EVENT, handshake)
 
-    def _shake_hands(self, dialing: _Dialing) -> None:
-        connection = dialing.socket
+    def _shake_hands(self, handshake: _OutgoingHandshake) -> None:
+        connection = handshake.socket
         try:
-            if not dialing.said:
+            if not handshake.hello_sent:
                 error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if error:
                     raise OSError(error, "cannot connect")
-                connection.send(dialing.hello.text)  # a new socket has room for it
-                dialing.said = True
-                dialing.deadline = monotonic() + HANDSHAKE
-                self._selector.modify(connection, READ, dialing)
+                connection.send(handshake.hello.text)  # a new socket has room for it
+                handshake.hello_sent = True
+                handshake.deadline = monotonic() + HANDSHAKE_TIMEOUT_SECONDS
+                self._selector.modify(connection, READ_EVENT, handshake)
                 return
-            came = connection.recv(REPLY_NBYTES - len(dialing.reply))
+            came = connection.recv(REPLY_NBYTES - len(handshake.reply))
             if not came:
                 raise ConnectionResetError
-            dialing.reply += came
-            if len(dialing.reply) == REPLY_NBYTES:
-                self._came_up(dialing, dialing.hello.finish(bytes(dialing.reply)))
+            handshake.reply += came
+            if len(handshake.reply) == REPLY_NBYTES:
+                self._came_up(handshake, handshake.hello.finish(bytes(handshake.reply)))
         except BlockingIOError:
             pass
         except (OSError, ValueError):
-            self._failed(dialing)
+            self._failed(handshake)
 
-    def _came_up(self, dialing: _Dialing, cipher: RecordCipher | None) -> None:
-        outbound, connection = dialing.outbound, dialing.socket
+    def _came_up(self, handshake: _OutgoingHandshake, cipher: RecordCipher | None) -> None:
+        outbound, connection = handshake.outbound, handshake.socket
         del self._dialing[outbound]
         with outbound.lock:
-            if outbound.closed or outbound.card != dialing.card:
+            if outbound.closed or outbound.peer_record != handshake.peer_record:
                 self._drop(connection)
                 return
             outbound.up(connection, cipher)
-            self._selector.modify(connection, READ, outbound)
+            self._selector.modify(connection, READ_EVENT, outbound)
             try:
                 if not outbound.flush():
                     self.write_on(outbound)
             except OSError:
-                self.broke(outbound)
+                self.mark_broken(outbound)
             outbound.awaited = False
         self._news()
 
-    def _failed(self, dialing: _Dialing) -> None:
-        del self._dialing[dialing.outbound]
-        self._drop(dialing.socket)
-        self._fail(dialing.outbound, dialing.card)
+    def _failed(self, handshake: _OutgoingHandshake) -> None:
+        del self._dialing[handshake.outbound]
+        self._drop(handshake.socket)
+        self._fail(handshake.outbound, handshake.peer_record)
 
-    def _fail(self, outbound: Outbound, card: Card) -> None:
+    def _fail(self, outbound: Outbound, record: PeerRecord) -> None:
         """It cannot be opened to where this card says, which is no news of where it is now."""
         with outbound.lock:
-            if not outbound.closed and outbound.card == card:
-                self.broke(outbound)
+            if not outbound.closed and outbound.peer_record == record:
+                self.mark_broken(outbound)
         self._news()
 
     # Connections that others open
@@ -420,103 +425,107 @@ class Door:
             while True:
                 connection, _ = self._listener.accept()
                 prepare(connection)
-                caller = _Caller(connection, monotonic() + HANDSHAKE)
-                self._callers[caller] = None
-                self._selector.register(connection, READ, caller)
-                if len(self._callers) > BACKLOG:
-                    self._turn_away(next(iter(self._callers)), Refusal.UNFINISHED)
+                handshake = _IncomingHandshake(connection, monotonic() + HANDSHAKE_TIMEOUT_SECONDS)
+                self._callers[handshake] = None
+                self._selector.register(connection, READ_EVENT, handshake)
+                if len(self._callers) > ENDPOINT_BACKLOG_COUNT:
+                    self._turn_away(next(iter(self._callers)), RejectionReason.UNFINISHED)
         except BlockingIOError:
             pass
         except OSError:  # no descriptor is free: this is tried again at once otherwise
-            sleep(REDIAL)
+            sleep(REDIAL_SECONDS)
 
-    def _hear(self, caller: _Caller) -> None:
-        if caller.looked_up is not None:  # it says more before it has an answer, or has gone
-            self._turn_away(caller, Refusal.STRANGER)
+    def _read_hello(self, handshake: _IncomingHandshake) -> None:
+        if handshake.record_lookup is not None:  # it says more before it has an answer, or has gone
+            self._turn_away(handshake, RejectionReason.STRANGER)
             return
         try:
-            came = caller.socket.recv(caller.wanted - len(caller.hello))
+            came = handshake.socket.recv(handshake.wanted - len(handshake.hello))
         except BlockingIOError:
             return
         except OSError:
             came = b""
-        caller.hello += came
+        handshake.hello += came
         if not came:
-            strange = bool(caller.hello) and not MAGIC.startswith(caller.hello[: len(MAGIC)])
-            self._turn_away(caller, Refusal.STRANGER if strange else Refusal.UNFINISHED)
-        elif len(caller.hello) == caller.wanted:
-            if caller.wanted > PREFIX.size:
-                self._judge(caller)
+            strange = bool(handshake.hello) and not WIRE_MAGIC.startswith(
+                handshake.hello[: len(WIRE_MAGIC)]
+            )
+            self._turn_away(
+                handshake, RejectionReason.STRANGER if strange else RejectionReason.UNFINISHED
+            )
+        elif len(handshake.hello) == handshake.wanted:
+            if handshake.wanted > WIRE_PREFIX_STRUCT.size:
+                self._judge(handshake)
                 return
-            magic, version, nbytes = PREFIX.unpack(caller.hello)
-            if magic != MAGIC or not 0 < nbytes <= HELLO_NBYTES:
-                self._turn_away(caller, Refusal.STRANGER)
-            elif version != VERSION:
-                self._turn_away(caller, Refusal.MALFORMED)
+            magic, version, nbytes = WIRE_PREFIX_STRUCT.unpack(handshake.hello)
+            if magic != WIRE_MAGIC or not 0 < nbytes <= HELLO_NBYTES:
+                self._turn_away(handshake, RejectionReason.STRANGER)
+            elif version != WIRE_VERSION:
+                self._turn_away(handshake, RejectionReason.MALFORMED)
             else:
-                caller.wanted += nbytes
+                handshake.wanted += nbytes
 
-    def _judge(self, caller: _Caller) -> None:
+    def _judge(self, handshake: _IncomingHandshake) -> None:
         """All of the hello is there."""
-        hello = bytes(caller.hello)
-        card = caller.card = sender_of(self._identity, hello)
-        if card is None:
-            self._turn_away(caller, Refusal.FORGED)
+        hello = bytes(handshake.hello)
+        record = handshake.peer_record = sender_of(self._identity, hello)
+        if record is None:
+            self._turn_away(handshake, RejectionReason.FORGED)
             return
         try:
-            caller.reply, caller.cipher = answered(self._identity, hello, card)
+            handshake.reply, handshake.cipher = answered(self._identity, hello, record)
         except ValueError:
-            self._turn_away(caller, Refusal.STRANGER)
+            self._turn_away(handshake, RejectionReason.STRANGER)
             return
         # Only those who know this rank's card from the store get as far as a question to it.
         believes_store = self.protection.secret is None and self.protection.encrypted
-        if believes_store and self._known.get(card.rank) != card:
-            self._ask_for_card(caller, card.rank)
+        if believes_store and self._known.get(record.rank) != record:
+            self._look_up_record(handshake, record.rank)
         else:
-            self._let_in(caller, card)
+            self._let_in(handshake, record)
 
-    def _ask_for_card(self, caller: _Caller, rank: int) -> None:
-        name = self._sealer.key_of(rank)
+    def _look_up_record(self, handshake: _IncomingHandshake, rank: int) -> None:
+        name = self._signer.key_of(rank)
         try:
-            caller.looked_up = self._line.begin(lambda store: _get(store, name))
+            handshake.record_lookup = self._store_client.call_async(lambda store: _get(store, name))
         except RunError:
-            self._turn_away(caller, Refusal.UNFINISHED)
+            self._turn_away(handshake, RejectionReason.UNFINISHED)
 
-    def _let_in_as_in_store(self, caller: _Caller, looked_up: Future[bytes]) -> None:
+    def _let_in_as_in_store(self, handshake: _IncomingHandshake, looked_up: Future[bytes]) -> None:
         try:
-            card = self._sealer.read(looked_up.result())
+            record = self._signer.read(looked_up.result())
         except RuntimeError:  # torch's DistError is one
-            self._turn_away(caller, Refusal.UNFINISHED)
+            self._turn_away(handshake, RejectionReason.UNFINISHED)
             return
-        if card is None or card != caller.card:
-            self._turn_away(caller, Refusal.STRANGER)
+        if record is None or record != handshake.peer_record:
+            self._turn_away(handshake, RejectionReason.STRANGER)
             return
-        self._known[card.rank] = card
-        self._let_in(caller, card)
+        self._known[record.rank] = record
+        self._let_in(handshake, record)
 
-    def _let_in(self, caller: _Caller, card: Card) -> None:
+    def _let_in(self, handshake: _IncomingHandshake, record: PeerRecord) -> None:
         try:
-            caller.socket.send(caller.reply)  # a new socket has room for it
+            handshake.socket.send(handshake.reply)  # a new socket has room for it
         except OSError:
-            self._turn_away(caller, Refusal.UNFINISHED)
+            self._turn_away(handshake, RejectionReason.UNFINISHED)
             return
-        del self._callers[caller]
-        self._selector.unregister(caller.socket)
-        self._admit(caller.socket, card.rank, caller.cipher)
+        del self._callers[handshake]
+        self._selector.unregister(handshake.socket)
+        self._admit(handshake.socket, record.rank, handshake.cipher)
 
-    def _turn_away(self, caller: _Caller, why: Refusal) -> None:
-        del self._callers[caller]
-        self._drop(caller.socket)
+    def _turn_away(self, handshake: _IncomingHandshake, why: RejectionReason) -> None:
+        del self._callers[handshake]
+        self._drop(handshake.socket)
         self.refused.count(why)
 
     def _publish(self, store: Store) -> None:
-        store.set(self._sealer.key_of(self.rank), self.text.decode())
+        store.set(self._signer.key_of(self.rank), self.text.decode())
 
 
 def _listening(rank: int, host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        return socket.create_server((host, 0), family=family, backlog=ENDPOINT_BACKLOG_COUNT)
     except OSError as error:
         raise TransportError(
             f"rank {rank} can't listen on {host}: {error.strerror or error}", "name another address"

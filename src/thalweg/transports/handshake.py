@@ -24,15 +24,17 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from thalweg.transports.cipher import KEY_NBYTES, RecordCipher, derived
-from thalweg.transports.peer_record import LONGEST, Card, Sealer
+from thalweg.transports.peer_record import MAX_RECORD_BYTES, PeerRecord, RecordSigner
 
-MAGIC, VERSION = b"thlw", 4
-PREFIX = struct.Struct("<4sHH")  # magic, version, bytes that follow
-FIXED = struct.Struct("<8sI32s")  # scope, receiver's rank, the sender's key for this connection
+WIRE_MAGIC, WIRE_VERSION = b"thlw", 4
+WIRE_PREFIX_STRUCT = struct.Struct("<4sHH")  # magic, version, bytes that follow
+HELLO_STRUCT = struct.Struct(
+    "<8sI32s"
+)  # scope, receiver's rank, the sender's key for this connection
 MAC_NBYTES = 32
-HELLO_NBYTES = FIXED.size + LONGEST + MAC_NBYTES  # at most, after the prefix
+HELLO_NBYTES = HELLO_STRUCT.size + MAX_RECORD_BYTES + MAC_NBYTES  # at most, after the prefix
 REPLY_NBYTES = KEY_NBYTES + MAC_NBYTES
-_PLAIN_REPLY = MAGIC.ljust(REPLY_NBYTES, b"\0")
+_PLAIN_REPLY = WIRE_MAGIC.ljust(REPLY_NBYTES, b"\0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,34 +42,34 @@ class Identity:
     """What a rank needs to open connections and to answer them. `private` is None where connections
     are not encrypted; `scope` is what they are for: both ends must have the same."""
 
-    card: Card
+    record: PeerRecord
     private: X25519PrivateKey | None = field(repr=False)
-    sealer: Sealer
+    signer: RecordSigner
     scope: bytes
 
     @property
     def text(self) -> bytes:
-        return self.sealer.write(self.card).encode()
+        return self.signer.write(self.record).encode()
 
-    def shared_with(self, card: Card) -> bytes:
+    def shared_with(self, record: PeerRecord) -> bytes:
         """The key under which a hello between these two is authenticated."""
         assert self.private is not None
-        material = self.private.exchange(X25519PublicKey.from_public_bytes(card.key))
-        return derived(material, self.sealer.secret or b"", b"thalweg hello" + self.scope)
+        material = self.private.exchange(X25519PublicKey.from_public_bytes(record.key))
+        return derived(material, self.signer.secret or b"", b"thalweg hello" + self.scope)
 
 
 class Hello:
     """The sender's side of one handshake, with the peer that this card belongs to."""
 
-    def __init__(self, identity: Identity, peer: Card) -> None:
+    def __init__(self, identity: Identity, peer: PeerRecord) -> None:
         self._identity = identity
         self._peer = peer
         self._ephemeral = X25519PrivateKey.generate() if identity.private else None
         public = self._ephemeral.public_key().public_bytes_raw() if self._ephemeral else b""
-        said = FIXED.pack(identity.scope, peer.rank, public) + identity.text
+        said = HELLO_STRUCT.pack(identity.scope, peer.rank, public) + identity.text
         if identity.private is not None:
             said += hmac.digest(identity.shared_with(peer), said, "sha256")
-        self.text = PREFIX.pack(MAGIC, VERSION, len(said)) + said
+        self.text = WIRE_PREFIX_STRUCT.pack(WIRE_MAGIC, WIRE_VERSION, len(said)) + said
 
     def finish(self, reply: bytes) -> RecordCipher | None:
         """The cipher to send under, None on a plain connection; ValueError if the reply does not
@@ -89,15 +91,17 @@ class Hello:
         return RecordCipher(key)
 
 
-def answered(identity: Identity, hello: bytes, sender: Card) -> tuple[bytes, RecordCipher | None]:
+def answered(
+    identity: Identity, hello: bytes, sender: PeerRecord
+) -> tuple[bytes, RecordCipher | None]:
     """The receiver's reply to a hello of this sender, and the cipher to receive under; ValueError
     if the sender does not have its card's key."""
     if identity.private is None:
         return _PLAIN_REPLY, None
-    said, mac = hello[PREFIX.size : -MAC_NBYTES], hello[-MAC_NBYTES:]
+    said, mac = hello[WIRE_PREFIX_STRUCT.size : -MAC_NBYTES], hello[-MAC_NBYTES:]
     if not hmac.compare_digest(hmac.digest(identity.shared_with(sender), said, "sha256"), mac):
         raise ValueError("the hello does not authenticate")
-    theirs = X25519PublicKey.from_public_bytes(FIXED.unpack_from(said)[2])
+    theirs = X25519PublicKey.from_public_bytes(HELLO_STRUCT.unpack_from(said)[2])
     ephemeral = X25519PrivateKey.generate()
     public = ephemeral.public_key().public_bytes_raw()
     material = (
@@ -109,17 +113,17 @@ def answered(identity: Identity, hello: bytes, sender: Card) -> tuple[bytes, Rec
     return public + mac, RecordCipher(key)
 
 
-def sender_of(identity: Identity, hello: bytes) -> Card | None:
+def sender_of(identity: Identity, hello: bytes) -> PeerRecord | None:
     """The card that a hello shows; None if the hello is not meant for this rank, or the card is not
     one of this job's."""
     end = -MAC_NBYTES if identity.private is not None else None
-    said = hello[PREFIX.size : end]
-    if len(said) < FIXED.size:
+    said = hello[WIRE_PREFIX_STRUCT.size : end]
+    if len(said) < HELLO_STRUCT.size:
         return None
-    scope, rank, _ = FIXED.unpack_from(said)
-    if (scope, rank) != (identity.scope, identity.card.rank):
+    scope, rank, _ = HELLO_STRUCT.unpack_from(said)
+    if (scope, rank) != (identity.scope, identity.record.rank):
         return None
-    return identity.sealer.read(said[FIXED.size :])
+    return identity.signer.read(said[HELLO_STRUCT.size :])
 
 
 def scope_of(*names: str) -> bytes:

@@ -13,15 +13,15 @@ from time import monotonic
 from typing import NamedTuple
 
 from thalweg.errors import PeerLate, TransportClosed, TransportError
-from thalweg.transports.rejections import Refusal, Tally
+from thalweg.transports.rejections import RejectionCounter, RejectionReason
 from thalweg.transports.transport import Address, Array
 
-EARLY = 512  # messages of later formations that are kept
-EARLY_BYTES = 256 << 20
+MAX_EARLY_MESSAGES = 512  # messages of later formations that are kept
+MAX_EARLY_BYTES = 256 << 20
 
 
-class _Early(NamedTuple):
-    formation: int
+class _EarlyMessage(NamedTuple):
+    membership_epoch: int
     address: Address
     array: Array
 
@@ -29,16 +29,16 @@ class _Early(NamedTuple):
 class Inbox:
     """Filled by one or more threads, emptied by another."""
 
-    def __init__(self, rank: int, refused: Tally | None = None) -> None:
+    def __init__(self, rank: int, refused: RejectionCounter | None = None) -> None:
         self.rank = rank
         self.closed = False
-        self.formation = 0
-        self.refused = Tally(rank) if refused is None else refused
+        self.membership_epoch = 0
+        self.refused = RejectionCounter(rank) if refused is None else refused
         self._members: frozenset[int] | None = None  # None: everybody
         self._changed = Condition()
         self._woken = False
         self._messages: dict[Address, deque[Array]] = {}
-        self._early: list[_Early] = []
+        self._early: list[_EarlyMessage] = []
 
     def refuse_if_closed(self, doing: str) -> None:
         if self.closed:
@@ -47,26 +47,26 @@ class Inbox:
     def refuse_if_no_member(self, peer: int) -> None:
         if not self.has_member(peer):
             raise TransportError(
-                f"rank {peer} isn't in formation {self.formation} of rank {self.rank}",
+                f"rank {peer} isn't in formation {self.membership_epoch} of rank {self.rank}",
                 "exchange messages with its members, or enter one that has it",
             )
 
     def has_member(self, peer: int) -> bool:
         return self._members is None or peer in self._members
 
-    def enter(self, formation: int, members: Collection[int]) -> None:
+    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
         """Forget what came of older formations, and hand out what came early of this one."""
         with self._changed:
             self.refuse_if_closed(f"enters formation {formation}")
-            if formation <= self.formation:
+            if formation <= self.membership_epoch:
                 raise TransportError(
                     f"rank {self.rank} can't enter formation {formation}: it is in "
-                    f"{self.formation}",
+                    f"{self.membership_epoch}",
                     "give each formation a higher number than the one before",
                 )
             forgotten = sum(len(queue) for queue in self._messages.values())
-            self.refused.count(Refusal.STALE, forgotten)
-            self.formation = formation
+            self.refused.count(RejectionReason.STALE, forgotten)
+            self.membership_epoch = formation
             self._members = frozenset(members)
             self._messages.clear()
             early, self._early = self._early, []
@@ -77,23 +77,23 @@ class Inbox:
     def put(self, address: Address, array: Array, formation: int = 0) -> None:
         with self._changed:
             if not self.closed:
-                self._sort_in(_Early(formation, address, array))
+                self._sort_in(_EarlyMessage(formation, address, array))
                 self._changed.notify_all()
 
-    def take_now(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
+    def receive_now(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
         """One of these messages, if it is here."""
         with self._changed:
-            return self._take(wanted)
+            return self._pop(wanted)
 
-    def take(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
+    def receive(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         with self._changed:
             while True:
-                found = self._take(wanted)
+                found = self._pop(wanted)
                 if found is not None:
                     return found
                 left = deadline - monotonic()
                 if left <= 0 or not self._changed.wait(left):
-                    raise late(self.rank, wanted)
+                    raise peer_late_error(self.rank, wanted)
 
     def idle(self, seconds: float) -> None:
         """Wait until something has come, or `wake` was called."""
@@ -114,24 +114,27 @@ class Inbox:
             self._early.clear()
             self._changed.notify_all()
 
-    def _sort_in(self, message: _Early) -> None:
+    def _sort_in(self, message: _EarlyMessage) -> None:
         formation, address, array = message
-        if formation > self.formation:
-            if len(self._early) < EARLY and self._early_bytes() + array.nbytes <= EARLY_BYTES:
+        if formation > self.membership_epoch:
+            if (
+                len(self._early) < MAX_EARLY_MESSAGES
+                and self._early_bytes() + array.nbytes <= MAX_EARLY_BYTES
+            ):
                 self._early.append(message)
             else:
-                self.refused.count(Refusal.TOO_EARLY)
-        elif formation < self.formation:
-            self.refused.count(Refusal.STALE)
+                self.refused.count(RejectionReason.TOO_EARLY)
+        elif formation < self.membership_epoch:
+            self.refused.count(RejectionReason.STALE)
         elif not self.has_member(address.peer):
-            self.refused.count(Refusal.OUTSIDER)
+            self.refused.count(RejectionReason.OUTSIDER)
         else:
             self._messages.setdefault(address, deque()).append(array)
 
     def _early_bytes(self) -> int:
         return sum(message.array.nbytes for message in self._early)
 
-    def _take(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
+    def _pop(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
         self.refuse_if_closed("receives")
         address = next((a for a in self._messages if a in wanted), None)
         if address is not None:
@@ -145,7 +148,7 @@ class Inbox:
         return None
 
 
-def late(rank: int, wanted: Collection[Address]) -> PeerLate:
+def peer_late_error(rank: int, wanted: Collection[Address]) -> PeerLate:
     oldest = min(address.label[:2] for address in wanted)
     return PeerLate(
         rank=rank,

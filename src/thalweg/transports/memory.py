@@ -32,7 +32,7 @@ class MemoryTransport:
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._inbox.refuse_if_closed("sends")
         self._inbox.refuse_if_no_member(peer)
-        address, formation = Address(self._rank, label), self._inbox.formation
+        address, formation = Address(self._rank, label), self._inbox.membership_epoch
         self._network.inboxes[peer].put(address, array.copy(), formation)
         return SENT
 
@@ -42,10 +42,10 @@ class MemoryTransport:
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
     ) -> tuple[Address, Array]:
-        return self._inbox.take(wanted, deadline)
+        return self._inbox.receive(wanted, deadline)
 
-    def enter(self, formation: int, members: Collection[int]) -> None:
-        self._inbox.enter(formation, members)
+    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
+        self._inbox.enter_epoch(formation, members)
 
     def idle(self, seconds: float) -> None:
         self._inbox.idle(seconds)
@@ -53,10 +53,10 @@ class MemoryTransport:
     def wake(self) -> None:
         self._inbox.wake()
 
-    def look_about(self) -> None:
+    def check_sends(self) -> None:
         """Nothing is lost."""
 
-    def meet_at(self, store: Store) -> None:
+    def use_store(self, store: Store) -> None:
         """They have found one another."""
 
     def close(self) -> None:

@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 
 from thalweg.transports.cipher import KEY_NBYTES
 
-LONGEST = 1024  # bytes of a card's text
-LAST_PORT = 65535
+MAX_RECORD_BYTES = 1024  # bytes of a card's text
+MAX_PORT = 65535
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[\w.-]+):(\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class PeerRecord:
     rank: int
     endpoint: str
     key: bytes  # public; empty where connections are plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sealer:
+class RecordSigner:
     """Writes cards and reads them; of one run, for one purpose."""
 
     purpose: str
@@ -39,46 +39,46 @@ class Sealer:
     secret: bytes | None = field(repr=False)
     encrypted: bool
 
-    def write(self, card: Card) -> str:
+    def write(self, record: PeerRecord) -> str:
         return json.dumps(
             {
-                "rank": card.rank,
-                "endpoint": card.endpoint,
-                "key": card.key.hex(),
-                "seal": self._seal(card),
+                "rank": record.rank,
+                "endpoint": record.endpoint,
+                "key": record.key.hex(),
+                "seal": self._seal(record),
             }
         )
 
-    def read(self, text: bytes) -> Card | None:
+    def read(self, text: bytes) -> PeerRecord | None:
         """None if it isn't a card, or not one that a holder of the secret wrote."""
         try:
-            parts = json.loads(text) if len(text) <= LONGEST else {}
-            card = Card(
+            parts = json.loads(text) if len(text) <= MAX_RECORD_BYTES else {}
+            record = PeerRecord(
                 rank=parts["rank"], endpoint=parts["endpoint"], key=bytes.fromhex(parts["key"])
             )
-            if not self._is_sound(card) or not isinstance(parts["seal"], str):
+            if not self._is_sound(record) or not isinstance(parts["seal"], str):
                 return None
-            sealed = hmac.compare_digest(parts["seal"].encode(), self._seal(card).encode())
+            sealed = hmac.compare_digest(parts["seal"].encode(), self._seal(record).encode())
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        return card if sealed or self.secret is None else None
+        return record if sealed or self.secret is None else None
 
     def key_of(self, rank: int) -> str:
         """Under which a rank's card lies in the store."""
         return f"{self.purpose}/{rank}"
 
-    def _is_sound(self, card: Card) -> bool:
-        endpoint = _ENDPOINT.fullmatch(card.endpoint)
+    def _is_sound(self, record: PeerRecord) -> bool:
+        endpoint = _ENDPOINT.fullmatch(record.endpoint)
         return (
-            type(card.rank) is int
-            and card.rank >= 0
+            type(record.rank) is int
+            and record.rank >= 0
             and endpoint is not None
-            and int(endpoint[3]) <= LAST_PORT
-            and len(card.key) == (KEY_NBYTES if self.encrypted else 0)
+            and int(endpoint[3]) <= MAX_PORT
+            and len(record.key) == (KEY_NBYTES if self.encrypted else 0)
         )
 
-    def _seal(self, card: Card) -> str:
+    def _seal(self, record: PeerRecord) -> str:
         if self.secret is None:
             return ""
-        said = [self.purpose, self.run, card.rank, card.endpoint, card.key.hex()]
+        said = [self.purpose, self.run, record.rank, record.endpoint, record.key.hex()]
         return hmac.digest(self.secret, json.dumps(said).encode(), "sha256").hex()

@@ -10,11 +10,11 @@ from time import monotonic
 from thalweg.transports.store_client import Store
 from thalweg.transports.transport import Address, Array, Label, Landings, Sending, Transport
 
-KEPT = 100_000  # messages
+MESSAGE_HISTORY_COUNT = 100_000  # messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class RecordedMessage:
     """When a message was handed over or taken in, by `time.monotonic`."""
 
     seconds: float
@@ -25,8 +25,8 @@ class Message:
 
 
 class RecordedTransport:
-    def __init__(self, inner: Transport, kept: int = KEPT) -> None:
-        self.messages: deque[Message] = deque(maxlen=kept)
+    def __init__(self, inner: Transport, kept: int = MESSAGE_HISTORY_COUNT) -> None:
+        self.messages: deque[RecordedMessage] = deque(maxlen=kept)
         self._inner = inner
 
     @property
@@ -47,8 +47,8 @@ class RecordedTransport:
         self._note(False, *address, array)
         return address, array
 
-    def enter(self, formation: int, members: Collection[int]) -> None:
-        self._inner.enter(formation, members)
+    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
+        self._inner.enter_epoch(formation, members)
 
     def idle(self, seconds: float) -> None:
         self._inner.idle(seconds)
@@ -56,16 +56,18 @@ class RecordedTransport:
     def wake(self) -> None:
         self._inner.wake()
 
-    def look_about(self) -> None:
-        self._inner.look_about()
+    def check_sends(self) -> None:
+        self._inner.check_sends()
 
-    def meet_at(self, store: Store) -> None:
-        self._inner.meet_at(store)
+    def use_store(self, store: Store) -> None:
+        self._inner.use_store(store)
 
     def close(self) -> None:
         self._inner.close()
 
     def _note(self, sent: bool, peer: int, label: Label, array: Array) -> None:
         self.messages.append(
-            Message(seconds=monotonic(), sent=sent, peer=peer, label=label, nbytes=array.nbytes)
+            RecordedMessage(
+                seconds=monotonic(), sent=sent, peer=peer, label=label, nbytes=array.nbytes
+            )
         )

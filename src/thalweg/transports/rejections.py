@@ -14,10 +14,10 @@ from threading import Lock
 from time import monotonic
 
 log = logging.getLogger("thalweg")
-QUIET = 60.0  # seconds between two lines in the log
+REJECTION_LOG_PERIOD_SECONDS = 60.0  # seconds between two lines in the log
 
 
-class Refusal(Enum):
+class RejectionReason(Enum):
     STALE = "messages of an older formation"
     OUTSIDER = "messages from a rank that isn't in the formation"
     TOO_EARLY = "messages of a formation that it hasn't entered, more than it keeps for later"
@@ -31,28 +31,28 @@ class Refusal(Enum):
 
     @property
     def is_suspicious(self) -> bool:
-        return self not in _USUAL
+        return self not in _USUAL_REJECTIONS
 
 
-_USUAL = (
-    Refusal.STALE,
-    Refusal.OUTSIDER,
-    Refusal.TOO_EARLY,
-    Refusal.UNFINISHED,
-    Refusal.TRUNCATED,
+_USUAL_REJECTIONS = (
+    RejectionReason.STALE,
+    RejectionReason.OUTSIDER,
+    RejectionReason.TOO_EARLY,
+    RejectionReason.UNFINISHED,
+    RejectionReason.TRUNCATED,
 )
 
 
-class Tally(Mapping[Refusal, int]):
+class RejectionCounter(Mapping[RejectionReason, int]):
     """Of one rank; counted by any thread."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._counts: Counter[Refusal] = Counter()
+        self._counts: Counter[RejectionReason] = Counter()
         self._lock = Lock()
         self._quiet_until = 0.0
 
-    def count(self, why: Refusal, number: int = 1, *, peer: int | None = None) -> None:
+    def count(self, why: RejectionReason, number: int = 1, *, peer: int | None = None) -> None:
         """`peer` is whose connection it came by, where that is known."""
         if not number:
             return
@@ -60,7 +60,7 @@ class Tally(Mapping[Refusal, int]):
             self._counts[why] += number
             says = why.is_suspicious and monotonic() >= self._quiet_until
             if says:
-                self._quiet_until = monotonic() + QUIET
+                self._quiet_until = monotonic() + REJECTION_LOG_PERIOD_SECONDS
         if says:
             log.warning(
                 "rank %d refused %s%s (%d so far); training goes on, and more of it within %g s is "
@@ -69,14 +69,14 @@ class Tally(Mapping[Refusal, int]):
                 why.value,
                 "" if peer is None else f", from rank {peer}",
                 self[why],
-                QUIET,
+                REJECTION_LOG_PERIOD_SECONDS,
             )
 
-    def __getitem__(self, why: Refusal) -> int:
+    def __getitem__(self, why: RejectionReason) -> int:
         with self._lock:
             return self._counts[why]
 
-    def __iter__(self) -> Iterator[Refusal]:
+    def __iter__(self) -> Iterator[RejectionReason]:
         with self._lock:
             return iter([why for why, number in self._counts.items() if number])
 

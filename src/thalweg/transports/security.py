@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from thalweg.errors import LaunchError
-from thalweg.transports.peer_record import Sealer
-from thalweg.transports.rejections import Tally
+from thalweg.transports.peer_record import RecordSigner
+from thalweg.transports.rejections import RejectionCounter
 
 ENCRYPTION_VARIABLE = "THALWEG_ENCRYPTION"
 FORMER_VARIABLE = "THALWEG_CURVE"  # its name when ZeroMQ encrypted; still understood
@@ -21,16 +21,18 @@ ON, OFF = "on", "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protection:
+class SecurityConfig:
     """`run` is the run's name in the store: a card of one isn't a card of another."""
 
     encrypted: bool = False
     secret: bytes | None = field(default=None, repr=False)
     run: str = ""
-    refused: Tally = field(default_factory=lambda: Tally(0))
+    refused: RejectionCounter = field(default_factory=lambda: RejectionCounter(0))
 
-    def sealer(self, purpose: str) -> Sealer:
-        return Sealer(purpose=purpose, run=self.run, secret=self.secret, encrypted=self.encrypted)
+    def signer(self, purpose: str) -> RecordSigner:
+        return RecordSigner(
+            purpose=purpose, run=self.run, secret=self.secret, encrypted=self.encrypted
+        )
 
     @property
     def mode(self) -> str:

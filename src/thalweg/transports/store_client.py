@@ -1,7 +1,7 @@
 """A line to the store that never hangs.
 
 Torch bounds the time of a `get`, but neither of `check` nor of `compare_set`: on a store whose host
-is paused or cut off they never return. A `Line` makes such calls in a thread of its own, on a
+is paused or cut off they never return. A `StoreClient` makes such calls in its own thread, on a
 connection of its own (two threads on one connection wait for each other), and stops waiting after
 the timeout that the store has.
 """
@@ -37,10 +37,10 @@ class Store(Protocol):
 
 
 _Calls = SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None]
-_REMEDY = "look whether the launcher still runs, and whether its host answers"
+_STORE_LOST_REMEDY = "look whether the launcher still runs, and whether its host answers"
 
 
-class Line:
+class StoreClient:
     """One rank's line to the store: a call ends in an answer or in RunError, never in a hang."""
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -52,7 +52,7 @@ class Line:
         Thread(target=_serve, args=(store, self._calls), name="store", daemon=True).start()
         finalize(self, self._calls.put, None)
 
-    def begin(self, call: Callable[[Store], T]) -> Future[T]:
+    def call_async(self, call: Callable[[Store], T]) -> Future[T]:
         """Ask without waiting; what the store raises is in the future."""
         if self._process != os.getpid():  # a fork has no threads of its parent's
             raise RunError(
@@ -65,8 +65,8 @@ class Line:
         self._calls.put((call, answer))
         return answer
 
-    def ask(self, call: Callable[[Store], T]) -> T:
-        answer = self.begin(call)
+    def call(self, call: Callable[[Store], T]) -> T:
+        answer = self.call_async(call)
         timeout: timedelta = getattr(self._store, "timeout", timedelta(minutes=5))  # torch's own
         seconds = timeout.total_seconds()
         try:
@@ -75,7 +75,9 @@ class Line:
             reason = f"no answer within {seconds:g} s"
         except RuntimeError as error:  # torch's DistError is one
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self._broken = StoreLost(f"rank {self.rank} can't reach the store: {reason}", _REMEDY)
+        self._broken = StoreLost(
+            f"rank {self.rank} can't reach the store: {reason}", _STORE_LOST_REMEDY
+        )
         raise self._broken from None
 
 

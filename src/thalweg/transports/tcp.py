@@ -23,9 +23,9 @@ import torch
 
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Outbound, Outgoing
-from thalweg.transports.inbox import Inbox, late
-from thalweg.transports.rejections import Refusal
-from thalweg.transports.security import Protection
+from thalweg.transports.inbox import Inbox, peer_late_error
+from thalweg.transports.rejections import RejectionReason
+from thalweg.transports.security import SecurityConfig
 from thalweg.transports.store_client import Store
 from thalweg.transports.transport import (
     SENT,
@@ -39,12 +39,14 @@ from thalweg.transports.transport import (
 )
 from thalweg.transports.wire import Wire
 
-HEADER = struct.Struct("<QQIIIQ")  # formation, step, round, start, stop, bytes of the payload
-PURPOSE = "tcp"
-QUEUE = 256  # messages that may wait for one peer
-LARGE = 31 << 20  # bytes, just below what glibc ever keeps for itself
-LOOK = 0.1  # seconds of waiting after which connections are looked at
-GRACE = 2.0  # seconds for a peer to come back
+TCP_HEADER_STRUCT = struct.Struct(
+    "<QQIIIQ"
+)  # formation, step, round, start, stop, bytes of the payload
+TCP_PURPOSE = "tcp"
+MAX_QUEUED_MESSAGES = 256  # messages that may wait for one peer
+MALLOC_THRESHOLD_BYTES = 31 << 20  # bytes, just below what glibc ever keeps for itself
+SEND_CHECK_POLL_SECONDS = 0.1  # seconds of waiting after which connections are looked at
+PEER_RECONNECT_SECONDS = 2.0  # seconds for a peer to come back
 
 
 class TcpTransport:
@@ -59,24 +61,24 @@ class TcpTransport:
         store: Store,
         host: str = "127.0.0.1",
         *,
-        protection: Protection | None = None,
-        grace: float = GRACE,
+        security: SecurityConfig | None = None,
+        grace: float = PEER_RECONNECT_SECONDS,
         forgives: bool = True,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         self._rank = rank
         self._forgives = forgives
-        self._look = look
+        self._raise_if_aborted = look
         self._grace = grace
         self._wire = Wire(
             rank,
             store,
             host,
-            purpose=PURPOSE,
-            header_nbytes=HEADER.size,
-            protection=protection,
+            purpose=TCP_PURPOSE,
+            header_nbytes=TCP_HEADER_STRUCT.size,
+            security=security,
         )
-        self._inbox = Inbox(rank, self._wire.door.refused)
+        self._inbox = Inbox(rank, self._wire.endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
         _keep_freed_memory()
@@ -86,25 +88,25 @@ class TcpTransport:
         return self._rank
 
     @property
-    def refused(self) -> Mapping[Refusal, int]:
+    def refused(self) -> Mapping[RejectionReason, int]:
         """What came and wasn't handed out, and why."""
-        return self._wire.door.refused
+        return self._wire.endpoint.refused
 
-    def meet_at(self, store: Store) -> None:
+    def use_store(self, store: Store) -> None:
         """Look peers up in this store from now on, and be found there; RunError if it doesn't
         answer."""
-        self._wire.door.meet_at(store)
+        self._wire.endpoint.use_store(store)
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         payload = in_bytes(array)
         with self._in_use:
             self._inbox.refuse_if_closed("sends")
             self._inbox.refuse_if_no_member(peer)
-            header = HEADER.pack(self._inbox.formation, *label, payload.nbytes)
+            header = TCP_HEADER_STRUCT.pack(self._inbox.membership_epoch, *label, payload.nbytes)
             outbound = self._connection(peer, label, deadline)
             if outbound.down:
                 self._look_after(peer)
-            while len(outbound.queue) >= QUEUE:
+            while len(outbound.queue) >= MAX_QUEUED_MESSAGES:
                 self._wait_for_room(outbound, label, deadline)
             message = self._wire.send(outbound, header, payload.data)
             return SENT if message.done else _Queued(self, outbound, message, label)
@@ -118,13 +120,13 @@ class TcpTransport:
         with self._in_use:
             self._landings = landings
             while True:
-                found = self._inbox.take_now(wanted)
+                found = self._inbox.receive_now(wanted)
                 if found is not None:
                     return found
                 left = deadline - monotonic()
                 if left <= 0 and not self._take_in(0.0):
-                    raise late(self._rank, wanted)
-                if left > 0 and not self._take_in(min(left, LOOK)):
+                    raise peer_late_error(self._rank, wanted)
+                if left > 0 and not self._take_in(min(left, SEND_CHECK_POLL_SECONDS)):
                     for peer in {address.peer for address in wanted}:
                         self._look_after(peer)
                     self._look_for_losses()
@@ -135,15 +137,17 @@ class TcpTransport:
         """Until the message has left, or is lost."""
         while not message.done:
             if monotonic() >= deadline:
-                raise late(self._rank, (Address(outbound.card.rank, label),))
+                raise peer_late_error(self._rank, (Address(outbound.peer_record.rank, label),))
             with self._in_use:
                 self._inbox.refuse_if_closed("sends")
                 outbound.awaited = True
-                came = message.done or self._take_in(min(LOOK, max(0.0, deadline - monotonic())))
-                if not came and self._inbox.has_member(outbound.card.rank):
-                    self._look_after(outbound.card.rank)
+                came = message.done or self._take_in(
+                    min(SEND_CHECK_POLL_SECONDS, max(0.0, deadline - monotonic()))
+                )
+                if not came and self._inbox.has_member(outbound.peer_record.rank):
+                    self._look_after(outbound.peer_record.rank)
             if not came:
-                self._look()
+                self._raise_if_aborted()
 
     def idle(self, seconds: float) -> None:
         with self._in_use:
@@ -153,16 +157,16 @@ class TcpTransport:
     def wake(self) -> None:
         self._wire.wake()
 
-    def look_about(self) -> None:
+    def check_sends(self) -> None:
         with self._in_use:
             self._look_for_losses()
 
-    def enter(self, formation: int, members: Collection[int]) -> None:
+    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
         with self._in_use:
-            self._inbox.enter(formation, members)
+            self._inbox.enter_epoch(formation, members)
             self._landings = None
             self._wire.hang_up()
-            self._wire.keep_apart()
+            self._wire.detach_targets()
 
     def close(self) -> None:
         """Also lets what was sent last leave, for a moment."""
@@ -177,26 +181,26 @@ class TcpTransport:
         outbound = self._wire.outbound.get(peer)
         if outbound is not None:
             return outbound
-        while (card := self._wire.door.find(peer)) is None:
+        while (record := self._wire.endpoint.find(peer)) is None:
             if monotonic() >= deadline:
-                raise late(self._rank, (Address(peer, label),))
-            self._look()
-            sleep(LOOK / 10)
-        return self._wire.connect(card)
+                raise peer_late_error(self._rank, (Address(peer, label),))
+            self._raise_if_aborted()
+            sleep(SEND_CHECK_POLL_SECONDS / 10)
+        return self._wire.connect(record)
 
     def _look_after(self, peer: int) -> None:
         """See whether the peer is there, and look for it if not; PeerLost if it was gone long."""
         outbound = self._wire.outbound.get(peer)
         if outbound is None:
-            card = self._wire.door.find(peer)
-            if card is not None:
-                self._wire.connect(card)
+            record = self._wire.endpoint.find(peer)
+            if record is not None:
+                self._wire.connect(record)
             return
         seconds = outbound.seconds_down()
         if not seconds:
             return
-        card = self._wire.door.find(peer)
-        moved = card is not None and self._wire.door.move(outbound, card)
+        record = self._wire.endpoint.find(peer)
+        moved = record is not None and self._wire.endpoint.move(outbound, record)
         if seconds > self._grace and not moved:
             raise PeerLost(
                 f"rank {self._rank} lost its connection to rank {peer} {seconds:.1f} s ago",
@@ -207,7 +211,7 @@ class TcpTransport:
     def _look_for_losses(self) -> None:
         """Somebody may wait for ever for what was on its way when a connection broke."""
         for peer, outbound in self._wire.outbound.items():
-            if outbound.broke and not self._forgives:
+            if outbound.has_broken and not self._forgives:
                 raise PeerLost(
                     f"a connection of rank {self._rank} to rank {peer} broke",
                     f"look at what happened to rank {peer}",
@@ -216,26 +220,26 @@ class TcpTransport:
 
     def _wait_for_room(self, outbound: Outbound, label: Label, deadline: float) -> None:
         self._inbox.refuse_if_closed("sends")
-        peer = outbound.card.rank
+        peer = outbound.peer_record.rank
         left = deadline - monotonic()
         if left <= 0:
-            raise late(self._rank, (Address(peer, label),))
+            raise peer_late_error(self._rank, (Address(peer, label),))
         outbound.awaited = True
-        if not self._take_in(min(left, LOOK)):
-            self._look()
+        if not self._take_in(min(left, SEND_CHECK_POLL_SECONDS)):
+            self._raise_if_aborted()
             self._look_after(peer)
 
     def _take_in(self, seconds: float) -> bool:
         """Move what has arrived into the inbox; whether anything happened."""
         messages = self._wire.receive(seconds, self._place)
         for rank, header, array in messages or ():
-            formation, *label, _ = HEADER.unpack(header)
+            formation, *label, _ = TCP_HEADER_STRUCT.unpack(header)
             self._inbox.put(Address(rank, Label(*label)), array, formation)
         return messages is not None
 
     def _place(self, rank: int, header: bytes, nbytes: int) -> Landing | None:
-        formation, *label, _ = HEADER.unpack(header)
-        if self._landings is None or formation != self._inbox.formation:
+        formation, *label, _ = TCP_HEADER_STRUCT.unpack(header)
+        if self._landings is None or formation != self._inbox.membership_epoch:
             return None
         return self._landings(Address(rank, Label(*label)), nbytes)
 
@@ -264,4 +268,4 @@ def _keep_freed_memory() -> None:
     """Let the allocator keep what it frees, up to its own limit. Every message that comes in
     is allocated; glibc hands large blocks back to the kernel at once, and takes them again page
     by page, until it has seen a large one freed: let it see one."""
-    torch.empty(LARGE, dtype=torch.uint8)
+    torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)

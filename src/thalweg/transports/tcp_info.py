@@ -19,24 +19,27 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-DESCRIPTORS = Path("/proc/self/fd")
-OPTION = getattr(socket, "TCP_INFO", None)
-NBYTES = 232  # of struct tcp_info that are asked for
-NEEDED = 192  # with which it has all that is read here
-UNANSWERED = struct.Struct("=2xBB")  # segments in a row, and questions for room
-MOST_UNANSWERED = 4  # after 0.2, 0.4, 0.8 and 1.6 seconds on a quick link
-RTT = struct.Struct("=68xI")
-ACKED = struct.Struct("=120xQ")
-BUSY = struct.Struct("=168xQQ")  # and what of it the receiver had no room
-MICROSECONDS = 1e-6
-WORTH_A_LOOK, FOR_A_WHILE = 1 << 16, 300.0  # bytes between two looks at all, and seconds
+DESCRIPTORS_PATH = Path("/proc/self/fd")
+TCP_INFO_OPTION = getattr(socket, "TCP_INFO", None)
+TCP_INFO_BYTES = 232  # of struct tcp_info that are asked for
+MIN_TCP_INFO_BYTES = 192  # with which it has all that is read here
+UNANSWERED_STRUCT = struct.Struct("=2xBB")  # segments in a row, and questions for room
+MAX_UNANSWERED_COUNT = 4  # after 0.2, 0.4, 0.8 and 1.6 seconds on a quick link
+RTT_STRUCT = struct.Struct("=68xI")
+ACKED_STRUCT = struct.Struct("=120xQ")
+BUSY_STRUCT = struct.Struct("=168xQQ")  # and what of it the receiver had no room
+MICROSECOND_SECONDS = 1e-6
+MIN_OBSERVED_TRAFFIC_BYTES, TRAFFIC_MEMORY_SECONDS = (
+    1 << 16,
+    300.0,
+)  # bytes between two looks at all, and seconds
 _Key = tuple[int, str, int]
 """A descriptor, and the address and port that it leads to."""
 _Counts = tuple[int, int, float]
 """Bytes that were acknowledged, microseconds busy, and the seconds of a round trip."""
 
 
-class Sent(NamedTuple):
+class ConnectionTraffic(NamedTuple):
     """Over a connection, since it was last looked at. `busy` is without the time in which the peer
     had no room."""
 
@@ -49,14 +52,14 @@ class Sent(NamedTuple):
 
 def answers(connection: socket.socket) -> bool:
     """Whether the other end's kernel still acknowledges what is sent, be it that it has no room."""
-    if OPTION is None:
+    if TCP_INFO_OPTION is None:
         return True
     try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, OPTION, NBYTES)
+        info = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO_OPTION, TCP_INFO_BYTES)
     except OSError:  # it isn't told here
         return True
-    segments, questions = UNANSWERED.unpack_from(info)
-    return bool(max(segments, questions) < MOST_UNANSWERED)
+    segments, questions = UNANSWERED_STRUCT.unpack_from(info)
+    return bool(max(segments, questions) < MAX_UNANSWERED_COUNT)
 
 
 class Connections:
@@ -70,49 +73,57 @@ class Connections:
         self._used: dict[_Key, float] = {}  # when much went over a connection last
         self._descriptors: list[int] = []  # of those
 
-    def look_at_all(self) -> list[Sent]:
+    def look_at_all(self) -> list[ConnectionTraffic]:
         """What moved since the last time; and which connections are worth a look until the next."""
-        told = self._told(_open())
+        told = self._counters(_open())
         found = _moved(self._all, told)
         now = monotonic()
-        self._used |= {key: now for key, sent in found.items() if sent.nbytes >= WORTH_A_LOOK}
-        self._used = {k: t for k, t in self._used.items() if k in told and now - t < FOR_A_WHILE}
+        self._used |= {
+            key: now for key, sent in found.items() if sent.nbytes >= MIN_OBSERVED_TRAFFIC_BYTES
+        }
+        self._used = {
+            k: t for k, t in self._used.items() if k in told and now - t < TRAFFIC_MEMORY_SECONDS
+        }
         self._descriptors = [descriptor for descriptor, _, _ in self._used]
         self._all = told
         return list(found.values())
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[ConnectionTraffic]:
         """What moved since the last time on those that much goes over."""
-        told = self._told(self._descriptors)
+        told = self._counters(self._descriptors)
         found = _moved(self._busy, told)
         self._busy = told
         return list(found.values())
 
-    def _told(self, descriptors: Iterable[int]) -> dict[_Key, _Counts]:
-        told = (_told(descriptor) for descriptor in descriptors)
+    def _counters(self, descriptors: Iterable[int]) -> dict[_Key, _Counts]:
+        told = (_socket_counters(descriptor) for descriptor in descriptors)
         return {key: counts for key, counts in filter(None, told) if key[1] not in self._own}
 
 
-def _moved(before: Mapping[_Key, _Counts], now: Mapping[_Key, _Counts]) -> dict[_Key, Sent]:
+def _moved(
+    before: Mapping[_Key, _Counts], now: Mapping[_Key, _Counts]
+) -> dict[_Key, ConnectionTraffic]:
     found = {}
     for key, (acked, busy, round_trip) in now.items():
         acked_before, busy_before, _ = before.get(key, (acked, busy, 0.0))
         if acked > acked_before:
-            seconds = max(0, busy - busy_before) * MICROSECONDS
-            found[key] = Sent(key[1], key[2], acked - acked_before, seconds, round_trip)
+            seconds = max(0, busy - busy_before) * MICROSECOND_SECONDS
+            found[key] = ConnectionTraffic(
+                key[1], key[2], acked - acked_before, seconds, round_trip
+            )
     return found
 
 
 def _open() -> list[int]:
     """Descriptors of this process, of whatever kind."""
     try:
-        with os.scandir(DESCRIPTORS) as entries:
+        with os.scandir(DESCRIPTORS_PATH) as entries:
             return [int(entry.name) for entry in entries]
     except OSError:  # no /proc
         return []
 
 
-def _told(descriptor: int) -> tuple[_Key, _Counts] | None:
+def _socket_counters(descriptor: int) -> tuple[_Key, _Counts] | None:
     """None if it isn't a TCP connection. The descriptor is another's: it is borrowed and left
     open."""
     try:
@@ -123,19 +134,19 @@ def _told(descriptor: int) -> tuple[_Key, _Counts] | None:
         if borrowed.type != socket.SOCK_STREAM or borrowed.family not in _FAMILIES:
             return None
         peer = borrowed.getpeername()
-        assert OPTION is not None
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, OPTION, NBYTES)
+        assert TCP_INFO_OPTION is not None
+        info = borrowed.getsockopt(socket.IPPROTO_TCP, TCP_INFO_OPTION, TCP_INFO_BYTES)
     except OSError:
         return None
     finally:
         borrowed.detach()
-    if len(info) < NEEDED:
+    if len(info) < MIN_TCP_INFO_BYTES:
         return None
-    [acked] = ACKED.unpack_from(info)
-    busy, no_room = BUSY.unpack_from(info)
-    [round_trip] = RTT.unpack_from(info)
+    [acked] = ACKED_STRUCT.unpack_from(info)
+    busy, no_room = BUSY_STRUCT.unpack_from(info)
+    [round_trip] = RTT_STRUCT.unpack_from(info)
     key = descriptor, plain(peer[0]), peer[1]
-    return key, (acked, busy - no_room, round_trip * MICROSECONDS)
+    return key, (acked, busy - no_room, round_trip * MICROSECOND_SECONDS)
 
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)

@@ -80,7 +80,7 @@ class Transport(Protocol):
         """The first of these messages to arrive; PeerLate if none is there by the deadline. Until
         the next call or the next formation, `landings` says where payloads may go."""
 
-    def enter(self, formation: int, members: Collection[int]) -> None:
+    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
         """From now on send and receive as one of these members. What is under way of an older
         formation is given up and never handed out; what a member has sent already, because it
         entered first, is. Called by the thread that sends and receives."""
@@ -92,11 +92,11 @@ class Transport(Protocol):
     def wake(self) -> None:
         """End the `idle` of the thread that sends and receives; called by any thread."""
 
-    def look_about(self) -> None:
+    def check_sends(self) -> None:
         """For one that waits for nothing: PeerLost if what it has sent may not have arrived, where
         that is a reason for all to meet."""
 
-    def meet_at(self, store: Store) -> None:
+    def use_store(self, store: Store) -> None:
         """Find one another by this store from now on: the old one is gone."""
 
     def close(self) -> None:
@@ -108,11 +108,11 @@ def in_bytes(array: Array) -> Array:
     return np.require(array, requirements=("C", "W")).reshape(-1).view(np.uint8)
 
 
-class _Sent:
+class _CompletedSend:
     done = True
 
     def wait(self, deadline: float) -> None:
         """It was copied."""
 
 
-SENT: Sending = _Sent()
+SENT: Sending = _CompletedSend()

@@ -15,14 +15,21 @@ from time import monotonic, sleep
 
 from thalweg.errors import TransportError
 from thalweg.transports.cipher import RecordCipher
-from thalweg.transports.connection import Inbound, Outbound, Outgoing, Place, Received, Refused
-from thalweg.transports.endpoint import Door
-from thalweg.transports.peer_record import Card
-from thalweg.transports.security import Protection
+from thalweg.transports.connection import (
+    ChooseLanding,
+    Inbound,
+    Outbound,
+    Outgoing,
+    Received,
+    RejectedMessage,
+)
+from thalweg.transports.endpoint import Endpoint
+from thalweg.transports.peer_record import PeerRecord
+from thalweg.transports.security import SecurityConfig
 from thalweg.transports.store_client import Store
 
-LINGER = 2.0  # seconds for what was sent last to leave
-PAUSE = 0.005  # seconds between two looks whether it has
+SEND_LINGER_SECONDS = 2.0  # seconds for what was sent last to leave
+SEND_LINGER_POLL_SECONDS = 0.005  # seconds between two looks whether it has
 
 
 def anywhere(rank: int, header: bytes, nbytes: int) -> None:
@@ -30,7 +37,7 @@ def anywhere(rank: int, header: bytes, nbytes: int) -> None:
 
 
 class Wire:
-    """`header_nbytes` is the length of every message's header. See `Door` for the rest."""
+    """`header_nbytes` is the length of every message's header. See `Endpoint` for the rest."""
 
     def __init__(
         self,
@@ -40,7 +47,7 @@ class Wire:
         *,
         purpose: str,
         header_nbytes: int,
-        protection: Protection | None,
+        security: SecurityConfig | None,
         room: str = "",
     ) -> None:
         self.outbound: dict[int, Outbound] = {}
@@ -55,13 +62,13 @@ class Wire:
         self._closed = False
         self._process = os.getpid()
         try:
-            self.door = Door(
+            self.endpoint = Endpoint(
                 rank,
                 store,
                 host,
                 purpose=purpose,
                 room=room,
-                protection=protection,
+                security=security,
                 admit=self._admit,
                 news=self.wake,
             )
@@ -75,17 +82,17 @@ class Wire:
         them: two that write to one would encrypt different texts under the same number."""
         return os.getpid() != self._process
 
-    def connect(self, card: Card) -> Outbound:
+    def connect(self, record: PeerRecord) -> Outbound:
         """A connection to this peer, which opens in the background."""
-        outbound = self.outbound[card.rank] = Outbound(card)
-        self.door.dial(outbound)
+        outbound = self.outbound[record.rank] = Outbound(record)
+        self.endpoint.dial(outbound)
         return outbound
 
     def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
         """Write the message, or queue it if the socket is full or not open."""
         if self.is_fork:
             raise TransportError(
-                f"rank {self.door.rank} sends from a fork of its process",
+                f"rank {self.endpoint.rank} sends from a fork of its process",
                 "communicate in the process that attached",
             )
         message = Outgoing(header, payload)
@@ -94,10 +101,12 @@ class Wire:
             outbound.queue.append(message)
             if idle and not self._flush(outbound):
                 self._full.append(outbound)
-                self.door.write_on(outbound)
+                self.endpoint.write_on(outbound)
         return message
 
-    def receive(self, seconds: float | None, place: Place = anywhere) -> list[Received] | None:
+    def receive(
+        self, seconds: float | None, place: ChooseLanding = anywhere
+    ) -> list[Received] | None:
         """The messages that have come. Waits until there is one, or news of a connection, or
         `wake` was called; None if nothing happened before the time was over. While it waits, this
         thread also writes what sockets had no room for; otherwise the network thread does."""
@@ -135,21 +144,21 @@ class Wire:
     def hang_up(self) -> None:
         """Close all connections to others; what waits in them is dropped."""
         while self.outbound:
-            self.door.hang_up(self.outbound.popitem()[1])
+            self.endpoint.hang_up(self.outbound.popitem()[1])
 
-    def keep_apart(self) -> None:
+    def detach_targets(self) -> None:
         """Let no message that is coming in write to where it was to go."""
         for inbound in tuple(self._inbound):
-            inbound.keep_apart()
+            inbound.detach_target()
 
     def close(self, lingers: Iterable[Outbound]) -> None:
         """Let what waits in these connections leave, for a moment, and close all."""
-        deadline = monotonic() + LINGER
+        deadline = monotonic() + SEND_LINGER_SECONDS
         for outbound in lingers:
             while not outbound.is_empty and not outbound.down and monotonic() < deadline:
-                sleep(PAUSE)
+                sleep(SEND_LINGER_POLL_SECONDS)
         self.hang_up()
-        self.door.close()
+        self.endpoint.close()
         self._closed = True
         for inbound in tuple(self._inbound):
             inbound.socket.close()
@@ -171,7 +180,7 @@ class Wire:
         try:
             return outbound.flush()
         except OSError:
-            self.door.broke(outbound)
+            self.endpoint.mark_broken(outbound)
             return True
 
     def _write_here(self) -> list[tuple[Outbound, int]]:
@@ -181,7 +190,7 @@ class Wire:
         for outbound in full:
             with outbound.lock:
                 if outbound.socket is not None and not outbound.is_empty:
-                    self.door.write_on(outbound, here=False)
+                    self.endpoint.write_on(outbound, here=False)
                     writing.append((outbound, outbound.socket.fileno()))
                     self._register(outbound.socket, selectors.EVENT_WRITE, outbound)
         return writing
@@ -192,7 +201,7 @@ class Wire:
             self._unregister(descriptor, outbound)
             with outbound.lock:
                 if outbound.socket is not None and not outbound.is_empty:
-                    self.door.write_on(outbound)
+                    self.endpoint.write_on(outbound)
                     self._full.append(outbound)
 
     def _write(self, outbound: Outbound) -> bool:
@@ -218,11 +227,11 @@ class Wire:
         if key is not None and key.data is outbound:
             self._selector.unregister(descriptor)
 
-    def _read(self, inbound: Inbound, messages: list[Received], place: Place) -> None:
+    def _read(self, inbound: Inbound, messages: list[Received], place: ChooseLanding) -> None:
         try:
             goes_on = inbound.read(messages, place)
-        except Refused as refused:
-            self.door.refused.count(refused.why, peer=inbound.rank)
+        except RejectedMessage as refused:
+            self.endpoint.refused.count(refused.why, peer=inbound.rank)
             goes_on = False
         if not goes_on:
             self._inbound.discard(inbound)

@@ -15,13 +15,13 @@ from torch.utils.data import TensorDataset
 
 from thalweg.workloads.job import DATA_SEED, Job, JobKind, accuracy, cross_entropies, seeded
 
-HELD_OUT = 0.2
-WIDTH = 512
+DIGITS_HELD_OUT_FRACTION = 0.2
+DIGITS_HIDDEN_ELEMENTS = 512
 
 
 def make(name: str) -> Job:
     images, labels = _shuffled()
-    training = round(len(images) * (1 - HELD_OUT))
+    training = round(len(images) * (1 - DIGITS_HELD_OUT_FRACTION))
     images = (images - images[:training].mean()) / images[:training].std()
     return Job(
         name=name,
@@ -37,13 +37,13 @@ def make(name: str) -> Job:
 
 def _mlp() -> nn.Module:
     return nn.Sequential(
-        _linear(64, WIDTH),
+        _linear(64, DIGITS_HIDDEN_ELEMENTS),
         nn.ReLU(),
-        _linear(WIDTH, WIDTH),
+        _linear(DIGITS_HIDDEN_ELEMENTS, DIGITS_HIDDEN_ELEMENTS),
         nn.ReLU(),
-        _linear(WIDTH, WIDTH),
+        _linear(DIGITS_HIDDEN_ELEMENTS, DIGITS_HIDDEN_ELEMENTS),
         nn.ReLU(),
-        _linear(WIDTH, 10),
+        _linear(DIGITS_HIDDEN_ELEMENTS, 10),
     )
 
 

@@ -26,8 +26,8 @@ Batch = tuple[torch.Tensor, ...]
 
 MODEL_SEED = 0
 DATA_SEED = 1  # another, or samples would resemble the first weights
-APART = 1000  # the seeds of two models
-_ONE_AT_A_TIME = Lock()  # torch has one random state for all threads, and ranks may be threads
+MODEL_SEED_STRIDE = 1000  # the seeds of two models
+_RANDOM_STATE_LOCK = Lock()  # torch has one random state for all threads, and ranks may be threads
 
 
 class MakeModel(Protocol):
@@ -68,9 +68,9 @@ def seeded(build: Callable[[], nn.Module]) -> MakeModel:
     """The same, but every call gives the same values and leaves the random state as it was."""
 
     def model(seed: int = 0) -> nn.Module:
-        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        with _RANDOM_STATE_LOCK, torch.random.fork_rng(devices=[]):
             # torch.manual_seed would reseed GPUs too
-            torch.default_generator.manual_seed(MODEL_SEED + APART * seed)
+            torch.default_generator.manual_seed(MODEL_SEED + MODEL_SEED_STRIDE * seed)
             return build()
 
     return model

@@ -22,18 +22,19 @@ from thalweg.errors import WorkloadError
 from thalweg.facts import about
 from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, accuracy, cross_entropies, seeded
 
-DISTANCE = 4.0
-DECADES = 0.5  # above and below 1
-HELD_OUT = 1000
-LARGEST = 4 * 10**9  # bytes
+CLASS_DISTANCE = 4.0
+FEATURE_SCALE_DECADES = 0.5  # above and below 1
+LOGISTIC_HELD_OUT_COUNT = 1000
+MAX_LOGISTIC_DATA_BYTES = 4 * 10**9  # bytes
 
 
 def make(name: str, features: int, classes: int, samples: int) -> Job:
     nbytes = 4 * features * samples
-    if nbytes > LARGEST:
+    if nbytes > MAX_LOGISTIC_DATA_BYTES:
         raise WorkloadError(
             f"the samples of {name} take {about(nbytes, 'B')}",
-            f"lower features or samples until they take at most {about(LARGEST, 'B')}",
+            "lower features or samples until they take at most "
+            f"{about(MAX_LOGISTIC_DATA_BYTES, 'B')}",
         )
     training, held_out = _draw(features, classes, samples)
     return Job(
@@ -60,11 +61,11 @@ def _draw(features: int, classes: int, samples: int) -> tuple[Batch, Batch]:
     """Samples to train with and samples held out, each with its label."""
     generator = torch.Generator().manual_seed(DATA_SEED)
     directions = torch.randn(classes, features, generator=generator)
-    means = DISTANCE * directions / directions.norm(dim=1, keepdim=True)
-    total = samples + HELD_OUT
+    means = CLASS_DISTANCE * directions / directions.norm(dim=1, keepdim=True)
+    total = samples + LOGISTIC_HELD_OUT_COUNT
     labels = torch.randint(classes, (total,), generator=generator)
     inputs = torch.randn(total, features, generator=generator)
-    inputs *= torch.logspace(-DECADES, DECADES, features)
+    inputs *= torch.logspace(-FEATURE_SCALE_DECADES, FEATURE_SCALE_DECADES, features)
     inputs += means[labels]
     return (inputs[:samples], labels[:samples]), (inputs[samples:], labels[samples:])
 

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import thalweg.workloads
 from thalweg.catalog import declared
-from thalweg.declarations import listed, nearest, settle
+from thalweg.declarations import fill_defaults, listed, nearest
 from thalweg.errors import PlanError, ThalwegError, WorkloadError
 from thalweg.plan import PlanText
 from thalweg.workloads.job import Job, JobKind
 
-EXAMPLE = "write it like digits or synthetic(params=2.5M), or name a Python file"
+JOB_EXAMPLE = "write it like digits or synthetic(params=2.5M), or name a Python file"
 _T = TypeVar("_T")
 
 
@@ -41,7 +41,7 @@ def parse_job(text: str) -> Job:
     try:
         written = PlanText.parse(text)
     except PlanError:  # its words are about plans
-        raise WorkloadError(f"can't read the job {text!r}", EXAMPLE) from None
+        raise WorkloadError(f"can't read the job {text!r}", JOB_EXAMPLE) from None
     if written.compressor is not None or written.settings:
         raise WorkloadError(
             f"{str(written)!r} says how to train, and a job only what",
@@ -55,7 +55,7 @@ def parse_job(text: str) -> Job:
         )
     kind = kinds[call.name]
     try:
-        values = settle(kind.name, call.arguments, kind.parameters)
+        values = fill_defaults(kind.name, call.arguments, kind.parameters)
     except PlanError as error:
         raise WorkloadError(error.problem, error.remedy) from None
     return kind.make(str(call), **values)

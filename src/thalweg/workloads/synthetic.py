@@ -27,23 +27,24 @@ from thalweg.errors import WorkloadError
 from thalweg.facts import Count
 from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, mean_loss, seeded
 
-COLUMNS = 1024
-FEWEST = 4  # layers, if nobody says how many
-SAMPLES = 2048
-HELD_OUT = 256
-FACTORS = 8
-LARGEST = Count.parse("4G")
+MAX_SYNTHETIC_COLUMNS = 1024
+MIN_SYNTHETIC_LAYERS = 4  # layers, if nobody says how many
+SYNTHETIC_SAMPLE_COUNT = 2048
+SYNTHETIC_HELD_OUT_COUNT = 256
+SYNTHETIC_FACTOR_COUNT = 8
+MAX_SYNTHETIC_PARAMETERS = Count.parse("4G")
 
 
 def make(name: str, params: Count, layers: int | None) -> Job:
-    if not 1 <= params.value <= LARGEST.value:
+    if not 1 <= params.value <= MAX_SYNTHETIC_PARAMETERS.value:
         raise WorkloadError(
-            f"params of {name}: {params} is not a size of a model", f"give 1 to {LARGEST}"
+            f"params of {name}: {params} is not a size of a model",
+            f"give 1 to {MAX_SYNTHETIC_PARAMETERS}",
         )
-    columns = min(COLUMNS, isqrt(params.value))
+    columns = min(MAX_SYNTHETIC_COLUMNS, isqrt(params.value))
     units, biases = divmod(params.value, columns)
     if layers is None:
-        layers = min(units, max(FEWEST, -(-units // COLUMNS)))
+        layers = min(units, max(MIN_SYNTHETIC_LAYERS, -(-units // MAX_SYNTHETIC_COLUMNS)))
     if layers > units:
         raise WorkloadError(
             f"layers of {name}: {layers} layers can't share {units} rows",
@@ -53,11 +54,13 @@ def make(name: str, params: Count, layers: int | None) -> Job:
     return Job(
         name=name,
         model=seeded(partial(Wide, columns, units, biases, layers)),
-        data=TensorDataset(inputs[:SAMPLES], targets[:SAMPLES]),
+        data=TensorDataset(inputs[:SYNTHETIC_SAMPLE_COUNT], targets[:SYNTHETIC_SAMPLE_COUNT]),
         losses=squared_errors,
         optimizer=partial(torch.optim.SGD, lr=1 / columns),
         metric="loss",
-        evaluate=mean_loss(squared_errors, (inputs[SAMPLES:], targets[SAMPLES:])),
+        evaluate=mean_loss(
+            squared_errors, (inputs[SYNTHETIC_SAMPLE_COUNT:], targets[SYNTHETIC_SAMPLE_COUNT:])
+        ),
         batch=32,
     )
 
@@ -92,9 +95,16 @@ def squared_errors(model: nn.Module, batch: Batch) -> torch.Tensor:
 def _draw(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs with elements of variance 1, and targets that are a bent sum of the factors."""
     generator = torch.Generator().manual_seed(DATA_SEED)
-    mixing = torch.randn(FACTORS, columns, generator=generator) / FACTORS**0.5
-    factors = torch.randn(SAMPLES + HELD_OUT, FACTORS, generator=generator)
-    return factors @ mixing, factors.sum(dim=1).div(FACTORS**0.5).tanh() + 1
+    mixing = (
+        torch.randn(SYNTHETIC_FACTOR_COUNT, columns, generator=generator)
+        / SYNTHETIC_FACTOR_COUNT**0.5
+    )
+    factors = torch.randn(
+        SYNTHETIC_SAMPLE_COUNT + SYNTHETIC_HELD_OUT_COUNT,
+        SYNTHETIC_FACTOR_COUNT,
+        generator=generator,
+    )
+    return factors @ mixing, factors.sum(dim=1).div(SYNTHETIC_FACTOR_COUNT**0.5).tanh() + 1
 
 
 JOB = JobKind(

@@ -34,21 +34,21 @@ MODULES = (
     "typing",
 )
 ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
-HELD_OUT = 0.1
-JUDGED = 128  # held-out windows
+TINYGPT_HELD_OUT_FRACTION = 0.1
+EVALUATED_WINDOW_COUNT = 128  # held-out windows
 
 CONTEXT = 64
 STRIDE = 16
-WIDTH = 128
+TINYGPT_WIDTH_ELEMENTS = 128
 HEADS = 4
 BLOCKS = 3
 
 
 def make(name: str) -> Job:
     text = encoded(_source())
-    training = round(len(text) * (1 - HELD_OUT))
+    training = round(len(text) * (1 - TINYGPT_HELD_OUT_FRACTION))
     held_out = windows(text[training:], CONTEXT)
-    apart = len(held_out[0]) // JUDGED
+    apart = len(held_out[0]) // EVALUATED_WINDOW_COUNT
     return Job(
         name=name,
         model=seeded(GPT),
@@ -56,7 +56,9 @@ def make(name: str) -> Job:
         losses=losses,
         optimizer=partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
         metric="loss",
-        evaluate=mean_loss(losses, tuple(part[::apart][:JUDGED] for part in held_out)),
+        evaluate=mean_loss(
+            losses, tuple(part[::apart][:EVALUATED_WINDOW_COUNT] for part in held_out)
+        ),
         batch=32,
     )
 
@@ -66,11 +68,11 @@ class GPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.characters = nn.Embedding(len(ALPHABET), WIDTH)
-        self.positions = nn.Embedding(CONTEXT, WIDTH)
+        self.characters = nn.Embedding(len(ALPHABET), TINYGPT_WIDTH_ELEMENTS)
+        self.positions = nn.Embedding(CONTEXT, TINYGPT_WIDTH_ELEMENTS)
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, len(ALPHABET), bias=False)
+        self.norm = nn.LayerNorm(TINYGPT_WIDTH_ELEMENTS)
+        self.head = nn.Linear(TINYGPT_WIDTH_ELEMENTS, len(ALPHABET), bias=False)
         self.apply(_start_small)
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
@@ -83,11 +85,13 @@ class GPT(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.attention_norm = nn.LayerNorm(TINYGPT_WIDTH_ELEMENTS)
         self.attention = Attention()
-        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.mlp_norm = nn.LayerNorm(TINYGPT_WIDTH_ELEMENTS)
         self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+            nn.Linear(TINYGPT_WIDTH_ELEMENTS, 4 * TINYGPT_WIDTH_ELEMENTS),
+            nn.GELU(),
+            nn.Linear(4 * TINYGPT_WIDTH_ELEMENTS, TINYGPT_WIDTH_ELEMENTS),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,15 +104,21 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         # Without a bias: that of the keys has no gradient but rounding errors, which Adam blows up.
-        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH)
+        self.queries_keys_values = nn.Linear(
+            TINYGPT_WIDTH_ELEMENTS, 3 * TINYGPT_WIDTH_ELEMENTS, bias=False
+        )
+        self.out = nn.Linear(TINYGPT_WIDTH_ELEMENTS, TINYGPT_WIDTH_ELEMENTS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, time, _ = x.shape
-        heads = self.queries_keys_values(x).view(batch, time, 3, HEADS, WIDTH // HEADS)
+        heads = self.queries_keys_values(x).view(
+            batch, time, 3, HEADS, TINYGPT_WIDTH_ELEMENTS // HEADS
+        )
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        joined: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, WIDTH))
+        joined: torch.Tensor = self.out(
+            mixed.transpose(1, 2).reshape(batch, time, TINYGPT_WIDTH_ELEMENTS)
+        )
         return joined
 
 

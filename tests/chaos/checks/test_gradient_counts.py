@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.histories import KILL, history_of
 from thalweg.chaos.checks import gradient_counts
 from thalweg.chaos.history import Commit, Ended, Event, Named, Recovered, Sent, Struck
-from thalweg.chaos.recovery_times import felt
+from thalweg.chaos.recovery_times import fault_times
 from thalweg.facts import Cluster
 
 RANKS, STALENESS = (0, 1, 2), 2
@@ -75,7 +75,7 @@ def once(events: list[Event]) -> list[str]:
 def test_nothing_is_found_where_each_gradient_counts_once() -> None:
     assert once(asynchronous()) == []
     history = history_of(asynchronous())
-    assert gradient_counts.within_bounds(history, felt(history, CLUSTER), STALENESS) == []
+    assert gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS) == []
 
 
 def test_a_gradient_is_applied_twice() -> None:
@@ -129,12 +129,12 @@ def test_ranks_end_with_different_parameters() -> None:
 def test_one_gets_too_far_ahead() -> None:
     ahead = changed(asynchronous(), 0, 3, lambda event: replace(event, step=event.step + 2))
     history = history_of(ahead)
-    found = gradient_counts.within_bounds(history, felt(history, CLUSTER), STALENESS)
+    found = gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS)
     assert "rank 0 after step 5 of formation 1: rank 1 has sent 2, which is" in found[0].text
     assert "rank 0 after step 5 of formation 1: rank 2 has sent 1, which is" in found[1].text
     marks = [Struck(time=1.0, fault=0), Recovered(time=80.0, fault=0)]
     history = history_of([*ahead, *marks], KILL)  # it is out
-    assert gradient_counts.within_bounds(history, felt(history, CLUSTER), STALENESS) == []
+    assert gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS) == []
 
 
 # lgc: four ranks, of which three are waited for
@@ -164,7 +164,9 @@ def compensated(steps: list[Weights]) -> list[Event]:
 
 def late(events: list[Event]) -> list[str]:
     history = history_of(events)
-    return [found.text for found in gradient_counts.now_late_or_never(history, lambda ranks: 3)]
+    return [
+        found.text for found in gradient_counts.counted_now_or_next_step(history, lambda ranks: 3)
+    ]
 
 
 def with_step(number: int, **changes: float) -> list[Weights]:

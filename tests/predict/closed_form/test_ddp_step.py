@@ -9,9 +9,15 @@ import pytest
 
 from thalweg.facts import Size, model_named
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import Codec, Compressed, Dense, Network, Sent
+from thalweg.predict.closed_form.ddp_step import (
+    AlphaBetaNetwork,
+    CodecTimes,
+    CompressedStep,
+    SentPayload,
+    UncompressedStep,
+)
 
-SLOW = Network(0.001, 1000.0)  # 1 ms a message, 1 ms a byte
+SLOW = AlphaBetaNetwork(0.001, 1000.0)  # 1 ms a message, 1 ms a byte
 
 
 def test_collectives_by_hand() -> None:
@@ -24,9 +30,9 @@ def test_alone_nothing_is_sent(collective: ddp_step.Collective) -> None:
     assert collective(SLOW, 100, 1) == 0
 
 
-def step(compute: float) -> Dense:
+def step(compute: float) -> UncompressedStep:
     """On SLOW among 2, buckets take 102, 102 and 12 ms."""
-    return Dense(compute=compute, buckets=[100, 100, 10], workers=2)
+    return UncompressedStep(compute=compute, buckets=[100, 100, 10], workers=2)
 
 
 def test_the_last_bucket_is_never_hidden() -> None:
@@ -40,12 +46,12 @@ def test_as_printed_it_is() -> None:
 
 
 def test_one_bucket_is_all_exposed() -> None:
-    dense = Dense(compute=0.1, buckets=[100], workers=2)
+    dense = UncompressedStep(compute=0.1, buckets=[100], workers=2)
     assert dense.seconds(SLOW) == pytest.approx(0.107 + 0.102)
 
 
 def test_alone_backward_is_not_slowed_down() -> None:
-    assert Dense(compute=1.0, buckets=[100], workers=1).seconds(SLOW) == 1.0
+    assert UncompressedStep(compute=1.0, buckets=[100], workers=1).seconds(SLOW) == 1.0
 
 
 def test_real_last_buckets_come_from_shapes() -> None:
@@ -55,19 +61,22 @@ def test_real_last_buckets_come_from_shapes() -> None:
 
 
 def test_compressed_steps_add_up() -> None:
-    compressed = Compressed(
+    compressed = CompressedStep(
         compute=1.0,
-        codec=Codec(own=0.2, gathered=0.01),
-        payloads=[Sent(10, ddp_step.all_gather), Sent(20, ddp_step.ring)],
+        codec=CodecTimes(own=0.2, gathered=0.01),
+        payloads=[SentPayload(10, ddp_step.all_gather), SentPayload(20, ddp_step.ring)],
         workers=4,
     )
     gathered, summed = 3 * (0.001 + 0.01), 6 * 0.001 + 1.5 * 0.02
     assert compressed.seconds(SLOW) == pytest.approx(1 + 0.2 + 4 * 0.01 + gathered + summed)
 
 
-def halved(codec: float) -> Compressed:
-    return Compressed(
-        compute=1.0, codec=Codec(own=codec), payloads=[Sent(105, ddp_step.ring)], workers=2
+def halved(codec: float) -> CompressedStep:
+    return CompressedStep(
+        compute=1.0,
+        codec=CodecTimes(own=codec),
+        payloads=[SentPayload(105, ddp_step.ring)],
+        workers=2,
     )
 
 
@@ -78,15 +87,18 @@ def test_break_even_on_the_steep_piece() -> None:
 
 def test_break_even_on_the_flat_piece() -> None:
     """1.07 + 10 x = 1 + 0.08 + 5 x, at x = 0.002, where 200 x is still hidden."""
-    compressed = Compressed(
-        compute=1.0, codec=Codec(own=0.08), payloads=[Sent(5, ddp_step.ring)], workers=2
+    compressed = CompressedStep(
+        compute=1.0, codec=CodecTimes(own=0.08), payloads=[SentPayload(5, ddp_step.ring)], workers=2
     )
     assert ddp_step.pays_below(step(1.0), compressed, 0.0) == pytest.approx(500)
 
 
 def test_never_and_always() -> None:
-    larger = Compressed(
-        compute=1.0, codec=Codec(own=1.0), payloads=[Sent(211, ddp_step.ring)], workers=2
+    larger = CompressedStep(
+        compute=1.0,
+        codec=CodecTimes(own=1.0),
+        payloads=[SentPayload(211, ddp_step.ring)],
+        workers=2,
     )
     assert ddp_step.pays_below(step(1.0), larger, 0.0) == 0
     sooner = replace(halved(0.0), compute=0.5)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from thalweg.errors import PlanError
-from thalweg.facts import Cluster, Costs, Duration, Lateness, Size, Workload
+from thalweg.facts import Cluster, Costs, Duration, Size, StragglerDelay, Workload
 from thalweg.predict import Symbols, predict
 from thalweg.predict.closed_form import topologies as forms
 from thalweg.predict.straggler_recurrence import expected_latest
@@ -90,8 +90,8 @@ def test_who_waits_for_a_quorum_has_none(plan: str) -> None:
 def test_the_latest_of_two() -> None:
     """1 s with probability 1/4; else 0.5 s with 1/2: 1/4 + 3/4 1/2 1/2."""
     late = [
-        Lateness(probability=0.5, delay=Duration(0.5)),
-        Lateness(probability=0.25, delay=Duration(1.0)),
+        StragglerDelay(probability=0.5, delay=Duration(0.5)),
+        StragglerDelay(probability=0.25, delay=Duration(1.0)),
     ]
     assert expected_latest(late) == pytest.approx(0.25 + 0.75 * 0.5 * 0.5)
     assert expected_latest([]) == 0

@@ -16,7 +16,7 @@ from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
 from thalweg.predict.closed_form import topologies as forms
 from thalweg.predict.closed_form.symbols import Cost, Symbols, is_even
-from thalweg.schedules import Contention, Group, Schedule, timeline, traffic
+from thalweg.schedules import ContendedLinks, Group, Schedule, timeline, traffic
 from thalweg.schedules.topologies import shuffle
 
 ITEM = 4
@@ -125,16 +125,16 @@ def test_ds_sync_is_the_longer_of_two_rings(racks: int, members: int) -> None:
     group = even(racks, members)
     x = Symbols.of(group, 1e6 * group.size)
 
-    def turn(kept: Contention) -> float:
-        meetings = shuffle.groups(replace(group, contention=kept), 0)
-        return max(forms.ring(Symbols.of(m.group, x.S)).seconds for m in meetings)
+    def turn(kept: ContendedLinks) -> float:
+        averaging_groups = shuffle.groups(replace(group, contention=kept), 0)
+        return max(forms.ring(Symbols.of(m.group, x.S)).seconds for m in averaging_groups)
 
-    assert derived_forms.ds_sync(x).seconds == turn(Contention())
+    assert derived_forms.ds_sync(x).seconds == turn(ContendedLinks())
     pair = derived_forms.ds_sync(x, together=2)
     assert pair.seconds <= derived_forms.ds_sync(x).seconds
     whole = forms.ring(replace(x, N=members, C=1))  # of an odd number of racks one stays at home
     longest = max(pair, whole, key=lambda form: form.seconds) if racks % 2 else pair
-    assert turn(Contention(pairs=True)) == longest.seconds
+    assert turn(ContendedLinks(pairs=True)) == longest.seconds
     assert derived_forms.ds_sync(x).uplink in (0, pytest.approx(forms.hierarchical(x).uplink))
 
 

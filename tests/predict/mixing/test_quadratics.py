@@ -14,7 +14,7 @@ from tests.predict.mixing.bound import Problem, distance_bound, reach
 from tests.predict.mixing.distances import drift
 from thalweg.catalog import default_catalog
 from thalweg.facts import Cluster
-from thalweg.predict.mixing import Exchange, Matrix, Mixing, expected_drift, mixing_of
+from thalweg.predict.mixing import Matrix, Mixing, MixingBlock, expected_drift, mixing_of
 from thalweg.schedules import Group
 
 CATALOG = default_catalog()
@@ -53,7 +53,7 @@ class Replicas:
     def __init__(self, mixing: Mixing, values: Matrix) -> None:
         self.mixing = mixing
         self.values = values
-        self.under_way: deque[tuple[int, Exchange, Matrix]] = deque()
+        self.under_way: deque[tuple[int, MixingBlock, Matrix]] = deque()
 
     def step(self, number: int, change: Matrix) -> None:
         self.values = self.values + change
@@ -129,7 +129,7 @@ def test_where_nothing_is_promised() -> None:
     assert distance_bound(TABLES["base"], problem, 0.99).apart < inf
     assert distance_bound(TABLES["slow rack"], problem, 0.1).apart == inf
     half = np.full((2, 2), 0.5)
-    steps = tuple((Exchange(pair, np.array(pair), half),) for pair in [(0, 2), (1, 3)])
+    steps = tuple((MixingBlock(pair, np.array(pair), half),) for pair in [(0, 2), (1, 3)])
     assert distance_bound(Mixing((0, 1, 2, 3), 2, steps), problem, LR).apart == inf
 
 

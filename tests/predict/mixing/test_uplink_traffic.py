@@ -6,7 +6,7 @@ import pytest
 
 from thalweg.catalog import default_catalog
 from thalweg.facts import Cluster
-from thalweg.predict.mixing import crossing, mixing_of
+from thalweg.predict.mixing import mixing_of, uplink_traffic
 from thalweg.schedules import Group
 
 CATALOG = default_catalog()
@@ -16,7 +16,7 @@ def of(plan: str, rack_sizes: list[int], uplink: str = "2gbit") -> float | None:
     group = Group.everybody(Cluster.regular(rack_sizes, nic="1gbit", uplink=uplink))
     settled = CATALOG.plan(plan)
     period = mixing_of(settled, group, CATALOG).period
-    return crossing(settled, group, CATALOG, period)
+    return uplink_traffic(settled, group, CATALOG, period)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_many_workers_are_listed() -> None:
 def test_more_workers_than_are_worked_out() -> None:
     explanation = explained("dssync", [70, 70])
     assert explanation.groups is not None
-    assert explanation.groups.outlook is None
+    assert explanation.groups.mixing is None
     assert explanation.groups.facts() == []
     assert ET.fromstring(draw(explanation))
 

@@ -19,7 +19,7 @@ def test_every_message_is_an_arrow_with_a_tip() -> None:
     explanation = explained("ring", [2, 2])
     root = ET.fromstring(draw(explanation))
     tips = [title.text or "" for title in root.iter(f"{SVG}title")]
-    arrows = [arrow for scene in explanation.scenes for beat in scene.beats for arrow in beat]
+    arrows = [arrow for scene in explanation.scenes for beat in scene.slots for arrow in beat]
     assert len(tips) == len(arrows) == 4 * 6
     assert "beat 1: chunk 3 from 0 to 1, adds" in tips
 
@@ -33,7 +33,7 @@ def test_ranks_and_racks_are_named() -> None:
 def test_long_schedules_are_drawn_until_the_first_chunk_has_arrived() -> None:
     explanation = explained("hierarchical", [4, 4], "10MB")
     root = ET.fromstring(draw(explanation))
-    assert len(explanation.scenes[0].beats) > 100
+    assert len(explanation.scenes[0].slots) > 100
     assert int(root.attrib["width"]) < 2600
     copies = [
         line for line in root.iter(f"{SVG}line") if line.attrib["class"] == "arrow COPY first"

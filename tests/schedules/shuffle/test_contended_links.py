@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thalweg.facts import Cluster, parse_cluster
-from thalweg.schedules import Contention, Group, Rates, judge
+from thalweg.schedules import ContendedLinks, Group, Rates, contended_links
 from thalweg.schedules.topologies import shuffle
 
 FULL, HALF, QUARTER = "1gbit", "500mbit", "250mbit"
@@ -31,42 +31,42 @@ def paces(**steps: int) -> tuple[tuple[str, int], ...]:
 
 
 ALL_RACKS = paces(rack0=4, rack1=4, rack2=4, rack3=4)
-PAIRS = Contention(pairs=True)
+PAIRS = ContendedLinks(pairs=True)
 
 
 CASES = {
     "nothing": (group(), PAIRS),
-    "rack": (group(slow_racks=1), Contention(racks=paces(rack0=4))),
-    "two racks": (group(slow_racks=2), Contention(racks=paces(rack0=4, rack1=4))),
-    "all racks": (group(slow_racks=4), Contention(racks=ALL_RACKS)),
-    "host": (group(slow_hosts=1), Contention(hosts=paces(host3=4), pairs=True)),
+    "rack": (group(slow_racks=1), ContendedLinks(racks=paces(rack0=4))),
+    "two racks": (group(slow_racks=2), ContendedLinks(racks=paces(rack0=4, rack1=4))),
+    "all racks": (group(slow_racks=4), ContendedLinks(racks=ALL_RACKS)),
+    "host": (group(slow_hosts=1), ContendedLinks(hosts=paces(host3=4), pairs=True)),
     "host, fast uplinks": (
         group(slow_hosts=1, uplink="2gbit"),
-        Contention(hosts=paces(host3=4)),
+        ContendedLinks(hosts=paces(host3=4)),
     ),
     "rack and host": (
         group(slow_racks=1, slow_hosts=1),
-        Contention(racks=paces(rack0=4), hosts=paces(host3=4)),
+        ContendedLinks(racks=paces(rack0=4), hosts=paces(host3=4)),
     ),
-    "rack at half": (group(slow_racks=1, rate=HALF), Contention(racks=paces(rack0=2))),
+    "rack at half": (group(slow_racks=1, rate=HALF), ContendedLinks(racks=paces(rack0=2))),
     "host at half": (
         group(slow_hosts=1, rate=HALF),
-        Contention(hosts=paces(host3=2), pairs=True),
+        ContendedLinks(hosts=paces(host3=2), pairs=True),
     ),
     "rack at a hundredth": (
         group(slow_racks=1, rate="10mbit"),
-        Contention(racks=paces(rack0=8)),
+        ContendedLinks(racks=paces(rack0=8)),
     ),
     "uplinks at 0.5": (group(uplink=HALF), PAIRS),
     "uplinks at 0.7": (group(uplink="700mbit"), PAIRS),
     "uplinks at 0.95": (group(uplink="950mbit"), PAIRS),
     "uplinks at 1.1": (group(uplink="1100mbit"), PAIRS),
-    "uplinks at 1.2": (group(uplink="1200mbit"), Contention()),
+    "uplinks at 1.2": (group(uplink="1200mbit"), ContendedLinks()),
 }
 
 
 @pytest.mark.parametrize(("given", "expected"), CASES.values(), ids=CASES)
-def test_what_is_kept_apart(given: Group, expected: Contention) -> None:
+def test_what_is_kept_apart(given: Group, expected: ContendedLinks) -> None:
     """Four representatives at once put 1.5 S on an uplink; three who stay in a rack take 1.33 S /
     NIC. So four meet all together from an uplink of 1.5/1.33 = 1.125 of the NIC's rate on; three
     racks, the others of a slow one, take 1.33 S as well, two take S, and none nothing."""
@@ -94,8 +94,8 @@ def test_as_many_racks_as_stay_in_one_meet_all_together(
     Uplinks that nobody has declared are never busy."""
     sizes = [members] * racks
     known = Group.everybody(Cluster.regular(sizes, nic=FULL, uplink=FULL))
-    assert known.contended == Contention(pairs=pairs)
-    assert Group.everybody(Cluster.regular(sizes, nic=FULL)).contended == Contention()
+    assert known.contended == ContendedLinks(pairs=pairs)
+    assert Group.everybody(Cluster.regular(sizes, nic=FULL)).contended == ContendedLinks()
 
 
 def rates(uplink: float) -> Rates:
@@ -110,23 +110,23 @@ def rates(uplink: float) -> Rates:
     ("uplink", "adopted", "together", "split"),
     [
         (FULL, None, 1.13, 1.12),
-        (FULL, Contention(), 1.13, 1.12),
+        (FULL, ContendedLinks(), 1.13, 1.12),
         (FULL, PAIRS, 1.33, 1.32),
-        ("2gbit", Contention(), 0.81, 0.8),
+        ("2gbit", ContendedLinks(), 0.81, 0.8),
         ("2gbit", PAIRS, 0.94, 0.93),
     ],
     ids=["new", "was in pairs", "in pairs", "all together", "no longer"],
 )
 def test_a_table_is_not_changed_for_a_small_gain(
-    uplink: str, adopted: Contention | None, together: float, split: float
+    uplink: str, adopted: ContendedLinks | None, together: float, split: float
 ) -> None:
     """At the rate r of the NICs' all at once take 1.5/r, which is 1.125/r of a usual step. A new
     table has them in pairs for more than 1 of it (r < 1.125). If uplinks are declared to be no
     faster than NICs, it stays so unless it is at most 0.85 (r < 1.324). If they are, only more than
     1.4 leads to pairs (r < 0.804), and no more than 1.2 back (r >= 0.9375)."""
     everybody = Group.everybody(Cluster.regular([4] * 4, nic=FULL, uplink=uplink))
-    assert judge(everybody, rates(together), adopted=adopted) == Contention()
-    assert judge(everybody, rates(split), adopted=adopted) == PAIRS
+    assert contended_links(everybody, rates(together), adopted=adopted) == ContendedLinks()
+    assert contended_links(everybody, rates(split), adopted=adopted) == PAIRS
 
 
 def test_computing_hides_what_travels() -> None:
@@ -134,13 +134,13 @@ def test_computing_hides_what_travels() -> None:
     1.33 and the computing. Pairs may exceed it by two thirds: 1 leaves room for 3.89, 2 for 5.56.
     All at once may not exceed it at all: 4 leave 5.33, 5 leave 6.33."""
     everybody = group(slow_racks=4)
-    assert judge(everybody, rates(0.25), busy=1.0) == Contention(
+    assert contended_links(everybody, rates(0.25), busy=1.0) == ContendedLinks(
         racks=paces(rack0=2, rack1=2, rack2=2, rack3=2)
     )
-    assert judge(everybody, rates(0.25), busy=2.0) == PAIRS
-    assert judge(everybody, rates(0.25), busy=4.0) == PAIRS
-    assert judge(everybody, rates(0.25), busy=5.0) == Contention()
-    assert str(judge(everybody, rates(0.25), busy=5.0)) == "nothing is slow"
+    assert contended_links(everybody, rates(0.25), busy=2.0) == PAIRS
+    assert contended_links(everybody, rates(0.25), busy=4.0) == PAIRS
+    assert contended_links(everybody, rates(0.25), busy=5.0) == ContendedLinks()
+    assert str(contended_links(everybody, rates(0.25), busy=5.0)) == "nothing is slow"
 
 
 def test_ranks_of_a_host_share_its_nic() -> None:
@@ -155,11 +155,13 @@ hosts = [{ name = "a0", ranks = [0, 1, 2, 3] }, { name = "a1", ranks = [4] },
 
 
 def test_a_rack_alone_has_no_uplink_to_cross() -> None:
-    assert Group.everybody(Cluster.regular([4], uplink="1mbit")).contended == Contention()
+    assert Group.everybody(Cluster.regular([4], uplink="1mbit")).contended == ContendedLinks()
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(8, 8), (4, 4), (2, 2)])
 def test_windows_can_be_made_shorter(steps: int, kept: int) -> None:
-    slow = Contention(racks=(("a", 8),), hosts=(("b", 2),), pairs=True)
-    assert slow.at_most(steps) == Contention(racks=(("a", kept),), hosts=(("b", 2),), pairs=True)
-    assert slow.at_most(1) == Contention(pairs=True)
+    slow = ContendedLinks(racks=(("a", 8),), hosts=(("b", 2),), pairs=True)
+    assert slow.at_most(steps) == ContendedLinks(
+        racks=(("a", kept),), hosts=(("b", 2),), pairs=True
+    )
+    assert slow.at_most(1) == ContendedLinks(pairs=True)

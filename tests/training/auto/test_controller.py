@@ -34,14 +34,14 @@ from tests.training.workers import (
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import NotFitted, PlanError, RunError, WorkerFailed
 from thalweg.facts import Cluster, Duration, Machine, Workload
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.plan import Plan
-from thalweg.predict import Advice, Advised, Breakdown, Estimate
-from thalweg.probing.calibration import Calibrated
+from thalweg.predict import Advice, Breakdown, Estimate, RankedPlan
+from thalweg.probing.calibration import CalibrationResult
 from thalweg.training import Run, attach
 from thalweg.training.auto import policy
-from thalweg.training.auto.measurement import Findings, Surveyor
+from thalweg.training.auto.measurement import RunCalibrator, RunSituation
 from thalweg.training.auto.profile import Profile
 
 SIZE = 4
@@ -141,7 +141,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
         yield
 
 
-def _advised(sync: str, seconds: float) -> Advised:
+def _advised(sync: str, seconds: float) -> RankedPlan:
     plan = parse_plan(sync)
     estimate = Estimate(
         sync=sync,
@@ -152,7 +152,7 @@ def _advised(sync: str, seconds: float) -> Advised:
         form="replay",
     )
     promise = default_catalog().guarantee(plan).promise
-    return Advised(
+    return RankedPlan(
         plan=plan,
         estimate=estimate,
         vs_ddp=1.0,
@@ -163,18 +163,18 @@ def _advised(sync: str, seconds: float) -> Advised:
     )
 
 
-def findings(surveyor: Surveyor) -> Findings:
+def findings(calibrator: RunCalibrator) -> RunSituation:
     workload = Workload.of_size(parse_plan("ring").settings.bucket)
-    return Findings(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
+    return RunSituation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
 
-MEASURES = Surveyor.survey
+MEASURES = RunCalibrator.calibrate
 
 
 @pytest.fixture(autouse=True)
 def unmeasured() -> Iterator[None]:
     """Nothing is measured, but where a test wants it."""
-    with patch.object(Surveyor, "survey", findings):
+    with patch.object(RunCalibrator, "calibrate", findings):
         yield
 
 
@@ -230,7 +230,7 @@ def test_drift_leads_to_another_advice(allow: str, sync: str) -> None:
         time.sleep({"ring": 0.02}.get(run.sync, 0.04 if slow else 0.01))
 
     first, second = [(sync, 5.0), ("ring", SLOW)], [("tree", 1e-4), ("ring", SLOW), (sync, SLOW)]
-    with advice(first, second), patch.object(policy, "PAUSE", 4):
+    with advice(first, second), patch.object(policy, "ADVICE_COOLDOWN_STEPS", 4):
         results = on_ranks(
             SIZE, lambda rank: trained(rank, f"auto(allow={allow})", before=before, steps=80)
         )
@@ -279,7 +279,7 @@ def test_an_advisor_that_fails_does_not_end_the_training() -> None:
 @pytest.mark.slow
 def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
     with (
-        patch.object(Surveyor, "survey", MEASURES),
+        patch.object(RunCalibrator, "calibrate", MEASURES),
         patch("thalweg.probing.calibration.fit", side_effect=ZeroDivisionError("by nothing")),
     ):
         results = on_ranks(2, trained)
@@ -291,14 +291,14 @@ def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
 
 def test_what_was_not_seen_is_assumed_aloud() -> None:
     """No cluster file, and no step that could be profiled."""
-    found = Calibrated(
+    found = CalibrationResult(
         cluster=Cluster.regular([2], nic="1gbit", latency=Duration(1e-4)),
         machine=Machine(),
         surveyed=Cluster.flat(2),
         trials=(),
     )
     with (
-        patch.object(Surveyor, "survey", MEASURES),
+        patch.object(RunCalibrator, "calibrate", MEASURES),
         patch("thalweg.training.auto.measurement.calibrate", return_value=found),
         patch.object(Profile, "_ends", lambda profile: None),
         advice([("tree", 5.0), ("ring", SLOW)]),
@@ -317,7 +317,7 @@ def test_who_is_started_again_comes_back_and_all_choose_anew() -> None:
         if (rank, run.step, os.environ[RESTARTS_VARIABLE]) == (2, 12, "0"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return trained(rank, before=before, steps=40)
 
     with advice([("tree", 5.0), ("ring", SLOW)]):
@@ -338,13 +338,13 @@ def test_who_is_started_again_comes_back_and_all_choose_anew() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_meanwhile_ends_it_for_all() -> None:
-    def survey(surveyor: Surveyor) -> Findings:
+    def survey(calibrator: RunCalibrator) -> RunSituation:
         if os.environ["RANK"] == "2":
             raise RunError("no ruler here", "buy one")
-        return findings(surveyor)
+        return findings(calibrator)
 
     with (
-        patch.object(Surveyor, "survey", survey),
+        patch.object(RunCalibrator, "calibrate", survey),
         advice([("tree", 5.0), ("ring", SLOW)]),
         pytest.raises(WorkerFailed, match="rank 2: no ruler here; buy one"),
     ):
@@ -454,7 +454,7 @@ def test_protection_is_never_lowered() -> None:
 
     def work(rank: int) -> dict[str, Any]:
         os.environ["THALWEG_ENCRYPTION"] = "on"
-        with patch.object(Surveyor, "survey", MEASURES):
+        with patch.object(RunCalibrator, "calibrate", MEASURES):
             trained(rank, steps=FIRST + 1)
         chosen = trained(rank, steps=12)
         with patch.object(Run, "_refuse_for_auto", lambda run, plan: None):
@@ -536,7 +536,7 @@ def test_alone_there_is_nothing_to_choose() -> None:
 @pytest.mark.parametrize("sync", ["auto", "auto(allow=lossy)", "auto(allow=eventual)"])
 def test_by_what_is_measured(sync: str) -> None:
     """Links, roads, compressors and this job: all ranks come to the same."""
-    with patch.object(Surveyor, "survey", MEASURES):
+    with patch.object(RunCalibrator, "calibrate", MEASURES):
         results = on_ranks(SIZE, lambda rank: trained(rank, sync, steps=60))
     plans = one_value(results, "plans")
     assert plans[:FIRST] == ["ring"] * FIRST

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from thalweg.catalog import parse_plan
-from thalweg.training.auto.measurement import tells_what_is_computed
+from thalweg.training.auto.measurement import profiles_compute_alone
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from thalweg.training.auto.measurement import tells_what_is_computed
     ],
 )
 def test_which_plans_show_what_is_computed(sync: str, tells: bool) -> None:
-    assert tells_what_is_computed(parse_plan(sync)) is tells
+    assert profiles_compute_alone(parse_plan(sync)) is tells

@@ -9,42 +9,44 @@ from dataclasses import replace
 import pytest
 
 from thalweg.training.auto.policy import (
-    LONGEST_PAUSE,
-    PAUSE,
-    Drift,
-    Heading,
-    Prospect,
-    advised,
-    ask,
-    measured,
-    usual,
-    without_advice,
+    ADVICE_COOLDOWN_STEPS,
+    MAX_ADVICE_COOLDOWN_STEPS,
+    AutoState,
+    CandidatePlan,
+    StepTimeDrift,
+    median_step_seconds,
+    on_advice,
+    on_measured,
+    on_no_advice,
+    request_advice,
 )
 
-START = Heading(sync="ring", since=0, due=8, asks=True)
+START = AutoState(sync="ring", since=0, due=8, awaits_advice=True)
 
 
-def prospect(sync: str, seconds: float, steps: float = 1.0) -> Prospect:
-    return Prospect(
+def prospect(sync: str, seconds: float, steps: float = 1.0) -> CandidatePlan:
+    return CandidatePlan(
         sync=sync, seconds=seconds, low=0.95 * seconds, high=1.05 * seconds, steps=steps
     )
 
 
-def ranking(**seconds: float) -> list[Prospect]:
-    return sorted((prospect(k, v) for k, v in seconds.items()), key=lambda one: one.cost)
+def ranking(**seconds: float) -> list[CandidatePlan]:
+    return sorted(
+        (prospect(k, v) for k, v in seconds.items()), key=lambda candidate: candidate.cost
+    )
 
 
-def first_advice(**seconds: float) -> Heading:
-    return advised(START, 8, ranking(**seconds), seconds["ring"])
+def first_advice(**seconds: float) -> AutoState:
+    return on_advice(START, 8, ranking(**seconds), seconds["ring"])
 
 
 def test_the_best_is_taken_up_and_measured_later() -> None:
-    heading = first_advice(tree=0.5, ps=0.8, ring=1.0)
-    assert (heading.sync, heading.since, heading.asks) == ("tree", 8, False)
-    assert heading.due == 8 + 2 + 6
-    settled = measured(heading, 16, 0.52)
+    state = first_advice(tree=0.5, ps=0.8, ring=1.0)
+    assert (state.sync, state.since, state.awaits_advice) == ("tree", 8, False)
+    assert state.due == 8 + 2 + 6
+    settled = on_measured(state, 16, 0.52)
     assert (settled.sync, settled.due) == ("tree", None)
-    assert settled.rests_until == 16 + PAUSE
+    assert settled.cooldown_until == 16 + ADVICE_COOLDOWN_STEPS
 
 
 def test_what_is_as_good_stays() -> None:
@@ -54,108 +56,116 @@ def test_what_is_as_good_stays() -> None:
 
 def test_steps_that_a_lossy_plan_needs_more_count() -> None:
     lossy = prospect("ring+topk", 0.97, steps=1.03)
-    assert advised(START, 8, [lossy, prospect("ring", 1.0)], 1.0).sync == "ring"
+    assert on_advice(START, 8, [lossy, prospect("ring", 1.0)], 1.0).sync == "ring"
 
 
 def test_a_plan_that_takes_longer_than_another_was_predicted_to_is_left() -> None:
-    heading = first_advice(tree=0.5, ps=0.6, ring=1.0)
-    stays = measured(heading, 16, 0.6)  # less than 3 % above 0.6
+    state = first_advice(tree=0.5, ps=0.6, ring=1.0)
+    stays = on_measured(state, 16, 0.6)  # less than 3 % above 0.6
     assert (stays.sync, stays.due) == ("tree", None)
-    tries = measured(heading, 16, 0.65)
+    tries = on_measured(state, 16, 0.65)
     assert (tries.sync, tries.since, tries.due) == ("ps", 16, 24)
-    assert measured(tries, 24, 0.61).sync == "ps"
-    back = measured(tries, 24, 0.7)
+    assert on_measured(tries, 24, 0.61).sync == "ps"
+    back = on_measured(tries, 24, 0.7)
     assert (back.sync, back.due) == ("tree", None)
     assert back.since == 24
 
 
 def test_the_same_in_other_buckets_is_no_other() -> None:
     best, same = prospect("tree", 0.5), prospect("tree @ bucket=1MB", 0.51)
-    heading = advised(START, 8, [best, same, prospect("ps", 0.55), prospect("ring", 1.0)], 1.0)
-    assert measured(heading, 16, 0.7).sync == "ps"
+    state = on_advice(START, 8, [best, same, prospect("ps", 0.55), prospect("ring", 1.0)], 1.0)
+    assert on_measured(state, 16, 0.7).sync == "ps"
 
 
 def test_at_most_three_are_tried() -> None:
-    heading = first_advice(a=0.1, b=0.2, c=0.3, d=0.4, ring=1.0)
+    state = first_advice(a=0.1, b=0.2, c=0.3, d=0.4, ring=1.0)
     tried = []
     step = 8
-    while heading.due is not None:
-        tried.append(heading.sync)
-        step = heading.due
-        heading = measured(heading, step, 2.0)
+    while state.due is not None:
+        tried.append(state.sync)
+        step = state.due
+        state = on_measured(state, step, 2.0)
     assert tried == ["a", "b", "c"]
-    assert heading.sync == "ring"  # which took 1 s when it was left
+    assert state.sync == "ring"  # which took 1 s when it was left
 
 
 def test_under_a_code_with_a_worker_gone_nothing_is_changed() -> None:
-    heading = first_advice(gc=0.1, b=0.2, ring=1.0)
-    stays = measured(heading, 16, 2.0, may_leave=False)
+    state = first_advice(gc=0.1, b=0.2, ring=1.0)
+    stays = on_measured(state, 16, 2.0, may_leave=False)
     assert (stays.sync, stays.due) == ("gc", None)
 
 
 def test_a_later_change_has_to_promise_more() -> None:
     """Both against what is predicted of the plan that runs, and what it was measured to take."""
-    running = measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
-    asked = ask(running, 80, "tree", 80)
-    assert (asked.due, asked.asks) == (80, True)
-    assert advised(asked, 80, ranking(ps=0.92, tree=1.0, ring=2.0), 0.96).sync == "tree"
-    assert advised(asked, 80, ranking(ps=0.90, tree=1.0, ring=2.0), 0.96).sync == "ps"
-    assert advised(asked, 80, ranking(ps=0.90, tree=0.91, ring=2.0), 2.0).sync == "tree"
+    running = on_measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
+    asked = request_advice(running, 80, "tree", 80)
+    assert (asked.due, asked.awaits_advice) == (80, True)
+    assert on_advice(asked, 80, ranking(ps=0.92, tree=1.0, ring=2.0), 0.96).sync == "tree"
+    assert on_advice(asked, 80, ranking(ps=0.90, tree=1.0, ring=2.0), 0.96).sync == "ps"
+    assert on_advice(asked, 80, ranking(ps=0.90, tree=0.91, ring=2.0), 2.0).sync == "tree"
 
 
 def test_asked_from_a_code_it_may_go_back_to_it() -> None:
-    running = measured(first_advice(gc=0.5, ring=1.0), 16, 0.5)
-    asked = ask(running, 80, "ring", 80)
+    running = on_measured(first_advice(gc=0.5, ring=1.0), 16, 0.5)
+    asked = request_advice(running, 80, "ring", 80)
     assert asked.sync == "ring"
-    assert advised(asked, 80, ranking(gc=0.8, ring=1.0), 0.8).sync == "gc"
-    assert without_advice(asked, 80, "no").sync == "gc"
+    assert on_advice(asked, 80, ranking(gc=0.8, ring=1.0), 0.8).sync == "gc"
+    assert on_no_advice(asked, 80, "no").sync == "gc"
 
 
 def test_advice_that_comes_to_nothing_is_asked_for_ever_more_seldom() -> None:
-    heading = measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
+    state = on_measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
     pauses = []
     for _ in range(9):
-        step = heading.rests_until
-        heading = advised(ask(heading, step, "tree", step), step, ranking(tree=0.5, ring=1.0), 0.7)
-        assert heading.due is not None
-        heading = measured(heading, heading.due, 0.7)
-        pauses.append(heading.pause)
-    assert pauses[:3] == [2 * PAUSE, 4 * PAUSE, 8 * PAUSE]
-    assert pauses[-1] == LONGEST_PAUSE
+        step = state.cooldown_until
+        state = on_advice(
+            request_advice(state, step, "tree", step), step, ranking(tree=0.5, ring=1.0), 0.7
+        )
+        assert state.due is not None
+        state = on_measured(state, state.due, 0.7)
+        pauses.append(state.cooldown)
+    assert pauses[:3] == [
+        2 * ADVICE_COOLDOWN_STEPS,
+        4 * ADVICE_COOLDOWN_STEPS,
+        8 * ADVICE_COOLDOWN_STEPS,
+    ]
+    assert pauses[-1] == MAX_ADVICE_COOLDOWN_STEPS
 
 
 def test_and_so_is_advice_that_is_needed_again_soon() -> None:
-    heading = measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
+    state = on_measured(first_advice(tree=0.5, ring=1.0), 16, 0.5)
     pauses = []
     for fast, quiet in (("ring", 0), ("tree", 0), ("ring", 2000)):
-        step = heading.rests_until + quiet
+        step = state.cooldown_until + quiet
         seconds = {"ring": 1.0, "tree": 1.0, fast: 0.5}
-        heading = advised(ask(heading, step, heading.sync, step), step, ranking(**seconds), 1.0)
-        assert heading.due is not None
-        heading = measured(heading, heading.due, 0.5)
-        assert heading.sync == fast
-        pauses.append(heading.pause)
-    assert pauses == [2 * PAUSE, 4 * PAUSE, PAUSE]
+        state = on_advice(
+            request_advice(state, step, state.sync, step), step, ranking(**seconds), 1.0
+        )
+        assert state.due is not None
+        state = on_measured(state, state.due, 0.5)
+        assert state.sync == fast
+        pauses.append(state.cooldown)
+    assert pauses == [2 * ADVICE_COOLDOWN_STEPS, 4 * ADVICE_COOLDOWN_STEPS, ADVICE_COOLDOWN_STEPS]
 
 
 def test_where_some_are_late_a_few_steps_of_the_first_plan_tell_little() -> None:
-    late = [replace(one, late=True) for one in ranking(gc=0.5, ring=1.0)]
-    heading = advised(START, 8, late, 0.3)
-    assert measured(heading, 40, 0.6).sync == "gc"
+    late = [replace(candidate, late=True) for candidate in ranking(gc=0.5, ring=1.0)]
+    state = on_advice(START, 8, late, 0.3)
+    assert on_measured(state, 40, 0.6).sync == "gc"
 
 
 def test_what_is_usual() -> None:
-    assert usual([1.0, 1.2, 9.0]) == 1.2
-    assert usual([1.0, 3.0, 1.0, 3.0, 9.0, 3.0], cycle=2) == 2.0
-    assert usual([9.0, 1.0, 3.0], cycle=2) == 2.0  # the newest whole cycles
-    assert usual([4.0, 2.0], cycle=3) == 3.0
+    assert median_step_seconds([1.0, 1.2, 9.0]) == 1.2
+    assert median_step_seconds([1.0, 3.0, 1.0, 3.0, 9.0, 3.0], cycle=2) == 2.0
+    assert median_step_seconds([9.0, 1.0, 3.0], cycle=2) == 2.0  # the newest whole cycles
+    assert median_step_seconds([4.0, 2.0], cycle=3) == 3.0
 
 
 @pytest.mark.parametrize(
     ("factor", "drifts"), [(1.2, False), (1.3, True), (0.85, False), (0.7, True)]
 )
 def test_drift(factor: float, drifts: bool) -> None:
-    drift = Drift(1.0)
+    drift = StepTimeDrift(1.0)
     told = [drift.add(factor) for _ in range(40)]
     assert any(told) is drifts
     if drifts:
@@ -164,7 +174,7 @@ def test_drift(factor: float, drifts: bool) -> None:
 
 
 def test_a_pause_now_and_then_is_no_drift() -> None:
-    drift = Drift(1.0)
+    drift = StepTimeDrift(1.0)
     assert not any(drift.add(5.0 if step % 4 == 0 else 1.0) for step in range(200))
 
 
@@ -181,30 +191,30 @@ class Ride:
 
     def run(self, seed: int, steps: int = 1000) -> str:
         draw = random.Random(seed)
-        heading, drift, timed = START, None, list[float]()
+        state, drift, timed = START, None, list[float]()
         for step in range(steps):
-            before = heading.sync
-            if heading.due == step:
+            before = state.sync
+            if state.due == step:
                 skipped = 2
-                now = usual(timed[skipped:])
-                if heading.asks:
-                    heading = advised(heading, step, self._ranking(draw, step), now)
+                now = median_step_seconds(timed[skipped:])
+                if state.awaits_advice:
+                    state = on_advice(state, step, self._ranking(draw, step), now)
                     self.advices.append(step)
                 else:
-                    heading = measured(heading, step, now)
+                    state = on_measured(state, step, now)
                 timed = []
-                drift = Drift(heading.tried[heading.sync]) if heading.due is None else None
-            if heading.sync != before:
+                drift = StepTimeDrift(state.tried[state.sync]) if state.due is None else None
+            if state.sync != before:
                 self.switches.append(step)
-            took = self._seconds(step, heading.sync) * draw.lognormvariate(0, self._noise)
-            if heading.due is not None:
+            took = self._seconds(step, state.sync) * draw.lognormvariate(0, self._noise)
+            if state.due is not None:
                 timed.append(took)
-            elif drift is not None and drift.add(took) and step + 1 >= heading.rests_until:
-                heading = ask(heading, step + 1, heading.sync, step + 1)
+            elif drift is not None and drift.add(took) and step + 1 >= state.cooldown_until:
+                state = request_advice(state, step + 1, state.sync, step + 1)
                 timed = [drift.now] * 3
-        return heading.sync
+        return state.sync
 
-    def _ranking(self, draw: random.Random, step: int) -> list[Prospect]:
+    def _ranking(self, draw: random.Random, step: int) -> list[CandidatePlan]:
         return ranking(
             **{
                 sync: self._seconds(step, sync) * draw.lognormvariate(0, self._error)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from thalweg.facts import Cluster, Duration, Host, Lateness, Rack, Tensor
-from thalweg.training.auto.profile import Profile, Profiled, Seconds, lateness, merged
+from thalweg.facts import Cluster, Duration, Host, Rack, StragglerDelay, Tensor
+from thalweg.training.auto.profile import Profile, ProfileResult, Seconds, merged, straggler_delays
 
 FORWARD, BACKWARD, COMMUNICATION = 0.01, 0.02, 0.015  # seconds
 TENSORS = (Tensor(name="a", shape=(2, 2)), Tensor(name="b", shape=(2,)))
@@ -103,7 +103,7 @@ def test_ranks_are_merged() -> None:
     assert costs.backward.seconds == pytest.approx(0.2)
     assert costs.optimizer.seconds == pytest.approx(0.05)
     assert [t.ready and t.ready.seconds for t in found.workload.tensors] == [0.2, 0.0]
-    assert {late.probability for late in found.late} == {0.0}
+    assert {delay.probability for delay in found.straggler_delays} == {0.0}
     assert found.spread == 0.0
 
 
@@ -116,16 +116,16 @@ def test_who_is_late_is_found() -> None:
         forward[rank, [2 * rank, 2 * rank + 1]] += 2.0
     forward[5, :6] += 3.0
     found = merged("two", TENSORS, steps(forward))
-    for rank, late in enumerate(found.late):
+    for rank, delay in enumerate(found.straggler_delays):
         if rank != 5:
-            assert late.probability == pytest.approx(0.1)
-            assert late.delay.seconds == pytest.approx(2.0, abs=0.05)
-    assert found.late[5].probability == pytest.approx(0.4)
-    assert found.late[5].delay.seconds == pytest.approx(3.0, abs=0.05)
+            assert delay.probability == pytest.approx(0.1)
+            assert delay.delay.seconds == pytest.approx(2.0, abs=0.05)
+    assert found.straggler_delays[5].probability == pytest.approx(0.4)
+    assert found.straggler_delays[5].delay.seconds == pytest.approx(3.0, abs=0.05)
     assert found.spread < 0.05
     cluster = found.placed(Cluster.flat(8))
-    assert cluster.host(5).late == found.late[5]
-    assert cluster.host(4).late == found.late[0]
+    assert cluster.host(5).late == found.straggler_delays[5]
+    assert cluster.host(4).late == found.straggler_delays[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -135,27 +135,31 @@ def test_delays_are_whole_however_few_the_ranks(ranks: int) -> None:
     forward = 0.1 + 0.001 * rng.random((ranks, 20))
     forward[-1, ::5] += 2.0
     found = merged("two", TENSORS, steps(forward))
-    seen = sum(late.probability for late in found.late)
+    seen = sum(delay.probability for delay in found.straggler_delays)
     assert seen == pytest.approx(4 / 20)
-    assert found.late[-1].delay.seconds == pytest.approx(2.0, abs=0.01)
+    assert found.straggler_delays[-1].delay.seconds == pytest.approx(2.0, abs=0.01)
 
 
 def test_a_host_is_as_late_as_its_ranks_are_on_average() -> None:
     """One of two is late at every fifth step by 2 s, the other at every tenth by 1 s: 0.3 of them a
     step, which together lose 0.5 s."""
     workload = merged("two", TENSORS, steps(np.full((4, 2), 0.1))).workload
-    often = Lateness(probability=0.2, delay=Duration(2.0))
-    seldom = Lateness(probability=0.1, delay=Duration(1.0))
-    found = Profiled(workload=workload, late=(often, seldom, often, Lateness()), spread=0.0)
+    often = StragglerDelay(probability=0.2, delay=Duration(2.0))
+    seldom = StragglerDelay(probability=0.1, delay=Duration(1.0))
+    found = ProfileResult(
+        workload=workload, straggler_delays=(often, seldom, often, StragglerDelay()), spread=0.0
+    )
     hosts = [Host(name="a", ranks=(0, 1)), Host(name="b", ranks=(2,)), Host(name="c", ranks=(3,))]
     a, b, c = found.placed(Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))).hosts
     assert a.late.probability == pytest.approx(0.15)
     assert 2 * a.late.probability * a.late.delay.seconds == pytest.approx(0.5)
-    assert (b.late, c.late) == (often, Lateness())
+    assert (b.late, c.late) == (often, StragglerDelay())
 
 
 def test_a_few_steps_tell_little_of_each() -> None:
     """Two of eight are late once in five steps: 2 of 40 for all of them."""
     excess = np.zeros((8, 5))
     excess[0, 0] = excess[3, 2] = 1.0
-    assert [late.probability for late in lateness(excess, 0.2)] == [pytest.approx(0.05)] * 8
+    assert [delay.probability for delay in straggler_delays(excess, 0.2)] == [
+        pytest.approx(0.05)
+    ] * 8

@@ -13,46 +13,46 @@ from tests.running import Mail, tree_schedule
 from thalweg.catalog import default_catalog
 from thalweg.codes import allocate
 from thalweg.errors import LayoutError, UsageError
-from thalweg.training.data.sampler import Batches
+from thalweg.training.data.sampler import BatchSampler
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Batches:
+def cuts(draw: st.DrawFn) -> BatchSampler:
     size = draw(st.integers(1, 9))
     batch = draw(st.integers(size, 40))
     samples = draw(st.integers(batch, 300))
-    return Batches(samples=samples, batch=batch, size=size, seed=draw(st.integers(-5, 2**64)))
+    return BatchSampler(samples=samples, batch=batch, size=size, seed=draw(st.integers(-5, 2**64)))
 
 
 @given(cuts(), st.integers(0, 5))
-def test_every_sample_of_an_epoch_once(batches: Batches, epoch: int) -> None:
-    shares = [list(batches.shares(epoch, rank)) for rank in range(batches.size)]
-    seen = Counter(s for rank in shares for share in rank for s in share.samples)
-    assert seen == Counter(range(batches.samples))
-    assert {len(rank) for rank in shares} == {len(batches)}
+def test_every_sample_of_an_epoch_once(sampler: BatchSampler, epoch: int) -> None:
+    batch_slices = [list(sampler.slices(epoch, rank)) for rank in range(sampler.size)]
+    seen = Counter(s for rank in batch_slices for batch_slice in rank for s in batch_slice.samples)
+    assert seen == Counter(range(sampler.samples))
+    assert {len(rank) for rank in batch_slices} == {len(sampler)}
 
 
 @given(cuts())
-def test_shares_are_near_equal_and_batches_whole(batches: Batches) -> None:
-    ranks = [list(batches.shares(0, rank)) for rank in range(batches.size)]
+def test_shares_are_near_equal_and_batches_whole(sampler: BatchSampler) -> None:
+    ranks = [list(sampler.slices(0, rank)) for rank in range(sampler.size)]
     for index, shares in enumerate(zip(*ranks, strict=True)):
         lengths = [len(share.samples) for share in shares]
         assert max(lengths) - min(lengths) <= 1
         assert min(lengths) >= 1
-        last = index == len(batches) - 1
-        assert sum(lengths) == batches.batch or last
-        assert sum(lengths) < batches.batch + batches.size
+        last = index == len(sampler) - 1
+        assert sum(lengths) == sampler.batch or last
+        assert sum(lengths) < sampler.batch + sampler.size
 
 
 @given(cuts())
-def test_the_weights_make_a_mean(batches: Batches) -> None:
+def test_the_weights_make_a_mean(sampler: BatchSampler) -> None:
     """Whatever the shares: the mean over ranks of the weighted sums is the batch's mean."""
-    of_sample = torch.arange(1.0, batches.samples + 1, dtype=torch.float64).sqrt()
-    ranks = [list(batches.shares(0, rank)) for rank in range(batches.size)]
+    of_sample = torch.arange(1.0, sampler.samples + 1, dtype=torch.float64).sqrt()
+    ranks = [list(sampler.slices(0, rank)) for rank in range(sampler.size)]
     for shares in zip(*ranks, strict=True):
         together = [s for share in shares for s in share.samples]
         sums = [float(of_sample[share.samples] @ share.weights) for share in shares]
-        mean = sum(sums) / batches.size
+        mean = sum(sums) / sampler.size
         assert mean == pytest.approx(float(of_sample[together].mean()), rel=1e-12)
 
 
@@ -73,10 +73,12 @@ def test_a_code_makes_the_same_mean(
     except LayoutError:
         reject()
     batch, samples = workers + extra, 3 * (workers + extra) + 1
-    batches = Batches(samples=samples, batch=batch, size=workers, seed=0, allocation=allocation)
+    sampler = BatchSampler(
+        samples=samples, batch=batch, size=workers, seed=0, allocation=allocation
+    )
     of_sample = torch.arange(1.0, samples + 1, dtype=torch.float64).sqrt()
     mail = Mail(allocation, tree_schedule(allocation, 1))
-    by_rank = [list(batches.shares(2, rank)) for rank in range(workers)]
+    by_rank = [list(sampler.slices(2, rank)) for rank in range(workers)]
     seen = set()
     for shares in zip(*by_rank, strict=True):
         whole = sorted({s for share in shares for s in share.samples})
@@ -93,54 +95,54 @@ def test_a_code_makes_the_same_mean(
 
 def test_who_only_goes_through_a_step_needs_few_samples() -> None:
     allocation = planted("fractional", 7, 4, 1)
-    batches = Batches(samples=70, batch=70, size=7, seed=0, allocation=allocation)
-    (share,) = batches.shares(0, 3)
-    brief = share.in_brief()
-    assert share.counts
+    sampler = BatchSampler(samples=70, batch=70, size=7, seed=0, allocation=allocation)
+    (batch_slice,) = sampler.slices(0, 3)
+    brief = batch_slice.in_brief()
+    assert batch_slice.counts
     assert not brief.counts
-    assert brief.samples == share.samples[:2]
-    assert brief.weights.tolist() == share.weights[:2].tolist()
+    assert brief.samples == batch_slice.samples[:2]
+    assert brief.weights.tolist() == batch_slice.weights[:2].tolist()
 
 
 def test_a_root_beside_the_workers_goes_along_on_few_samples() -> None:
-    plant = default_catalog().codes["fractional"].plant
+    plant = default_catalog().codes["fractional"].build_tree
     allocation = allocate(plant(range(1, 5), 4, 1), 0)
-    batches = Batches(samples=40, batch=20, size=5, seed=0, allocation=allocation)
-    for share in batches.shares(0, 0):
-        assert not share.counts
-        assert share.weights.tolist() == [0.0, 0.0]
+    sampler = BatchSampler(samples=40, batch=20, size=5, seed=0, allocation=allocation)
+    for batch_slice in sampler.slices(0, 0):
+        assert not batch_slice.counts
+        assert batch_slice.weights.tolist() == [0.0, 0.0]
 
 
 @given(cuts(), st.data())
-def test_it_can_be_taken_up_at_any_batch(batches: Batches, data: st.DataObject) -> None:
-    first = data.draw(st.integers(0, len(batches)))
-    whole = [share.samples for share in batches.shares(1, 0)]
-    assert [share.samples for share in batches.shares(1, 0, first)] == whole[first:]
+def test_it_can_be_taken_up_at_any_batch(sampler: BatchSampler, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(sampler)))
+    whole = [batch_slice.samples for batch_slice in sampler.slices(1, 0)]
+    assert [batch_slice.samples for batch_slice in sampler.slices(1, 0, first)] == whole[first:]
 
 
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
     orders = set()
     for seed in range(20):
-        batches = Batches(samples=50, batch=50, size=1, seed=seed)
+        sampler = BatchSampler(samples=50, batch=50, size=1, seed=seed)
         for epoch in range(20):
-            (share,) = batches.shares(epoch, 0)
-            orders.add(tuple(share.samples))
+            (batch_slice,) = sampler.slices(epoch, 0)
+            orders.add(tuple(batch_slice.samples))
     assert len(orders) == 400
 
 
 def test_the_random_numbers_of_the_script_are_left_alone() -> None:
     before = torch.get_rng_state()
-    batches = Batches(samples=50, batch=10, size=2, seed=3)
-    list(batches.shares(0, 1))
-    batches.generator(1, 2)
+    sampler = BatchSampler(samples=50, batch=10, size=2, seed=3)
+    list(sampler.slices(0, 1))
+    sampler.generator(1, 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_batch_smaller_than_the_crew() -> None:
     with pytest.raises(UsageError, match=r"a batch of 3 has no sample for each of 4 workers"):
-        Batches(samples=50, batch=3, size=4, seed=0)
+        BatchSampler(samples=50, batch=3, size=4, seed=0)
 
 
 def test_a_batch_larger_than_the_data() -> None:
     with pytest.raises(UsageError, match=r"the data has 5 samples, and a batch 8"):
-        Batches(samples=5, batch=8, size=4, seed=0)
+        BatchSampler(samples=5, batch=8, size=4, seed=0)

@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 from tests.training.coded import Board, Fate
 from tests.training.fates import awaits
 from tests.training.workers import SECONDS, TIMEOUT, one_value
-from thalweg.launch.supervisor import Report, run_workers
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.training import Run, attach
-from thalweg.training.factory import Setting
+from thalweg.training.factory import PlanContext
 
 SIZE, STALENESS, STEPS, EPOCHS = 3, 2, 24, 2
 LOST, AT, BACK = 2, 5, 14  # who is away, from which step on, and where the others wait for it
@@ -61,7 +61,7 @@ def trained(
     board, acknowledged = Board(SIZE), Acknowledged()
     data = TensorDataset(torch.zeros(SIZE * STEPS // EPOCHS, 1))
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
         board.lives[rank] += 1
         model = Counters()
         optimizer = Whole(model.parameters(), lr=1.0)
@@ -147,9 +147,9 @@ def test_one_that_was_killed_is_back_as_another_process(rank: int) -> None:
 def test_the_root_dies_while_the_others_look_for_its_server() -> None:
     """It was at a muster, and the process that comes in its place knows nothing of that."""
     die, wait = befalls(signal.SIGKILL, LOST), awaits(LOST, at=BACK)
-    averager = Setting.averager
+    averager = PlanContext.synchronizer
 
-    def dies_once(setting: Setting, *given: Any) -> Any:
+    def dies_once(setting: PlanContext, *given: Any) -> Any:
         if setting.world.rank == setting.root == 0 and os.environ[RESTARTS_VARIABLE] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         return averager(setting, *given)
@@ -158,7 +158,7 @@ def test_the_root_dies_while_the_others_look_for_its_server() -> None:
         die(run, board)
         wait(run, board, "before")
 
-    with patch.object(Setting, "averager", dies_once):
+    with patch.object(PlanContext, "synchronizer", dies_once):
         results, acknowledged = trained(act, restart=[LOST, 0])
     counts = one_value(results, "counts")
     assert counts[1] == acknowledged[1]

@@ -16,10 +16,10 @@ from torch import nn
 
 from thalweg.facts import Size
 from thalweg.training.buckets import FlatBucket
-from thalweg.training.exchanges.server import Ledger, Requests
-from thalweg.training.exchanges.server_state import NOT_HERE, ParameterServer
-from thalweg.training.sources.gradients import FLAGS, layout_of
-from thalweg.transports.best_effort import Letter, Sort
+from thalweg.training.exchanges.server import Ledger, ServerExchange
+from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
+from thalweg.training.sources.gradients import PARTICIPATION_FLAGS, layout_of
+from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
 BUCKET = Size.parse("8B")  # a bucket for the weight, and one for the bias and the flags
 PIECES = 3  # of an answer: its head and two buckets
@@ -50,18 +50,25 @@ class Setup:
 
     def gradient(
         self, worker: int, weight: float = 1.0, bias: float | None = 1.0, number: int | None = None
-    ) -> list[Letter]:
+    ) -> list[BestEffortMessage]:
         """The letters of a worker's next gradient."""
         self.requests[worker] += 1
         self.gradients[worker] = self.gradients[worker] + 1 if number is None else number
         for bucket in self.layout.buckets:
             for name, view in bucket.views.items():
-                if name == FLAGS:
+                if name == PARTICIPATION_FLAGS:
                     view.copy_(torch.tensor([1.0, 0.0 if bias is None else 1.0, 0.0]))
                 else:
                     view.fill_(weight if name == "weight" else bias or 0.0)
         return [
-            Letter(worker, Sort.ANSWER, self.requests[worker], b.index, self.gradients[worker], a)
+            BestEffortMessage(
+                worker,
+                MessageKind.ANSWER,
+                self.requests[worker],
+                b.index,
+                self.gradients[worker],
+                a,
+            )
             for b in self.layout.buckets
             for a in (b.vector.copy(),)
         ]
@@ -69,15 +76,17 @@ class Setup:
     def push(self, worker: int, *values: float | None) -> list[int]:
         return answered(self.all(self.gradient(worker, *values)))  # type: ignore[arg-type]
 
-    def says(self, worker: int, sort: Sort, covered: int = 0, *, again: bool = False) -> Letter:
+    def says(
+        self, worker: int, sort: MessageKind, covered: int = 0, *, again: bool = False
+    ) -> BestEffortMessage:
         self.requests[worker] += not again
-        return Letter(worker, sort, self.requests[worker], 0, covered)
+        return BestEffortMessage(worker, sort, self.requests[worker], 0, covered)
 
     def meet(self, worker: int) -> list[int]:
-        return answered(self.server.arrive(self.says(worker, Sort.MEET)))
+        return answered(self.server.arrive(self.says(worker, MessageKind.BARRIER)))
 
-    def all(self, letters: Iterable[Letter]) -> list[Letter]:
-        return [out for letter in letters for out in self.server.arrive(letter)]
+    def all(self, messages: Iterable[BestEffortMessage]) -> list[BestEffortMessage]:
+        return [out for message in messages for out in self.server.arrive(message)]
 
     @property
     def weight(self) -> float:
@@ -90,16 +99,18 @@ class Setup:
         return -self.weight
 
 
-def answered(letters: Iterable[Letter]) -> list[int]:
+def answered(messages: Iterable[BestEffortMessage]) -> list[int]:
     """Who is answered, with all pieces."""
-    told = [letter.peer for letter in letters if letter.sort is Sort.RESULT]
+    told = [message.peer for message in messages if message.kind is MessageKind.RESULT]
     workers = sorted(set(told))
     assert sorted(told) == sorted(workers * PIECES)
     return workers
 
 
-def head(letters: Iterable[Letter], worker: int) -> list[int]:
-    [first] = [one.array for one in letters if (one.peer, one.piece) == (worker, 0)]
+def head(messages: Iterable[BestEffortMessage], worker: int) -> list[int]:
+    [first] = [
+        message.array for message in messages if (message.peer, message.piece) == (worker, 0)
+    ]
     assert first is not None
     return list(first.view(np.int64))
 
@@ -168,8 +179,8 @@ def test_nobody_waits_for_one_who_is_gone() -> None:
     setup = Setup(workers=3, staleness=0)
     setup.push(0)
     setup.push(1)
-    assert answered(setup.server.lose(2)) == [0, 1]
-    assert setup.server.lose(2) == []
+    assert answered(setup.server.remove_worker(2)) == [0, 1]
+    assert setup.server.remove_worker(2) == []
 
 
 def test_all_are_given_the_same_at_a_meeting() -> None:
@@ -194,15 +205,15 @@ def test_a_meeting_goes_on_without_one_who_is_gone() -> None:
     setup = Setup(workers=3, staleness=1)
     setup.meet(0)
     setup.meet(1)
-    assert answered(setup.server.lose(2)) == [0, 1]
+    assert answered(setup.server.remove_worker(2)) == [0, 1]
 
 
 def test_nobody_goes_on_until_all_have_said_where_they_are() -> None:
     setup = Setup(workers=2, staleness=3)
-    setup.server = setup.another(dict.fromkeys(range(2), NOT_HERE), {})
-    assert answered(setup.server.arrive(setup.says(0, Sort.ASK, 7))) == [0]
+    setup.server = setup.another(dict.fromkeys(range(2), UNKNOWN_CLOCK), {})
+    assert answered(setup.server.arrive(setup.says(0, MessageKind.REQUEST, 7))) == [0]
     assert setup.push(0) == []
-    assert answered(setup.server.arrive(setup.says(1, Sort.ASK, 6))) == [0, 1]
+    assert answered(setup.server.arrive(setup.says(1, MessageKind.REQUEST, 6))) == [0, 1]
     assert setup.server.clocks == {0: 8, 1: 6}
 
 
@@ -211,27 +222,27 @@ def test_nobody_goes_on_until_all_have_said_where_they_are() -> None:
 
 def test_a_repetition_is_applied_once_and_answered_when_it_is_due() -> None:
     setup = Setup(workers=2, staleness=0)
-    letters = setup.gradient(0)
-    assert answered(setup.all(letters)) == []  # it is ahead of the other
+    messages = setup.gradient(0)
+    assert answered(setup.all(messages)) == []  # it is ahead of the other
     for _ in range(3):
-        assert setup.all([*letters, setup.says(0, Sort.FOLLOW, again=True)]) == []
+        assert setup.all([*messages, setup.says(0, MessageKind.FOLLOW, again=True)]) == []
     assert setup.applied == 1
     assert setup.server.clocks == {0: 1, 1: 0}
     assert setup.push(1) == [0, 1]
-    assert setup.all(letters) == []
-    again = setup.server.arrive(setup.says(0, Sort.FOLLOW, again=True))
+    assert setup.all(messages) == []
+    again = setup.server.arrive(setup.says(0, MessageKind.FOLLOW, again=True))
     assert answered(again) == [0]  # its answer was lost
     assert setup.applied == 2
 
 
 def test_a_request_that_was_lost_in_part_is_sent_again() -> None:
     setup = Setup(workers=1, staleness=0)
-    letters = setup.gradient(0)
-    assert setup.server.arrive(letters[0]) == []
+    messages = setup.gradient(0)
+    assert setup.server.arrive(messages[0]) == []
     assert setup.applied == 0
-    [asked] = setup.server.arrive(setup.says(0, Sort.FOLLOW, again=True))
-    assert (asked.sort, asked.step) == (Sort.HURRY, letters[0].step)
-    assert answered(setup.all(letters)) == [0]
+    [asked] = setup.server.arrive(setup.says(0, MessageKind.FOLLOW, again=True))
+    assert (asked.kind, asked.step) == (MessageKind.REQUEST_PARTIAL, messages[0].step)
+    assert answered(setup.all(messages)) == [0]
     assert setup.applied == 1
 
 
@@ -248,7 +259,7 @@ def test_a_backward_that_failed_is_never_applied() -> None:
 def test_one_that_was_given_up_is_registered_by_its_next_request() -> None:
     setup = Setup(workers=2, staleness=1)
     setup.push(1)
-    setup.server.lose(1)
+    setup.server.remove_worker(1)
     for _ in range(6):
         assert setup.push(0) == [0]
     back = setup.all(setup.gradient(1))
@@ -262,11 +273,11 @@ def test_one_that_was_given_up_is_registered_by_its_next_request() -> None:
 
 def test_one_that_is_held_back_and_given_up_comes_back_to_its_answer() -> None:
     setup = Setup(workers=2, staleness=0)
-    letters = setup.gradient(1)
-    assert setup.all(letters) == []
-    assert setup.server.lose(1) == []
+    messages = setup.gradient(1)
+    assert setup.all(messages) == []
+    assert setup.server.remove_worker(1) == []
     assert setup.push(0) == [0]
-    assert answered(setup.all(letters)) == [1]
+    assert answered(setup.all(messages)) == [1]
     assert setup.applied == 2
     assert setup.server.clocks == {0: 1, 1: 1}
 
@@ -279,9 +290,9 @@ def test_another_server_goes_on_from_what_was_applied() -> None:
     with torch.no_grad():
         for name, parameter in setup.parameters.items():
             parameter.copy_(setup.server.parameters[name])
-    setup.server = setup.another(dict.fromkeys(range(2), NOT_HERE), setup.server.applied)
+    setup.server = setup.another(dict.fromkeys(range(2), UNKNOWN_CLOCK), setup.server.applied)
     for worker in range(2):
-        setup.server.arrive(setup.says(worker, Sort.ASK, 1))
+        setup.server.arrive(setup.says(worker, MessageKind.REQUEST, 1))
     setup.all(setup.gradient(0, number=1))
     setup.all(setup.gradient(1, number=2))
     assert setup.applied == 3
@@ -298,9 +309,9 @@ class Rain:
     def __init__(self, server: ParameterServer, workers: int, seed: int) -> None:
         self._server = server
         self._random = Random(seed)
-        self._up: SimpleQueue[Letter | None] = SimpleQueue()
-        self._down = {worker: SimpleQueue[Letter]() for worker in range(workers)}
-        self._late: list[Letter] = []
+        self._up: SimpleQueue[BestEffortMessage | None] = SimpleQueue()
+        self._down = {worker: SimpleQueue[BestEffortMessage]() for worker in range(workers)}
+        self._late: list[BestEffortMessage] = []
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -312,16 +323,16 @@ class Rain:
         self._thread.join()
 
     def _work(self) -> None:
-        while (letter := self._up.get()) is not None:
-            for came in self._fate(letter):
+        while (message := self._up.get()) is not None:
+            for came in self._fate(message):
                 for out in self._server.arrive(came):
                     for sent in self._fate(out):
                         self._down[sent.peer].put(sent)
 
-    def _fate(self, letter: Letter) -> list[Letter]:
+    def _fate(self, letter: BestEffortMessage) -> list[BestEffortMessage]:
         """What comes now: this letter, none, or one that was sent before to the same side."""
         luck = self._random.random()
-        if letter.sort is Sort.LEAVE:
+        if letter.kind is MessageKind.LEAVE:
             return [letter]
         if luck < 0.1:
             return []
@@ -330,23 +341,32 @@ class Rain:
         if luck < 0.3:
             self._late.append(letter)
             return []
-        down = letter.sort in (Sort.RESULT, Sort.HURRY)
-        late = [one for one in self._late if (one.sort in (Sort.RESULT, Sort.HURRY)) == down]
+        down = letter.kind in (MessageKind.RESULT, MessageKind.REQUEST_PARTIAL)
+        late = [
+            one
+            for one in self._late
+            if (one.kind in (MessageKind.RESULT, MessageKind.REQUEST_PARTIAL)) == down
+        ]
         self._late = [one for one in self._late if one not in late]
         return [letter, *late]
 
 
 class Way:
-    def __init__(self, worker: int, up: SimpleQueue[Letter | None], down: SimpleQueue[Letter]):
+    def __init__(
+        self,
+        worker: int,
+        up: SimpleQueue[BestEffortMessage | None],
+        down: SimpleQueue[BestEffortMessage],
+    ):
         self._worker = worker
         self._up = up
         self._down = down
 
-    def send(self, letter: Letter) -> bool:
-        self._up.put(letter._replace(peer=self._worker))
+    def send(self, message: BestEffortMessage) -> bool:
+        self._up.put(message._replace(peer=self._worker))
         return True
 
-    def receive(self, seconds: float | None) -> list[Letter]:
+    def receive(self, seconds: float | None) -> list[BestEffortMessage]:
         try:
             return [self._down.get(timeout=0.002)]
         except Empty:
@@ -362,14 +382,14 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_letters(seed: int) ->
 
     def train(worker: int) -> None:
         layout, ledger = layout_of(setup.parameters, BUCKET), Ledger()
-        requests = Requests(
+        requests = ServerExchange(
             rain.of(worker), 0, worker, layout, ledger, lambda: None, 60.0, patience=0.004
         )
 
         def fill(bucket: FlatBucket) -> None:
             for name, view in bucket.views.items():
                 view.fill_(1.0)
-                if name == FLAGS:
+                if name == PARTICIPATION_FLAGS:
                     view[-1] = 0.0  # all gradients are finite
 
         for step in range(1, steps + 1):
@@ -377,7 +397,12 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_letters(seed: int) ->
             for bucket in layout.buckets:
                 requests.send(bucket, lambda factor, presence=1.0, b=bucket: fill(b))
             requests.finish()
-            values = {float(v) for b in layout.buckets for n, v in b.views.items() if n != FLAGS}
+            values = {
+                float(v)
+                for b in layout.buckets
+                for n, v in b.views.items()
+                if n != PARTICIPATION_FLAGS
+            }
             assert len(values) == 1  # of one answer, not of several
             assert -values.pop() == sum(ledger.applied.values())
             assert ledger.applied[worker] == step == ledger.own

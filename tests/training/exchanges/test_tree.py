@@ -170,7 +170,7 @@ def test_one_left_behind_takes_over_a_state(
     who: int, at: int, until: int, calm: list[dict[str, Any]], in_one_crew: InOneCrew
 ) -> None:
     def work(rank: int, who: int, at: int, until: int, boards: list[Board]) -> dict[str, Any]:
-        with patch.object(tree_node, "MOST_KEPT", 2):
+        with patch.object(tree_node, "MAX_RESULT_HISTORY_STEPS", 2):
             return in_turn([Script(sync=TREE, act=late(who, at=at, until=until))], boards)
 
     (troubled,) = by_script(in_one_crew(SIZE, work, boards=boards))
@@ -204,7 +204,7 @@ def test_into_a_code_and_out_again_with_one_who_is_late(
                     run.switch("ring")
 
         act = all_of(proposes, late(who, at=10, until=15), late(who, at=20, until=24))
-        with patch.object(tree_node, "MOST_KEPT", kept):
+        with patch.object(tree_node, "MAX_RESULT_HISTORY_STEPS", kept):
             changed = in_turn([Script(sync="ring", act=act, epochs=8)], boards)
         return {"results": [*changed["results"], ring()]}
 

@@ -23,10 +23,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 
 from thalweg.chaos.history import Commit, Ended, History, Sent, Starved, Violation
-from thalweg.chaos.recovery_times import Felt
+from thalweg.chaos.recovery_times import FaultTimes
 
-TOLERANCE = 1e-6
-LINGERS = 3.0  # seconds after a fault is over in which it may still be felt
+SAMPLE_COUNT_TOLERANCE = 1e-6
+FAULT_LINGER_SECONDS = 3.0  # seconds after a fault is over in which it may still be felt
 Ranks = frozenset[int]
 
 
@@ -40,17 +40,18 @@ def once_each(history: History) -> list[Violation]:
     for last, commit in history.successive():
         for rank, count in enumerate(commit.counted):
             most = bisect_right(sent[rank], (commit.time, 1 << 62))
-            if count > most + TOLERANCE:
+            if count > most + SAMPLE_COUNT_TOLERANCE:
                 text = f"{count:g} gradients of rank {rank} are applied, and {most} were sent"
                 found.append(_violation(commit, text))
         if last is None or history.came_in(last, commit):
             continue
         rose = commit.counted[commit.rank] - last.counted[last.rank]
-        if abs(rose - 1) > TOLERANCE:
+        if abs(rose - 1) > SAMPLE_COUNT_TOLERANCE:
             text = f"its gradients since step {last.step} count {rose:g} times, and it sent one"
             found.append(_violation(commit, text))
         if last.formation == commit.formation and any(
-            now < then - TOLERANCE for now, then in zip(commit.counted, last.counted, strict=True)
+            now < then - SAMPLE_COUNT_TOLERANCE
+            for now, then in zip(commit.counted, last.counted, strict=True)
         ):
             found.append(_violation(commit, f"gradients are lost that it had at step {last.step}"))
     if len({event.digest for event in history.of(Ended)}) > 1:
@@ -59,12 +60,12 @@ def once_each(history: History) -> list[Violation]:
     return found
 
 
-def within_bounds(history: History, felt: Sequence[Felt], staleness: int) -> list[Violation]:
+def within_bounds(history: History, felt: Sequence[FaultTimes], staleness: int) -> list[Violation]:
     """Under `asp`, no rank gets further ahead of another that is there."""
     sent = _sent(history)
     found = []
     for commit in history.commits:
-        if any(each.struck <= commit.time <= _over(each) for each in felt):
+        if any(each.injected <= commit.time <= _over(each) for each in felt):
             continue
         for rank in commit.members:
             place = bisect_right(sent[rank], (commit.time, 1 << 62))
@@ -75,19 +76,20 @@ def within_bounds(history: History, felt: Sequence[Felt], staleness: int) -> lis
     return found
 
 
-def _over(each: Felt) -> float:
-    return float("inf") if each.recovered is None else each.recovered + LINGERS
+def _over(each: FaultTimes) -> float:
+    return float("inf") if each.recovered is None else each.recovered + FAULT_LINGER_SECONDS
 
 
 def _is_away(history: History, rank: int, moment: float) -> bool:
     """Whether it was named, or couldn't run, shortly before."""
     named = any(
         rank in (*event.left, *event.joined)
-        and event.noticed - LINGERS <= moment <= event.time + LINGERS
+        and event.noticed - FAULT_LINGER_SECONDS <= moment <= event.time + FAULT_LINGER_SECONDS
         for event in history.named
     )
     return named or any(
-        event.rank == rank and event.time - event.seconds <= moment <= event.time + LINGERS
+        event.rank == rank
+        and event.time - event.seconds <= moment <= event.time + FAULT_LINGER_SECONDS
         for event in history.of(Starved)
     )
 
@@ -95,7 +97,7 @@ def _is_away(history: History, rank: int, moment: float) -> bool:
 # lgc
 
 
-def now_late_or_never(history: History, first: Callable[[int], int]) -> list[Violation]:
+def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> list[Violation]:
     """The gradients of every step, under `lgc`; `first` is how many of so many are waited for."""
     computed = {(event.rank, event.step + 1) for event in history.of(Sent)}
     possible: dict[tuple[int, int], set[Ranks]] = {}  # of each step: who may have been the first
@@ -144,9 +146,11 @@ def _is_explained(
             for rank, count in enumerate(rose)
         ]
         each = share * of / late if late else 0.0
-        are_late = {rank for rank in could if late and abs(left[rank] - each) < TOLERANCE}
+        are_late = {
+            rank for rank in could if late and abs(left[rank] - each) < SAMPLE_COUNT_TOLERANCE
+        }
         others = [value for rank, value in enumerate(left) if rank not in are_late]
-        if len(are_late) == late and all(abs(value) < TOLERANCE for value in others):
+        if len(are_late) == late and all(abs(value) < SAMPLE_COUNT_TOLERANCE for value in others):
             return True
     return False
 

@@ -16,73 +16,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.chaos.exact_job import SAVE_EVERY
-from thalweg.chaos.fault import Kind
+from thalweg.chaos.exact_job import CHECKPOINT_PERIOD_STEPS
+from thalweg.chaos.fault import FaultKind
 from thalweg.chaos.history import Commit, History, Named, Refused, Saved, Starved, Violation
-from thalweg.chaos.recovery_times import Felt
+from thalweg.chaos.recovery_times import FaultTimes
 from thalweg.errors import ranks_text
-from thalweg.members.failure_detector import LONGEST_SILENCE
-from thalweg.members.membership import LONGEST_UNREACHED, NOT_REACHED
+from thalweg.members.failure_detector import MAX_SILENCE_TIMEOUT_SECONDS
+from thalweg.members.membership import MAX_EVICTED_BACK_OFF_SECONDS, NOT_REACHED_REASON
 
-NAMED_AFTER = LONGEST_SILENCE + 2.0  # seconds out after which nobody can have missed it
-LINGERS = 3.0  # seconds after a fault is over in which it may still be the reason
-DAMAGED = "is damaged"
-FULL = "No space left"
-LONG = 2.0  # seconds: a shorter fault may be over before anybody sees it
-MUST_BE_NAMED: tuple[Kind, ...] = ("kill", "restart", "pause", "cut", "oneway")
+CERTAIN_DETECTION_SECONDS = (
+    MAX_SILENCE_TIMEOUT_SECONDS + 2.0
+)  # seconds out after which nobody can have missed it
+FAULT_LINGER_SECONDS = 3.0  # seconds after a fault is over in which it may still be the reason
+DAMAGED_CHECKPOINT_TEXT = "is damaged"
+DISK_FULL_TEXT = "No space left"
+MIN_OBSERVABLE_FAULT_SECONDS = 2.0  # seconds: a shorter fault may be over before anybody sees it
+DETECTED_FAULT_KINDS: tuple[FaultKind, ...] = ("kill", "restart", "pause", "cut", "oneway")
 
 
-def progress(felt: Sequence[Felt], bound: float) -> list[Violation]:
+def progress(felt: Sequence[FaultTimes], bound: float) -> list[Violation]:
     found = []
     for each in felt:
         if each.recovered is None:
             found.append(_violation("progress", each, "the run was never well again"))
-        if each.went_on is not None and each.went_on > bound + _borne(each):
-            text = f"the others went on after {each.went_on:.1f} s only"
+        if each.stall_seconds is not None and each.stall_seconds > bound + _borne(each):
+            text = f"the others went on after {each.stall_seconds:.1f} s only"
             found.append(_violation("progress", each, text))
-        if each.back is not None and each.back > bound + _kept_away(each):
-            text = f"{ranks_text(sorted(each.hit))} took a step {each.back:.1f} s after that only"
+        if each.rejoin_seconds is not None and each.rejoin_seconds > bound + _kept_away(each):
+            who = ranks_text(sorted(each.hit))
+            text = f"{who} took a step {each.rejoin_seconds:.1f} s after that only"
             found.append(_violation("progress", each, text))
     return found
 
 
-def culprits(history: History, felt: Sequence[Felt], *, missed: bool = True) -> list[Violation]:
+def causes_reported(
+    history: History, felt: Sequence[FaultTimes], *, missed: bool = True
+) -> list[Violation]:
     """`missed`: whether the others wait for one that is away for a moment, and so must notice."""
     return [*_unnamed(felt, missed), *_wrongly_named(history, felt)]
 
 
-def _borne(each: Felt) -> float:
+def _borne(each: FaultTimes) -> float:
     """Seconds that others may have to wait for: a slow link slows all down while it is slow."""
     return each.fault.hold if each.fault.kind in ("degrade", "disk") else 0.0
 
 
-def _kept_away(each: Felt) -> float:
+def _kept_away(each: FaultTimes) -> float:
     """Seconds that one may have to stay away with which the others got nowhere, before it asks."""
-    left_out = any(NOT_REACHED in event.reason for event in each.telling)
-    return LONGEST_UNREACHED if left_out else 0.0
+    left_out = any(NOT_REACHED_REASON in event.reason for event in each.reports)
+    return MAX_EVICTED_BACK_OFF_SECONDS if left_out else 0.0
 
 
-def _unnamed(felt: Sequence[Felt], missed: bool) -> list[Violation]:
+def _unnamed(felt: Sequence[FaultTimes], missed: bool) -> list[Violation]:
     found = []
     for each in felt:
         fault = each.fault
-        long = fault.hold > NAMED_AFTER or (missed and fault.kind in ("kill", "restart"))
-        named = {rank for event in each.telling for rank in (*event.left, *event.joined)}
-        if fault.kind in MUST_BE_NAMED and long and not named & each.hit:
+        long = fault.hold > CERTAIN_DETECTION_SECONDS or (
+            missed and fault.kind in ("kill", "restart")
+        )
+        named = {rank for event in each.reports for rank in (*event.left, *event.joined)}
+        if fault.kind in DETECTED_FAULT_KINDS and long and not named & each.hit:
             text = f"nobody named {ranks_text(sorted(each.hit))}"
             found.append(_violation("culprit", each, text))
     return found
 
 
-def _wrongly_named(history: History, felt: Sequence[Felt]) -> list[Violation]:
+def _wrongly_named(history: History, felt: Sequence[FaultTimes]) -> list[Violation]:
     found = []
     starved = list(history.of(Starved))
     for event in history.named:
         causes = [
             each
             for each in felt
-            if each.struck <= event.time  # it may have noticed another one before
-            and (each.recovered is None or event.noticed <= each.recovered + LINGERS)
+            if each.injected <= event.time  # it may have noticed another one before
+            and (each.recovered is None or event.noticed <= each.recovered + FAULT_LINGER_SECONDS)
         ]
         hit = {rank for each in causes for rank in each.hit} | {
             pause.rank for pause in starved if _explains(pause, event)
@@ -103,28 +110,32 @@ def _wrongly_named(history: History, felt: Sequence[Felt]) -> list[Violation]:
 def _explains(pause: Starved, event: Named) -> bool:
     """Whether it couldn't give a sign in the time before it was named."""
     began = pause.time - pause.seconds
-    return began <= event.noticed <= pause.time + LINGERS
+    return began <= event.noticed <= pause.time + FAULT_LINGER_SECONDS
 
 
-def checkpoints(history: History, felt: Sequence[Felt]) -> list[Violation]:
-    texts: list[tuple[Felt, str]] = []
+def checkpoints(history: History, felt: Sequence[FaultTimes]) -> list[Violation]:
+    texts: list[tuple[FaultTimes, str]] = []
     refusals = list(history.of(Refused))
     saves = [event.time for event in history.of(Saved)]
     for each in felt:
-        until = each.healed or each.struck
+        until = each.healed or each.injected
         ours = [r for r in refusals if r.fault == each.fault.number]
-        full = [r for r in refusals if r.rank is not None and each.struck <= r.time]
-        if any(DAMAGED not in r.text for r in ours):
+        full = [r for r in refusals if r.rank is not None and each.injected <= r.time]
+        if any(DAMAGED_CHECKPOINT_TEXT not in r.text for r in ours):
             texts.append((each, f"a damaged checkpoint wasn't refused: {ours[0].text}"))
-        if each.fault.kind == "disk" and until - each.struck > LONG:
-            taken = {c.step for c in history.of(Commit) if each.struck <= c.time <= until}
-            was_due = len(taken) > SAVE_EVERY
-            if was_due and not any(FULL in r.text for r in full if r.time <= until + LONG):
+        if each.fault.kind == "disk" and until - each.injected > MIN_OBSERVABLE_FAULT_SECONDS:
+            taken = {c.step for c in history.of(Commit) if each.injected <= c.time <= until}
+            was_due = len(taken) > CHECKPOINT_PERIOD_STEPS
+            if was_due and not any(
+                DISK_FULL_TEXT in r.text
+                for r in full
+                if r.time <= until + MIN_OBSERVABLE_FAULT_SECONDS
+            ):
                 texts.append((each, "nobody was told that the disk is full"))
-            if each.recovered is not None and saves and saves[-1] < each.struck:
+            if each.recovered is not None and saves and saves[-1] < each.injected:
                 texts.append((each, "no checkpoint was written afterwards"))
     return [_violation("checkpoints", each, text) for each, text in texts]
 
 
-def _violation(check: str, each: Felt, text: str) -> Violation:
+def _violation(check: str, each: FaultTimes, text: str) -> Violation:
     return Violation(check=check, text=f"{each.fault}: {text}", fault=each.fault.number)

@@ -14,10 +14,10 @@ from itertools import pairwise
 
 from thalweg.chaos.history import Commit, History, Violation
 
-CHECK = "members"
+MEMBERS_CHECK_NAME = "members"
 
 
-def exclusive(history: History, under_way: int) -> list[Violation]:
+def one_epoch_at_a_time(history: History, under_way: int) -> list[Violation]:
     """`under_way` steps are the most that a rank takes without a word from the others."""
     commits = sorted(history.commits, key=lambda commit: commit.time)
     first: dict[int, Commit] = {}  # of each formation
@@ -29,7 +29,7 @@ def exclusive(history: History, under_way: int) -> list[Violation]:
         *_turned_back(commits),
         *_left_out(commits, first, under_way),
     ]
-    return [Violation(check=CHECK, text=text) for text in texts]
+    return [Violation(check=MEMBERS_CHECK_NAME, text=text) for text in texts]
 
 
 def _two_sets(commits: list[Commit], first: dict[int, Commit]) -> Iterator[str]:

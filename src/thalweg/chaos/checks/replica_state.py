@@ -18,9 +18,10 @@ from statistics import median
 
 from thalweg.chaos.history import Commit, Ended, History, Violation
 
-TOLERANCE = 1e-4  # of a mean, relative to the sums that make it up
-FARTHEST = 20.0  # times the distance from the mean to which a step usually takes a replica
-FEWEST = 5  # steps that tell what is usual
+REPLICA_MEAN_TOLERANCE = 1e-4  # of a mean, relative to the sums that make it up
+# Times the distance from the mean to which a step usually takes a replica.
+MAX_REPLICA_DISTANCE_FACTOR = 20.0
+MIN_REPLICA_DISTANCE_STEPS = 5  # steps that tell what is usual
 
 
 def equal(history: History) -> list[Violation]:
@@ -37,7 +38,7 @@ def equal(history: History) -> list[Violation]:
     return found
 
 
-def as_foretold(history: History, foretold: Mapping[int, str]) -> list[Violation]:
+def as_expected(history: History, foretold: Mapping[int, str]) -> list[Violation]:
     """What one process holds that trains alone on the same batches; the first departure of each
     process, since all later steps follow from it."""
     found = []
@@ -57,7 +58,7 @@ def as_foretold(history: History, foretold: Mapping[int, str]) -> list[Violation
     return found
 
 
-def mean_kept(history: History) -> list[Violation]:
+def mean_preserved(history: History) -> list[Violation]:
     """By every averaging that no change of members broke off."""
     found = []
     for (formation, step), commits in _together(history.commits).items():
@@ -67,7 +68,7 @@ def mean_kept(history: History) -> list[Violation]:
             _columns(commits, "before"), _columns(commits, "after"), strict=True
         ):
             scale = max(1.0, *map(abs, before))
-            if abs(sum(after) - sum(before)) > TOLERANCE * scale * len(commits):
+            if abs(sum(after) - sum(before)) > REPLICA_MEAN_TOLERANCE * scale * len(commits):
                 found.append(
                     Violation(
                         "mean",
@@ -87,16 +88,16 @@ def close(history: History) -> list[Violation]:
         for place, commits in _together(history.commits).items()
         if _complete(commits) and len(commits) > 1
     }
-    if len(complete) < FEWEST:
+    if len(complete) < MIN_REPLICA_DISTANCE_STEPS:
         return []
     distances = {place: _farthest(commits, "after") for place, commits in complete.items()}
     own = median(_farthest(commits, "before") for commits in complete.values())
-    bound = FARTHEST * max(own, 1e-9)
+    bound = MAX_REPLICA_DISTANCE_FACTOR * max(own, 1e-9)
     return [
         Violation(
             "drift",
             f"after step {step} of formation {formation} a rank is {distance:.3g} from the mean, "
-            f"and {bound:.3g} is {FARTHEST:g} times the usual",
+            f"and {bound:.3g} is {MAX_REPLICA_DISTANCE_FACTOR:g} times the usual",
         )
         for (formation, step), distance in distances.items()
         if distance > bound

@@ -28,59 +28,61 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-LAMBDA = 1.07  # how much longer backward takes while gradients are sent
-SLOWEST = 1e12  # seconds of a byte, which nothing but bytes matters beside
+OVERLAP_SLOWDOWN_FACTOR = 1.07  # how much longer backward takes while gradients are sent
+MAX_SECONDS_PER_BYTE = 1e12  # seconds of a byte, which nothing but bytes matters beside
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class AlphaBetaNetwork:
     alpha: float  # seconds of a message
     bytes_per_second: float  # effective
 
     @classmethod
-    def of_gbps(cls, gbps: float, alpha: float) -> Network:
+    def of_gbps(cls, gbps: float, alpha: float) -> AlphaBetaNetwork:
         return cls(alpha, gbps * 1e9 / 8)
 
     def transfer(self, nbytes: float) -> float:
         return nbytes / self.bytes_per_second
 
 
-Collective = Callable[[Network, float, int], float]
+Collective = Callable[[AlphaBetaNetwork, float, int], float]
 """Seconds for so many bytes of each of p workers."""
 
 
-def ring(network: Network, nbytes: float, workers: int) -> float:
+def ring(network: AlphaBetaNetwork, nbytes: float, workers: int) -> float:
     """2(p-1) alpha + 2(p-1)/p b/BW"""
     hops = 2 * (workers - 1)
     return hops * network.alpha + network.transfer(hops / workers * nbytes)
 
 
-def all_gather(network: Network, nbytes: float, workers: int) -> float:
+def all_gather(network: AlphaBetaNetwork, nbytes: float, workers: int) -> float:
     """(p-1)(alpha + b/BW)"""
     return (workers - 1) * (network.alpha + network.transfer(nbytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
+class UncompressedStep:
     """A step without compression."""
 
     compute: float  # seconds of backward
     buckets: Sequence[float]  # bytes, in the order in which they are sent
     workers: int
-    slowed: float = LAMBDA
+    slowed: float = OVERLAP_SLOWDOWN_FACTOR
     collective: Collective = ring
 
-    def seconds(self, network: Network) -> float:
+    def seconds(self, network: AlphaBetaNetwork) -> float:
         *hidden, last = self._sent(network)
         return max(self._backward, sum(hidden)) + last
 
     def corner(self, alpha: float) -> float:
         """The seconds for a byte at which what backward hides takes as long as backward."""
-        at_once, slowly = (sum(self._sent(Network(alpha, rate))[:-1]) for rate in (inf, 1.0))
+        at_once, slowly = (
+            sum(self._sent(AlphaBetaNetwork(alpha, rate))[:-1]) for rate in (inf, 1.0)
+        )
         rises = slowly > at_once
         return max(0.0, (self._backward - at_once) / (slowly - at_once)) if rises else 0.0
 
-    def as_printed(self, network: Network) -> float:
+    def as_printed(self, network: AlphaBetaNetwork) -> float:
         """max(lambda T_comp, (k-1) T_comm(b) + T_comm(b^))"""
         return max(self._backward, sum(self._sent(network)))
 
@@ -89,12 +91,12 @@ class Dense:
         """Alone, a worker sends nothing that would slow it down."""
         return self.compute * (self.slowed if self.workers > 1 else 1.0)
 
-    def _sent(self, network: Network) -> list[float]:
+    def _sent(self, network: AlphaBetaNetwork) -> list[float]:
         return [self.collective(network, nbytes, self.workers) for nbytes in self.buckets]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentPayload:
     """A payload of each worker, and how it travels."""
 
     nbytes: float
@@ -102,7 +104,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codec:
+class CodecTimes:
     """Seconds of T_ed in a step. Where payloads are gathered, every worker decodes those of all, so
     T_ed grows with p."""
 
@@ -114,20 +116,20 @@ class Codec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
+class CompressedStep:
     """A step that compresses when backward is over, and sends then."""
 
     compute: float
-    codec: Codec
-    payloads: Sequence[Sent]
+    codec: CodecTimes
+    payloads: Sequence[SentPayload]
     workers: int
 
-    def seconds(self, network: Network) -> float:
+    def seconds(self, network: AlphaBetaNetwork) -> float:
         sent = sum(p.collective(network, p.nbytes, self.workers) for p in self.payloads)
         return self.compute + self.codec.seconds(self.workers) + sent
 
 
-def pays_below(dense: Dense, compressed: Compressed, alpha: float) -> float:
+def pays_below(dense: UncompressedStep, compressed: CompressedStep, alpha: float) -> float:
     """Bytes per second below which the compressed step is always shorter; 0 where it isn't on the
     slowest links either, inf where it is on all.
 
@@ -136,10 +138,10 @@ def pays_below(dense: Dense, compressed: Compressed, alpha: float) -> float:
     once at most."""
 
     def gain(x: float) -> float:
-        network = Network(alpha, 1 / x if x else inf)
+        network = AlphaBetaNetwork(alpha, 1 / x if x else inf)
         return dense.seconds(network) - compressed.seconds(network)
 
-    fast, slow = min((0.0, dense.corner(alpha)), key=gain), SLOWEST
+    fast, slow = min((0.0, dense.corner(alpha)), key=gain), MAX_SECONDS_PER_BYTE
     if gain(slow) <= 0:
         return 0.0
     if gain(fast) >= 0:
@@ -153,7 +155,7 @@ def pays_below(dense: Dense, compressed: Compressed, alpha: float) -> float:
     return 1 / slow
 
 
-def sufficient_ratio(dense: Dense, network: Network) -> float:
+def sufficient_ratio(dense: UncompressedStep, network: AlphaBetaNetwork) -> float:
     """How many times smaller gradients must be, at no cost, for the network to keep up with
     backward: sum of T_comm(b / ratio) <= lambda T_comp. inf if messages alone take longer."""
     backward = dense.compute * dense.slowed

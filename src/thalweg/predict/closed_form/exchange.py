@@ -25,9 +25,9 @@ from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group, Traffic, together, traffic
 from thalweg.steps import Round, compile_rounds, cycle
 
-MOST_TURNS = 64  # looked at, of a period that may be thousands
-Form = Callable[[Symbols], Cost]
-FORMS: Mapping[str, Form] = {
+MAX_PERIOD_TURNS = 64  # looked at, of a period that may be thousands
+ClosedForm = Callable[[Symbols], Cost]
+CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "star": forms.star,
     "ring": forms.ring,
     "shuffle": forms.ring,  # its groups'
@@ -54,7 +54,7 @@ def synchronisation_seconds(
     if plan.topology.name == "auto" or waits_for_nobody(plan):
         return None
     every = plan.cadence.every
-    turns = min(cycle(plan, group, catalog) // every, MOST_TURNS)
+    turns = min(cycle(plan, group, catalog) // every, MAX_PERIOD_TURNS)
     meetings = [
         compile_rounds(plan, group, workload, turn * every + every - 1, catalog)
         for turn in range(turns)
@@ -116,7 +116,7 @@ def _form(round_: Round, plan: Plan) -> Cost | None:
     return form(replace(x, k=len(round_.schedule.sizes) // at_once)) if form else None
 
 
-def form_of(name: str, arguments: Mapping[str, Value], group: Group) -> Form | None:
+def form_of(name: str, arguments: Mapping[str, Value], group: Group) -> ClosedForm | None:
     """The closed form of a schedule of this name, made with these arguments."""
     match name:
         case "ps":
@@ -131,7 +131,7 @@ def form_of(name: str, arguments: Mapping[str, Value], group: Group) -> Form | N
             return forms.hierarchical_by_leaders
         case "gossip" if arguments["graph"] == "exponential":
             return _exponential
-    return FORMS.get(name)
+    return CLOSED_FORMS.get(name)
 
 
 def _exponential(x: Symbols) -> Cost:

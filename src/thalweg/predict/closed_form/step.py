@@ -21,26 +21,39 @@ from math import sqrt
 from thalweg.catalog import Catalog
 from thalweg.compress import Compressor, Payload
 from thalweg.errors import PlanError
-from thalweg.facts import Bucket, Cluster, CodecCost, Lateness, Machine, Road, Workload
+from thalweg.facts import (
+    Bucket,
+    Cluster,
+    CodecCost,
+    Machine,
+    StragglerDelay,
+    TransportCosts,
+    Workload,
+)
 from thalweg.plan import Plan
 from thalweg.predict.closed_form import topologies as forms
-from thalweg.predict.closed_form.exchange import Form, form_of
+from thalweg.predict.closed_form.exchange import ClosedForm, form_of
 from thalweg.predict.closed_form.symbols import Cost, Symbols
 from thalweg.predict.compiled_step import codec_cost
 from thalweg.predict.estimate import Breakdown
 from thalweg.predict.straggler_recurrence import expected_latest
 from thalweg.schedules import Group
-from thalweg.schedules.topologies.hierarchical import BETWEEN
+from thalweg.schedules.topologies.hierarchical import COMPRESS_BETWEEN
 from thalweg.steps import warm_up
 
-IN_STAGES = ("halving_doubling",)  # that no chunks follow one another through
+UNPIPELINED_TOPOLOGIES = ("halving_doubling",)  # that no chunks follow one another through
 
 
-def parts_by_forms(
-    plan: Plan, group: Group, workload: Workload, road: Road, machine: Machine, catalog: Catalog
+def closed_form_breakdown(
+    plan: Plan,
+    group: Group,
+    workload: Workload,
+    road: TransportCosts,
+    machine: Machine,
+    catalog: Catalog,
 ) -> Breakdown:
     """Of a step; PlanError for plans without a form."""
-    exchanges = _Exchanges(plan, group, road, catalog)
+    exchanges = _PlanExchangeCosts(plan, group, road, catalog)
     buckets = workload.buckets(plan.settings.bucket)
     seconds = [exchanges.seconds(bucket) for bucket in buckets]
     costs = workload.costs
@@ -60,12 +73,12 @@ def parts_by_forms(
     )
 
 
-def _lateness(cluster: Cluster, group: Group) -> list[Lateness]:
+def _lateness(cluster: Cluster, group: Group) -> list[StragglerDelay]:
     return [cluster.host(rank).late for rank in group.ranks]
 
 
 def _codec_seconds(
-    plan: Plan, buckets: Iterable[Bucket], exchanges: _Exchanges, machine: Machine
+    plan: Plan, buckets: Iterable[Bucket], exchanges: _PlanExchangeCosts, machine: Machine
 ) -> tuple[float, float]:
     if plan.precision is None:
         return 0.0, 0.0
@@ -78,7 +91,7 @@ def _codec_seconds(
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _AffineCost:
     """A form's seconds for any number of bytes: it is a straight line in them but for the chunks,
     which grow with their root."""
 
@@ -94,18 +107,20 @@ class _Line:
         return latency + nbytes * (busiest + exposed / chunks)
 
 
-class _Among:
+class _GroupCosts:
     """Exchanges of payloads among one group, with the form of what adds them up there."""
 
-    def __init__(self, x: Symbols, form: Form, plan: Plan, compressor: Compressor | None) -> None:
+    def __init__(
+        self, x: Symbols, form: ClosedForm, plan: Plan, compressor: Compressor | None
+    ) -> None:
         one_byte = replace(x, S=1.0)
         self.size = x.N
         self._summable = compressor is None or compressor.summable
         self._elementwise = compressor is not None and compressor.elementwise
         self._shards = self._elementwise and not plan.averages_parameters
-        self._added = _Line(form(one_byte), plan.topology.name not in IN_STAGES)
-        self._gathered = _Line(forms.all_gather(one_byte), False)
-        self._exchanged = _Line(forms.all_to_all(one_byte), False)
+        self._added = _AffineCost(form(one_byte), plan.topology.name not in UNPIPELINED_TOPOLOGIES)
+        self._gathered = _AffineCost(forms.all_gather(one_byte), False)
+        self._exchanged = _AffineCost(forms.all_to_all(one_byte), False)
 
     def seconds(self, payload: Payload) -> float:
         if self._is_added(payload):
@@ -129,10 +144,10 @@ class _Among:
         return self._exchanged.seconds(payload.nbytes) + self._gathered.seconds(payload.nbytes)
 
 
-class _Exchanges:
+class _PlanExchangeCosts:
     """What a plan's exchanges take, in closed form."""
 
-    def __init__(self, plan: Plan, group: Group, road: Road, catalog: Catalog) -> None:
+    def __init__(self, plan: Plan, group: Group, costs: TransportCosts, catalog: Catalog) -> None:
         topology = plan.topology
         form = form_of(topology.name, topology.arguments, group) if not _waits(plan) else None
         if form is None:
@@ -140,18 +155,18 @@ class _Exchanges:
                 f"{plan} has no closed form, and {group.size} workers are too many for a replay",
                 "predict it for fewer",
             )
-        x = _symbols(group, road)
+        x = _symbols(group, costs)
         rack, leaders = replace(x, N=x.G, C=1), replace(x, N=x.C, G=1)
         self._plan = plan
         self._compressor = catalog.compressors[plan.precision.name] if plan.precision else None
-        self._between = plan.topology.arguments.get("compress") == BETWEEN and x.C > 1
-        self._chain = _Line(forms.chain(replace(rack, S=1.0)), True)
+        self._between = plan.topology.arguments.get("compress") == COMPRESS_BETWEEN and x.C > 1
+        self._chain = _AffineCost(forms.chain(replace(rack, S=1.0)), True)
         scopes = [leaders if self._between else x]
         if plan.topology.name == "shuffle":  # one of each rack, and at the same time the others
             rest = replace(rack, N=x.G - 1, G=x.G - 1)
             scopes = [leaders, rest] if x.G > 1 else [leaders]
-        self._at_once = [_Among(scope, form, plan, self._compressor) for scope in scopes]
-        self._in_racks = _Among(rack, form, plan, self._compressor)
+        self._at_once = [_GroupCosts(scope, form, plan, self._compressor) for scope in scopes]
+        self._in_racks = _GroupCosts(rack, form, plan, self._compressor)
 
     def seconds(self, bucket: Bucket) -> float:
         """Until all meet again: of their meeting, and of what racks do at the steps between."""
@@ -176,13 +191,13 @@ class _Exchanges:
         return self._compressor.payloads(bucket.tensors, warm_up(self._plan), **arguments)
 
 
-def _symbols(group: Group, road: Road) -> Symbols:
+def _symbols(group: Group, costs: TransportCosts) -> Symbols:
     """With the rates that one flow reaches, and messages that take their receiver's time."""
-    x, share = Symbols.of(group, 1.0), road.share(1)
+    x, share = Symbols.of(group, 1.0), costs.bandwidth_share(1)
     return replace(
         x,
-        alpha=x.alpha + road.message.value,
-        beta1=max(x.beta1 / share, road.byte.value),
+        alpha=x.alpha + costs.message.value,
+        beta1=max(x.beta1 / share, costs.byte.value),
         beta2=x.beta2 / share,
     )
 

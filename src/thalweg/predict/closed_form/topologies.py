@@ -27,7 +27,7 @@ from dataclasses import replace
 from math import ceil, floor, log2
 
 from thalweg.predict.closed_form.symbols import Cost, Phase, Symbols, cost
-from thalweg.schedules.trees import Shape, Tree, binary, complement, heap, over, over_racks
+from thalweg.schedules.trees import Tree, TreeShape, binary, complement, heap, over, over_racks
 
 
 def star(x: Symbols) -> Cost:
@@ -224,7 +224,7 @@ def double_tree(x: Symbols) -> Cost:
     return _trees(x, [binary, complement])
 
 
-def _trees(x: Symbols, shapes: Sequence[Shape]) -> Cost:
+def _trees(x: Symbols, shapes: Sequence[TreeShape]) -> Cost:
     """S in equal parts on trees of these shapes, side by side."""
     part = x.S / len(shapes)
     racks = [tuple(range(rack * x.G, (rack + 1) * x.G)) for rack in range(x.C)]

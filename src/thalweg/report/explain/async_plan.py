@@ -19,8 +19,8 @@ from thalweg.redundancy import fastest, is_compensated, root_of
 from thalweg.report.shapes import line, tip, words
 from thalweg.schedules import Group, Traffic
 
-LETTER, FACT, ROOM = 6.4, 18, 46
-STYLE = """
+ASYNC_CHARACTER_PIXELS, FACT, ASYNC_MARGIN_PIXELS = 6.4, 18, 46
+ASYNC_STYLE = """
 .up { stroke: #0969da; stroke-width: 1.6; } .down { stroke: #1a7f37; stroke-width: 1.6; }
 .node { fill: #0969da; } .root { fill: #bc4c00; }
 @media (prefers-color-scheme: dark) { .up { stroke: #58a6ff; } .down { stroke: #3fb950; } }
@@ -28,7 +28,7 @@ STYLE = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mailbox:
+class AsyncPlanView:
     """`story` is who sends what to whom, a line each with its name."""
 
     root: int
@@ -38,11 +38,13 @@ class Mailbox:
     traffic: Traffic
 
 
-def has_mailbox(plan: Plan) -> bool:
+def is_async_plan(plan: Plan) -> bool:
     return is_compensated(plan) or plan.cadence.staleness is not None
 
 
-def mailbox(plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog) -> Mailbox:
+def async_plan_view(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+) -> AsyncPlanView:
     root = root_of(plan, group, catalog)
     assert root is not None
     up = _compressed(plan, workload, step, catalog)
@@ -52,7 +54,7 @@ def mailbox(plan: Plan, group: Group, workload: Workload, step: int, catalog: Ca
         story = _compensated(fastest(plan, group.size), group.size, root)
     else:
         story = _asynchronous(staleness, root)
-    return Mailbox(
+    return AsyncPlanView(
         root=root,
         up_nbytes=up,
         down_nbytes=down,
@@ -118,8 +120,8 @@ def _traffic(group: Group, root: int, up: int, down: int) -> Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class MailboxPicture:
-    found: Mailbox
+class AsyncPlanPicture:
+    found: AsyncPlanView
     ranks: tuple[int, ...]
 
     @property
@@ -129,21 +131,23 @@ class MailboxPicture:
     @property
     def width(self) -> int:
         longest = max(len(text) for _, text in self.found.story)
-        return max(2 * (self.radius + ROOM), 140 + round(LETTER * longest))
+        return max(
+            2 * (self.radius + ASYNC_MARGIN_PIXELS), 140 + round(ASYNC_CHARACTER_PIXELS * longest)
+        )
 
     @property
     def height(self) -> int:
-        return 2 * (self.radius + ROOM) + FACT * (len(self.found.story) + 2)
+        return 2 * (self.radius + ASYNC_MARGIN_PIXELS) + FACT * (len(self.found.story) + 2)
 
     def draw(self, parent: ET.Element, top: int) -> None:
-        ET.SubElement(parent, "style").text = STYLE
-        x, y = self.radius + ROOM, top + self.radius + ROOM
+        ET.SubElement(parent, "style").text = ASYNC_STYLE
+        x, y = self.radius + ASYNC_MARGIN_PIXELS, top + self.radius + ASYNC_MARGIN_PIXELS
         others = [rank for rank in self.ranks if rank != self.found.root]
         for number, rank in enumerate(others):
             turn = 2 * pi * number / len(others) - pi / 2
             self._spoke(parent, rank, (x, y), (cos(turn), sin(turn)))
         ET.SubElement(parent, "circle", {"class": "root", "cx": str(x), "cy": str(y), "r": "9"})
-        y = top + 2 * (self.radius + ROOM)
+        y = top + 2 * (self.radius + ASYNC_MARGIN_PIXELS)
         up, down = about(self.found.up_nbytes, "B"), about(self.found.down_nbytes, "B")
         line(parent, 16, y - 4, 38, y - 4, "up")
         words(parent, 44, y, f"up, {up} a step", "faint")

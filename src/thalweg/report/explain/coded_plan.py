@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from thalweg.catalog import Catalog
-from thalweg.codes import ROOT, Allocation
+from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.codes.fractional import FractionalRepetition
 from thalweg.codes.tolerance import Quota, Ranks, Tolerance, chance_of_waiting, quotas, tolerance
 from thalweg.plan import Plan
@@ -19,7 +19,7 @@ from thalweg.redundancy import allocation_of
 from thalweg.schedules import Group
 
 LARGEST_DENOMINATOR = 10_000  # of fractions that are written as such
-FEW = 12  # ranks that are listed
+MAX_LISTED_RANKS = 12  # ranks that are listed
 BEYOND = {
     "wait": "the root waits for them",
     "raise": "the run gives up",
@@ -28,7 +28,7 @@ BEYOND = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Fractions of the batch, or numbers of samples."""
 
     start: Fraction
@@ -61,19 +61,21 @@ class RootTraffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coded:
+class CodedPlanView:
     allocation: Allocation
     tolerance: Tolerance
     beyond: str
     batch: int | None  # samples; None: parts are fractions
-    late: tuple[float, float] | None  # the least and the largest chance, where somebody measured it
+    straggler_delay: (
+        tuple[float, float] | None
+    )  # the least and the largest chance, where somebody measured it
     waiting: float | None  # the chance that a step has to wait
     at_root: RootTraffic | None = None  # None where nothing has been compiled
 
     @property
     def plain(self) -> bool:
         """All weights are one, and replicas send the same bits."""
-        codes = self.allocation.branches.codes.values()
+        codes = self.allocation.tree.codes.values()
         return all(isinstance(code, FractionalRepetition) for code in codes)
 
     @property
@@ -84,23 +86,23 @@ class Coded:
     @property
     def root_answers(self) -> int | None:
         """The worker that the root's process answers, if it has a seat below one."""
-        above = self.allocation.branches.parents.get(self.allocation.host, ROOT)
-        return None if above == ROOT else above
+        above = self.allocation.tree.parents.get(self.allocation.host, TREE_ROOT)
+        return None if above == TREE_ROOT else above
 
     def quotas(self, node: int) -> list[Quota]:
-        return quotas(self.allocation.branches, node)
+        return quotas(self.allocation.tree, node)
 
-    def parts(self, rank: int) -> list[Part]:
+    def parts(self, rank: int) -> list[BatchPart]:
         """What this rank computes, of the batch as a whole; neighbours of one weight as one."""
         cuts, own = self.allocation.cuts, self.allocation.weights.get(rank, {})
         return _joined(
-            Part(cuts[cell], cuts[cell + 1], weight) for cell, weight in sorted(own.items())
+            BatchPart(cuts[cell], cuts[cell + 1], weight) for cell, weight in sorted(own.items())
         )
 
-    def samples(self, rank: int) -> list[Part]:
+    def samples(self, rank: int) -> list[BatchPart]:
         assert self.batch is not None
         return _joined(
-            Part(Fraction(start), Fraction(stop), weight)
+            BatchPart(Fraction(start), Fraction(stop), weight)
             for start, stop, weight in sorted(self.allocation.samples(rank, self.batch))
         )
 
@@ -116,7 +118,7 @@ class Coded:
 
     def facts(self) -> list[tuple[str, str]]:
         """Cost and tolerance, a line each, and the name of the first of its kind."""
-        late, *also_late = self._may_be_late()
+        late, *also_late = self._tolerated_stragglers()
         stops, *also_stops = self._stops()
         lines = [
             ("load", self._load()),
@@ -130,8 +132,8 @@ class Coded:
             ("then", BEYOND[self.beyond]),
             ("rounding", self._rounding()),
         ]
-        if self.late is not None and self.waiting is not None:
-            least, most = (f"{100 * chance:.3g}" for chance in self.late)
+        if self.straggler_delay is not None and self.waiting is not None:
+            least, most = (f"{100 * chance:.3g}" for chance in self.straggler_delay)
             often = f"{most} %" if least == most else f"{least} to {most} %"
             text = f"{100 * self.waiting:.3g} % of the steps, if each worker is late at {often}"
             lines.append(("has to wait", text))
@@ -146,12 +148,12 @@ class Coded:
         return f"{share} of the batch a worker, {times} 1/{number} that it has without a code"
 
     def _layers(self) -> str:
-        branches = self.allocation.branches
-        sizes = [str(len(layer)) for layer in branches.layers()][1:]
-        below = sorted({len(branches.children[node]) for node in branches.codes})
+        tree = self.allocation.tree
+        sizes = [str(len(layer)) for layer in tree.layers()][1:]
+        below = sorted({len(tree.children[node]) for node in tree.codes})
         several = f"{below[0]} to {below[-1]}" if len(below) > 1 else str(below[0])
         who = f"{several} children" if below != [1] else "1 child"
-        parents = len(branches.codes)
+        parents = len(tree.codes)
         each = f"{parents} parents of {who} each" if parents > 1 else f"one parent of {who}"
         return f"{len(sizes)}, of {' + '.join(sizes)} workers; {each}"
 
@@ -165,7 +167,7 @@ class Coded:
             f"in the process of rank {host}, which as a leaf also answers rank {self.root_answers}"
         )
 
-    def _may_be_late(self) -> list[str]:
+    def _tolerated_stragglers(self) -> list[str]:
         said = self.tolerance
         if not said.anywhere:
             return ["nobody"]
@@ -195,7 +197,7 @@ class Coded:
         return f"magnified by the weights, up to {worst:.3g} times if the worst are late"
 
 
-def coded(plan: Plan, group: Group, batch: int | None, catalog: Catalog) -> Coded:
+def coded_plan_view(plan: Plan, group: Group, batch: int | None, catalog: Catalog) -> CodedPlanView:
     """LayoutError if the batch is too small for so many workers."""
     assert plan.redundancy is not None
     allocation = allocation_of(plan, group, catalog)
@@ -203,13 +205,13 @@ def coded(plan: Plan, group: Group, batch: int | None, catalog: Catalog) -> Code
         allocation.refuse_batch(batch)
     late = {rank: group.cluster.host(rank).late.probability for rank in allocation.workers}
     measured = any(late.values())
-    return Coded(
+    return CodedPlanView(
         allocation=allocation,
-        tolerance=tolerance(allocation.branches),
+        tolerance=tolerance(allocation.tree),
         beyond=str(plan.redundancy.arguments["beyond"]),
         batch=batch,
-        late=(min(late.values()), max(late.values())) if measured else None,
-        waiting=chance_of_waiting(allocation.branches, late) if measured else None,
+        straggler_delay=(min(late.values()), max(late.values())) if measured else None,
+        waiting=chance_of_waiting(allocation.tree, late) if measured else None,
     )
 
 
@@ -217,14 +219,14 @@ def _late_text(ranks: Ranks) -> str:
     return f"{len(ranks)} late ones, like {ranks_text(ranks)}" if len(ranks) > 1 else "any late one"
 
 
-def root_text(view: Coded) -> str:
+def root_text(view: CodedPlanView) -> str:
     seat = f"root, in the process of rank {view.allocation.host}"
     if view.allocation.host not in view.allocation.weights:
         seat = f"root, rank {view.allocation.host}, which computes nothing"
-    return f"{seat}: needs {needs_text(view, ROOT)}"
+    return f"{seat}: needs {needs_text(view, TREE_ROOT)}"
 
 
-def needs_text(view: Coded, node: int) -> str:
+def needs_text(view: CodedPlanView, node: int) -> str:
     """Of whom an answer is made."""
     own = view.quotas(node)
     if len(own) == 1:
@@ -236,7 +238,7 @@ def needs_text(view: Coded, node: int) -> str:
 
 
 def ranks_text(ranks: Ranks) -> str:
-    if len(ranks) <= FEW:
+    if len(ranks) <= MAX_LISTED_RANKS:
         return " ".join(map(str, ranks))
     return f"{' '.join(map(str, ranks[:4]))} ... {ranks[-1]}"
 
@@ -254,17 +256,17 @@ def _times(weight: float) -> str:
     return "" if text == "1" else f" x{text}"
 
 
-def _numbers(part: Part) -> str:
+def _numbers(part: BatchPart) -> str:
     last = part.stop - 1
     return str(part.start) if last == part.start else f"{part.start}-{last}"
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
-    joined: list[Part] = []
+def _joined(parts: Iterable[BatchPart]) -> list[BatchPart]:
+    joined: list[BatchPart] = []
     for part in parts:
         before = joined[-1] if joined else None
         if before is not None and (before.stop, before.weight) == (part.start, part.weight):
-            joined[-1] = Part(before.start, part.stop, part.weight)
+            joined[-1] = BatchPart(before.start, part.stop, part.weight)
         else:
             joined.append(part)
     return joined

@@ -12,15 +12,21 @@ from fractions import Fraction
 from itertools import count
 from xml.etree import ElementTree as ET
 
-from thalweg.codes import ROOT
-from thalweg.report.explain.coded_plan import Coded, Part, fraction_text, root_text, weight_text
+from thalweg.codes import TREE_ROOT
+from thalweg.report.explain.coded_plan import (
+    BatchPart,
+    CodedPlanView,
+    fraction_text,
+    root_text,
+    weight_text,
+)
 from thalweg.report.shapes import line, tip, words
 
 ROW, INDENT, LEFT, HEAD = 22, 28, 30, 34
 NARROWEST, WIDEST, ROOM_FOR_A_WEIGHT = 480, 1100, 34
-LETTER = 6.4  # width of a letter, about
+TREE_CHARACTER_PIXELS = 6.4  # width of a letter, about
 FACT = 18
-STYLE = """
+TREE_STYLE = """
 .edge { stroke: #8c959f; fill: none; } .bracket { stroke: #8250df; stroke-width: 2; fill: none; }
 .node { fill: #0969da; } .root { fill: #bc4c00; } .batch { fill: #f6f8fa; }
 .cut { stroke: #d0d7de; } .one { fill: #0969da; } .plus { fill: #1a7f37; } .minus { fill: #bc4c00; }
@@ -38,10 +44,10 @@ LEGEND = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _PictureLayout:
     """Where things are."""
 
-    view: Coded
+    view: CodedPlanView
     rows: dict[int, int]  # nodes, in the order of their rows
     depths: dict[int, int]
     top: int
@@ -59,14 +65,16 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedPicture:
-    view: Coded
+class CodedPlanPicture:
+    view: CodedPlanView
 
     @property
     def width(self) -> int:
         plan = self._plan(0)
         longest = max([len(self.view.work(rank)) for rank in self.view.allocation.workers])
-        return max(plan.bars + plan.wide + 30 + round(LETTER * longest), self._words_width())
+        return max(
+            plan.bars + plan.wide + 30 + round(TREE_CHARACTER_PIXELS * longest), self._words_width()
+        )
 
     @property
     def height(self) -> int:
@@ -75,7 +83,7 @@ class CodedPicture:
 
     def draw(self, parent: ET.Element, top: int) -> None:
         plan = self._plan(top)
-        ET.SubElement(parent, "style").text = STYLE
+        ET.SubElement(parent, "style").text = TREE_STYLE
         _axis(parent, plan)
         for node in plan.rows:
             _edges(parent, plan, node)
@@ -88,30 +96,33 @@ class CodedPicture:
             words(parent, 16, y, name, "faint")
             words(parent, 110, y, text)
 
-    def _plan(self, top: int) -> _Plan:
-        branches = self.view.allocation.branches
+    def _plan(self, top: int) -> _PictureLayout:
+        tree = self.view.allocation.tree
         rows: dict[int, int] = {}
-        depths = {ROOT: 0}
+        depths = {TREE_ROOT: 0}
         numbers = count()
-        waiting = [ROOT]
+        waiting = [TREE_ROOT]
         while waiting:
             node = waiting.pop()
             rows[node] = next(numbers)
-            for child in reversed(branches.children[node]):
+            for child in reversed(tree.children[node]):
                 depths[child] = depths[node] + 1
                 waiting.append(child)
-        ends = [INDENT * depths[node] + LETTER * len(_label(self.view, node)) for node in rows]
+        ends = [
+            INDENT * depths[node] + TREE_CHARACTER_PIXELS * len(_label(self.view, node))
+            for node in rows
+        ]
         bars = LEFT + round(max(ends)) + 24
         weighted = 1 if self.view.plain else self.view.allocation.cells
         wide = min(WIDEST, max(NARROWEST, ROOM_FOR_A_WEIGHT * weighted))
-        return _Plan(self.view, rows, depths, top, max(bars, 200), wide)
+        return _PictureLayout(self.view, rows, depths, top, max(bars, 200), wide)
 
     def _words_width(self) -> int:
         longest = max(len(text) for _, text in self.view.facts())
-        return 130 + round(LETTER * longest)
+        return 130 + round(TREE_CHARACTER_PIXELS * longest)
 
 
-def _axis(parent: ET.Element, plan: _Plan) -> None:
+def _axis(parent: ET.Element, plan: _PictureLayout) -> None:
     view, cuts = plan.view, plan.view.allocation.cuts
     bottom = plan.top + HEAD + ROW * len(plan.rows)
     words(parent, 16, plan.top + 20, root_text(view))
@@ -120,7 +131,7 @@ def _axis(parent: ET.Element, plan: _Plan) -> None:
     ET.SubElement(parent, "rect", {**scale, **band})
     ends = ("0", "1") if view.batch is None else ("sample 0", f"{view.batch - 1}")
     words(parent, plan.bars, plan.top + HEAD + 12, ends[0], "faint")
-    last = plan.bars + plan.wide - round(LETTER * len(ends[1]))
+    last = plan.bars + plan.wide - round(TREE_CHARACTER_PIXELS * len(ends[1]))
     words(parent, last, plan.top + HEAD + 12, ends[1], "faint")
     words(parent, plan.bars + plan.wide // 2 - 30, plan.top + HEAD + 12, "the batch", "faint")
     for cut in cuts:
@@ -129,8 +140,8 @@ def _axis(parent: ET.Element, plan: _Plan) -> None:
         tip(mark, fraction_text(cut))
 
 
-def _edges(parent: ET.Element, plan: _Plan, node: int) -> None:
-    children = plan.view.allocation.branches.children[node]
+def _edges(parent: ET.Element, plan: _PictureLayout, node: int) -> None:
+    children = plan.view.allocation.tree.children[node]
     if not children:
         return
     x, right = plan.x(node), plan.x(children[0])
@@ -147,14 +158,14 @@ def _edges(parent: ET.Element, plan: _Plan, node: int) -> None:
             tip(bracket, f"a team of replicas: one of {team} is enough")
 
 
-def _label(view: Coded, node: int) -> str:
+def _label(view: CodedPlanView, node: int) -> str:
     host = view.allocation.host
-    if node == ROOT:
+    if node == TREE_ROOT:
         return f"root, in rank {host}" if host in view.allocation.weights else f"root, rank {host}"
     return f"rank {node}, has the root" if node == host else f"rank {node}"
 
 
-def _tip(view: Coded, node: int) -> str:
+def _tip(view: CodedPlanView, node: int) -> str:
     text = f"rank {node} computes {view.work(node)}"
     if node != view.allocation.host:
         return text
@@ -162,12 +173,12 @@ def _tip(view: Coded, node: int) -> str:
     return f"{text}, has the root" + (f", and answers rank {above}" if above is not None else "")
 
 
-def _node(parent: ET.Element, plan: _Plan, node: int) -> None:
+def _node(parent: ET.Element, plan: _PictureLayout, node: int) -> None:
     x, y, view = plan.x(node), plan.y(node), plan.view
-    kind = "root" if node == ROOT else "node"
+    kind = "root" if node == TREE_ROOT else "node"
     dot = ET.SubElement(parent, "circle", {"class": kind, "cx": str(x), "cy": str(y), "r": "5"})
     words(parent, x + 10, y + 4, _label(view, node))
-    if node == ROOT:
+    if node == TREE_ROOT:
         return
     tip(dot, _tip(view, node))
     for part in view.parts(node):
@@ -175,24 +186,24 @@ def _node(parent: ET.Element, plan: _Plan, node: int) -> None:
     words(parent, plan.bars + plan.wide + 10, y + 4, view.work(node), "faint")
 
 
-def _bar(parent: ET.Element, plan: _Plan, part: Part, y: int) -> None:
+def _bar(parent: ET.Element, plan: _PictureLayout, part: BatchPart, y: int) -> None:
     left, right = plan.at(part.start), plan.at(part.stop)
     weight = weight_text(part.weight)
     kind = "one" if weight == "1" else "plus" if part.weight > 0 else "minus"
     size = {"x": str(left), "y": str(y - 8), "width": f"{right - left:.2f}", "height": "16"}
     bar = ET.SubElement(parent, "rect", {"class": kind, **size})
     tip(bar, f"{fraction_text(part.start)} to {fraction_text(part.stop)}, weight {weight}")
-    if kind != "one" and right - left >= LETTER * len(weight):
+    if kind != "one" and right - left >= TREE_CHARACTER_PIXELS * len(weight):
         words(parent, round((left + right) / 2), y + 4, weight, "weight")
 
 
-def _legend(parent: ET.Element, plan: _Plan, y: int) -> None:
+def _legend(parent: ET.Element, plan: _PictureLayout, y: int) -> None:
     x = 16
     for kind, meaning in LEGEND if not plan.view.plain else LEGEND[:1]:
         box = {"x": str(x), "y": str(y - 9), "width": "14", "height": "10"}
         ET.SubElement(parent, "rect", {"class": kind, **box})
         words(parent, x + 20, y, meaning, "faint")
-        x += 40 + round(LETTER * len(meaning))
+        x += 40 + round(TREE_CHARACTER_PIXELS * len(meaning))
     if plan.view.plain:
         line(parent, x, y - 10, x, y + 1, "bracket")
         words(parent, x + 8, y, "a team of replicas: one on time is enough", "faint")

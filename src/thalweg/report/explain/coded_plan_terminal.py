@@ -15,30 +15,30 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from thalweg.codes import ROOT
-from thalweg.report.explain.coded_plan import Coded, needs_text, root_text
+from thalweg.codes import TREE_ROOT
+from thalweg.report.explain.coded_plan import CodedPlanView, needs_text, root_text
 from thalweg.report.tables import named
 
 INDENT = 4  # of a layer, in rich's trees
-MOST_LINES = 40
-FIRST, LAST = 6, 2  # children that are shown where there are too many
-MOST_TEAMS = 8  # on a line
+MAX_TREE_LINES = 40
+FIRST_SHOWN_CHILDREN, LAST = 6, 2  # children that are shown where there are too many
+MAX_TEAMS_PER_LINE = 8  # on a line
 Teams = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
-class _Line:
+class _TreeRow:
     label: str
     work: str
     style: str = ""
-    below: list[_Line] = field(default_factory=list)
+    below: list[_TreeRow] = field(default_factory=list)
 
     def width(self, depth: int = 0) -> int:
         return max(INDENT * depth + len(self.label), *(b.width(depth + 1) for b in self.below), 0)
 
 
-def coded_tree(view: Coded) -> RenderableType:
-    lines = _places(view, ((ROOT,),)) if view.plain else _workers(view, ROOT, _few(view))
+def coded_tree(view: CodedPlanView) -> RenderableType:
+    lines = _places(view, ((TREE_ROOT,),)) if view.plain else _workers(view, TREE_ROOT, _few(view))
     column = max([line.width(1) for line in lines], default=0) + 2
     tree = Tree(root_text(view), guide_style="dim")
     _hang(tree, lines, 1, column)
@@ -47,11 +47,11 @@ def coded_tree(view: Coded) -> RenderableType:
     return Block(title, tree, Text(_legend(view), style="dim"), Text(""), named(view.facts()))
 
 
-def _few(view: Coded) -> bool:
-    return len(view.allocation.workers) <= MOST_LINES
+def _few(view: CodedPlanView) -> bool:
+    return len(view.allocation.workers) <= MAX_TREE_LINES
 
 
-def _hang(tree: Tree, lines: list[_Line], depth: int, column: int) -> None:
+def _hang(tree: Tree, lines: list[_TreeRow], depth: int, column: int) -> None:
     for line in lines:
         text = Text(line.label, style=line.style)
         text.append(" " * (column - INDENT * depth - len(line.label)) if line.work else "")
@@ -59,29 +59,29 @@ def _hang(tree: Tree, lines: list[_Line], depth: int, column: int) -> None:
         _hang(tree.add(text), line.below, depth + 1, column)
 
 
-def _places(view: Coded, teams: Teams) -> list[_Line]:
+def _places(view: CodedPlanView, teams: Teams) -> list[_TreeRow]:
     """The places below one: the first team of all who fill it, then the second, and so on."""
     parents = [parent for team in teams for parent in team]
     filled = list(zip(*([q.members for q in view.quotas(p)] for p in parents), strict=True))
     return _shortened(
         [
-            _Line(_teams_text(place), view.work(place[0][0]), "bold", _places(view, place))
+            _TreeRow(_teams_text(place), view.work(place[0][0]), "bold", _places(view, place))
             for place in filled
         ],
-        len(filled) <= MOST_LINES,
+        len(filled) <= MAX_TREE_LINES,
     )
 
 
-def _shortened(lines: list[_Line], everything: bool) -> list[_Line]:
-    left = len(lines) - FIRST - LAST
+def _shortened(lines: list[_TreeRow], everything: bool) -> list[_TreeRow]:
+    left = len(lines) - FIRST_SHOWN_CHILDREN - LAST
     if everything or left <= 0:
         return lines
-    return [*lines[:FIRST], _Line(f"... {left} more", ""), *lines[-LAST:]]
+    return [*lines[:FIRST_SHOWN_CHILDREN], _TreeRow(f"... {left} more", ""), *lines[-LAST:]]
 
 
 def _teams_text(teams: Teams) -> str:
-    if len(teams) > MOST_TEAMS:
-        shown = [*teams[: MOST_TEAMS // 2], teams[-1]]
+    if len(teams) > MAX_TEAMS_PER_LINE:
+        shown = [*teams[: MAX_TEAMS_PER_LINE // 2], teams[-1]]
         *some, last = map(_team_text, shown)
         return f"{' | '.join(some)} | ... | {last}  ({len(teams)} teams)"
     return " | ".join(map(_team_text, teams))
@@ -92,14 +92,14 @@ def _team_text(team: tuple[int, ...]) -> str:
     return f"{team[0]}-{team[-1]}" if in_a_row and len(team) > 2 else " ".join(map(str, team))
 
 
-def _workers(view: Coded, node: int, everybody: bool) -> list[_Line]:
-    children = view.allocation.branches.children[node]
+def _workers(view: CodedPlanView, node: int, everybody: bool) -> list[_TreeRow]:
+    children = view.allocation.tree.children[node]
     lines = [_worker(view, child, everybody, first=child == children[0]) for child in children]
     return _shortened(lines, everybody)
 
 
-def _worker(view: Coded, rank: int, everybody: bool, first: bool) -> _Line:
-    line = _Line(str(rank), view.work(rank), "bold")
+def _worker(view: CodedPlanView, rank: int, everybody: bool, first: bool) -> _TreeRow:
+    line = _TreeRow(str(rank), view.work(rank), "bold")
     below = sum(1 for _ in _descendants(view, rank))
     if below and (everybody or first):
         line.label += f" + {needs_text(view, rank)}"
@@ -109,24 +109,24 @@ def _worker(view: Coded, rank: int, everybody: bool, first: bool) -> _Line:
     return line
 
 
-def _descendants(view: Coded, rank: int) -> Iterator[int]:
-    for child in view.allocation.branches.children[rank]:
+def _descendants(view: CodedPlanView, rank: int) -> Iterator[int]:
+    for child in view.allocation.tree.children[rank]:
         yield child
         yield from _descendants(view, child)
 
 
-def _legend(view: Coded) -> str:
+def _legend(view: CodedPlanView) -> str:
     if not view.plain:
         unless = "" if _few(view) else "\nOne branch is shown; --json has all."
         return (
             "A line is a worker and what it computes, x its weight unless one; + the answers that "
             f"it needs from below.{unless}"
         )
-    if all(len(quota.members) == 1 for quota in view.quotas(ROOT)):
+    if all(len(quota.members) == 1 for quota in view.quotas(TREE_ROOT)):
         return "A line is a worker and what it computes."
     text = (
         "A line is a part of the batch and the workers who compute it: of each team one is enough."
     )
-    if view.allocation.branches.depth == 1:
+    if view.allocation.tree.depth == 1:
         return text
     return f"{text}\n| divides teams, each of which answers another worker of the line above."

@@ -17,20 +17,20 @@ from xml.etree import ElementTree as ET
 from thalweg.catalog import Catalog
 from thalweg.facts import Rate, Size, Workload
 from thalweg.plan import Plan
-from thalweg.predict.mixing import Outlook, crossing, outlook
+from thalweg.predict.mixing import MixingSummary, mixing_summary, uplink_traffic
 from thalweg.report.shapes import line, tip, words
-from thalweg.schedules import Contention, Group, Meeting
+from thalweg.schedules import AveragingGroup, ContendedLinks, Group
 from thalweg.schedules.shuffle.contended_links import declared
 from thalweg.steps import compile_rounds, cycle
 
-MOST_TURNS_SHOWN = 16
-MOST_WORKERS_MIXED = 128  # for more, matrices take long
-MOST_NAMES = 6  # in a line
+MAX_SHOWN_TURNS = 16
+MAX_MIXED_WORKERS = 128  # for more, matrices take long
+MAX_NAMES_PER_LINE = 6  # in a line
 ONE_VALUE = Workload.of_size(Size.parse("4B"))
 NAMES, COLUMN, LANE, GAP, HEAD, FACT = 74, 44, 20, 12, 44, 18
 SLOT, MARGIN = 11, 8  # between lines of one column, and to its left
-LETTER = 6.4  # width of a letter, about
-STYLE = """
+GROUP_CHARACTER_PIXELS = 6.4  # width of a letter, about
+GROUP_STYLE = """
 .inside { stroke: #54aeff; fill: #54aeff; } .between { stroke: #1a7f37; fill: #1a7f37; }
 .window { stroke: #bc4c00; fill: #bc4c00; }
 .joins { stroke-width: 2.4; } .bar { stroke-width: 9; stroke-linecap: round; opacity: 0.45; }
@@ -48,7 +48,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
+class ContendedMember:
     """A rack or a host that is too slow to meet the others at every step."""
 
     kind: str  # rack or host
@@ -77,11 +77,11 @@ class Groups:
 
     group: Group
     period: int
-    turns: tuple[tuple[Meeting, ...], ...]
-    apart: tuple[Apart, ...]
+    turns: tuple[tuple[AveragingGroup, ...], ...]
+    contended: tuple[ContendedMember, ...]
     pairs: bool
-    outlook: Outlook | None  # None for many workers
-    crossing: float | None  # bytes that leave the busiest rack a step, in units of the model
+    mixing: MixingSummary | None  # None for many workers
+    uplink_traffic: float | None  # bytes that leave the busiest rack a step, in units of the model
 
     @property
     def left_out(self) -> int:
@@ -89,16 +89,18 @@ class Groups:
         return self.period - len(self.turns) if self.turns else 0
 
     def is_slow(self, kind: str, name: str) -> bool:
-        return any((each.kind, each.name) == (kind, name) for each in self.apart)
+        return any((each.kind, each.name) == (kind, name) for each in self.contended)
 
     def facts(self) -> list[tuple[str, str]]:
         """A line each, and the name of the first of its kind."""
-        lines = [] if self.outlook is None else _expected(self.outlook)
-        if self.crossing is not None:
-            busiest = f"{self.crossing:.3g}x the model leaves the busiest rack a step, on average"
+        lines = [] if self.mixing is None else _expected(self.mixing)
+        if self.uplink_traffic is not None:
+            busiest = (
+                f"{self.uplink_traffic:.3g}x the model leaves the busiest rack a step, on average"
+            )
             lines.append(("uplinks", busiest))
         alike: dict[str, list[str]] = {}
-        for each in self.apart:
+        for each in self.contended:
             alike.setdefault(str(each), []).append(each.name)
         kept = [f"{_few(members)}: {text}" for text, members in alike.items()]
         if self.pairs:
@@ -108,8 +110,8 @@ class Groups:
 
 
 def _few(members: list[str]) -> str:
-    more = len(members) - MOST_NAMES
-    return ", ".join(members[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(members) - MAX_NAMES_PER_LINE
+    return ", ".join(members[:MAX_NAMES_PER_LINE]) + (f" and {more} more" if more > 0 else "")
 
 
 def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
@@ -118,14 +120,14 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
         return None
     plain = replace(plan, precision=None)
     topology = catalog.topologies[plan.topology.name]
-    found = outlook(plan, group, catalog) if group.size <= MOST_WORKERS_MIXED else None
+    found = mixing_summary(plan, group, catalog) if group.size <= MAX_MIXED_WORKERS else None
     period = cycle(plain, group, catalog) if found is None else found.period
     by_turns = topology.groups is not None or not topology.mixes
-    shown = range(min(period, MOST_TURNS_SHOWN)) if by_turns else ()
-    kept = topology.keeps_apart(group) if topology.keeps_apart is not None else Contention()
+    shown = range(min(period, MAX_SHOWN_TURNS)) if by_turns else ()
+    kept = topology.keeps_apart(group) if topology.keeps_apart is not None else ContendedLinks()
     turns = tuple(
         tuple(
-            Meeting(round_.group, round_.lasts)
+            AveragingGroup(round_.group, round_.lasts)
             for round_ in compile_rounds(plain, group, ONE_VALUE, step, catalog)
         )
         for step in shown
@@ -134,16 +136,16 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
         group=group,
         period=period,
         turns=turns,
-        apart=_apart(group, kept, turns) if topology.keeps_apart is not None else (),
+        contended=_apart(group, kept, turns) if topology.keeps_apart is not None else (),
         pairs=kept.pairs,
-        outlook=found,
-        crossing=None if found is None else crossing(plan, group, catalog, period),
+        mixing=found,
+        uplink_traffic=None if found is None else uplink_traffic(plan, group, catalog, period),
     )
 
 
 def _apart(
-    group: Group, kept: Contention, turns: tuple[tuple[Meeting, ...], ...]
-) -> tuple[Apart, ...]:
+    group: Group, kept: ContendedLinks, turns: tuple[tuple[AveragingGroup, ...], ...]
+) -> tuple[ContendedMember, ...]:
     rates, wanted = declared(group), group.contended
     usual_nic = median(rates.nics.values())
     crossing = {
@@ -152,7 +154,7 @@ def _apart(
     }
     usual_crossing, given = median(crossing.values()), dict(kept.racks)
     racks = [
-        Apart(
+        ContendedMember(
             kind="rack",
             name=name,
             rate=Rate(8 * crossing[name]),
@@ -163,7 +165,7 @@ def _apart(
         for name, steps in wanted.racks
     ]
     hosts = [
-        Apart(
+        ContendedMember(
             kind="host",
             name=name,
             rate=Rate(8 * rates.nics[name]),
@@ -176,20 +178,20 @@ def _apart(
     return (*racks, *hosts)
 
 
-def _longest(group: Group, host: str, turns: tuple[tuple[Meeting, ...], ...]) -> int:
+def _longest(group: Group, host: str, turns: tuple[tuple[AveragingGroup, ...], ...]) -> int:
     """The longest window of a host; in a small rack it may be shorter than it was to be."""
     return max(
         (
-            meeting.lasts
-            for meetings in turns
-            for meeting in meetings
-            if any(group.cluster.host(rank).name == host for rank in meeting.ranks)
+            averaging_group.lasts
+            for averaging_groups in turns
+            for averaging_group in averaging_groups
+            if any(group.cluster.host(rank).name == host for rank in averaging_group.ranks)
         ),
         default=1,
     )
 
 
-def _expected(found: Outlook) -> list[tuple[str, str]]:
+def _expected(found: MixingSummary) -> list[tuple[str, str]]:
     if not found.connected:
         return [("connected", "no: some never hear of some others, and drift apart without end")]
     steps = f"{found.period} steps" if found.period > 1 else "1 step"
@@ -210,7 +212,7 @@ def _expected(found: Outlook) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _contraction(found: Outlook) -> str:
+def _contraction(found: MixingSummary) -> str:
     if found.contraction < 1e-6:
         after = found.steps_to_little
         return f"replicas are equal after {after} {'step' if after == 1 else 'steps'}"
@@ -227,9 +229,11 @@ class GroupsPicture:
     @property
     def width(self) -> int:
         facts = max((len(text) for _, text in self.view.facts()), default=0)
-        legend = 40 + sum(54 + round(LETTER * len(text)) for _, text in LEGEND)
+        legend = 40 + sum(54 + round(GROUP_CHARACTER_PIXELS * len(text)) for _, text in LEGEND)
         columns = self._x(len(self.view.turns)) + 24
-        return max(columns, 140 + round(LETTER * facts), legend if self.view.turns else 0)
+        return max(
+            columns, 140 + round(GROUP_CHARACTER_PIXELS * facts), legend if self.view.turns else 0
+        )
 
     @property
     def height(self) -> int:
@@ -249,19 +253,19 @@ class GroupsPicture:
         seats = {rank: seat for seat, rank in enumerate(group.order)}
         slots = [slot for turn in self.view.turns for slot, _ in _slots(turn, seats)]
         column = max(COLUMN, 2 * MARGIN + SLOT * (1 + max(slots, default=0)))
-        return NAMES + round(LETTER * names) + 22 + column * step
+        return NAMES + round(GROUP_CHARACTER_PIXELS * names) + 22 + column * step
 
     def draw(self, parent: ET.Element, top: int) -> None:
-        ET.SubElement(parent, "style").text = STYLE
+        ET.SubElement(parent, "style").text = GROUP_STYLE
         if self.view.turns:
             lanes = self._bands(parent, top)
             ends = [self._x(step) for step in range(len(self.view.turns) + 1)]
-            for step, meetings in enumerate(self.view.turns):
-                for slot, meeting in _slots(meetings, lanes):
+            for step, averaging_groups in enumerate(self.view.turns):
+                for slot, averaging_group in _slots(averaging_groups, lanes):
                     x = ends[step] + MARGIN + SLOT * slot
-                    until = ends[min(step + meeting.lasts, len(ends) - 1)]
-                    drawn = self._meeting(parent, meeting, lanes, x, until)
-                    tip(drawn, _tip(step, meeting))
+                    until = ends[min(step + averaging_group.lasts, len(ends) - 1)]
+                    drawn = self._draw_group(parent, averaging_group, lanes, x, until)
+                    tip(drawn, _tip(step, averaging_group))
             self._legend(parent, top + self._table - 16)
         for number, (name, text) in enumerate(self.view.facts(), start=1):
             y = top + self._table + FACT * number - 8
@@ -274,7 +278,7 @@ class GroupsPicture:
         words(parent, 16, top + 18, "Who meets, over one period")
         if self.view.left_out:
             more = f"the first {steps} of {self.view.period} steps"
-            words(parent, 16 + round(LETTER * 28), top + 18, more, "faint")
+            words(parent, 16 + round(GROUP_CHARACTER_PIXELS * 28), top + 18, more, "faint")
         left = self._x(0)
         words(parent, left - 34, top + HEAD - 4, "step", "faint")
         lanes: dict[int, int] = {}
@@ -298,26 +302,37 @@ class GroupsPicture:
             words(parent, x + MARGIN - 3, top + HEAD - 4, str(step), "faint")
         return lanes
 
-    def _meeting(
-        self, parent: ET.Element, meeting: Meeting, lanes: dict[int, int], x: int, until: int
+    def _draw_group(
+        self,
+        parent: ET.Element,
+        averaging_group: AveragingGroup,
+        lanes: dict[int, int],
+        x: int,
+        until: int,
     ) -> ET.Element:
-        heights = sorted(lanes[rank] for rank in meeting.ranks)
-        drawn = ET.SubElement(parent, "g", {"class": self._kind(meeting)})
+        heights = sorted(lanes[rank] for rank in averaging_group.ranks)
+        drawn = ET.SubElement(parent, "g", {"class": self._kind(averaging_group)})
         line(drawn, x, heights[0], x, heights[-1], "joins")
         for y in heights:
-            if meeting.lasts > 1:
+            if averaging_group.lasts > 1:
                 line(drawn, x, y, until - 10, y, "bar")
             ET.SubElement(drawn, "circle", {"cx": str(x), "cy": str(y), "r": "4"})
         return drawn
 
-    def _kind(self, meeting: Meeting) -> str:
-        if meeting.lasts > 1:
+    def _kind(self, averaging_group: AveragingGroup) -> str:
+        if averaging_group.lasts > 1:
             return "window"
-        return "between" if len(self.view.group.subgroup(meeting.ranks).racks) > 1 else "inside"
+        return (
+            "between"
+            if len(self.view.group.subgroup(averaging_group.ranks).racks) > 1
+            else "inside"
+        )
 
     def _legend(self, parent: ET.Element, y: int) -> None:
         x = 20
-        there = {self._kind(meeting) for turn in self.view.turns for meeting in turn}
+        there = {
+            self._kind(averaging_group) for turn in self.view.turns for averaging_group in turn
+        }
         for kind, meaning in LEGEND:
             if kind not in there:
                 continue
@@ -326,34 +341,38 @@ class GroupsPicture:
             for end in (x, x + 18)[: 1 if kind == "window" else 2]:
                 ET.SubElement(shown, "circle", {"cx": str(end), "cy": str(y - 4), "r": "4"})
             words(parent, x + 30, y, meaning, "faint")
-            x += 54 + round(LETTER * len(meaning))
+            x += 54 + round(GROUP_CHARACTER_PIXELS * len(meaning))
 
 
 def _name(view: Groups, rank: int) -> str:
     return f"rank {rank}, {view.group.cluster.host(rank).name}"
 
 
-def _tip(step: int, meeting: Meeting) -> str:
-    ranks = " ".join(map(str, meeting.ranks))
-    if meeting.lasts == 1:
+def _tip(step: int, averaging_group: AveragingGroup) -> str:
+    ranks = " ".join(map(str, averaging_group.ranks))
+    if averaging_group.lasts == 1:
         return f"step {step}: ranks {ranks}"
-    return f"steps {step} to {step + meeting.lasts - 1}: ranks {ranks}"
+    return f"steps {step} to {step + averaging_group.lasts - 1}: ranks {ranks}"
 
 
-def _slots(meetings: tuple[Meeting, ...], lanes: dict[int, int]) -> Iterator[tuple[int, Meeting]]:
+def _slots(
+    averaging_groups: tuple[AveragingGroup, ...], lanes: dict[int, int]
+) -> Iterator[tuple[int, AveragingGroup]]:
     """Lines of one column side by side where they would run into each other, the longest last."""
     taken: list[list[tuple[int, int]]] = []
 
-    def reach(meeting: Meeting) -> tuple[int, int]:
-        heights = [lanes[rank] for rank in meeting.ranks]
+    def reach(averaging_group: AveragingGroup) -> tuple[int, int]:
+        heights = [lanes[rank] for rank in averaging_group.ranks]
         return min(heights), max(heights)
 
-    for meeting in sorted(meetings, key=lambda each: reach(each)[1] - reach(each)[0]):
-        low, high = reach(meeting)
+    for averaging_group in sorted(
+        averaging_groups, key=lambda each: reach(each)[1] - reach(each)[0]
+    ):
+        low, high = reach(averaging_group)
         for slot in count():
             if slot == len(taken):
                 taken.append([])
             if all(high < other_low or low > other_high for other_low, other_high in taken[slot]):
                 taken[slot].append((low, high))
-                yield slot, meeting
+                yield slot, averaging_group
                 break

@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from thalweg.codes import ROOT
-from thalweg.report.explain.async_plan import Mailbox
-from thalweg.report.explain.coded_plan import Coded, Part, RootTraffic
+from thalweg.codes import TREE_ROOT
+from thalweg.report.explain.async_plan import AsyncPlanView
+from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView, RootTraffic
 from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import Explanation, Scene
 
@@ -42,8 +42,8 @@ def settings(explanation: Explanation) -> Entries:
         "dead": guarantee.dead,
         "protected": guarantee.protected,
         "period": 1 if groups is None else groups.period,
-        "turns": [[list(meeting.ranks) for meeting in turn] for turn in turns],
-        "lasts": [[meeting.lasts for meeting in turn] for turn in turns],
+        "turns": [[list(averaging_group.ranks) for averaging_group in turn] for turn in turns],
+        "lasts": [[averaging_group.lasts for averaging_group in turn] for turn in turns],
         "sequential_moves": explanation.sequential_moves,
         "sent": explanation.traffic.sent,
         "received": explanation.traffic.received,
@@ -56,14 +56,14 @@ def settings(explanation: Explanation) -> Entries:
         common["mixing"] = _mixing(groups)
     if explanation.coded is not None:
         common["code"] = _code(explanation.coded)
-    if explanation.mailbox is not None:
-        common["mailbox"] = _mailbox(explanation.mailbox)
+    if explanation.async_plan is not None:
+        common["mailbox"] = _async_plan(explanation.async_plan)
     return common
 
 
 def _mixing(groups: Groups) -> Entries | None:
     """Variances, in units of one step's noise; None for what is endless."""
-    found = groups.outlook
+    found = groups.mixing
     if found is None:
         return None
     return {
@@ -77,7 +77,7 @@ def _mixing(groups: Groups) -> Entries | None:
         "period": found.period,
         "looked_at": found.looked_at,
         "longest_pause": found.longest_pause,
-        "crossing": groups.crossing,
+        "crossing": groups.uplink_traffic,
         "racks_in_pairs": groups.pairs,
         "kept_apart": [
             {
@@ -88,7 +88,7 @@ def _mixing(groups: Groups) -> Entries | None:
                 "wanted": each.wanted,
                 "steps": each.steps,
             }
-            for each in groups.apart
+            for each in groups.contended
         ],
     }
 
@@ -98,8 +98,8 @@ def rows(explanation: Explanation) -> list[Entries]:
     if explanation.coded is not None:
         view = explanation.coded
         found += [_computes(view, rank) for rank in view.allocation.workers]
-    if explanation.mailbox is not None:
-        traffic, root = explanation.traffic, explanation.mailbox.root
+    if explanation.async_plan is not None:
+        traffic, root = explanation.traffic, explanation.async_plan.root
         found += [
             {
                 "kind": "worker",
@@ -131,7 +131,7 @@ def _rounds(scene: Scene) -> list[Entries]:
                 "postcondition": round_.schedule.after.text,
                 "chunks": len(round_.schedule.sizes),
                 "sequential_moves": scene.sequential_moves,
-                "beats": len(scene.beats),
+                "beats": len(scene.slots),
                 "moves": [
                     {
                         "beat": beat,
@@ -140,7 +140,7 @@ def _rounds(scene: Scene) -> list[Entries]:
                         "chunks": [message.start, message.stop],
                         "then": kind.value,
                     }
-                    for beat, arrows in enumerate(scene.beats, start=1)
+                    for beat, arrows in enumerate(scene.slots, start=1)
                     for message, kind in arrows
                     if message.source in members
                 ],
@@ -149,7 +149,7 @@ def _rounds(scene: Scene) -> list[Entries]:
     return found
 
 
-def _code(view: Coded) -> Entries:
+def _code(view: CodedPlanView) -> Entries:
     allocation, said = view.allocation, view.tolerance
     loads = allocation.loads.values()
     return {
@@ -157,7 +157,7 @@ def _code(view: Coded) -> Entries:
         "root_computes": allocation.host in allocation.weights,
         "root_answers": view.root_answers,
         "root_traffic": _root_traffic(view.at_root) if view.at_root is not None else None,
-        "layers": [list(layer) for layer in allocation.branches.layers() if layer != (ROOT,)],
+        "layers": [list(layer) for layer in allocation.tree.layers() if layer != (TREE_ROOT,)],
         "batch": view.batch,
         "cells": [str(cut) for cut in allocation.cuts],
         "least_load": str(min(loads)),
@@ -182,15 +182,15 @@ def _root_traffic(found: RootTraffic) -> Entries:
     return {"down": found.results, "up": found.answers, "received": found.received}
 
 
-def _computes(view: Coded, rank: int) -> Entries:
+def _computes(view: CodedPlanView, rank: int) -> Entries:
     allocation = view.allocation
-    parent = allocation.branches.parents[rank]
+    parent = allocation.tree.parents[rank]
     [team] = [quota for quota in view.quotas(parent) if rank in quota.members]
     return {
         "kind": "worker",
         "rank": rank,
-        "answers": None if parent == ROOT else parent,
-        "children": list(allocation.branches.children[rank]),
+        "answers": None if parent == TREE_ROOT else parent,
+        "children": list(allocation.tree.children[rank]),
         "team": list(team.members),
         "team_may_miss": team.spare,
         "load": str(allocation.loads[rank]),
@@ -199,11 +199,11 @@ def _computes(view: Coded, rank: int) -> Entries:
     }
 
 
-def _part(part: Part, number: type[int] | type[str]) -> Entries:
+def _part(part: BatchPart, number: type[int] | type[str]) -> Entries:
     return {"from": number(part.start), "to": number(part.stop), "weight": part.weight}
 
 
-def _mailbox(found: Mailbox) -> Entries:
+def _async_plan(found: AsyncPlanView) -> Entries:
     return {
         "root": found.root,
         "up_bytes": found.up_nbytes,

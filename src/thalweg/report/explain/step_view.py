@@ -10,15 +10,15 @@ from thalweg.errors import UsageError
 from thalweg.facts import Link, Workload, counted
 from thalweg.plan import Plan
 from thalweg.redundancy import is_coded
-from thalweg.report.explain.async_plan import Mailbox, has_mailbox, mailbox
-from thalweg.report.explain.coded_plan import Coded, RootTraffic, coded
+from thalweg.report.explain.async_plan import AsyncPlanView, async_plan_view, is_async_plan
+from thalweg.report.explain.coded_plan import CodedPlanView, RootTraffic, coded_plan_view
 from thalweg.report.explain.groups import Groups, groups_of
 from thalweg.schedules import (
     Arrow,
     Group,
-    Kind,
+    MoveKind,
     Schedule,
-    Timeline,
+    SlotTimeline,
     Traffic,
     check,
     timeline,
@@ -27,18 +27,18 @@ from thalweg.schedules import (
 )
 from thalweg.steps import Round, compile_rounds
 
-MOST_WORKERS_DRAWN = 256
+MAX_DRAWN_WORKERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Rounds of different groups that run at the same time, and their moves beat by beat.
 
-    Groups of more than `MOST_WORKERS_DRAWN` are checked and counted, but not put in time.
+    Groups of more than `MAX_DRAWN_WORKERS` are checked and counted, but not put in time.
     """
 
     rounds: tuple[Round, ...]
-    beats: tuple[tuple[Arrow, ...], ...]
+    slots: tuple[tuple[Arrow, ...], ...]
     sequential_moves: int | None
     traffic: Traffic
 
@@ -49,7 +49,7 @@ class Scene:
         return f"{first}, by {' and '.join(names)}"
 
     @property
-    def seats(self) -> tuple[tuple[int, ...], ...]:
+    def ranks_by_rack(self) -> tuple[tuple[int, ...], ...]:
         """Everybody who takes part, as the cluster has them, rack by rack."""
         ranks = [rank for round_ in self.rounds for rank in round_.group.ranks]
         return Group(tuple(ranks), self.rounds[0].group.cluster).racks
@@ -65,19 +65,19 @@ class Explanation:
     scenes: tuple[Scene, ...]
     uncompressed_seconds: float | None  # of the same plan without its compressor
     groups: Groups | None = None  # where replicas differ
-    coded: Coded | None = None
-    mailbox: Mailbox | None = None  # instead of scenes
+    coded: CodedPlanView | None = None
+    async_plan: AsyncPlanView | None = None  # instead of scenes
 
     @property
     def traffic(self) -> Traffic:
         """Of all rounds together, or of one step of everybody if there are none."""
-        if self.mailbox is not None:
-            return self.mailbox.traffic
+        if self.async_plan is not None:
+            return self.async_plan.traffic
         return together(scene.traffic for scene in self.scenes)
 
     @property
     def sequential_moves(self) -> int | None:
-        if self.mailbox is not None:
+        if self.async_plan is not None:
             return None
         numbers = [scene.sequential_moves for scene in self.scenes]
         return None if None in numbers else sum(number or 0 for number in numbers)
@@ -97,18 +97,18 @@ def explain(
 ) -> Explanation:
     """Raises ScheduleError if a schedule doesn't keep its promise. `batch` numbers the samples that
     a code gives each worker."""
-    view = coded(plan, group, batch, catalog) if is_coded(plan, catalog) else None
+    view = coded_plan_view(plan, group, batch, catalog) if is_coded(plan, catalog) else None
     if view is None and batch is not None:
         raise UsageError(
             f"{plan} has no code, so everybody computes its share of a batch", "leave --batch out"
         )
-    if has_mailbox(plan):
+    if is_async_plan(plan):
         return _without_rounds(plan, group, workload, step, catalog)
     compiled = compile_rounds(plan, group, workload, step, catalog)
     at_once: dict[int, list[Round]] = {}
     for round_ in compiled:
         at_once.setdefault(round_.number, []).append(round_)
-    director = _Director(group)
+    director = _SceneBuilder(group)
     scenes = tuple(director.scene(tuple(rounds)) for rounds in at_once.values())
     return Explanation(
         plan=plan,
@@ -123,20 +123,22 @@ def explain(
     )
 
 
-def _at_root(view: Coded, scenes: tuple[Scene, ...], workload: Workload) -> RootTraffic | None:
+def _at_root(
+    view: CodedPlanView, scenes: tuple[Scene, ...], workload: Workload
+) -> RootTraffic | None:
     host = view.allocation.host
     schedules = [round_.schedule for scene in scenes for round_ in scene.rounds]
     if not schedules:
         return None
-    sent = {Kind.SEND: 0, Kind.ANSWER: 0}
+    sent = {MoveKind.SEND: 0, MoveKind.ANSWER: 0}
     for schedule in schedules:
         for move in schedule.moves(host):
             if move.kind.sends:
                 sent[move.kind] += schedule.span_bytes(move)
     return RootTraffic(
         data=workload.nbytes,
-        results=sent[Kind.SEND],
-        answers=sent[Kind.ANSWER],
+        results=sent[MoveKind.SEND],
+        answers=sent[MoveKind.ANSWER],
         received=sum(scene.traffic.received[host] for scene in scenes),
     )
 
@@ -146,7 +148,7 @@ def _without_rounds(
 ) -> Explanation:
     plain = None
     if plan.precision is not None:
-        as_it_is = mailbox(replace(plan, precision=None), group, workload, step, catalog)
+        as_it_is = async_plan_view(replace(plan, precision=None), group, workload, step, catalog)
         slowest = _slowest_link(as_it_is.traffic, group)
         plain = slowest[1] if slowest else None
     return Explanation(
@@ -157,11 +159,11 @@ def _without_rounds(
         step=step,
         scenes=(),
         uncompressed_seconds=plain,
-        mailbox=mailbox(plan, group, workload, step, catalog),
+        async_plan=async_plan_view(plan, group, workload, step, catalog),
     )
 
 
-def among(group: Group) -> str:
+def members_text(group: Group) -> str:
     """How many, in words."""
     workers = counted(group.size, "worker")
     return f"{workers} in {len(group.racks)} racks" if len(group.racks) > 1 else workers
@@ -172,30 +174,30 @@ def first_step(plan: Plan) -> int:
     return 0 if plan.cadence.inside else plan.cadence.every - 1
 
 
-class _Director:
+class _SceneBuilder:
     """Makes scenes; looks at a schedule that several buckets share only once."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.seen: dict[int, tuple[Schedule, Timeline | None, Traffic]] = {}
+        self.seen: dict[int, tuple[Schedule, SlotTimeline | None, Traffic]] = {}
 
     def scene(self, at_once: tuple[Round, ...]) -> Scene:
         looked = [self._look_at(round_.schedule) for round_ in at_once]
         lines = [line for _, line, _ in looked if line is not None]
-        merged = zip_longest(*(line.beats for line in lines))
+        merged = zip_longest(*(line.slots for line in lines))
         return Scene(
             rounds=at_once,
-            beats=tuple(
+            slots=tuple(
                 tuple(arrow for arrows in beat if arrows for arrow in arrows) for beat in merged
             ),
             sequential_moves=max((line.sequential_moves for line in lines), default=None),
             traffic=together(found for _, _, found in looked),
         )
 
-    def _look_at(self, schedule: Schedule) -> tuple[Schedule, Timeline | None, Traffic]:
+    def _look_at(self, schedule: Schedule) -> tuple[Schedule, SlotTimeline | None, Traffic]:
         if id(schedule) not in self.seen:
             check(schedule)
-            drawn = len(schedule.ranks) <= MOST_WORKERS_DRAWN
+            drawn = len(schedule.ranks) <= MAX_DRAWN_WORKERS
             self.seen[id(schedule)] = (
                 schedule,
                 timeline(schedule) if drawn else None,

@@ -9,7 +9,7 @@ from thalweg.schedules.group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class AveragingGroup:
     """`lasts` is how many steps its members take until the result is applied. Meanwhile they meet
     nobody else, so it doesn't matter to the result how long the exchange really takes."""
 

@@ -27,21 +27,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thalweg.schedules.group import Group
 
-SLOW = 0.6  # of the usual rate
-LONGEST = 8  # steps
-NEW = 1.0  # of a usual step, for which an exchange of all racks may keep an uplink busy
-TOGETHER = {  # the same while it runs, by whether it began in pairs, and whether it meets so now:
+CONTENDED_RATE_RATIO = 0.6  # of the usual rate
+MAX_WINDOW_STEPS = 8  # steps
+# Of a usual step, for which an exchange of all racks may keep an uplink busy.
+PAIRING_STEP_RATIO = 1.0
+# The same while it runs, by whether it began in pairs, and whether it averages in pairs now.
+ADOPTED_PAIRING_STEP_RATIOS = {
     True: {True: 0.85, False: 1.0},  # uplinks are seen through NICs: what is declared is trusted
     False: {True: 1.2, False: 1.4},
 }
-SLACK = 1.1  # a pair may take so much longer than the steps that it is given
+PAIR_WINDOW_SLACK_FACTOR = 1.1  # a pair may take so much longer than the steps that it is given
 
 Paces = tuple[tuple[str, int], ...]
 """By name: it meets others every so many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contention:
+class ContendedLinks:
     """`pairs`: the representatives of racks meet in pairs, not all at once."""
 
     racks: Paces = ()
@@ -51,15 +53,15 @@ class Contention:
     def __bool__(self) -> bool:
         return bool(self.racks or self.hosts)
 
-    def at_most(self, steps: int) -> Contention:
+    def at_most(self, steps: int) -> ContendedLinks:
         """The same, with shorter windows."""
         if steps == 1:
-            return Contention(pairs=self.pairs)
+            return ContendedLinks(pairs=self.pairs)
         racks, hosts = (
             tuple((name, min(pace, steps)) for name, pace in paces)
             for paces in (self.racks, self.hosts)
         )
-        return Contention(racks=racks, hosts=hosts, pairs=self.pairs)
+        return ContendedLinks(racks=racks, hosts=hosts, pairs=self.pairs)
 
     def __str__(self) -> str:
         said = [f"{name} every {steps} steps" for name, steps in (*self.racks, *self.hosts)]
@@ -89,9 +91,9 @@ def declared(group: Group) -> Rates:
     return Rates(nics=nics, uplinks=uplinks)
 
 
-def judge(
-    group: Group, rates: Rates, busy: float = 0.0, adopted: Contention | None = None
-) -> Contention:
+def contended_links(
+    group: Group, rates: Rates, busy: float = 0.0, adopted: ContendedLinks | None = None
+) -> ContendedLinks:
     """`busy` is how many seconds are computed for each byte that is exchanged. How representatives
     meet isn't changed from what is adopted for a small gain."""
     usual_nic = median(rates.nics.values())
@@ -99,24 +101,28 @@ def judge(
     hosts = {
         name: _steps(1 / rate, usual)
         for name, rate in rates.nics.items()
-        if rate < SLOW * usual_nic
+        if rate < CONTENDED_RATE_RATIO * usual_nic
     }
     names = _names(group)
     crossing = {name: min(rates.uplinks.get(name, inf), usual_nic) for name in names}
     racks = _listed(_apart(crossing, usual) if len(names) > 1 else {})
     pairs = in_pairs(group, rates, racks, busy, adopted)
-    return Contention(racks=racks, hosts=_listed(hosts), pairs=pairs)
+    return ContendedLinks(racks=racks, hosts=_listed(hosts), pairs=pairs)
 
 
 def in_pairs(
-    group: Group, rates: Rates, apart: Paces, busy: float, adopted: Contention | None
+    group: Group, rates: Rates, apart: Paces, busy: float, adopted: ContendedLinks | None
 ) -> bool:
     """Whether the racks that aren't kept apart meet in pairs."""
     near = [name for name in _names(group) if name not in dict(apart)]
     if len(near) < 3:
         return False
     usual = _inside(group) / median(rates.nics.values()) + busy
-    rest = NEW if adopted is None else TOGETHER[group.contended.pairs][adopted.pairs]
+    rest = (
+        PAIRING_STEP_RATIO
+        if adopted is None
+        else ADOPTED_PAIRING_STEP_RATIOS[group.contended.pairs][adopted.pairs]
+    )
     return _ring(len(near)) / min(rates.uplinks.get(name, inf) for name in near) > rest * usual
 
 
@@ -126,12 +132,12 @@ def _names(group: Group) -> list[str]:
 
 def _apart(crossing: Mapping[str, float], usual: float) -> dict[str, int]:
     """The racks that are too slow, by the rates of one exchange through their uplinks."""
-    fits = usual / SLOW
+    fits = usual / CONTENDED_RATE_RATIO
     middle, whole = median(crossing.values()), _ring(len(crossing))
     slow = {
         name: _steps(1 / rate, usual)
         for name, rate in crossing.items()
-        if rate < SLOW * middle and whole / rate > fits
+        if rate < CONTENDED_RATE_RATIO * middle and whole / rate > fits
     }
     if any(1 / rate > fits for name, rate in crossing.items() if name not in slow):
         return {name: _steps(1 / rate, usual) for name, rate in crossing.items()}
@@ -150,8 +156,8 @@ def _inside(group: Group) -> float:
 
 
 def _steps(seconds: float, usual: float) -> int:
-    needed = seconds / (SLACK * usual)
-    return int(min(LONGEST, max(2, 2 ** ceil(log2(max(needed, 1.0))))))
+    needed = seconds / (PAIR_WINDOW_SLACK_FACTOR * usual)
+    return int(min(MAX_WINDOW_STEPS, max(2, 2 ** ceil(log2(max(needed, 1.0))))))
 
 
 def _listed(paces: Mapping[str, int]) -> Paces:

@@ -32,43 +32,45 @@ from math import lcm
 from typing import TypeVar
 
 from thalweg.schedules.group import Group
-from thalweg.schedules.shuffle.averaging_group import Meeting, connected
-from thalweg.schedules.shuffle.contended_links import LONGEST, Contention
+from thalweg.schedules.shuffle.averaging_group import AveragingGroup, connected
+from thalweg.schedules.shuffle.contended_links import MAX_WINDOW_STEPS, ContendedLinks
 
-LOOKED_AT = 2048  # steps, where a period is longer
+MAX_EXAMINED_PERIOD_STEPS = 2048  # steps, where a period is longer
 
 Members = tuple[int, ...]
 T = TypeVar("T")
 
 
 @lru_cache(maxsize=64)
-def adopt(group: Group) -> Table:
+def choose_table(group: Group) -> GroupTable:
     """The first of its tables, the best first, that is sound."""
     wanted = group.contended
     tables = [
-        Table(group, wanted.at_most(steps), whole_racks=whole_racks)
-        for steps in (LONGEST, LONGEST // 2, 2, 1)
+        GroupTable(group, wanted.at_most(steps), whole_racks=whole_racks)
+        for steps in (MAX_WINDOW_STEPS, MAX_WINDOW_STEPS // 2, 2, 1)
         for whole_racks in (False, True)
     ]
     return next((table for table in tables if table.is_sound), tables[-1])
 
 
 @dataclass(frozen=True)
-class Table:
+class GroupTable:
     """`whole_racks`: they meet at every second step."""
 
     group: Group
-    contention: Contention
+    contention: ContendedLinks
     whole_racks: bool
 
     @property
     def is_sound(self) -> bool:
         """Whether everybody's knowledge reaches everybody, and nobody is alone for long."""
-        steps = range(min(self.period, LOOKED_AT))
+        steps = range(min(self.period, MAX_EXAMINED_PERIOD_STEPS))
         meetings = ([members for members, _ in self._begin(step)] for step in steps)
         mixes = connected(self.group.ranks, meetings)
-        into_the_next = range(steps.stop + LONGEST)
-        return mixes and (not self.contention or self._longest_pause(into_the_next) <= LONGEST)
+        into_the_next = range(steps.stop + MAX_WINDOW_STEPS)
+        return mixes and (
+            not self.contention or self._longest_pause(into_the_next) <= MAX_WINDOW_STEPS
+        )
 
     def _longest_pause(self, steps: range) -> int:
         """The most steps from one meeting of a rank to its next, from the beginning to its first,
@@ -93,9 +95,9 @@ class Table:
         rests = 2 * max(self._windows, default=1) if any(map(self._rests, racks)) else 1
         return lcm(steps, rests, *windows)
 
-    def begin(self, step: int) -> Iterator[Meeting]:
+    def begin(self, step: int) -> Iterator[AveragingGroup]:
         for members, lasts in self._begin(step):
-            yield Meeting(self.group.subgroup(members), lasts)
+            yield AveragingGroup(self.group.subgroup(members), lasts)
 
     def _begin(self, step: int) -> Iterator[tuple[Members, int]]:
         away: set[int] = set()
@@ -194,7 +196,7 @@ class Table:
 
     def _inner_pace(self, rack: Members) -> int:
         """Of the slow hosts in it."""
-        most = LONGEST // 2 if self._rests(rack) else LONGEST
+        most = MAX_WINDOW_STEPS // 2 if self._rests(rack) else MAX_WINDOW_STEPS
         return min(most, max(self._host_paces.get(rank, 1) for rank in rack))
 
     def _rests(self, rack: Members) -> bool:

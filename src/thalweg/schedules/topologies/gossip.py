@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from thalweg.declarations import Parameter
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Kind, Move
+from thalweg.schedules.moves import Move, MoveKind
 from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.topology import Topology
 
@@ -28,9 +28,9 @@ def gossip(group: Group, elements: int, itemsize: int, step: int, graph: str) ->
 
     def program(rank: int) -> Iterator[Move]:
         for peer in peers(rank, +1):
-            yield Move(Kind.SEND, peer, 0, 1)
+            yield Move(MoveKind.SEND, peer, 0, 1)
         for peer in peers(rank, -1):
-            yield Move(Kind.ADD, peer, 0, 1)
+            yield Move(MoveKind.ADD, peer, 0, 1)
 
     return Schedule(
         name="gossip",

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from thalweg.schedules.chunks import split
 from thalweg.schedules.collectives import all_reduce
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Kind, Move, Program, Span
+from thalweg.schedules.moves import Move, MoveKind, Program, Span
 from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 
@@ -38,11 +38,11 @@ def _program(group: Group, stages: int) -> Program:
 
     def program(rank: int) -> Iterator[Move]:
         if rank in guests:
-            yield Move(Kind.SEND, guests[rank], *whole)
-            yield Move(Kind.COPY, guests[rank], *whole)
+            yield Move(MoveKind.SEND, guests[rank], *whole)
+            yield Move(MoveKind.COPY, guests[rank], *whole)
             return
         if rank in hosts:
-            yield Move(Kind.ADD, hosts[rank], *whole)
+            yield Move(MoveKind.ADD, hosts[rank], *whole)
         position = core.index(rank)
         kept: list[tuple[int, Span, Span]] = []
         span = whole
@@ -52,15 +52,15 @@ def _program(group: Group, stages: int) -> Program:
             middle = (start + stop) // 2
             halves = (start, middle), (middle, stop)
             mine, theirs = halves if not position >> stage & 1 else halves[::-1]
-            yield Move(Kind.SEND, partner, *theirs)
-            yield Move(Kind.ADD, partner, *mine)
+            yield Move(MoveKind.SEND, partner, *theirs)
+            yield Move(MoveKind.ADD, partner, *mine)
             kept.append((partner, mine, theirs))
             span = mine
         for partner, mine, theirs in reversed(kept):
-            yield Move(Kind.SEND, partner, *mine)
-            yield Move(Kind.COPY, partner, *theirs)
+            yield Move(MoveKind.SEND, partner, *mine)
+            yield Move(MoveKind.COPY, partner, *theirs)
         if rank in hosts:
-            yield Move(Kind.SEND, hosts[rank], *whole)
+            yield Move(MoveKind.SEND, hosts[rank], *whole)
 
     return program
 

@@ -32,7 +32,7 @@ from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import heap, over
 
-BETWEEN = "between"
+COMPRESS_BETWEEN = "between"
 
 
 def hierarchical(
@@ -111,7 +111,7 @@ TOPOLOGY = Topology(
         "compress": Parameter(
             kind=str,
             default="everywhere",
-            choices=("everywhere", BETWEEN),
+            choices=("everywhere", COMPRESS_BETWEEN),
             help="everywhere, or only what goes between racks",
         ),
     },

@@ -11,11 +11,13 @@ from thalweg.schedules.schedule import Schedule
 from thalweg.schedules.topologies.ring import round_ring
 from thalweg.schedules.topology import Topology
 
-PIECES = 2  # Gloo cuts into two chunks per rank
+GLOO_CHUNKS_PER_RANK = 2  # Gloo cuts into two chunks per rank
 
 
 def native(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
-    return round_ring("native", group, sorted(group.ranks), elements, itemsize, PIECES)
+    return round_ring(
+        "native", group, sorted(group.ranks), elements, itemsize, GLOO_CHUNKS_PER_RANK
+    )
 
 
 TOPOLOGY = Topology(

@@ -14,25 +14,25 @@ from math import lcm
 from thalweg.declarations import Parameter
 from thalweg.schedules.group import Group
 from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.shuffle.averaging_group import Meeting
-from thalweg.schedules.shuffle.contended_links import Contention
-from thalweg.schedules.shuffle.group_table import adopt
+from thalweg.schedules.shuffle.averaging_group import AveragingGroup
+from thalweg.schedules.shuffle.contended_links import ContendedLinks
+from thalweg.schedules.shuffle.group_table import choose_table
 from thalweg.schedules.topologies.ring import pieces_of, round_ring
 from thalweg.schedules.topology import Topology
 
 
-def groups(group: Group, step: int) -> tuple[Meeting, ...]:
+def groups(group: Group, step: int) -> tuple[AveragingGroup, ...]:
     """The meetings that begin at this step; nobody is in two at a time."""
-    return tuple(adopt(group).begin(step))
+    return tuple(choose_table(group).begin(step))
 
 
 def period(group: Group) -> int:
-    return adopt(group).period
+    return choose_table(group).period
 
 
-def adopted(group: Group) -> Contention:
+def adopted(group: Group) -> ContendedLinks:
     """What is kept apart in this group's table."""
-    return adopt(group).contention
+    return choose_table(group).contention
 
 
 def _by_turns(group: Group, elements: int, itemsize: int, step: int, adjust: bool) -> Schedule:

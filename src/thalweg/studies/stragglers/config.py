@@ -36,26 +36,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.catalog import parse_plan
-from thalweg.codes import ROOT, Allocation, Branches
+from thalweg.codes import TREE_ROOT, Allocation, CodedTree
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Rate
 from thalweg.redundancy import allocation_of
 from thalweg.schedules import Group
 
 Scheme = Literal["umw", "gc", "rar", "cr"]
-Way = Literal["held", "away"]
+DelayMode = Literal["held", "away"]
 SCHEMES: tuple[Scheme, ...] = ("umw", "gc", "rar", "cr")
-TABLES = ("held", "delays", "compute", "pauses", "surface")
-WARM_UP = 5  # iterations that tell how long one takes
-UNCOUNTED = WARM_UP + 1  # and one in which all learn how many there will be
-MOST_WORKERS = 300
-MOST_NBYTES = 1_500_000_000  # of one message of each worker, which are held in memory
-LONGEST = 60.0  # seconds, for a delay and for computing; an iteration has to end some time
-RACKS = 4  # without a limit on their uplinks
+STUDY_TABLES = ("held", "delays", "compute", "pauses", "surface")
+WARMUP_ITERATIONS = 5  # iterations that tell how long one takes
+UNCOUNTED_ITERATIONS = WARMUP_ITERATIONS + 1  # and one in which all learn how many there will be
+MAX_STUDY_WORKERS = 300
+MAX_HELD_MESSAGE_BYTES = 1_500_000_000  # of one message of each worker, which are held in memory
+# Seconds, for a delay and for computing; an iteration has to end some time.
+MAX_DELAY_SECONDS = 60.0
+STUDY_RACK_COUNT = 4  # without a limit on their uplinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class RegularTree:
     """A regular one: every parent has `fanout` children, and may do without `stragglers`."""
 
     fanout: int
@@ -69,10 +70,14 @@ class Tree:
                 f"a tree of {self.layers} layers of {n} children isn't one",
                 "give at least 2x1: two children, one layer",
             )
-        if n > MOST_WORKERS or self.layers > MOST_WORKERS or self.workers > MOST_WORKERS:
+        if (
+            n > MAX_STUDY_WORKERS
+            or self.layers > MAX_STUDY_WORKERS
+            or self.workers > MAX_STUDY_WORKERS
+        ):
             raise UsageError(
                 f"a tree of {self.text} has too many workers for one machine",
-                f"give one of at most {MOST_WORKERS}, like 4x3 or 12x2",
+                f"give one of at most {MAX_STUDY_WORKERS}, like 4x3 or 12x2",
             )
         if s >= n:
             raise UsageError(
@@ -104,33 +109,33 @@ class Tree:
         """n + n^2 + ... + n^L."""
         return sum(self.fanout**layer for layer in range(1, self.layers + 1))
 
-    def more_redundant(self) -> Tree:
+    def more_redundant(self) -> RegularTree:
         """For three stragglers a parent, or the most below that teams allow."""
         allowed = [s for s in (3, 2, 1) if self.fanout % (s + 1) == 0]
         most = allowed[0] if allowed else self.fanout - 1
-        return Tree(fanout=self.fanout, layers=self.layers, stragglers=most)
+        return RegularTree(fanout=self.fanout, layers=self.layers, stragglers=most)
 
     def cluster(self, nic: Rate) -> Cluster:
         """A host for each worker and one for the root, which is rank 0."""
         hosts = self.workers + 1
-        racks = min(RACKS, hosts)
+        racks = min(STUDY_RACK_COUNT, hosts)
         sizes = [hosts // racks + (rack < hosts % racks) for rack in range(racks)]
         return Cluster.regular(sizes, nic=nic, uplink=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class StragglerTrial:
     """One scheme under one kind of lateness. Workers are ranks from 1."""
 
     scheme: Scheme
-    tree: Tree
+    tree: RegularTree
     elements: int  # of float32, in a message
     late: float  # with this probability
     delay: float  # seconds
     compute: float  # seconds, for all data
     iterations: int
     budget: float  # seconds after which fewer iterations will do
-    way: Way = "held"
+    way: DelayMode = "held"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -143,17 +148,17 @@ class Trial:
                 f"a message of {4 * self.elements} bytes has no room for two classes",
                 "give at least 8B: a float32 for each",
             )
-        if 4 * self.elements * self.workers > MOST_NBYTES:
-            most = MOST_NBYTES // self.workers // 1_000_000
+        if 4 * self.elements * self.workers > MAX_HELD_MESSAGE_BYTES:
+            most = MAX_HELD_MESSAGE_BYTES // self.workers // 1_000_000
             raise UsageError(
                 f"{self.workers} messages of {4 * self.elements} bytes don't fit into memory "
                 "before the clock starts",
                 f"give messages of at most {most}MB",
             )
-        if max(self.delay, self.compute) > LONGEST:
+        if max(self.delay, self.compute) > MAX_DELAY_SECONDS:
             raise UsageError(
                 f"{max(self.delay, self.compute):g} s is too long for one iteration",
-                f"give a delay and a compute time of at most {LONGEST:g}s",
+                f"give a delay and a compute time of at most {MAX_DELAY_SECONDS:g}s",
             )
 
     @property
@@ -163,7 +168,7 @@ class Trial:
     @property
     def steps(self) -> int:
         """Iterations at most, those that don't count included."""
-        return UNCOUNTED + self.iterations
+        return UNCOUNTED_ITERATIONS + self.iterations
 
     @property
     def stragglers(self) -> int:
@@ -195,8 +200,8 @@ class Trial:
 
     def beyond(self, allocation: Allocation, counted: int) -> int:
         """In how many of the counted iterations more were late than the scheme can do without."""
-        late = self.lateness()[UNCOUNTED : UNCOUNTED + counted]
-        return sum(not can_do_without(allocation.branches, each) for each in late)
+        late = self.lateness()[UNCOUNTED_ITERATIONS : UNCOUNTED_ITERATIONS + counted]
+        return sum(not can_do_without(allocation.tree, each) for each in late)
 
     def link_seconds(self, rate: Rate) -> float:
         """How long the busiest NIC is busy in an iteration."""
@@ -205,14 +210,14 @@ class Trial:
         return messages[self.scheme] * rate.seconds(4 * self.elements)
 
 
-def can_do_without(branches: Branches, late: NDArray[np.bool_]) -> bool:
+def can_do_without(tree: CodedTree, late: NDArray[np.bool_]) -> bool:
     """Whether the root can decode if those never answer, nor pass on what is below them."""
     answered: set[int] = set()
-    for node in reversed(list(branches.top_down())):
-        children = branches.children[node]
+    for node in reversed(list(tree.top_down())):
+        children = tree.children[node]
         arrived = frozenset(m for m, child in enumerate(children) if child in answered)
-        decoded = not children or branches.codes[node].decode(arrived) is not None
-        if node == ROOT:
+        decoded = not children or tree.codes[node].decode(arrived) is not None
+        if node == TREE_ROOT:
             return decoded
         if decoded and not late[node]:
             answered.add(node)

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from thalweg.codes import Allocation
 
-SAMPLES, FEATURES = 6552, 5000  # as in the authors' program; 84 and 156 divide 6552
-MOST_MODELS = 8
-MESSAGES_NBYTES = 512 << 20  # of all workers and models together
-RATE = 1e-3  # of learning, per sample
-AT_ONCE = 512  # samples that are summed in double precision
+SOFTMAX_SAMPLE_COUNT, SOFTMAX_FEATURE_COUNT = (
+    6552,
+    5000,
+)  # as in the authors' program; 84 and 156 divide 6552
+MAX_MODEL_COUNT = 8
+MAX_TOTAL_MESSAGE_BYTES = 512 << 20  # of all workers and models together
+SOFTMAX_LEARNING_RATE = 1e-3  # of learning, per sample
+SAMPLES_PER_FLOAT64_SUM = 512  # samples that are summed in double precision
 Single = NDArray[np.float32]
 Double = NDArray[np.float64]
 
@@ -31,20 +34,20 @@ class Softmax:
     """Samples of as many features as make a gradient of `elements` for its classes."""
 
     elements: int
-    samples: int = SAMPLES
-    models: int = MOST_MODELS
+    samples: int = SOFTMAX_SAMPLE_COUNT
+    models: int = MAX_MODEL_COUNT
     seed: int = 0
 
     @classmethod
     def for_workers(cls, workers: int, elements: int, seed: int) -> Softmax:
         """With so many models as memory has room for one message a worker of each."""
-        room = MESSAGES_NBYTES // (4 * elements * workers)
-        return cls(elements, models=max(1, min(MOST_MODELS, room)), seed=seed)
+        room = MAX_TOTAL_MESSAGE_BYTES // (4 * elements * workers)
+        return cls(elements, models=max(1, min(MAX_MODEL_COUNT, room)), seed=seed)
 
     @property
     def classes(self) -> int:
         """At least two; features are what is left."""
-        return max(2, self.elements // FEATURES)
+        return max(2, self.elements // SOFTMAX_FEATURE_COUNT)
 
     @property
     def features(self) -> int:
@@ -69,7 +72,7 @@ class Softmax:
             error = odds / odds.sum(axis=1, keepdims=True)
             error[np.arange(self.samples), labels] -= 1
             found.append(error)
-            model = model - RATE * (inputs.T @ error)
+            model = model - SOFTMAX_LEARNING_RATE * (inputs.T @ error)
         return found
 
     @cached_property
@@ -77,10 +80,10 @@ class Softmax:
         """By model: the sum over all samples, in double precision."""
         inputs, _ = self._data
         totals = [np.zeros((self.features, self.classes)) for _ in self._errors]
-        for start in range(0, self.samples, AT_ONCE):
-            some = inputs[start : start + AT_ONCE].T.astype(np.float64)
+        for start in range(0, self.samples, SAMPLES_PER_FLOAT64_SUM):
+            some = inputs[start : start + SAMPLES_PER_FLOAT64_SUM].T.astype(np.float64)
             for total, error in zip(totals, self._errors, strict=True):
-                total += some @ error[start : start + AT_ONCE]
+                total += some @ error[start : start + SAMPLES_PER_FLOAT64_SUM]
         return [total.reshape(-1)[: self.elements] for total in totals]
 
     def gradients(self, allocation: Allocation) -> list[list[Single]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
-COLOURS = {"umw": "C0", "gc": "C1", "rar": "C2", "cr": "C3"}
+SCHEME_COLOURS = {"umw": "C0", "gc": "C1", "rar": "C2", "cr": "C3"}
 RIVALS = ("umw", "gc", "rar")
 TITLES = {
     "held": "late messages are held back",
@@ -30,7 +30,7 @@ TITLES = {
     "surface": "cr is so many times faster",
 }
 VARIED = {"delays": "delay", "compute": "compute"}  # in seconds
-WIDTH = 0.2  # of a bar
+SCHEME_BAR_WIDTH = 0.2  # of a bar
 
 
 def label(row: Row) -> str:
@@ -154,10 +154,10 @@ def _draw_times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
     for number, setting in enumerate(settings):
         group = [row for row in rows if not varied or row[varied] == setting]
         for slot, row in enumerate(group):
-            at = number * (len(group) + 1) * WIDTH + slot * WIDTH
+            at = number * (len(group) + 1) * SCHEME_BAR_WIDTH + slot * SCHEME_BAR_WIDTH
             _draw_bar(axes, at, row, named=number == 0)
     size = len(rows) // len(settings)
-    middles = [(n * (size + 1) + (size - 1) / 2) * WIDTH for n in range(len(settings))]
+    middles = [(n * (size + 1) + (size - 1) / 2) * SCHEME_BAR_WIDTH for n in range(len(settings))]
     axes.set_xticks(middles, ["" if s is None else about(s, "s") for s in settings])
     axes.set(ylabel="seconds an iteration", yscale="log")
     drawn = [row for row in rows if row["mean"]]
@@ -179,8 +179,8 @@ def _draw_bar(axes: Axes, at: float, row: Row, *, named: bool) -> None:
     axes.bar(
         at,
         row["mean"],
-        WIDTH,
-        color=COLOURS[row["scheme"]],
+        SCHEME_BAR_WIDTH,
+        color=SCHEME_COLOURS[row["scheme"]],
         alpha=0.6 if strong else 1.0,
         label=label(row) if named else None,
     )

@@ -18,38 +18,46 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.bench.site import Site
+from thalweg.bench.site import Deployment
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about
-from thalweg.studies.stragglers.config import SCHEMES, TABLES, Trial
+from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, StragglerTrial
 from thalweg.studies.stragglers.problem import Softmax
-from thalweg.studies.stragglers.trial_run import Outcome, Prepared, Progress, run_trial
+from thalweg.studies.stragglers.trial_run import (
+    PreparedTrial,
+    Progress,
+    StragglerTrialResult,
+    run_trial,
+)
 
-DELAYS = (0.0, 0.5, 2.0)  # seconds
-COMPUTES = (0.0, 0.2)  # seconds
-SURFACE_NBYTES = (40_000, 200_000, 1_000_000)
-SURFACE_DELAYS = (0.5, 2.0)  # seconds
-SURFACE_LATE = (0.02, 0.05, 0.1)
+DELAY_TABLE_SECONDS = (0.0, 0.5, 2.0)  # seconds
+COMPUTE_TABLE_SECONDS = (0.0, 0.2)  # seconds
+SURFACE_MESSAGE_BYTES = (40_000, 200_000, 1_000_000)
+SURFACE_DELAY_SECONDS = (0.5, 2.0)  # seconds
+SURFACE_STRAGGLER_FRACTIONS = (0.02, 0.05, 0.1)
 
 Row = dict[str, Any]
-Tell = Callable[[int, int, str], None]
+OnProgress = Callable[[int, int, str], None]
 """Called with how many trials are done, of how many, and what is being measured."""
 
 
-def trials_of(table: str, asked: Trial) -> list[Trial]:
+def trials_of(table: str, asked: StragglerTrial) -> list[StragglerTrial]:
     """`asked` says everything but the scheme."""
     settings = {
         "held": [asked],
-        "delays": [replace(asked, delay=delay) for delay in sorted({*DELAYS, asked.delay})],
+        "delays": [
+            replace(asked, delay=delay) for delay in sorted({*DELAY_TABLE_SECONDS, asked.delay})
+        ],
         "compute": [
-            replace(asked, compute=compute) for compute in sorted({*COMPUTES, asked.compute})
+            replace(asked, compute=compute)
+            for compute in sorted({*COMPUTE_TABLE_SECONDS, asked.compute})
         ],
         "pauses": [replace(asked, way="away")],
         "surface": [
             replace(asked, elements=nbytes // 4, delay=delay, late=late)
-            for nbytes in SURFACE_NBYTES
-            for delay in SURFACE_DELAYS
-            for late in SURFACE_LATE
+            for nbytes in SURFACE_MESSAGE_BYTES
+            for delay in SURFACE_DELAY_SECONDS
+            for late in SURFACE_STRAGGLER_FRACTIONS
         ],
     }[table]
     trials = [replace(setting, scheme=scheme) for setting in settings for scheme in SCHEMES]
@@ -60,7 +68,7 @@ def trials_of(table: str, asked: Trial) -> list[Trial]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class StragglerStudy:
     """Rows by table. `wrong` are those with a gradient that wasn't exact, or that ended in an
     error."""
 
@@ -77,28 +85,34 @@ class Study:
         return list(dict.fromkeys(said))
 
 
-def study(asked: Trial, tables: Sequence[str], site: Site, rate: Rate, tell: Tell) -> Study:
-    wanted = {name: trials_of(name, asked) for name in TABLES if name in tables}
+def run_straggler_study(
+    asked: StragglerTrial,
+    tables: Sequence[str],
+    deployment: Deployment,
+    rate: Rate,
+    tell: OnProgress,
+) -> StragglerStudy:
+    wanted = {name: trials_of(name, asked) for name in STUDY_TABLES if name in tables}
     todo = list(dict.fromkeys(trial for trials in wanted.values() for trial in trials))
-    rows: dict[Trial, Row] = {}
+    rows: dict[StragglerTrial, Row] = {}
     problem: Softmax | None = None
     for number, trial in enumerate(todo):
-        tell(number, len(todo), f"{trial.scheme}, {in_words(trial)}")
+        tell(number, len(todo), f"{trial.scheme}, {describe_trial(trial)}")
         if problem is None or problem.elements != trial.elements:
             problem = None  # before the next one needs memory
             problem = Softmax.for_workers(trial.workers, trial.elements, trial.seed)
 
-        def heard(done: int, of: int, number: int = number, trial: Trial = trial) -> None:
-            tell(number, len(todo), f"{trial.scheme} {done}/{of}, {in_words(trial)}")
+        def heard(done: int, of: int, number: int = number, trial: StragglerTrial = trial) -> None:
+            tell(number, len(todo), f"{trial.scheme} {done}/{of}, {describe_trial(trial)}")
 
         try:
-            rows[trial] = _measured(trial, site, problem, rate, heard)
+            rows[trial] = _measured(trial, deployment, problem, rate, heard)
         except LabError:
             raise
         except ThalwegError as error:
             rows[trial] = row_of_failure(trial, rate, str(error))
     tell(len(todo), len(todo), "")
-    return Study(
+    return StragglerStudy(
         tables={
             name: compared(name, [rows[trial] for trial in trials])
             for name, trials in wanted.items()
@@ -106,19 +120,21 @@ def study(asked: Trial, tables: Sequence[str], site: Site, rate: Rate, tell: Tel
     )
 
 
-def _measured(trial: Trial, site: Site, problem: Softmax, rate: Rate, heard: Progress) -> Row:
+def _measured(
+    trial: StragglerTrial, deployment: Deployment, problem: Softmax, rate: Rate, heard: Progress
+) -> Row:
     """A function of its own, so that a trial's messages are gone before the next one's come."""
-    prepared = Prepared.of(trial, site, problem)
-    return row_of(prepared, run_trial(prepared, site, heard), rate)
+    prepared = PreparedTrial.of(trial, deployment, problem)
+    return row_of(prepared, run_trial(prepared, deployment, heard), rate)
 
 
-def in_words(trial: Trial) -> str:
+def describe_trial(trial: StragglerTrial) -> str:
     """Short enough for a line beside a progress bar."""
     size, delay = about(4 * trial.elements, "B"), about(trial.delay, "s")
     return f"{size}, {trial.late:.0%} {trial.way} {delay}"
 
 
-def row_of(prepared: Prepared, outcome: Outcome, rate: Rate) -> Row:
+def row_of(prepared: PreparedTrial, outcome: StragglerTrialResult, rate: Rate) -> Row:
     trial, seconds = prepared.trial, np.array(outcome.seconds)
     held = trial.way == "held"
     beyond = prepared.trial.beyond(prepared.allocation, len(seconds)) if held else None
@@ -141,7 +157,7 @@ def row_of(prepared: Prepared, outcome: Outcome, rate: Rate) -> Row:
     }
 
 
-def row_of_failure(trial: Trial, rate: Rate, error: str) -> Row:
+def row_of_failure(trial: StragglerTrial, rate: Rate, error: str) -> Row:
     figures = ("mean", "p5", "p50", "p95", "p99", "wrong", "iterations", "load", "beyond", "waits")
     return {
         **_setting(trial, rate),
@@ -152,7 +168,7 @@ def row_of_failure(trial: Trial, rate: Rate, error: str) -> Row:
     }
 
 
-def _setting(trial: Trial, rate: Rate) -> Row:
+def _setting(trial: StragglerTrial, rate: Rate) -> Row:
     return {
         "scheme": trial.scheme,
         "stragglers": trial.stragglers,

@@ -26,95 +26,108 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from thalweg.bench.site import Site
+from thalweg.bench.site import Deployment
 from thalweg.codes import Allocation
 from thalweg.engine.tree_join import join_tree
-from thalweg.engine.tree_node import Form, Node, pieces_of
+from thalweg.engine.tree_node import ElementType, Node, pieces_of
 from thalweg.engine.tree_relay import Relay
 from thalweg.errors import RunError, ScheduleError
-from thalweg.launch.supervisor import Report, run_workers
-from thalweg.members.abort import Alarm
+from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.schedules import Group, Schedule, coded_tree
 from thalweg.schedules.check import check
-from thalweg.studies.stragglers.config import UNCOUNTED, WARM_UP, Trial
+from thalweg.studies.stragglers.config import (
+    UNCOUNTED_ITERATIONS,
+    WARMUP_ITERATIONS,
+    StragglerTrial,
+)
 from thalweg.studies.stragglers.problem import Single, Softmax, distance, message
-from thalweg.transports.best_effort import Sort
+from thalweg.transports.best_effort import MessageKind
 
-FEWEST = 10  # iterations that count, however long they take
-TIMEOUT = 120.0  # seconds for one iteration
-LONGEST = 24 * 3600.0  # seconds; for the ring, where the master has nothing to do
-MOST_KEPT = 8  # results in each of many processes; nobody but the root looks at them
-PATIENCE = 5.0  # seconds without news after which a worker asks whether all is over
-TOLD = 0.2  # seconds between two reports of how far it is
-COUNT, OVER = "iterations", "over"  # keys of the store
-MASTER, FIRST_WORKER = 0, 1  # ranks
+MIN_COUNTED_ITERATIONS = 10  # iterations that count, however long they take
+ITERATION_TIMEOUT_SECONDS = 120.0  # seconds for one iteration
+RING_TIMEOUT_SECONDS = 24 * 3600.0  # seconds; for the ring, where the master has nothing to do
+# Results in each of many processes; nobody but the root looks at them.
+WORKER_RESULT_HISTORY_STEPS = 8
+NO_NEWS_TIMEOUT_SECONDS = 5.0  # seconds without news after which a worker asks whether all is over
+PROGRESS_PERIOD_SECONDS = 0.2  # seconds between two reports of how far it is
+ITERATION_COUNT_KEY, TRIAL_OVER_KEY = "iterations", "over"  # keys of the store
+MASTER_RANK, FIRST_WORKER_RANK = 0, 1  # ranks
 
 Progress = Callable[[int, int], None]
 """Called with how many iterations are done, and of how many."""
-CLOSE = 1e-5  # of the true gradient's norm: what float32 sums may lack
+GRADIENT_ERROR_TOLERANCE = 1e-5  # of the true gradient's norm: what float32 sums may lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StragglerTrialResult:
     seconds: tuple[float, ...]  # of each iteration that counts
     wrong: tuple[int, ...]  # iterations whose gradient wasn't exact
 
 
-def run_trial(prepared: Prepared, site: Site, progress: Progress) -> Outcome:
+def run_trial(
+    prepared: PreparedTrial, deployment: Deployment, progress: Progress
+) -> StragglerTrialResult:
     trial = prepared.trial
     lateness = trial.lateness()
 
-    def work(rank: int, report: Report) -> dict[str, Any]:
-        play = _Play(prepared, rank, lateness[:, rank].tolist(), report)
+    def work(rank: int, report: SendMessage) -> dict[str, Any]:
+        play = _TrialRank(prepared, rank, lateness[:, rank].tolist(), report)
         return play.in_tree() if prepared.schedule is not None else play.in_ring()
 
     def heard(rank: int, told: dict[str, Any]) -> None:
         progress(told["done"], told["of"])
 
-    longest = 60 + 2 * trial.budget + (UNCOUNTED + FEWEST) * TIMEOUT
-    results = run_workers(
-        trial.workers + 1, work, timeout=longest, on_message=heard, place=site.place
+    longest = (
+        60
+        + 2 * trial.budget
+        + (UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS) * ITERATION_TIMEOUT_SECONDS
     )
-    told = results[MASTER if prepared.schedule is not None else FIRST_WORKER]
-    return Outcome(seconds=tuple(told["seconds"]), wrong=tuple(told["wrong"]))
+    results = run_workers(
+        trial.workers + 1, work, timeout=longest, on_message=heard, place=deployment.place
+    )
+    told = results[MASTER_RANK if prepared.schedule is not None else FIRST_WORKER_RANK]
+    return StragglerTrialResult(seconds=tuple(told["seconds"]), wrong=tuple(told["wrong"]))
 
 
-class _Play:
+class _TrialRank:
     """What one rank does."""
 
-    def __init__(self, prepared: Prepared, rank: int, late: Sequence[bool], report: Report) -> None:
+    def __init__(
+        self, prepared: PreparedTrial, rank: int, late: Sequence[bool], report: SendMessage
+    ) -> None:
         self.prepared = prepared
         self.trial = prepared.trial
         self.rank = rank
-        self.late = late  # by iteration
+        self.straggles = late  # by iteration
         self.messages = prepared.messages.get(rank, ())
         self.compute = self.trial.compute * float(prepared.allocation.loads.get(rank, 0))
-        self.world = World.join(TIMEOUT)
-        self.alarm = self.world.alarm()
-        self.clock = _Clock(prepared, self.world, report)
+        self.world = World.join(ITERATION_TIMEOUT_SECONDS)
+        self.abort_flag = self.world.abort_flag()
+        self.clock = _IterationTimer(prepared, self.world, report)
 
     def in_tree(self) -> dict[str, Any]:
         schedule = self.prepared.schedule
         assert schedule is not None
         relay = join_tree(
             self.world,
-            self.alarm,
+            self.abort_flag,
             self.prepared.allocation,
             [schedule],
-            [Form()],
-            timeout=TIMEOUT,
-            make=partial(Node, most_kept=MOST_KEPT),
+            [ElementType()],
+            timeout=ITERATION_TIMEOUT_SECONDS,
+            make=partial(Node, most_kept=WORKER_RESULT_HISTORY_STEPS),
         )
         try:
-            if self.rank == MASTER:
+            if self.rank == MASTER_RANK:
                 self._decode(relay)
             else:
                 self._answer(relay)
-            self.world.part(TIMEOUT, self.alarm)
+            self.world.leave(ITERATION_TIMEOUT_SECONDS, self.abort_flag)
         finally:
             relay.close()
-        return self.clock.told()
+        return self.clock.result()
 
     def _decode(self, relay: Relay) -> None:
         step = 0
@@ -122,14 +135,14 @@ class _Play:
             results = relay.result(step)
             self.clock.tick(step, () if results is None else results.arrays)
             step += 1
-        self.world.put(OVER, "yes")
+        self.world.put(TRIAL_OVER_KEY, "yes")
 
     def _answer(self, relay: Relay) -> None:
-        count, step = WARM_UP, 0
+        count, step = WARMUP_ITERATIONS, 0
         while step < count:
             if self.compute:
                 relay.result(step, self.compute)
-            if self.late[step]:
+            if self.straggles[step]:
                 if self.trial.way == "away":
                     sleep(self.trial.delay)
                 else:
@@ -139,67 +152,70 @@ class _Play:
             if not self._comes_to_an_end(relay, step):
                 return
             step = relay.newest
-            if step >= WARM_UP and count == WARM_UP:
-                count = _how_many(self.world, self.alarm)
+            if step >= WARMUP_ITERATIONS and count == WARMUP_ITERATIONS:
+                count = _how_many(self.world, self.abort_flag)
 
     def _comes_to_an_end(self, relay: Relay, step: int) -> bool:
         """Wait until the iteration is over; False if all of them are. Letters may be lost, and so
         may the last, if this host's link lags far behind."""
         began = perf_counter()
         while relay.newest <= step:
-            relay.result(step, PATIENCE)
+            relay.result(step, NO_NEWS_TIMEOUT_SECONDS)
             if relay.newest > step:
                 break
-            if self.world.wait_for(OVER, 0, self.alarm) is not None:
+            if self.world.wait_for(TRIAL_OVER_KEY, 0, self.abort_flag) is not None:
                 return False
-            if perf_counter() - began > TIMEOUT:
+            if perf_counter() - began > ITERATION_TIMEOUT_SECONDS:
                 raise RunError(
-                    f"rank {self.rank} waited {TIMEOUT:g} s for iteration {step}",
+                    f"rank {self.rank} waited {ITERATION_TIMEOUT_SECONDS:g} s for iteration {step}",
                     "give smaller messages or faster NICs",
                 )
         return True
 
     def in_ring(self) -> dict[str, Any]:
-        if self.rank != MASTER:
+        if self.rank != MASTER_RANK:
             self._go_round()
-        self.world.part(LONGEST if self.rank == MASTER else TIMEOUT, self.alarm)
-        return self.clock.told()
+        self.world.leave(
+            RING_TIMEOUT_SECONDS if self.rank == MASTER_RANK else ITERATION_TIMEOUT_SECONDS,
+            self.abort_flag,
+        )
+        return self.clock.result()
 
     def _go_round(self) -> None:
         dist.init_process_group(
             "gloo",
             store=PrefixStore("ring", self.world.store),
-            rank=self.rank - FIRST_WORKER,
+            rank=self.rank - FIRST_WORKER_RANK,
             world_size=self.trial.workers,
-            timeout=timedelta(seconds=TIMEOUT),
+            timeout=timedelta(seconds=ITERATION_TIMEOUT_SECONDS),
         )
         tensor = torch.empty(self.trial.elements)
         own = [torch.from_numpy(each) for each in self.messages]
-        count, step = WARM_UP, 0
+        count, step = WARMUP_ITERATIONS, 0
         while step < count:
-            sleep(self.compute + self.trial.delay * self.late[step])
+            sleep(self.compute + self.trial.delay * self.straggles[step])
             tensor.copy_(own[step % len(own)])
             dist.all_reduce(tensor)
-            if self.rank == FIRST_WORKER:
+            if self.rank == FIRST_WORKER_RANK:
                 self.clock.tick(step, (tensor.numpy(),))
             step += 1
-            if step == WARM_UP:
-                count = _how_many(self.world, self.alarm)
+            if step == WARMUP_ITERATIONS:
+                count = _how_many(self.world, self.abort_flag)
 
 
-def _how_many(world: World, alarm: Alarm) -> int:
-    told = world.wait_for(COUNT, TIMEOUT, alarm)
+def _how_many(world: World, abort_flag: AbortFlag) -> int:
+    told = world.wait_for(ITERATION_COUNT_KEY, ITERATION_TIMEOUT_SECONDS, abort_flag)
     if told is None:
         raise RunError("nobody said how many iterations there are", "please report this")
     return int(told)
 
 
-class _Clock:
+class _IterationTimer:
     """Where iterations end: their times, and whether their gradients are exact. Says after the
     warm-up how many there will be."""
 
-    def __init__(self, prepared: Prepared, world: World, report: Report) -> None:
-        self.count = WARM_UP
+    def __init__(self, prepared: PreparedTrial, world: World, report: SendMessage) -> None:
+        self.count = WARMUP_ITERATIONS
         self._prepared = prepared
         self._world = world
         self._report = report
@@ -210,42 +226,42 @@ class _Clock:
     def tick(self, step: int, arrays: Sequence[Single]) -> None:
         now = perf_counter()
         self._ends.append(now)
-        if step + 1 == WARM_UP:
-            self.count = UNCOUNTED + how_many(self._prepared.trial, self._ends)
-            self._world.put(COUNT, str(self.count))
+        if step + 1 == WARMUP_ITERATIONS:
+            self.count = UNCOUNTED_ITERATIONS + iterations_to_run(self._prepared.trial, self._ends)
+            self._world.put(ITERATION_COUNT_KEY, str(self.count))
         if not arrays or not self._prepared.is_exact(step, arrays):
             self._wrong.append(step)
-        if now - self._reported > TOLD:
+        if now - self._reported > PROGRESS_PERIOD_SECONDS:
             self._report({"done": step + 1, "of": self.count})
             self._reported = now
 
-    def told(self) -> dict[str, Any]:
-        seconds = np.diff(self._ends)[WARM_UP:]
+    def result(self) -> dict[str, Any]:
+        seconds = np.diff(self._ends)[WARMUP_ITERATIONS:]
         return {"seconds": [float(each) for each in seconds], "wrong": self._wrong}
 
 
-def how_many(trial: Trial, ends: Sequence[float]) -> int:
+def iterations_to_run(trial: StragglerTrial, ends: Sequence[float]) -> int:
     """As asked, or as the budget allows at this pace, but some at least."""
     affordable = int(trial.budget / max(fmean(np.diff(ends)), 1e-9))
-    return min(trial.iterations, max(FEWEST, affordable))
+    return min(trial.iterations, max(MIN_COUNTED_ITERATIONS, affordable))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedTrial:
     """What is made once, before the workers are. `right` is what a sum is compared with, by model:
     float32's own for a tree, the true one for the ring."""
 
-    trial: Trial
+    trial: StragglerTrial
     allocation: Allocation
     schedule: Schedule | None  # None: torch's own ring
     messages: Mapping[int, Sequence[Single]]  # by rank and model
     right: Sequence[Single]
 
     @classmethod
-    def of(cls, trial: Trial, site: Site, problem: Softmax) -> Prepared:
-        assert site.cluster is not None
-        group = Group.everybody(site.cluster)
-        allocation = trial.allocation(site.cluster)
+    def of(cls, trial: StragglerTrial, deployment: Deployment, problem: Softmax) -> PreparedTrial:
+        assert deployment.cluster is not None
+        group = Group.everybody(deployment.cluster)
+        allocation = trial.allocation(deployment.cluster)
         cells = problem.gradients(allocation)
         messages = {
             rank: [message(gradients, weights) for gradients in cells]
@@ -256,7 +272,7 @@ class Prepared:
         if trial.scheme != "rar":
             schedule = coded_tree(group, trial.elements, 4, allocation)
             check(schedule)
-            right = sums_on_time(allocation, schedule, messages)
+            right = expected_sums(allocation, schedule, messages)
             _refuse_far_from_true(trial, right, problem)
         return cls(
             trial=trial,
@@ -276,20 +292,22 @@ class Prepared:
         right = self.right[step % len(self.right)]
         if self.schedule is None:
             [got] = arrays
-            return float(np.linalg.norm(got - right)) <= CLOSE * float(np.linalg.norm(right))
+            return float(np.linalg.norm(got - right)) <= GRADIENT_ERROR_TOLERANCE * float(
+                np.linalg.norm(right)
+            )
         return all(
             np.array_equal(array.view(np.uint32), right[start:stop].view(np.uint32))
             for array, (start, stop) in zip(arrays, pairwise(self.schedule.offsets), strict=True)
         )
 
 
-def sums_on_time(
+def expected_sums(
     allocation: Allocation, schedule: Schedule, messages: Mapping[int, Sequence[Single]]
 ) -> list[Single]:
     """By model, what the root decodes if everybody answers: the nodes of the real tree, without a
     network."""
     nodes = {
-        rank: Node(rank, pieces_of([schedule], [Form()], rank), allocation)
+        rank: Node(rank, pieces_of([schedule], [ElementType()], rank), allocation)
         for rank in allocation.ranks
     }
     found = []
@@ -301,7 +319,7 @@ def sums_on_time(
         )
         while under_way:
             sender, letter = under_way.popleft()
-            if letter.sort is Sort.ANSWER:
+            if letter.kind is MessageKind.ANSWER:
                 node = nodes[letter.peer]
                 under_way.extend(
                     (node.rank, further) for further in node.arrive(letter._replace(peer=sender))
@@ -312,10 +330,10 @@ def sums_on_time(
     return found
 
 
-def _refuse_far_from_true(trial: Trial, sums: Sequence[Single], problem: Softmax) -> None:
+def _refuse_far_from_true(trial: StragglerTrial, sums: Sequence[Single], problem: Softmax) -> None:
     for got, true in zip(sums, problem.true_gradients, strict=True):
         off = distance(got, true)
-        if not off <= CLOSE:
+        if not off <= GRADIENT_ERROR_TOLERANCE:
             raise ScheduleError(
                 f"{trial.sync} sums to a gradient that is {off:.1e} off the true one, with nobody "
                 "late",

@@ -12,24 +12,24 @@ from torch import nn
 
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Costs, Lateness, Machine, Workload
-from thalweg.launch.rank_assignment import ONE_RACK
+from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
+from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
 from thalweg.plan import Choice, Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
-from thalweg.probing.together import Together
+from thalweg.probing.together import ProbeCollectives
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
-from thalweg.training.auto.profile import Profile, Profiled, merged
-from thalweg.training.factory import Setting, is_native
+from thalweg.training.auto.profile import Profile, ProfileResult, merged
+from thalweg.training.factory import PlanContext, is_native
 
-NAME = "this model"
-COMPUTES_NOTHING = "computing takes no time"
+RUN_WORKLOAD_NAME = "this model"
+NO_COMPUTE_ASSUMPTION = "computing takes no time"
 log = logging.getLogger("thalweg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class RunSituation:
     """`native`: whether the backend was tried, and so can be relied on."""
 
     cluster: Cluster
@@ -38,14 +38,14 @@ class Findings:
     native: bool = True
 
 
-class Surveyor:
+class RunCalibrator:
     """One run's. Compressors are timed once, and only if they are allowed."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        setting: Setting,
+        setting: PlanContext,
         allow: Promise,
     ) -> None:
         self._model = model
@@ -54,12 +54,12 @@ class Surveyor:
         self._codecs = compressors(setting.group, allow)
         self._costs: Mapping[str, CodecCost] = {}
         self._profile: Profile | None = None
-        self._profiled: Profiled | None = None
+        self._profiled: ProfileResult | None = None
         self._surveys = 0
         # Once Gloo hasn't connected, it isn't waited for again.
-        self._native = not setting.world.protection.encrypted
+        self._native = not setting.world.security.encrypted
 
-    def watch(self) -> None:
+    def start_profile(self) -> None:
         """From this step to the next survey, what is computed."""
         self.close()
         self._profile = Profile(self._model, self._optimizer)
@@ -69,18 +69,18 @@ class Surveyor:
             self._profile.close()
             self._profile = None
 
-    def survey(self) -> Findings:
+    def calibrate(self) -> RunSituation:
         """The same on all ranks, at a safe point of all."""
         setting = self._setting
         if self._profile is not None:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
-        self._say_what_is_assumed()
+        self._log_assumptions()
         number, self._surveys = self._surveys, self._surveys + 1
         found = calibrate(
             setting.world,
-            setting.alarm,
+            setting.abort_flag,
             setting.engine,
             setting.group.cluster,
             tensors=self._profiled.workload.tensors,
@@ -96,8 +96,8 @@ class Surveyor:
         workload = replace(self._profiled.workload, trained_with=optimizer)
         assumed = found.machine.assumed
         if workload.costs == Costs():
-            assumed = (*assumed, COMPUTES_NOTHING)
-        return Findings(
+            assumed = (*assumed, NO_COMPUTE_ASSUMPTION)
+        return RunSituation(
             cluster=replace(self._profiled.placed(found.cluster), assumed=self._assumed),
             machine=replace(found.machine, codecs=self._costs, assumed=assumed),
             workload=workload,
@@ -107,34 +107,38 @@ class Surveyor:
     @property
     def _assumed(self) -> tuple[str, ...]:
         """Of the cluster, where the rest is measured."""
-        return (ONE_RACK,) if ONE_RACK in self._setting.group.cluster.assumed else ()
+        return (
+            (ONE_RACK_ASSUMPTION,)
+            if ONE_RACK_ASSUMPTION in self._setting.group.cluster.assumed
+            else ()
+        )
 
-    def _say_what_is_assumed(self) -> None:
+    def _log_assumptions(self) -> None:
         if self._assumed and not self._surveys and self._setting.world.rank == 0:
             log.info(
                 "no cluster file: all hosts are taken for one rack; `thalweg probe` finds racks"
             )
 
-    def _merged(self, profile: Profile) -> Profiled:
+    def _merged(self, profile: Profile) -> ProfileResult:
         setting = self._setting
-        together = Together(
+        collectives = ProbeCollectives(
             setting.engine,
             setting.group.cluster,
             setting.clock.claim_between,
             setting.clock.step,
         )
-        steps = int(together.compare([len(profile)]).min())  # some may have had no gradients
+        steps = int(collectives.all_gather([len(profile)]).min())  # some may have had no gradients
         seconds = profile.seconds()
         figures = len(seconds) // max(1, len(profile))
-        table = together.compare(seconds[len(seconds) - steps * figures :])
+        table = collectives.all_gather(seconds[len(seconds) - steps * figures :])
         if not steps:
-            workload = Workload(name=NAME, tensors=profile.tensors)
-            nobody = (Lateness(),) * setting.group.size
-            return Profiled(workload=workload, late=nobody, spread=0.0)
-        return merged(NAME, profile.tensors, table)
+            workload = Workload(name=RUN_WORKLOAD_NAME, tensors=profile.tensors)
+            nobody = (StragglerDelay(),) * setting.group.size
+            return ProfileResult(workload=workload, straggler_delays=nobody, spread=0.0)
+        return merged(RUN_WORKLOAD_NAME, profile.tensors, table)
 
 
-def tells_what_is_computed(plan: Plan) -> bool:
+def profiles_compute_alone(plan: Plan) -> bool:
     """Whether a profile of its steps is of computing alone: not where a step ends with averaging,
     nor where torch sends behind our back, nor where a compressor works during backward."""
     shared = plan.averages_parameters or plan.precision is not None

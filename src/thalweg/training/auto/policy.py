@@ -18,19 +18,20 @@ from statistics import fmean, median
 
 from thalweg.facts import about
 
-AS_GOOD = 0.98  # of the time of the plan that runs: what is above isn't worth a change at first
-WORTH_IT = 0.95  # the same of what it was measured to take, later
-REFUTED = 1.03  # times what another is predicted to take, before that one is tried
-MOST_TRIALS = 3  # of plans, after an advice
-PAUSE, LONGEST_PAUSE = 30, 4000  # steps from one advice to the next
-SOON = 4  # times the pause
-LOOKED_AT = 8  # steps at least, to tell what is usual now
-DRIFTED = 1.25  # times slower or faster than it was
-IN_A_ROW = 8  # steps
+# Of the time of the plan that runs: what is above isn't worth a change at first.
+FIRST_SWITCH_COST_RATIO = 0.98
+SWITCH_COST_RATIO = 0.95  # the same of what it was measured to take, later
+RIVAL_COST_FACTOR = 1.03  # times what another is predicted to take, before that one is tried
+MAX_PLAN_TRIALS = 3  # of plans, after an advice
+ADVICE_COOLDOWN_STEPS, MAX_ADVICE_COOLDOWN_STEPS = 30, 4000  # steps from one advice to the next
+SOON_ADVICE_COOLDOWN_FACTOR = 4  # times the pause
+STEP_TIME_WINDOW_STEPS = 8  # steps at least, to tell what is usual now
+STEP_TIME_DRIFT_FACTOR = 1.25  # times slower or faster than it was
+STEP_TIME_DRIFT_STEPS = 8  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class CandidatePlan:
     """A plan that can be run here, and what a step of it is predicted to take."""
 
     sync: str
@@ -50,7 +51,7 @@ class Prospect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class PlanChoice:
     """From `step` on this plan is run. `measured` is None until it is known, in seconds."""
 
     step: int
@@ -70,112 +71,124 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class AutoState:
     """What is run, since when, and the step at which something is due: advice, or what a step
     takes. None while nothing is."""
 
     sync: str
     since: int
     due: int | None
-    asks: bool = False  # for advice
+    awaits_advice: bool = False  # for advice
     advices: int = 0  # so far
-    ranking: Sequence[Prospect] = ()  # best first; empty until the first advice
+    ranking: Sequence[CandidatePlan] = ()  # best first; empty until the first advice
     tried: Mapping[str, float] = field(default_factory=dict)  # seconds, since the last advice
     trials: int = 0
     came_from: str = ""  # what ran when advice was asked for
     soon: bool = False  # after the last advice
-    pause: int = PAUSE
-    rests_until: int = 0
+    cooldown: int = ADVICE_COOLDOWN_STEPS
+    cooldown_until: int = 0
     reason: str = ""
 
     @property
-    def prospect(self) -> Prospect | None:
-        return next((one for one in self.ranking if one.sync == self.sync), None)
+    def candidate(self) -> CandidatePlan | None:
+        return next((candidate for candidate in self.ranking if candidate.sync == self.sync), None)
 
-    def chosen(self) -> Chosen | None:
-        one = self.prospect
-        if one is None:
+    def chosen(self) -> PlanChoice | None:
+        candidate = self.candidate
+        if candidate is None:
             return None
-        return Chosen(
+        return PlanChoice(
             step=self.since,
             sync=self.sync,
-            predicted=one.seconds,
-            low=one.low,
-            high=one.high,
+            predicted=candidate.seconds,
+            low=candidate.low,
+            high=candidate.high,
             reason=self.reason,
         )
 
 
-def ask(heading: Heading, step: int, meanwhile: str, due: int) -> Heading:
+def request_advice(state: AutoState, step: int, meanwhile: str, due: int) -> AutoState:
     """For advice, which is to come at step `due`; until then another plan may be run."""
-    quiet = step - (heading.rests_until - heading.pause)
+    quiet = step - (state.cooldown_until - state.cooldown)
     return replace(
-        heading,
+        state,
         sync=meanwhile,
         since=step,
         due=due,
-        asks=True,
-        came_from=heading.sync,
-        soon=quiet < SOON * heading.pause,
+        awaits_advice=True,
+        came_from=state.sync,
+        soon=quiet < SOON_ADVICE_COOLDOWN_FACTOR * state.cooldown,
     )
 
 
-def advised(heading: Heading, step: int, ranking: Sequence[Prospect], now: float) -> Heading:
+def on_advice(
+    state: AutoState, step: int, ranking: Sequence[CandidatePlan], now: float
+) -> AutoState:
     """Take up the best, or stay; `now` is what a step usually takes under the plan that runs, which
     is in the ranking too."""
-    before = heading.came_from or heading.sync
-    first = not heading.advices
-    own = next((one for one in ranking if one.sync == before), None)
+    before = state.came_from or state.sync
+    first = not state.advices
+    own = next((candidate for candidate in ranking if candidate.sync == before), None)
     best = ranking[0]
     seen = own is not None and not own.late  # a few steps tell little where some are late
-    heading = replace(
-        heading,
+    state = replace(
+        state,
         ranking=tuple(ranking),
         tried={before: now} if seen else {},
         trials=1,
         came_from=before,
-        asks=False,
-        advices=heading.advices + 1,
+        awaits_advice=False,
+        advices=state.advices + 1,
     )
     worth_it = own is None or (
-        best.cost < AS_GOOD * own.cost
-        and (first or own.late or best.cost < WORTH_IT * own.steps * now)
+        best.cost < FIRST_SWITCH_COST_RATIO * own.cost
+        and (first or own.late or best.cost < SWITCH_COST_RATIO * own.steps * now)
     )
     if worth_it:
-        return _try(heading, step, best, best.why)
+        return _try(state, step, best, best.why)
     assert own is not None
     gain = "2 %" if first else "5 %"
-    return _try(heading, step, own, f"nothing else promises to gain {gain} on it")
+    return _try(state, step, own, f"nothing else promises to gain {gain} on it")
 
 
-def without_advice(heading: Heading, step: int, problem: str) -> Heading:
+def on_no_advice(state: AutoState, step: int, problem: str) -> AutoState:
     """There was none: stay."""
-    before = heading.came_from or heading.sync
-    heading = replace(heading, sync=before, asks=False, advices=heading.advices + 1, reason=problem)
-    return _rest(heading, step)
+    before = state.came_from or state.sync
+    state = replace(
+        state, sync=before, awaits_advice=False, advices=state.advices + 1, reason=problem
+    )
+    return _rest(state, step)
 
 
-def measured(heading: Heading, step: int, seconds: float, *, may_leave: bool = True) -> Heading:
+def on_measured(
+    state: AutoState, step: int, seconds: float, *, may_leave: bool = True
+) -> AutoState:
     """What a step of the plan that runs takes: stay, try another, or go back to a better one."""
-    tried = {**heading.tried, heading.sync: seconds}
-    heading = replace(heading, tried=tried)
-    costs = {one.sync: one.steps * tried[one.sync] for one in heading.ranking if one.sync in tried}
+    tried = {**state.tried, state.sync: seconds}
+    state = replace(state, tried=tried)
+    costs = {
+        candidate.sync: candidate.steps * tried[candidate.sync]
+        for candidate in state.ranking
+        if candidate.sync in tried
+    }
     known = {_name(sync) for sync in tried}
-    rival = next((one for one in heading.ranking if _name(one.sync) not in known), None)
-    if not may_leave or heading.sync not in costs:
-        return _rest(heading, step)
+    rival = next(
+        (candidate for candidate in state.ranking if _name(candidate.sync) not in known), None
+    )
+    if not may_leave or state.sync not in costs:
+        return _rest(state, step)
     if (
         rival is not None
-        and heading.trials < MOST_TRIALS
-        and REFUTED * rival.cost < min(costs.values())
+        and state.trials < MAX_PLAN_TRIALS
+        and RIVAL_COST_FACTOR * rival.cost < min(costs.values())
     ):
-        reason = f"{heading.sync} takes {about(seconds, 's')}, more than is predicted of this"
-        return _try(replace(heading, trials=heading.trials + 1), step, rival, reason)
+        reason = f"{state.sync} takes {about(seconds, 's')}, more than is predicted of this"
+        return _try(replace(state, trials=state.trials + 1), step, rival, reason)
     best = min(costs, key=costs.__getitem__)
-    if costs[best] < AS_GOOD * costs[heading.sync]:
+    if costs[best] < FIRST_SWITCH_COST_RATIO * costs[state.sync]:
         told = f"the best that was tried: {about(tried[best], 's')} a step"
-        heading = replace(heading, sync=best, since=step, reason=told)
-    return _rest(heading, step)
+        state = replace(state, sync=best, since=step, reason=told)
+    return _rest(state, step)
 
 
 def _name(sync: str) -> str:
@@ -183,38 +196,38 @@ def _name(sync: str) -> str:
     return sync.partition(" @")[0]
 
 
-def _try(heading: Heading, step: int, one: Prospect, reason: str) -> Heading:
-    due = step + one.settling + one.timed
-    return replace(heading, sync=one.sync, since=step, due=due, reason=reason)
+def _try(state: AutoState, step: int, candidate: CandidatePlan, reason: str) -> AutoState:
+    due = step + candidate.settling + candidate.timed
+    return replace(state, sync=candidate.sync, since=step, due=due, reason=reason)
 
 
-def _rest(heading: Heading, step: int) -> Heading:
+def _rest(state: AutoState, step: int) -> AutoState:
     """Until it drifts, and for some steps even then."""
-    stayed = heading.sync == heading.came_from
-    longer = heading.advices > 1 and (stayed or heading.soon)
-    pause = min(2 * heading.pause, LONGEST_PAUSE) if longer else PAUSE
-    return replace(heading, due=None, pause=pause, rests_until=step + pause, came_from="")
+    stayed = state.sync == state.came_from
+    longer = state.advices > 1 and (stayed or state.soon)
+    pause = min(2 * state.cooldown, MAX_ADVICE_COOLDOWN_STEPS) if longer else ADVICE_COOLDOWN_STEPS
+    return replace(state, due=None, cooldown=pause, cooldown_until=step + pause, came_from="")
 
 
-def usual(seconds: Sequence[float], cycle: int = 1) -> float:
+def median_step_seconds(seconds: Sequence[float], cycle: int = 1) -> float:
     """The middle one of whole cycles' means, so that a pause now and then doesn't count."""
     blocks = [seconds[i : i + cycle] for i in range(len(seconds) % cycle, len(seconds), cycle)]
     return median(fmean(block) for block in blocks) if blocks else fmean(seconds)
 
 
-class Drift:
+class StepTimeDrift:
     """Whether steps take another time than they did when they were measured."""
 
     def __init__(self, seconds: float, cycle: int = 1) -> None:
         self._before = seconds
         self._cycle = cycle
-        self._last: deque[float] = deque(maxlen=-(-LOOKED_AT // cycle) * cycle)
+        self._last: deque[float] = deque(maxlen=-(-STEP_TIME_WINDOW_STEPS // cycle) * cycle)
         self._in_a_row = 0
 
     @property
     def now(self) -> float:
         """What a step takes now."""
-        return usual([*self._last], self._cycle) if self._last else self._before
+        return median_step_seconds([*self._last], self._cycle) if self._last else self._before
 
     def begin_again(self) -> None:
         """Something was done about it: look whether that helps."""
@@ -226,5 +239,9 @@ class Drift:
         if len(self._last) < (self._last.maxlen or 0):
             return False
         ratio = self.now / self._before
-        self._in_a_row = self._in_a_row + 1 if not 1 / DRIFTED < ratio < DRIFTED else 0
-        return self._in_a_row >= IN_A_ROW
+        self._in_a_row = (
+            self._in_a_row + 1
+            if not 1 / STEP_TIME_DRIFT_FACTOR < ratio < STEP_TIME_DRIFT_FACTOR
+            else 0
+        )
+        return self._in_a_row >= STEP_TIME_DRIFT_STEPS

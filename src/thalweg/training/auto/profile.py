@@ -27,20 +27,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from thalweg.facts import Cluster, Costs, Duration, Host, Lateness, Tensor, Workload
+from thalweg.facts import Cluster, Costs, Duration, Host, StragglerDelay, Tensor, Workload
 from thalweg.training.backward_hooks import Hook, after_gradient
 from thalweg.training.buckets import DTYPES
 from thalweg.training.factory import trainable
 
-DEVIATIONS, OF_A_STEP = 5.0, 0.2  # later than both: late
+STRAGGLER_DEVIATIONS, STRAGGLER_STEP_FRACTION = 5.0, 0.2  # later than both: late
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-ALIKE = 3.0  # standard deviations within which hosts are equally often late
-DIGITS = 7  # of seconds
+EQUAL_HOSTS_DEVIATIONS = 3.0  # standard deviations within which hosts are equally often late
+PROFILE_SECONDS_DIGITS = 7  # of seconds
 Seconds = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class _Step:
+class _ProfiledStep:
     """Moments by this rank's clock."""
 
     start: float
@@ -54,8 +54,8 @@ class Profile:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._parameters = dict(trainable(model))
-        self._steps: list[_Step] = []
-        self._now: _Step | None = None  # nobody knows when the first began
+        self._steps: list[_ProfiledStep] = []
+        self._now: _ProfiledStep | None = None  # nobody knows when the first began
         self._hooks: list[Any] = [
             *(
                 after_gradient(p, partial(self._ready, name))
@@ -92,7 +92,7 @@ class Profile:
         counted from the first (a tensor without one: at the end). All ranks have as many."""
         return [second for step in self._steps for second in self._row(step)]
 
-    def _row(self, step: _Step) -> list[float]:
+    def _row(self, step: _ProfiledStep) -> list[float]:
         first, last = min(step.ready.values()), max(step.ready.values())
         ready = [step.ready.get(name, last) - first for name in self._parameters]
         return [first - step.start, last - first, step.end - step.optimizer, *ready]
@@ -112,16 +112,16 @@ class Profile:
         if self._now is not None and self._now.ready:
             self._now.end = now
             self._steps.append(self._now)
-        self._now = _Step(now)
+        self._now = _ProfiledStep(now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
+class ProfileResult:
     """Over all ranks: the workload with what the middle rank takes, how late each rank is, and the
     standard deviation of what a step computes, relative to it, lateness apart."""
 
     workload: Workload
-    late: tuple[Lateness, ...]  # by rank
+    straggler_delays: tuple[StragglerDelay, ...]  # by rank
     spread: float
 
     def placed(self, cluster: Cluster) -> Cluster:
@@ -129,7 +129,9 @@ class Profiled:
         to be late as they are on average, so that as many are as were."""
 
         def seen(host: Host) -> Host:
-            return replace(host, late=_together([self.late[rank] for rank in host.ranks]))
+            return replace(
+                host, late=_together([self.straggler_delays[rank] for rank in host.ranks])
+            )
 
         racks = (
             replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
@@ -137,10 +139,10 @@ class Profiled:
         return replace(cluster, racks=tuple(racks))
 
 
-def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> Profiled:
-    """From every rank's `Profile.seconds`, a row for each (`Together.compare`)."""
+def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResult:
+    """From every rank's `Profile.seconds`, a row for each (`ProbeCollectives.all_gather`)."""
     steps = table.reshape(len(table), -1, 3 + len(tensors))  # ranks, steps, figures
-    middle = np.median(np.median(steps, axis=1), axis=0).round(DIGITS)
+    middle = np.median(np.median(steps, axis=1), axis=0).round(PROFILE_SECONDS_DIGITS)
     forward, backward, optimizer, *ready = middle.tolist()
     arrivals = steps[:, :, 0] + steps[:, :, 1]
     usual = forward + backward + optimizer
@@ -157,41 +159,43 @@ def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> Profiled:
             forward=Duration(forward), backward=Duration(backward), optimizer=Duration(optimizer)
         ),
     )
-    limit = max(DEVIATIONS * deviation, OF_A_STEP * usual)
-    return Profiled(
+    limit = max(STRAGGLER_DEVIATIONS * deviation, STRAGGLER_STEP_FRACTION * usual)
+    return ProfileResult(
         workload=workload,
-        late=lateness(excess, limit),
+        straggler_delays=straggler_delays(excess, limit),
         spread=deviation / usual if usual else 0.0,
     )
 
 
-def lateness(excess: Seconds, limit: float) -> tuple[Lateness, ...]:
+def straggler_delays(excess: Seconds, limit: float) -> tuple[StragglerDelay, ...]:
     """Of each rank, from how much later than the middle one it was at each step. Those that are
     about equally often late are taken for equal, since a few steps tell little of each."""
     late, (ranks, steps) = excess > limit, excess.shape
     often = late.mean(axis=1)
     middle = float(np.median(often))
-    apart = ALIKE * sqrt(max(middle * (1 - middle), 1 / steps) / steps)
+    apart = EQUAL_HOSTS_DEVIATIONS * sqrt(max(middle * (1 - middle), 1 / steps) / steps)
     alike = np.abs(often - middle) <= apart
-    pooled = _lateness(excess[alike], late[alike])
+    pooled = _rank_delay(excess[alike], late[alike])
     return tuple(
-        pooled if alike[rank] else _lateness(excess[rank], late[rank]) for rank in range(ranks)
+        pooled if alike[rank] else _rank_delay(excess[rank], late[rank]) for rank in range(ranks)
     )
 
 
-def _lateness(excess: Seconds, late: NDArray[np.bool_]) -> Lateness:
+def _rank_delay(excess: Seconds, late: NDArray[np.bool_]) -> StragglerDelay:
     if not late.any():
-        return Lateness()
-    return Lateness(
+        return StragglerDelay()
+    return StragglerDelay(
         probability=float(late.mean()),
-        delay=Duration(round(float(np.median(excess[late])), DIGITS)),
+        delay=Duration(round(float(np.median(excess[late])), PROFILE_SECONDS_DIGITS)),
     )
 
 
-def _together(late: Sequence[Lateness]) -> Lateness:
+def _together(late: Sequence[StragglerDelay]) -> StragglerDelay:
     """Of ranks that are taken for alike: the mean probability, and the mean of the delays."""
     probability = fmean(one.probability for one in late)
     if not probability:
-        return Lateness()
+        return StragglerDelay()
     lost = fmean(one.probability * one.delay.seconds for one in late)
-    return Lateness(probability=probability, delay=Duration(round(lost / probability, DIGITS)))
+    return StragglerDelay(
+        probability=probability, delay=Duration(round(lost / probability, PROFILE_SECONDS_DIGITS))
+    )

@@ -8,7 +8,7 @@ from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
 from thalweg.plan import Plan
 
-AT_FIRST = "ring"
+FIRST_AUTO_PLAN = "ring"
 
 
 def is_auto(plan: Plan) -> bool:
@@ -22,7 +22,7 @@ def allowed(plan: Plan) -> Promise:
 
 def plan_at_first(plan: Plan) -> Plan:
     """What is run until there is advice: the plan itself if it isn't `auto`."""
-    return with_settings(parse_plan(AT_FIRST), plan) if is_auto(plan) else plan
+    return with_settings(parse_plan(FIRST_AUTO_PLAN), plan) if is_auto(plan) else plan
 
 
 def with_settings(plan: Plan, asked: Plan) -> Plan:

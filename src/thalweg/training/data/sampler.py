@@ -18,24 +18,26 @@ from thalweg.codes import Allocation
 from thalweg.errors import UsageError
 from thalweg.schedules.chunks import split
 
-PRIME = 1_000_003  # keeps (seed, epoch) pairs apart
-SEEDS = 2**63  # so many does torch know
-FEWEST = 2  # samples of which there is a variance
+SEED_PRIME = 1_000_003  # keeps (seed, epoch) pairs apart
+TORCH_SEED_COUNT = 2**63  # so many does torch know
+MIN_VARIANCE_SAMPLES = 2  # samples of which there is a variance
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchSlice:
     samples: list[int]
     weights: torch.Tensor  # one a sample, float64
     counts: bool = True  # in the sum; else nobody waits for what is computed of it
 
-    def in_brief(self) -> Share:
+    def in_brief(self) -> BatchSlice:
         """As few samples as a model can go through, batch norm included."""
-        return Share(self.samples[:FEWEST], self.weights[:FEWEST], counts=False)
+        return BatchSlice(
+            self.samples[:MIN_VARIANCE_SAMPLES], self.weights[:MIN_VARIANCE_SAMPLES], counts=False
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
+class BatchSampler:
     """`batch` samples at a time, over all ranks; what is left over joins the last batch if it is
     too little for everybody."""
 
@@ -74,19 +76,19 @@ class Batches:
         samples = " or ".join(uneven)  # the second in the last batch of an epoch
         return f"{samples} samples aren't shared evenly by {self.size} workers" if uneven else ""
 
-    def shares(self, epoch: int, rank: int, first: int = 0) -> Iterator[Share]:
+    def slices(self, epoch: int, rank: int, first: int = 0) -> Iterator[BatchSlice]:
         """This rank's shares of the epoch's batches, from the `first` on."""
         order = torch.randperm(self.samples, generator=self.generator(epoch))
         for index in range(first, len(self)):
             last = index == len(self) - 1
             stop = self.samples if last else (index + 1) * self.batch
-            yield self._share(order[index * self.batch : stop], rank)
+            yield self._slice(order[index * self.batch : stop], rank)
 
     def generator(self, *places: int) -> torch.Generator:
         """Another for each epoch, or whatever else is to have random numbers of its own."""
         seed = self.seed
         for place in places:
-            seed = (seed * PRIME + place) % SEEDS
+            seed = (seed * SEED_PRIME + place) % TORCH_SEED_COUNT
         return torch.Generator().manual_seed(seed)
 
     def _suffices(self, samples: int) -> bool:
@@ -94,16 +96,18 @@ class Batches:
         fits = self.allocation is None or self.allocation.suffices(samples)
         return samples >= self.size and fits
 
-    def _share(self, batch: torch.Tensor, rank: int) -> Share:
+    def _slice(self, batch: torch.Tensor, rank: int) -> BatchSlice:
         if self.allocation is None:
             place = rank if self.members is None else self.members.index(rank)
             own = _cut(batch, self.size)[place].tolist()
             weight = self.size / len(batch)
-            return Share(own, torch.full((len(own),), weight, dtype=torch.float64))
+            return BatchSlice(own, torch.full((len(own),), weight, dtype=torch.float64))
         taken = self.allocation.samples(rank, len(batch))
         if not taken:  # a root beside the workers: it has to hold the model, and go along
-            return Share(batch.tolist(), torch.zeros(len(batch), dtype=torch.float64)).in_brief()
-        return Share(
+            return BatchSlice(
+                batch.tolist(), torch.zeros(len(batch), dtype=torch.float64)
+            ).in_brief()
+        return BatchSlice(
             torch.cat([batch[start:stop] for start, stop, _ in taken]).tolist(),
             torch.tensor(
                 [weight / len(batch) for start, stop, weight in taken for _ in range(start, stop)],

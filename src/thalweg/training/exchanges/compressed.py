@@ -25,10 +25,10 @@ from thalweg.compress import (
     Arrangement,
     Codec,
     Compressor,
-    Elementwise,
     Feedback,
-    Gathered,
-    Summed,
+    GatheredCodec,
+    ShardableCodec,
+    SummableCodec,
     arrange,
 )
 from thalweg.compress.compressor import own_arguments
@@ -41,13 +41,13 @@ from thalweg.facts import Tensor
 from thalweg.plan import Plan
 from thalweg.redundancy import is_relayed
 from thalweg.schedules.chunks import split
-from thalweg.steps import BACK, INSIDE
+from thalweg.steps import RACK_SUM_PAYLOAD, RESULT_PAYLOAD
 from thalweg.training.buckets import FlatBucket
-from thalweg.training.compiled_steps import Stop
-from thalweg.training.compressor_state import RESIDUAL, VOTE, Slots
+from thalweg.training.compiled_steps import RankRound
+from thalweg.training.compressor_state import RESIDUAL, VOTE, CompressorState
 from thalweg.transports import Array
 
-EXACT = "exact"  # the payload of tensors that go as they are
+EXACT_PAYLOAD = "exact"  # the payload of tensors that go as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +113,11 @@ class CompressedBucket:
         self.has_more = False  # than it left out itself
 
     @property
-    def slots(self) -> Slots:
+    def state(self) -> CompressorState:
         """Windows into it, to be read and written between two steps."""
         if self.codec is None:
             return {}
-        slots = dict(self.codec.slots)
+        slots = dict(self.codec.state)
         if self._feedback is None:
             slots.pop(VOTE, None)
         else:
@@ -125,44 +125,48 @@ class CompressedBucket:
             slots[RESIDUAL] = {s.name: residual[s.place] for s in self.codec.segments}
         return slots
 
-    def chain(self, stops: Sequence[Stop], step: int, first_round: int) -> Chain:
+    def chain(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
         """The rounds that make the bucket, which holds contributions, their sum."""
 
-        def whole(stop: Stop) -> list[Task]:
-            return [stop.task(self._bucket, step, first_round)]
+        def whole(rank_round: RankRound) -> list[Task]:
+            return [rank_round.task(self._bucket, step, first_round)]
 
-        inside = {stop.round.payload.name: stop for stop in stops}
-        between = [stop for stop in stops if stop.round.payload.name not in (INSIDE, BACK)]
-        if INSIDE in inside:
+        inside = {rank_round.round.payload.name: rank_round for rank_round in rank_rounds}
+        between = [
+            rank_round
+            for rank_round in rank_rounds
+            if rank_round.round.payload.name not in (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
+        ]
+        if RACK_SUM_PAYLOAD in inside:
             if not between and self.has_more:
                 self._give_away()
-            yield whole(inside[INSIDE])
-        if any(not stop.round.payload.exact for stop in between):
+            yield whole(inside[RACK_SUM_PAYLOAD])
+        if any(not rank_round.round.payload.exact for rank_round in between):
             yield from self._compressed(between, step, first_round)
         elif between:  # nothing is compressed in this bucket, or not yet
             yield whole(between[0])
-        if BACK in inside:
-            yield whole(inside[BACK])
+        if RESULT_PAYLOAD in inside:
+            yield whole(inside[RESULT_PAYLOAD])
 
-    def _compressed(self, stops: Sequence[Stop], step: int, first_round: int) -> Chain:
+    def _compressed(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
         assert self.codec is not None
         out = self.load()
         try:
-            trip = _Trip(
+            transfer = _BucketTransfer(
                 bucket=self._bucket,
                 rank=self._rank,
-                stops=stops,
+                rounds=rank_rounds,
                 step=step,
                 first_round=first_round,
                 values=self.to_encode(out),
                 out=out,
                 carries=self.carries,
             )
-            yield from _exchange(self.codec, trip, self._buffers)
+            yield from _exchange(self.codec, transfer, self._buffers)
         except NotFinite as error:
             raise NotFinite(error.names, f" on rank {self._rank} at step {step}") from None
         if self._left_out is not None:
-            self._left_out *= stops[0].divisor
+            self._left_out *= rank_rounds[0].divisor
             out += self._left_out
         self.store()
 
@@ -209,13 +213,13 @@ def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trip:
+class _BucketTransfer:
     """One bucket at one step. `values` are encoded, `out` is to hold the result; they are one
     vector if nobody asks what is left out."""
 
     bucket: FlatBucket
     rank: int
-    stops: Sequence[Stop]
+    rounds: Sequence[RankRound]
     step: int
     first_round: int
     values: Array
@@ -227,27 +231,29 @@ class _Trip:
         return self.values is not self.out
 
     @property
-    def ways(self) -> list[Stop]:
+    def payload_rounds(self) -> list[RankRound]:
         """The rounds of payloads, without what goes beside them."""
-        return [stop for stop in self.stops if not stop.round.payload.exact]
+        return [rank_round for rank_round in self.rounds if not rank_round.round.payload.exact]
 
-    def beside(self, scales: Array | None) -> list[Task]:
+    def uncompressed_tasks(self, scales: Array | None) -> list[Task]:
         rest = self.bucket.vector[self.bucket.arrangement.length :]
-        vectors = {EXACT: (rest, self.bucket.flat.dtype), "scales": (scales, torch.float32)}
+        vectors = {EXACT_PAYLOAD: (rest, self.bucket.flat.dtype), "scales": (scales, torch.float32)}
         tasks = []
-        for stop in self.stops:
-            if stop.round.payload.exact:
-                vector, dtype = vectors[stop.round.payload.name]
+        for rank_round in self.rounds:
+            if rank_round.round.payload.exact:
+                vector, dtype = vectors[rank_round.round.payload.name]
                 assert vector is not None
-                tasks.append(self.task(stop, vector, dtype))
+                tasks.append(self.task(rank_round, vector, dtype))
         return tasks
 
-    def task(self, stop: Stop, vector: Array, dtype: torch.dtype, view: View | None = None) -> Task:
+    def task(
+        self, rank_round: RankRound, vector: Array, dtype: torch.dtype, view: View | None = None
+    ) -> Task:
         return Task(
-            part=stop.part,
+            program=rank_round.program,
             vector=vector,
             step=self.step,
-            round_number=self.first_round + stop.round.number,
+            round_number=self.first_round + rank_round.round.number,
             bucket=self.bucket.index,
             arithmetic=arithmetic_of(dtype),
             view=view,
@@ -267,73 +273,79 @@ class _Buffers:
         return self._kept[key]
 
 
-def _exchange(codec: Codec, trip: _Trip, buffers: _Buffers) -> Chain:
-    if isinstance(codec, Summed):
-        yield from _added_up(codec, trip)
-    elif isinstance(codec, Elementwise) and len(trip.ways) > 1:
-        yield from _in_two_shots(codec, trip, buffers)
+def _exchange(codec: Codec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
+    if isinstance(codec, SummableCodec):
+        yield from _added_up(codec, transfer)
+    elif isinstance(codec, ShardableCodec) and len(transfer.payload_rounds) > 1:
+        yield from _in_two_shots(codec, transfer, buffers)
     else:
-        assert isinstance(codec, Gathered)
-        yield from _gathered(codec, trip, buffers)
+        assert isinstance(codec, GatheredCodec)
+        yield from _gathered(codec, transfer, buffers)
 
 
-def _added_up(codec: Summed, trip: _Trip) -> Chain:
-    payloads = codec.rounds(trip.values, trip.out, trip.step, keep=trip.keep)
-    beside = trip.beside(None)
-    for stop, payload in zip(trip.ways, payloads, strict=False):
-        yield [trip.task(stop, payload, trip.carries), *beside]
+def _added_up(codec: SummableCodec, transfer: _BucketTransfer) -> Chain:
+    payloads = codec.rounds(transfer.values, transfer.out, transfer.step, keep=transfer.keep)
+    beside = transfer.uncompressed_tasks(None)
+    for rank_round, payload in zip(transfer.payload_rounds, payloads, strict=False):
+        yield [transfer.task(rank_round, payload, transfer.carries), *beside]
         beside = []
     for _ in payloads:  # what follows the last round
         raise AssertionError("the codec has more rounds than it declares")
 
 
-def _gathered(codec: Gathered, trip: _Trip, buffers: _Buffers) -> Chain:
-    [stop] = trip.ways
-    order = stop.round.group.order
+def _gathered(codec: GatheredCodec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
+    [rank_round] = transfer.payload_rounds
+    order = rank_round.round.group.order
     everything = buffers.of("everybody's", codec.nbytes * len(order))
     rows = everything.reshape(len(order), -1)
-    codec.encode(trip.values, rows[order.index(trip.rank)], trip.step, trip.rank, keep=trip.keep)
-    whole = trip.task(stop, _items(everything, stop), torch.uint8)
-    yield [whole, *trip.beside(codec.scales)]
-    if trip.keep:
-        codec.settle(trip.values, len(order))
-    codec.add_up(list(rows), trip.out)
+    codec.encode(
+        transfer.values,
+        rows[order.index(transfer.rank)],
+        transfer.step,
+        transfer.rank,
+        keep=transfer.keep,
+    )
+    whole = transfer.task(rank_round, _items(everything, rank_round), torch.uint8)
+    yield [whole, *transfer.uncompressed_tasks(codec.scales)]
+    if transfer.keep:
+        codec.keep_residual(transfer.values, len(order))
+    codec.add_up(list(rows), transfer.out)
 
 
-def _in_two_shots(codec: Elementwise, trip: _Trip, buffers: _Buffers) -> Chain:
-    first, second = trip.ways
+def _in_two_shots(codec: ShardableCodec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
+    first, second = transfer.payload_rounds
     order = first.round.group.order
-    position = order.index(trip.rank)
+    position = order.index(transfer.rank)
     own = buffers.of("own", codec.nbytes)
-    codec.encode(trip.values, own, trip.step, trip.rank, keep=trip.keep)
+    codec.encode(transfer.values, own, transfer.step, transfer.rank, keep=transfer.keep)
     shots = _Shots(own, first, position, buffers)
     yield [
-        trip.task(first, shots.inbox, torch.uint8, shots.view),
-        *trip.beside(codec.scales),
+        transfer.task(first, shots.inbox, torch.uint8, shots.view),
+        *transfer.uncompressed_tasks(codec.scales),
     ]
-    if trip.keep:
-        codec.settle(trip.values, len(order))
+    if transfer.keep:
+        codec.keep_residual(transfer.values, len(order))
     result = buffers.of("result", codec.nbytes)
     start, stop = shots.bounds[position]
     codec.reduce(
         shots.arrived(),
         result[start:stop],
         start // first.round.payload.itemsize,
-        trip.step,
-        trip.rank,
+        transfer.step,
+        transfer.rank,
     )
-    yield [trip.task(second, _items(result, second), torch.uint8)]
-    codec.decode(result, trip.out)
+    yield [transfer.task(second, _items(result, second), torch.uint8)]
+    codec.decode(result, transfer.out)
 
 
 class _Shots:
     """Where the shards of the first shot are: chunk i N + j is the j-th of the i-th member."""
 
-    def __init__(self, own: Array, stop: Stop, position: int, buffers: _Buffers) -> None:
-        self._members = stop.round.group.size
+    def __init__(self, own: Array, rank_round: RankRound, position: int, buffers: _Buffers) -> None:
+        self._members = rank_round.round.group.size
         self._position = position
         self._own = own
-        payload = stop.round.payload
+        payload = rank_round.round.payload
         sizes = [units * payload.itemsize for units in split(payload.elements, self._members)]
         self.bounds = list(pairwise(accumulate(sizes, initial=0)))
         start, end = self.bounds[position]
@@ -353,8 +365,8 @@ class _Shots:
         return [own if i == self._position else row for i, row in enumerate(self._rows)]
 
 
-def _items(buffer: Array, stop: Stop) -> Array:
+def _items(buffer: Array, rank_round: RankRound) -> Array:
     """The same bytes, counted in the payload's units."""
-    itemsize = stop.round.payload.itemsize
+    itemsize = rank_round.round.payload.itemsize
     items: Array = buffer if itemsize == 1 else buffer.view(np.dtype((np.void, itemsize)))
     return items

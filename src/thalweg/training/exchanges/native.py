@@ -26,24 +26,24 @@ from thalweg.facts import Size, Tensor
 from thalweg.members.membership import Membership
 from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
-from thalweg.training.backward_hooks import AtTheEnd, Hook
+from thalweg.training.backward_hooks import AfterBackward, Hook
 from thalweg.training.buckets import DTYPES, Layout, scaled_into
-from thalweg.training.compiled_steps import Clock, Itinerary
+from thalweg.training.compiled_steps import CompiledSteps, RoundCounter
 from thalweg.training.compressor_state import (
     RESIDUAL,
-    KeepsNothing,
-    Slots,
-    hand_over,
-    parts_that_add_up,
-    windows,
+    CompressorState,
+    Stateless,
+    restore_state,
+    state_views,
+    summable_state,
 )
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.training.exchanges.pending_reductions import PendingReductions
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.transports import Array
 
-PATIENCE = 30.0  # seconds for it to be known who is gone
-PAUSE = 0.02
+EVICTION_WAIT_SECONDS = 30.0  # seconds for it to be known who is gone
+EVICTION_POLL_SECONDS = 0.02
 
 
 class GradBucket(Protocol):
@@ -58,11 +58,11 @@ class GradBucket(Protocol):
     def parameters(self) -> list[torch.Tensor]: ...
 
 
-Tell = Callable[[Sequence[str]], None]
+ReportBadGradients = Callable[[Sequence[str]], None]
 """Called with the parameters whose gradient here is not finite."""
 
 
-def _bad_in(bucket: GradBucket, names: Mapping[int, str], tell: Tell) -> list[str]:
+def _bad_in(bucket: GradBucket, names: Mapping[int, str], tell: ReportBadGradients) -> list[str]:
     """Whose gradients are not finite; the others are told of it before anything is sent."""
     if is_finite(bucket.buffer()):
         return []
@@ -73,7 +73,7 @@ def _bad_in(bucket: GradBucket, names: Mapping[int, str], tell: Tell) -> list[st
     return bad
 
 
-class NativeAverager(KeepsNothing):
+class NativeSynchronizer(Stateless):
     """DDP in place, round a plain model, which keeps its class and its calls. Where members may
     change, a step that is broken off ends in `broken_off`, as with other plans; who is left goes on
     without torch's group, which can't lose anybody."""
@@ -84,14 +84,14 @@ class NativeAverager(KeepsNothing):
         plan: Plan,
         membership: Membership | None,
         broken_off: Callable[[], None],
-        tell: Tell,
+        tell: ReportBadGradients,
     ) -> None:
-        self._tell = tell
+        self._report = tell
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._membership = membership
-        self._broken_off = broken_off
+        self._on_interrupted = broken_off
         self._reductions: PendingReductions | None = None
-        self._end: AtTheEnd | None = None
+        self._end: AfterBackward | None = None
         options: dict[str, Any] = {}
         if plan.settings.bucket != Settings().bucket:
             options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
@@ -99,7 +99,7 @@ class NativeAverager(KeepsNothing):
         parameters = nn.ParameterList(model.parameters())
         self._ddp: Any = DistributedDataParallel(parameters, **options)
         if membership is not None:
-            self._reductions = PendingReductions(lambda: membership.is_called)
+            self._reductions = PendingReductions(lambda: membership.rendezvous_pending)
             # DDP looks the second parameter up by its name
             self._ddp.register_comm_hook(self, lambda averager, bucket: averager.send(bucket))
         self._hooks = [
@@ -125,28 +125,30 @@ class NativeAverager(KeepsNothing):
     def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
         assert self._reductions is not None
         if self._end is None or not self._end.is_to_come():
-            self._end = AtTheEnd(self._finish_after_ddp)
-        _bad_in(bucket, self._names, self._tell)
+            self._end = AfterBackward(self._finish_after_ddp)
+        _bad_in(bucket, self._names, self._report)
         return self._reductions.start(bucket.buffer(), dist.get_world_size())
 
     def _finish_after_ddp(self) -> None:
         """DDP's own end of backward was queued after this one."""
-        AtTheEnd(self._finish)
+        AfterBackward(self._finish)
 
     def _finish(self) -> None:
         reductions, membership = self._reductions, self._membership
         if reductions is None or membership is None or not reductions.broken:
             return
-        membership.broke(*membership.formation.members)  # one of them: the backend doesn't tell
-        deadline = monotonic() + PATIENCE
-        while not membership.is_called:  # who is gone, if the backend lost a connection
+        membership.note_broken_connections(
+            *membership.membership_epoch.members
+        )  # one of them: the backend doesn't tell
+        deadline = monotonic() + EVICTION_WAIT_SECONDS
+        while not membership.rendezvous_pending:  # who is gone, if the backend lost a connection
             if monotonic() > deadline:
                 raise RunError(
                     f"torch's all-reduce failed, and everybody is there: {reductions.broken}",
                     "start the run again: it goes on from its last checkpoint",
                 )
-            sleep(PAUSE)
-        self._broken_off()
+            sleep(EVICTION_POLL_SECONDS)
+        self._on_interrupted()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -166,10 +168,10 @@ class NativeAverager(KeepsNothing):
                 "call the model itself, or use the plan ring",
             )
 
-    def settle(self) -> None:
+    def wait_and_apply(self) -> None:
         """Nothing is on its way between two steps."""
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         self.detach()
 
     def detach(self) -> None:
@@ -183,7 +185,7 @@ class NativeAverager(KeepsNothing):
         self._ddp = None
 
 
-class DdpAdapter:
+class DdpSynchronizer:
     """A DDP object whose buckets travel by our rounds; by torch's own if the plan is `ddp`."""
 
     def __init__(
@@ -192,12 +194,12 @@ class DdpAdapter:
         plan: Plan,
         group: Group,
         engine: Engine,
-        clock: Clock,
-        tell: Tell,
+        clock: RoundCounter,
+        tell: ReportBadGradients,
         *,
         native: bool,
     ) -> None:
-        self._tell = tell
+        self._report = tell
         self._model = model
         self._plan = plan
         self._group = group
@@ -205,10 +207,10 @@ class DdpAdapter:
         self._clock = clock
         self._compression = Compression.of(plan)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
-        self._ways: dict[int, _Way] = {}
-        self._held: dict[str, dict[str, Array]] = {}  # of buckets that are no more
+        self._exchanges: dict[int, _BucketExchange] = {}
+        self._compressor_state: dict[str, dict[str, Array]] = {}  # of buckets that are no more
         self._sent: list[Future[None]] = []
-        self._end: AtTheEnd | None = None
+        self._end: AfterBackward | None = None
         if not native:
             # DDP looks the second parameter up by its name
             model.register_comm_hook(self, lambda adapter, bucket: adapter.send(bucket))
@@ -221,32 +223,36 @@ class DdpAdapter:
     def after_step(self) -> None:
         """DDP averages in backward."""
 
-    def settle(self) -> None:
+    def wait_and_apply(self) -> None:
         """Nothing is on its way between two steps."""
 
     def detach(self) -> None:
         """DDP keeps its communication hook."""
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Members can't change under a DDP object."""
 
     @property
-    def held_before(self) -> Slots:
+    def compressor_state_before(self) -> CompressorState:
         return {}
 
     @property
-    def held(self) -> Slots:
-        ways = self._ways.values()
-        found = windows(way.compressed for way in ways if way.compressed is not None)
-        for kind, arrays in self._held.items():
+    def compressor_state(self) -> CompressorState:
+        ways = self._exchanges.values()
+        found = state_views(
+            exchange.compressed for exchange in ways if exchange.compressed is not None
+        )
+        for kind, arrays in self._compressor_state.items():
             found[kind] = {**arrays, **found.get(kind, {})}
         return found
 
-    def take(self, held: Slots) -> Mapping[str, Array]:
+    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
         """By the buckets that DDP is about to make."""
-        self._held = {k: dict(arrays) for k, arrays in parts_that_add_up(held).items()}
-        left = {n: a for n, a in self._held.get(RESIDUAL, {}).items() if not self._keeps(n)}
-        for arrays in self._held.values():
+        self._compressor_state = {k: dict(arrays) for k, arrays in summable_state(held).items()}
+        left = {
+            n: a for n, a in self._compressor_state.get(RESIDUAL, {}).items() if not self._keeps(n)
+        }
+        for arrays in self._compressor_state.values():
             for name in left:
                 arrays.pop(name, None)
         return left
@@ -263,24 +269,24 @@ class DdpAdapter:
     def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
         if self._end is None or not self._end.is_to_come():
             self._finish()  # one that failed may have buckets on their way
-            self._end = AtTheEnd(self._finish)
-        way = self._way(bucket)
-        leg = way.itinerary.at(self._clock.step)
-        first = self._clock.claim(leg.numbers)
-        bad = _bad_in(bucket, self._names, self._tell)
-        for view, gradient in zip(way.views, bucket.gradients(), strict=True):
+            self._end = AfterBackward(self._finish)
+        exchange = self._exchange_of(bucket)
+        rank_step = exchange.compiled_steps.at(self._clock.step)
+        first = self._clock.claim(rank_step.numbers)
+        bad = _bad_in(bucket, self._names, self._report)
+        for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
             scaled_into(view, gradient, 1 / self._group.size)
-        if way.compressed is None:
-            work: Task | Chain = leg.stops[0].task(way.bucket, self._clock.step, first)
+        if exchange.compressed is None:
+            work: Task | Chain = rank_step.rounds[0].task(exchange.bucket, self._clock.step, first)
         elif bad:  # which a compressor would keep, and need not send
             work = _refused(
                 NotFinite(bad, f" on rank {self._engine.rank} at step {self._clock.step}")
             )
         else:
-            work = way.compressed.chain(leg.stops, self._clock.step, first)
+            work = exchange.compressed.chain(rank_step.rounds, self._clock.step, first)
         sent = self._engine.submit(work)
         result: torch.futures.Future[Any] = torch.futures.Future()
-        sent.add_done_callback(lambda _: result.set_result(way.gathered()))
+        sent.add_done_callback(lambda _: result.set_result(exchange.gathered()))
         self._sent.append(sent)
         return result
 
@@ -289,33 +295,37 @@ class DdpAdapter:
         sent, self._sent = self._sent, []
         self._engine.wait(sent)
 
-    def _way(self, bucket: GradBucket) -> _Way:
+    def _exchange_of(self, bucket: GradBucket) -> _BucketExchange:
         """Kept from step to step; DDP lays its buckets out anew once, and then what was left out of
         a parameter goes with it."""
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
-        kept = self._ways.get(bucket.index())
+        kept = self._exchanges.get(bucket.index())
         if kept is not None and kept.names == names:
             return kept
-        self._leave([index for index in self._ways if index >= bucket.index()])
+        self._leave([index for index in self._exchanges if index >= bucket.index()])
         gradients = dict(zip(names, bucket.gradients(), strict=True))
-        way = _Way(gradients, bucket.buffer(), self._compression, self._engine.rank)
-        undivided = replace(self._plan, settings=replace(self._plan.settings, bucket=way.limit))
-        way.itinerary = Itinerary(undivided, self._group, way.workload, self._engine.rank)
-        self._ways[bucket.index()] = way
-        if way.compressed is not None:
-            hand_over(self._held, [way.compressed])
-            for arrays in self._held.values():
+        exchange = _BucketExchange(gradients, bucket.buffer(), self._compression, self._engine.rank)
+        undivided = replace(
+            self._plan, settings=replace(self._plan.settings, bucket=exchange.limit)
+        )
+        exchange.compiled_steps = CompiledSteps(
+            undivided, self._group, exchange.workload, self._engine.rank
+        )
+        self._exchanges[bucket.index()] = exchange
+        if exchange.compressed is not None:
+            restore_state(self._compressor_state, [exchange.compressed])
+            for arrays in self._compressor_state.values():
                 for name in names:
                     arrays.pop(name, None)
-        return way
+        return exchange
 
     def _leave(self, old: Sequence[int]) -> None:
         """Buckets that are no more; those before them are new already."""
         for index in old:
-            way = self._ways.pop(index)
-            if way.compressed is not None:
-                for kind, arrays in parts_that_add_up(way.compressed.slots).items():
-                    self._held.setdefault(kind, {}).update(arrays)
+            exchange = self._exchanges.pop(index)
+            if exchange.compressed is not None:
+                for kind, arrays in summable_state(exchange.compressed.state).items():
+                    self._compressor_state.setdefault(kind, {}).update(arrays)
 
 
 def _refused(error: NotFinite) -> Chain:
@@ -324,10 +334,10 @@ def _refused(error: NotFinite) -> Chain:
     yield
 
 
-class _Way:
+class _BucketExchange:
     """What one of DDP's buckets needs to travel."""
 
-    itinerary: Itinerary
+    compiled_steps: CompiledSteps
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PAUSE = 0.1  # seconds between two looks at whether members are to meet
+REDUCTION_POLL_SECONDS = 0.1  # seconds between two looks at whether members are to meet
 
 Reduced = torch.futures.Future[Any]
 
@@ -63,7 +63,7 @@ class PendingReductions:
             result.set_result(buffer)
 
     def _watch(self) -> None:
-        while not self._closed.wait(PAUSE):
+        while not self._closed.wait(REDUCTION_POLL_SECONDS):
             if self._under_way and self._gives_up():
                 with self._lock:
                     given_up = list(self._under_way)

@@ -14,11 +14,11 @@ from thalweg.plan import Plan
 from thalweg.schedules import Group
 from thalweg.steps import warm_up
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import Clock, Itinerary, Leg
+from thalweg.training.compiled_steps import CompiledSteps, RankStep, RoundCounter
 from thalweg.training.compression_overlap import Overlap
-from thalweg.training.compressor_state import Slots, windows
+from thalweg.training.compressor_state import CompressorState, state_views
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.sharing import Sharing
+from thalweg.training.sharing import Collectives
 from thalweg.transports import Array
 
 
@@ -28,7 +28,7 @@ class Fill(Protocol):
         that has one. Whether all of them are finite: those that are not are zero there."""
 
 
-class Carrier(Protocol):
+class Exchange(Protocol):
     def begin(self) -> None:
         """The first gradient of a step is there."""
 
@@ -41,10 +41,10 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """The step failed: wait until the buckets are free again."""
 
-    def take_back(self) -> None:
+    def restore_state(self) -> None:
         """The step is skipped: hold what was held before it."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It isn't used any more, and holds no memory."""
 
     @property
@@ -52,11 +52,11 @@ class Carrier(Protocol):
         """The buckets that a compressor keeps something of."""
 
     @property
-    def held_before(self) -> Slots:
+    def compressor_state_before(self) -> CompressorState:
         """What they kept before the step that was begun."""
 
 
-class CarriesNothingOver:
+class StatelessExchange:
     """For carriers that keep nothing from step to step."""
 
     @property
@@ -64,14 +64,14 @@ class CarriesNothingOver:
         return ()
 
     @property
-    def held_before(self) -> Slots:
+    def compressor_state_before(self) -> CompressorState:
         return {}
 
-    def take_back(self) -> None:
+    def restore_state(self) -> None:
         """There is nothing to go back to."""
 
 
-class EngineCarrier:
+class RoundsExchange:
     """`compression` is the plan's, if it has one."""
 
     def __init__(
@@ -80,18 +80,18 @@ class EngineCarrier:
         group: Group,
         layout: Layout,
         engine: Engine,
-        clock: Clock,
+        clock: RoundCounter,
         compression: Compression | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._itinerary = Itinerary(plan, group, layout.workload, engine.rank)
-        self._itinerary.at(clock.step)  # what can't be done is said now
+        self._compiled_steps = CompiledSteps(plan, group, layout.workload, engine.rank)
+        self._compiled_steps.at(clock.step)  # what can't be done is said now
         self._contributions = group.size
-        self._leg: Leg | None = None
+        self._rank_step: RankStep | None = None
         self._first_round: int | None = None
         self._sent: list[Future[None]] = []
-        self._held: list[Chain] = []
+        self._buffered_chains: list[Chain] = []
         self._before: dict[str, dict[str, Array]] = {}
         self._compressed: dict[int, CompressedBucket] = {}
         if compression is not None:
@@ -100,8 +100,8 @@ class EngineCarrier:
                 for bucket in layout.buckets
             }
         choice = compression is not None and len(layout.buckets) > 1
-        sharing = Sharing(group, engine, clock, "look at what it printed")
-        average = sharing.average if choice else None
+        collectives = Collectives(group, engine, clock, "look at what it printed")
+        average = collectives.all_reduce_mean if choice else None
         first = max(clock.step, warm_up(plan))
         self.overlap = Overlap(average, first, plan.settings.overlap)
 
@@ -110,18 +110,18 @@ class EngineCarrier:
         return self._compressed.values()
 
     @property
-    def held_before(self) -> Slots:
+    def compressor_state_before(self) -> CompressorState:
         return self._before
 
     def begin(self) -> None:
-        self._leg = self._itinerary.at(self._clock.step)
+        self._rank_step = self._compiled_steps.at(self._clock.step)
         self._first_round = None
         self._remember()
         self.overlap.begin()
 
     def _remember(self) -> None:
         """What is kept from step to step: one that is broken off begins with it again."""
-        for kind, arrays in windows(self._compressed.values()).items():
+        for kind, arrays in state_views(self._compressed.values()).items():
             kept = self._before.setdefault(kind, {})
             for name, array in arrays.items():
                 if name in kept:
@@ -130,24 +130,27 @@ class EngineCarrier:
                     kept[name] = array.copy()
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        assert self._leg is not None
+        assert self._rank_step is not None
         if self._first_round is None:
-            self._first_round = self._clock.claim(self._leg.numbers)
+            self._first_round = self._clock.claim(self._rank_step.numbers)
         step, first = self._clock.step, self._first_round
-        stops = self._leg.of(bucket.index)
+        rank_rounds = self._rank_step.of(bucket.index)
         fill(1 / self._contributions)
         if bucket.index not in self._compressed:
-            self._sent += [self._engine.submit(stop.task(bucket, step, first)) for stop in stops]
+            self._sent += [
+                self._engine.submit(rank_round.task(bucket, step, first))
+                for rank_round in rank_rounds
+            ]
             return
-        chain = self.overlap.timed(self._compressed[bucket.index].chain(stops, step, first))
+        chain = self.overlap.timed(self._compressed[bucket.index].chain(rank_rounds, step, first))
         if self.overlap.is_serial:
-            self._held.append(chain)
+            self._buffered_chains.append(chain)
         else:
             self._sent.append(self._engine.submit(chain))
 
     def finish(self) -> None:
         self.overlap.backward_is_over()
-        held, self._held = self._held, []
+        held, self._buffered_chains = self._buffered_chains, []
         self._sent += [self._engine.submit(chain) for chain in held]
         self._wait()
         self.overlap.end(self._clock.step)
@@ -155,16 +158,16 @@ class EngineCarrier:
     def drop(self) -> None:
         """What was held back never begins: the others don't wait for it, as their step failed too,
         or will. What had left is lost, with what had been kept of it."""
-        self._held.clear()
+        self._buffered_chains.clear()
         self._wait()
 
-    def take_back(self) -> None:
-        for kind, arrays in windows(self._compressed.values()).items():
+    def restore_state(self) -> None:
+        for kind, arrays in state_views(self._compressed.values()).items():
             for name, array in arrays.items():
                 array[:] = self._before[kind][name]
 
-    def let_go(self) -> None:
-        self._held, self._sent, self._compressed, self._before = [], [], {}, {}
+    def release(self) -> None:
+        self._buffered_chains, self._sent, self._compressed, self._before = [], [], {}, {}
 
     def _wait(self) -> None:
         sent, self._sent = self._sent, []

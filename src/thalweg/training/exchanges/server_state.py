@@ -30,11 +30,11 @@ import torch
 from torch import nn
 
 from thalweg.training.buckets import Layout
-from thalweg.training.sources.gradients import FLAGS
+from thalweg.training.sources.gradients import PARTICIPATION_FLAGS
 from thalweg.transports import Array
-from thalweg.transports.best_effort import Letter, Sort
+from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
-NOT_HERE = -(1 << 62)  # the clock of one who is to say how many steps it has taken
+UNKNOWN_CLOCK = -(1 << 62)  # the clock of one who is to say how many steps it has taken
 
 
 class ParameterServer:
@@ -53,7 +53,9 @@ class ParameterServer:
         self.optimizer = deepcopy(optimizer)
         self.clocks = dict(clocks)
         self.applied = dict(applied)
-        self.slots: dict[str, Any] = {}  # the optimizer's, as they were at the last meeting
+        self.optimizer_state: dict[
+            str, Any
+        ] = {}  # the optimizer's, as they were at the last meeting
         self._script = optimizer
         self._layout = layout
         self._staleness = staleness
@@ -76,30 +78,30 @@ class ParameterServer:
         self._answered: dict[int, int] = {}  # ... and the last that was answered
         self._answers = 0
 
-    def arrive(self, letter: Letter) -> list[Letter]:
+    def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
         """What to send now that this has come."""
-        worker, number = letter.peer, letter.step
-        if letter.sort is Sort.LEAVE:
-            return self.lose(worker)
+        worker, number = message.peer, message.step
+        if message.kind is MessageKind.LEAVE:
+            return self.remove_worker(worker)
         if number < self._newest.get(worker, 0):
             return []
         if number == self._answered.get(worker):
-            return self._answer({worker: number}) if letter.sort is Sort.FOLLOW else []
+            return self._answer({worker: number}) if message.kind is MessageKind.FOLLOW else []
         self._register(worker, number)
         if number not in (self._waiting.get(worker), self._met.get(worker)):
-            if letter.sort is Sort.FOLLOW:
-                return [Letter(worker, Sort.HURRY, number)]
-            if letter.sort is Sort.ASK:
-                self.clocks[worker] = max(self.clocks[worker], letter.covered)
-                self._moved[worker] = self.clocks[worker] - letter.covered
+            if message.kind is MessageKind.FOLLOW:
+                return [BestEffortMessage(worker, MessageKind.REQUEST_PARTIAL, number)]
+            if message.kind is MessageKind.REQUEST:
+                self.clocks[worker] = max(self.clocks[worker], message.covered)
+                self._moved[worker] = self.clocks[worker] - message.covered
                 return [*self._answer({worker: number}), *self._released()]
-            if letter.sort is Sort.MEET:
+            if message.kind is MessageKind.BARRIER:
                 self._met[worker] = number
-            elif not self._push(letter):
+            elif not self._push(message):
                 return []
         return self._released()
 
-    def lose(self, worker: int) -> list[Letter]:
+    def remove_worker(self, worker: int) -> list[BestEffortMessage]:
         """A worker is gone, and nobody waits for it: what to send."""
         if worker not in self.clocks:
             return []
@@ -118,11 +120,11 @@ class ParameterServer:
             self.clocks[worker] = max(was, min(self.clocks.values(), default=was))
             self._moved[worker] += self.clocks[worker] - was
 
-    def _push(self, letter: Letter) -> bool:
+    def _push(self, message: BestEffortMessage) -> bool:
         """Whether the gradient is whole with this bucket, and so is applied."""
-        worker, gradient, buckets = letter.peer, letter.covered, self._coming[letter.peer]
-        assert letter.array is not None
-        buckets[letter.piece] = letter.array
+        worker, gradient, buckets = message.peer, message.covered, self._coming[message.peer]
+        assert message.array is not None
+        buckets[message.piece] = message.array
         if len(buckets) < len(self._layout.buckets):
             return False
         self._coming[worker] = {}
@@ -130,10 +132,10 @@ class ParameterServer:
             self._take_step(buckets)
             self.applied[worker] = gradient
         self.clocks[worker] += 1
-        self._waiting[worker] = letter.step
+        self._waiting[worker] = message.step
         return True
 
-    def _released(self) -> list[Letter]:
+    def _released(self) -> list[BestEffortMessage]:
         """Answers to those who need not wait any longer. A meeting is of those who have taken the
         same number of steps; who has taken more has missed it, and isn't waited for."""
         clocks, met = self.clocks, self._met
@@ -152,14 +154,14 @@ class ParameterServer:
             )
         }
         if over:
-            self.slots = deepcopy(self.optimizer.state_dict()["state"])
+            self.optimizer_state = deepcopy(self.optimizer.state_dict()["state"])
         for worker in free:
             del self._waiting[worker]
         for worker in over:
             del met[worker]
         return self._answer({**free, **over})
 
-    def _answer(self, requests: Mapping[int, int]) -> list[Letter]:
+    def _answer(self, requests: Mapping[int, int]) -> list[BestEffortMessage]:
         """The parameters as they are now, bucket by bucket, to these workers. A head comes first:
         how many steps a worker is to leave out, and pairs of workers and numbers. All pieces have
         the number of this answer."""
@@ -168,13 +170,17 @@ class ParameterServer:
         self._answers += 1
         arrays = self._arrays()
         applied = [number for pair in sorted(self.applied.items()) for number in pair]
-        letters = []
+        messages = []
         for worker, number in sorted(requests.items()):
             self._answered[worker] = number
             head = np.array([self._moved[worker], *applied], np.int64)
             for piece, array in enumerate([head, *arrays]):
-                letters.append(Letter(worker, Sort.RESULT, number, piece, self._answers, array))
-        return letters
+                messages.append(
+                    BestEffortMessage(
+                        worker, MessageKind.RESULT, number, piece, self._answers, array
+                    )
+                )
+        return messages
 
     @torch.no_grad()
     def _arrays(self) -> list[Array]:
@@ -189,9 +195,9 @@ class ParameterServer:
     @torch.no_grad()
     def _take_step(self, gradients: Mapping[int, Array]) -> None:
         for bucket in self._layout.buckets:
-            bucket.take(gradients[bucket.index])
+            bucket.load(gradients[bucket.index])
         views = {name: view for b in self._layout.buckets for name, view in b.views.items()}
-        *flags, is_bad = (views[FLAGS] != 0).tolist()
+        *flags, is_bad = (views[PARTICIPATION_FLAGS] != 0).tolist()
         if is_bad:  # the worker has found that its gradients are not finite
             return
         took_part = dict(zip(self._flags, flags, strict=True))

@@ -21,34 +21,34 @@ import torch
 from torch import nn
 
 from thalweg.codes import Allocation
-from thalweg.compress import Summed, arrange
+from thalweg.compress import SummableCodec, arrange
 from thalweg.engine.arithmetic import Arithmetic, arithmetic_of
 from thalweg.engine.arrivals import Arrivals
-from thalweg.engine.first_k_node import FastestNode
+from thalweg.engine.first_k_node import FirstKNode
 from thalweg.engine.tree_join import join_tree
-from thalweg.engine.tree_node import Form, Node, Piece
+from thalweg.engine.tree_node import ElementType, Node, Piece
 from thalweg.engine.tree_relay import Relay
 from thalweg.errors import RunError
-from thalweg.members.abort import Alarm
+from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, fastest, is_compensated
 from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import Clock
-from thalweg.training.data.position import Course
+from thalweg.training.compiled_steps import RoundCounter
+from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.exchanges.rounds import CarriesNothingOver, Fill
+from thalweg.training.exchanges.rounds import Fill, StatelessExchange
 from thalweg.training.finite import is_finite, not_finite
-from thalweg.training.snapshot import State
-from thalweg.training.sources.gradients import GradientAverager, layout_of
+from thalweg.training.snapshot import Snapshot
+from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
 
-PAUSE = 0.01  # seconds between two looks at who is through
-LONG = 20.0  # seconds of absence after which a tree is planted without that rank
+DRAIN_POLL_SECONDS = 0.01  # seconds between two looks at who is through
+TREE_EVICTION_SECONDS = 20.0  # seconds of absence after which a tree is planted without that rank
 
 
-class CodedAverager(GradientAverager):
+class CodedSynchronizer(GradientSynchronizer):
     """`course` says whether what is computed now belongs into the sum; `snapshot` is what this rank
     holds before the step."""
 
@@ -57,29 +57,29 @@ class CodedAverager(GradientAverager):
         parameters: Mapping[str, nn.Parameter],
         plan: Plan,
         group: Group,
-        clock: Clock,
+        clock: RoundCounter,
         world: World,
-        alarm: Alarm,
+        abort_flag: AbortFlag,
         *,
-        course: Course,
-        snapshot: Callable[[], State],
+        data_position: DataPosition,
+        snapshot: Callable[[], Snapshot],
         broken_off: Callable[[], None],
         tell: Callable[[Sequence[str]], None],
     ) -> None:
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
-        channels = Channels(layout, compression, world.rank)
+        channels = SummedVectors(layout, compression, world.rank)
         allocation = allocation_of(plan, group)
-        relay = _open(plan, group, allocation, channels, world, alarm, clock.step)
-        self.tree = Tree(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
-        self._course = course
-        self._relayed = RelayCarrier(self.tree, relay, layout, channels, clock, course)
+        relay = _open(plan, group, allocation, channels, world, abort_flag, clock.step)
+        self.tree = TreeMember(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
+        self._data_position = data_position
+        self._relayed = TreeExchange(self.tree, relay, layout, channels, clock, data_position)
         largest = inf if compression is None else compression.compressor.largest
         super().__init__(parameters, layout, self._relayed, broken_off, tell, largest)
 
-    def break_off(self) -> None:
-        super().break_off()
+    def abort(self) -> None:
+        super().abort()
         self.tree.close()
 
     def _is_good(self) -> bool:
@@ -88,7 +88,7 @@ class CodedAverager(GradientAverager):
         return all(map(is_finite, flats.values())) or not not_finite(flats)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
-        self._course.computed = True
+        self._data_position.computed = True
         super()._ready(name, parameter)
 
     @property
@@ -97,7 +97,7 @@ class CodedAverager(GradientAverager):
         return self._relayed.approximate
 
 
-class Tree:
+class TreeMember:
     """This rank's place in a coded tree."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Tree:
         relay: Relay,
         allocation: Allocation,
         world: World,
-        snapshot: Callable[[], State],
+        snapshot: Callable[[], Snapshot],
         *,
         waits: bool,
     ) -> None:
@@ -114,7 +114,7 @@ class Tree:
         self._relay = relay
         self._world = world
         self._snapshot = snapshot
-        self._astray = False
+        self._diverged = False
 
     @property
     def is_root(self) -> bool:
@@ -128,9 +128,12 @@ class Tree:
         """Whether the tree is to be planted anew without this rank, given who is absent since when:
         the root, or one that is away for long; or so many are that the code can't do without, or
         with those who are late."""
-        if rank == self.allocation.host or monotonic() - absent.get(rank, monotonic()) > LONG:
+        if (
+            rank == self.allocation.host
+            or monotonic() - absent.get(rank, monotonic()) > TREE_EVICTION_SECONDS
+        ):
             return True
-        return self._waits and (len(absent) > self._relay.spare or self._relay.stalls)
+        return self._waits and (len(absent) > self._relay.spare or self._relay.is_overdue)
 
     def has(self, step: int) -> bool:
         """Whether its result is here, so that nobody waits for this rank's part."""
@@ -138,41 +141,43 @@ class Tree:
 
     def left_behind(self, step: int) -> bool:
         """Whether this rank can't go on by itself: a result that it needs can't be had any more."""
-        return self._astray or self._relay.missed(step)
+        return self._diverged or self._relay.result_expired(step)
 
     @property
-    def is_astray(self) -> bool:
+    def has_diverged(self) -> bool:
         """Whether what this rank holds is nobody else's, until it takes another's state."""
-        return self._astray
+        return self._diverged
 
-    def lose(self) -> None:
+    def mark_diverged(self) -> None:
         """It went on without a result, and holds what nobody else does."""
-        self._astray = True
+        self._diverged = True
 
     def serve(self) -> None:
         """Give this rank's state to whoever asked for it. Between two steps, or while it waits for
         a result: what it holds is from before the step until then."""
-        if self._relay.asked():
-            self._relay.give_state(self._snapshot().in_bytes())
+        if self._relay.state_requested():
+            self._relay.send_state(self._snapshot().in_bytes())
 
-    def take(self, after: int = -1) -> State:
+    def request_snapshot(self, after: int = -1) -> Snapshot:
         """Another rank's state beyond the step `after`; the parent's if it answers."""
-        state = State.of_bytes(self._relay.take_state(lambda a: State.of_bytes(a).step > after))
+        state = Snapshot.of_bytes(
+            self._relay.request_state(lambda a: Snapshot.of_bytes(a).step > after)
+        )
         self._relay.follow_from(state.step)
-        self._astray = False
+        self._diverged = False
         return state
 
-    def part(self, seconds: float, state: State) -> bool:
+    def leave(self, seconds: float, state: Snapshot) -> bool:
         """Wait until all neighbours are through as well, or gone; they may need results and this
         state until then. False if it takes too long."""
-        self._relay.give_state(state.in_bytes(), from_now_on=True)
+        self._relay.send_state(state.in_bytes(), from_now_on=True)
         deadline = monotonic() + seconds
         with suppress(RunError):  # the store is gone, and so are the others
             self._world.put(f"through/{self._relay.rank}", "")
             while any(not self._is_through(rank) for rank in self._relay.present()):
                 if monotonic() >= deadline:
                     return False
-                sleep(PAUSE)
+                sleep(DRAIN_POLL_SECONDS)
         return True
 
     @property
@@ -184,24 +189,24 @@ class Tree:
         self._relay.close()
 
     def _is_through(self, rank: int) -> bool:
-        return self._world.line.ask(lambda store: store.check([f"through/{rank}"]))
+        return self._world.store_client.call(lambda store: store.check([f"through/{rank}"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class SummedVector:
     """One vector of a step that is added up."""
 
     vector: Array
     arithmetic: Arithmetic
 
 
-class Channels:
+class SummedVectors:
     """All vectors that the buckets of a layout travel in: each whole, or its payload and what goes
     as it is. They are added on their way up a tree, so payloads must be linear, and take one
     round."""
 
     def __init__(self, layout: Layout, compression: Compression | None, rank: int) -> None:
-        self.all: list[Channel] = []
+        self.all: list[SummedVector] = []
         self._layout = layout
         self._compressed: dict[int, CompressedBucket] = {}
         self._under_way: dict[int, Iterator[Array]] = {}
@@ -238,7 +243,7 @@ class Channels:
 
     def _encode(self, bucket: FlatBucket, step: int) -> None:
         compressed = self._compressed.get(bucket.index)
-        if compressed is None or not isinstance(compressed.codec, Summed):
+        if compressed is None or not isinstance(compressed.codec, SummableCodec):
             return
         values = compressed.load()
         payload = compressed.codec.rounds(values, values, step, keep=False)
@@ -246,35 +251,35 @@ class Channels:
         self._step = step
         self._under_way[bucket.index] = payload
 
-    def _vectors(self, bucket: FlatBucket) -> list[Channel]:
+    def _vectors(self, bucket: FlatBucket) -> list[SummedVector]:
         compressed = self._compressed.get(bucket.index)
         rest = bucket.vector[bucket.arrangement.length :]
-        exact = [Channel(rest, bucket.arithmetic)] if len(rest) else []
-        if compressed is None or not isinstance(compressed.codec, Summed):
+        exact = [SummedVector(rest, bucket.arithmetic)] if len(rest) else []
+        if compressed is None or not isinstance(compressed.codec, SummableCodec):
             return exact
         values = compressed.load()
         payload = next(compressed.codec.rounds(values, values, 0, keep=False))
-        return [Channel(payload, arithmetic_of(compressed.carries)), *exact]
+        return [SummedVector(payload, arithmetic_of(compressed.carries)), *exact]
 
 
-class RelayCarrier(CarriesNothingOver):
+class TreeExchange(StatelessExchange):
     def __init__(
         self,
-        tree: Tree,
+        tree: TreeMember,
         relay: Relay,
         layout: Layout,
-        channels: Channels,
-        clock: Clock,
-        course: Course,
+        channels: SummedVectors,
+        clock: RoundCounter,
+        data_position: DataPosition,
     ) -> None:
         self.approximate: dict[int, float] = {}
         self._tree = tree
         self._relay = relay
-        self._presence = float(tree.allocation.held(relay.rank).sum())
+        self._presence = float(tree.allocation.cell_weights(relay.rank).sum())
         self._layout = layout
         self._channels = channels
         self._clock = clock
-        self._course = course
+        self._data_position = data_position
         self._begun = -1  # step that a part was handed in for
         self._last = -1  # step that was summed up
 
@@ -284,11 +289,11 @@ class RelayCarrier(CarriesNothingOver):
                 "two backwards in one step: a code would add up the first one's sums again",
                 "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
             )
-        self._course.refuse_second_step()
-        self._course.refuse_skipped_batch()
+        self._data_position.refuse_second_step()
+        self._data_position.refuse_skipped_batch()
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        if self._course.counts:
+        if self._data_position.counts:
             is_finite = fill(1.0, self._presence)
             for channel, vector in self._channels.contribution(bucket, self._clock.step):
                 if not is_finite:  # nan throughout: each piece may be decoded from other answers
@@ -301,7 +306,7 @@ class RelayCarrier(CarriesNothingOver):
         results = self._relay.result(step, when_asked=self._tree.serve)
         self._last = step
         if results is None:  # too late even for that: the next safe point puts it right
-            self._tree.lose()
+            self._tree.mark_diverged()
             for bucket in self._layout.buckets:
                 bucket.vector.fill(0)
             return
@@ -312,7 +317,7 @@ class RelayCarrier(CarriesNothingOver):
             self._channels.all[piece.round].vector[piece.start : piece.stop] = array
         self._channels.finish(step)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._layout = replace(self._layout, buckets=())
 
     def drop(self) -> None:
@@ -328,9 +333,9 @@ def _open(
     plan: Plan,
     group: Group,
     allocation: Allocation,
-    channels: Channels,
+    channels: SummedVectors,
     world: World,
-    alarm: Alarm,
+    abort_flag: AbortFlag,
     first: int,
 ) -> Relay:
     @cache
@@ -341,13 +346,13 @@ def _open(
 
     make: Callable[[int, Sequence[Piece], Allocation], Node] = Node
     if is_compensated(plan):
-        make = partial(FastestNode, k=fastest(plan, group.size))
+        make = partial(FirstKNode, k=fastest(plan, group.size))
     return join_tree(
         world,
-        alarm,
+        abort_flag,
         allocation,
         [schedule(len(channel.vector), channel.vector.itemsize) for channel in channels.all],
-        [Form(channel.vector.dtype, channel.arithmetic) for channel in channels.all],
+        [ElementType(channel.vector.dtype, channel.arithmetic) for channel in channels.all],
         timeout=world.timeout,
         beyond=_beyond(plan),
         make=make,

@@ -25,18 +25,18 @@ from torch import nn
 from thalweg.compress import arrange
 from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
-from thalweg.training.backward_hooks import AtTheEnd, after_gradient
+from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import Slots, hand_over, windows
-from thalweg.training.exchanges.rounds import Carrier, EngineCarrier
+from thalweg.training.compressor_state import CompressorState, restore_state, state_views
+from thalweg.training.exchanges.rounds import Exchange, RoundsExchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.transports import Array
 
-FLAGS = "thalweg: who took part"  # not a name that a parameter can have
+PARTICIPATION_FLAGS = "thalweg: who took part"  # not a name that a parameter can have
 
 
-class GradientAverager:
+class GradientSynchronizer:
     """`layout` is the one that `layout_of` made of these parameters; `broken_off` is called at the
     end of a backward whose averages won't come, as the members of the run meet anew. `tell` is
     called with the names of parameters whose gradient here is not finite, or has an element beyond
@@ -47,19 +47,19 @@ class GradientAverager:
         self,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
-        carrier: Carrier,
+        exchange: Exchange,
         broken_off: Callable[[], None],
         tell: Callable[[Sequence[str]], None] = lambda names: None,
         largest: float = inf,
     ) -> None:
         self.is_good = True
         self.bad: list[str] = []
-        self._tell = tell
+        self._report = tell
         self._largest = largest
-        self._broken_off = broken_off
+        self._on_interrupted = broken_off
         self._parameters = parameters
         self._layout = layout
-        self._carrier = carrier
+        self._exchange = exchange
         self._home = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
         self._backward: _Backward | None = None
@@ -77,20 +77,20 @@ class GradientAverager:
             self._on = was
 
     @property
-    def held(self) -> Slots:
-        return windows(self._carrier.compressed)
+    def compressor_state(self) -> CompressorState:
+        return state_views(self._exchange.compressed)
 
     @property
-    def held_before(self) -> Slots:
-        return self._carrier.held_before
+    def compressor_state_before(self) -> CompressorState:
+        return self._exchange.compressor_state_before
 
-    def take(self, held: Slots) -> Mapping[str, Array]:
-        return hand_over(held, self._carrier.compressed)
+    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
+        return restore_state(held, self._exchange.compressed)
 
     def after_step(self) -> None:
         """Nothing is left to do once the optimizer has stepped."""
 
-    def settle(self) -> None:
+    def wait_and_apply(self) -> None:
         """Nothing is on its way between two steps."""
 
     def detach(self) -> None:
@@ -98,10 +98,10 @@ class GradientAverager:
             hook.remove()
         self._drop()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._carrier.let_go()
+        self._exchange.release()
         self._layout = replace(self._layout, buckets=())  # memory that the next one needs
 
     def repeat(self) -> None:
@@ -115,7 +115,7 @@ class GradientAverager:
         if self._backward is None or not self._backward.end.is_to_come():
             self._drop()
             self._begin()
-            self._backward = _Backward(self._layout, AtTheEnd(self._finish))
+            self._backward = _Backward(self._layout, AfterBackward(self._finish))
         index = self._home[name]
         if not self._backward.missing[index]:
             raise RunError(
@@ -129,21 +129,21 @@ class GradientAverager:
 
     def _begin(self) -> None:
         self.bad = []
-        self._carrier.begin()
+        self._exchange.begin()
 
     def _drop(self) -> None:
         """Forget a backward that failed, once the buckets that had left are free again."""
         failed, self._backward = self._backward, None
         if failed is not None:
-            self._carrier.drop()
+            self._exchange.drop()
 
     def _send(self, bucket: FlatBucket) -> None:
-        self._carrier.send(bucket, partial(self._fill, bucket))
+        self._exchange.send(bucket, partial(self._fill, bucket))
 
     @torch.no_grad()
     def _fill(self, bucket: FlatBucket, factor: float, presence: float = 1.0) -> bool:
         for name, view in bucket.views.items():
-            if name == FLAGS:
+            if name == PARTICIPATION_FLAGS:
                 took_part = [p.grad is not None for p in self._parameters.values()]
                 view.copy_(presence * torch.tensor([*took_part, False]))
             elif (gradient := self._parameters[name].grad) is None:
@@ -157,10 +157,10 @@ class GradientAverager:
             bad = not_finite(bucket.views, self._largest * factor)
         if bad:
             self.bad += bad
-            self._tell(bad)
+            self._report(bad)
             torch._foreach_zero_([bucket.views[name] for name in bad])
-        if FLAGS in bucket.views and self.bad:
-            bucket.views[FLAGS][-1] = presence
+        if PARTICIPATION_FLAGS in bucket.views and self.bad:
+            bucket.views[PARTICIPATION_FLAGS][-1] = presence
         return not bad
 
     def _finish(self) -> None:
@@ -173,34 +173,36 @@ class GradientAverager:
         if self._came(left):
             self._commit()
         else:
-            self._broken_off()
+            self._on_interrupted()
 
     def _came(self, left: Iterable[FlatBucket]) -> bool:
         """Whether the averages did."""
         try:
             for bucket in left:
                 self._send(bucket)
-            self._carrier.finish()
+            self._exchange.finish()
         except (Interrupted, StoreLost):
             return False
         return True
 
     def _is_good(self) -> bool:
         """Whether no rank has found a gradient that is not finite."""
-        return not self._layout.buckets[self._home[FLAGS]].views[FLAGS][-1]
+        return not self._layout.buckets[self._home[PARTICIPATION_FLAGS]].views[PARTICIPATION_FLAGS][
+            -1
+        ]
 
     @torch.no_grad()
     def _commit(self) -> None:
-        flags = self._layout.buckets[self._home[FLAGS]].views[FLAGS]
+        flags = self._layout.buckets[self._home[PARTICIPATION_FLAGS]].views[PARTICIPATION_FLAGS]
         took_part = dict(zip(self._parameters, (flags != 0)[:-1].tolist(), strict=True))
         self.is_good = self._is_good()
         if not self.is_good:
-            self._carrier.take_back()
+            self._exchange.restore_state()
         for bucket in self._layout.buckets:
             if not self.is_good:
                 bucket.flat.zero_()  # also between the views, where codecs count on zeros
             for name, view in bucket.views.items():
-                if name == FLAGS:
+                if name == PARTICIPATION_FLAGS:
                     continue
                 parameter = self._parameters[name]
                 if not took_part[name] and not view.any():  # in the result, whatever it did here
@@ -214,20 +216,20 @@ class GradientAverager:
                     parameter.grad.fill_(nan)  # which a GradScaler looks for, on every rank
 
 
-class SteppedAverager(GradientAverager):
+class SteppedSynchronizer(GradientSynchronizer):
     """All ranks are at the same step."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
-        carrier: EngineCarrier,
+        exchange: RoundsExchange,
         broken_off: Callable[[], None],
         tell: Callable[[Sequence[str]], None],
         largest: float,
     ) -> None:
-        super().__init__(parameters, layout, carrier, broken_off, tell, largest)
-        self._overlap = carrier.overlap
+        super().__init__(parameters, layout, exchange, broken_off, tell, largest)
+        self._overlap = exchange.overlap
 
     @property
     def timings(self) -> Sequence[Timing]:
@@ -237,7 +239,7 @@ class SteppedAverager(GradientAverager):
 class _Backward:
     """How far one backward is, those inside it (of reentrant checkpoints) included."""
 
-    def __init__(self, layout: Layout, end: AtTheEnd) -> None:
+    def __init__(self, layout: Layout, end: AfterBackward) -> None:
         self.end = end
         self.missing = {b.index: set(b.views) for b in layout.buckets}
         self._unsent = list(reversed(layout.buckets))
@@ -259,5 +261,5 @@ def layout_of(
     """The parameters' buckets, with the flags first in the model and so last in backward."""
     first = next(iter(parameters.values()))
     flags = torch.empty(len(parameters) + 1, dtype=first.dtype)
-    tensors: dict[str, torch.Tensor] = {FLAGS: flags, **parameters}
+    tensors: dict[str, torch.Tensor] = {PARTICIPATION_FLAGS: flags, **parameters}
     return Layout.of(tensors, limit, arranged)

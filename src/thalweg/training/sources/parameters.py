@@ -21,11 +21,11 @@ from thalweg.compress import arrange
 from thalweg.engine.engine import Chain, Engine, Task
 from thalweg.errors import Interrupted, StoreLost
 from thalweg.plan import Plan
-from thalweg.schedules import Contention, Group
+from thalweg.schedules import ContendedLinks, Group
 from thalweg.training.buckets import FlatBucket, Layout, as_array, scaled_into
-from thalweg.training.compiled_steps import Clock, Itinerary, Stop
-from thalweg.training.compressor_state import KeepsNothing
-from thalweg.training.contention_monitor import Watch
+from thalweg.training.compiled_steps import CompiledSteps, RankRound, RoundCounter
+from thalweg.training.compressor_state import Stateless
+from thalweg.training.contention_monitor import ContentionMonitor
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.training.optimizer_state import never_negative
 
@@ -33,16 +33,16 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _PendingAverage:
     """Under way; to be applied when the optimizer takes step `due`."""
 
     futures: tuple[Future[None], ...]
     buckets: tuple[FlatBucket, ...]
     due: int
-    late: bool
+    delayed: bool
 
 
-class ParameterAverager(KeepsNothing):
+class ParameterSynchronizer(Stateless):
     """`tensors` is asked, with the step, after the first: an optimizer has no state before. `watch`
     adjusts the groups, in plans that have several. Before the step `begins` nobody is met;
     `broken_off` is called when members are to meet anew: then everybody keeps what it has."""
@@ -53,28 +53,28 @@ class ParameterAverager(KeepsNothing):
         plan: Plan,
         group: Group,
         engine: Engine,
-        clock: Clock,
-        watch: Callable[[Group, int], Watch] | None = None,
+        clock: RoundCounter,
+        watch: Callable[[Group, int], ContentionMonitor] | None = None,
         *,
         begins: int = 0,
         broken_off: Callable[[], None] = lambda: None,
     ) -> None:
         self._begins = begins
-        self._broken_off = broken_off
+        self._on_interrupted = broken_off
         self._ask_for_tensors = tensors
         self._plan = plan
         self._group = group
         self._engine = engine
         self._clock = clock
-        self._make_watch = watch
-        self._under_way: list[_Exchange] = []
+        self._make_monitor = watch
+        self._under_way: list[_PendingAverage] = []
         self._sent: dict[str, torch.Tensor] = {}
         self._over = monotonic()  # when the last step's exchange was
         self.tensors: Tensors = {}  # that are averaged
         self._layout: Layout | None = None
-        self._itinerary: Itinerary | None = None
+        self._compiled_steps: CompiledSteps | None = None
         self._compressed: dict[int, CompressedBucket] = {}
-        self._watch: Watch | None = None
+        self._monitor: ContentionMonitor | None = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -84,83 +84,83 @@ class ParameterAverager(KeepsNothing):
     def after_step(self) -> None:
         if self._clock.step < self._begins:
             return
-        if not self._met():
-            self._broken_off()
+        if not self._try_synchronize():
+            self._on_interrupted()
 
-    def _met(self) -> bool:
+    def _try_synchronize(self) -> bool:
         try:
-            self._meet()
+            self._synchronize()
         except (Interrupted, StoreLost):
             return False
         return True
 
     @torch.no_grad()
-    def _meet(self) -> None:
+    def _synchronize(self) -> None:
         busy = monotonic() - self._over
-        layout, itinerary = self._ready
+        layout, compiled_steps = self._ready
         step = self._clock.step
         self._finish(step)
-        leg = itinerary.at(step)
-        first = self._clock.claim(leg.numbers)
+        rank_step = compiled_steps.at(step)
+        first = self._clock.claim(rank_step.numbers)
         futures, buckets = [], []
         for bucket in layout.buckets:
-            stops = leg.of(bucket.index)
-            if not stops:
+            rank_rounds = rank_step.of(bucket.index)
+            if not rank_rounds:
                 continue
-            self._fill(bucket, 1 / stops[0].divisor, keep=stops[0].round.delay > 0)
-            futures.append(self._engine.submit(self._way(bucket, stops, step, first)))
+            self._fill(bucket, 1 / rank_rounds[0].divisor, keep=rank_rounds[0].round.delay > 0)
+            futures.append(self._engine.submit(self._chain_of(bucket, rank_rounds, step, first)))
             buckets.append(bucket)
-        if leg.stops:
-            delay = leg.stops[0].round.delay
-            exchange = _Exchange(tuple(futures), tuple(buckets), step + delay, delay > 0)
+        if rank_step.rounds:
+            delay = rank_step.rounds[0].round.delay
+            exchange = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
             self._under_way.append(exchange)
-        if self._watch is not None:  # while that travels
-            self._watch.tell(step, busy)
-            self._watch.look(step)
+        if self._monitor is not None:  # while that travels
+            self._monitor.publish(step, busy)
+            self._monitor.evaluate(step)
         if self._plan.cadence.delay == 0:
             self._finish(step)
         self._over = monotonic()
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def wait_and_apply(self) -> None:
         """Wait for what is under way, and apply it."""
         self._finish(None)
 
     def detach(self) -> None:
-        self.settle()
+        self.wait_and_apply()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         self._under_way.clear()
         self._compressed.clear()
         self._sent.clear()
         self._layout = None
 
-    def look_again(self) -> None:
+    def refresh_tensors(self) -> None:
         """From this step on, average all that there is by then."""
-        self.settle()
+        self.wait_and_apply()
         self._layout = None
 
     @property
     def adjusts(self) -> bool:
         """Whether its groups follow what the links give."""
-        return self._make_watch is not None
+        return self._make_monitor is not None
 
-    def adopt(self, contention: Contention) -> None:
+    def adopt(self, contention: ContendedLinks) -> None:
         """From this step on, meet by the table that keeps these apart."""
-        self.settle()
+        self.wait_and_apply()
         self._group = replace(self._group, contention=contention)
         if self._layout is not None:
-            self._itinerary = self._route(self._layout)
-        if self._watch is not None:
-            self._watch.adopt(contention, self._clock.step)
+            self._compiled_steps = self._route(self._layout)
+        if self._monitor is not None:
+            self._monitor.adopt(contention, self._clock.step)
 
     @property
-    def _ready(self) -> tuple[Layout, Itinerary]:
-        if self._layout is None or self._itinerary is None:
+    def _ready(self) -> tuple[Layout, CompiledSteps]:
+        if self._layout is None or self._compiled_steps is None:
             return self._prepare()
-        return self._layout, self._itinerary
+        return self._layout, self._compiled_steps
 
-    def _prepare(self) -> tuple[Layout, Itinerary]:
+    def _prepare(self) -> tuple[Layout, CompiledSteps]:
         self.tensors = self._ask_for_tensors(self._clock.step)
         compression = Compression.of(self._plan)
         limit = self._plan.settings.bucket
@@ -171,19 +171,21 @@ class ParameterAverager(KeepsNothing):
                 bucket.index: CompressedBucket(bucket, compression, self._engine.rank)
                 for bucket in self._layout.buckets
             }
-        self._itinerary = self._route(self._layout)
-        if self._make_watch is not None:
-            self._watch = self._make_watch(self._group, self._layout.workload.nbytes)
-        return self._layout, self._itinerary
+        self._compiled_steps = self._route(self._layout)
+        if self._make_monitor is not None:
+            self._monitor = self._make_monitor(self._group, self._layout.workload.nbytes)
+        return self._layout, self._compiled_steps
 
-    def _route(self, layout: Layout) -> Itinerary:
-        return Itinerary(self._plan, self._group, layout.workload, self._engine.rank)
+    def _route(self, layout: Layout) -> CompiledSteps:
+        return CompiledSteps(self._plan, self._group, layout.workload, self._engine.rank)
 
-    def _way(self, bucket: FlatBucket, stops: list[Stop], step: int, first: int) -> Task | Chain:
+    def _chain_of(
+        self, bucket: FlatBucket, rank_rounds: list[RankRound], step: int, first: int
+    ) -> Task | Chain:
         if bucket.index in self._compressed:
-            return self._compressed[bucket.index].chain(stops, step, first)
-        [stop] = stops
-        return stop.task(bucket, step, first)
+            return self._compressed[bucket.index].chain(rank_rounds, step, first)
+        [rank_round] = rank_rounds
+        return rank_round.task(bucket, step, first)
 
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
         for name, view in bucket.views.items():
@@ -200,7 +202,7 @@ class ParameterAverager(KeepsNothing):
         for exchange in over:
             self._engine.wait(list(exchange.futures))
             for bucket in exchange.buckets:
-                self._apply(bucket, late=exchange.late)
+                self._apply(bucket, late=exchange.delayed)
 
     def _apply(self, bucket: FlatBucket, *, late: bool) -> None:
         for name, view in bucket.views.items():
@@ -214,17 +216,17 @@ class ParameterAverager(KeepsNothing):
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossing:
+class _PendingRackAverage:
     """A part of a bucket on its way between the racks."""
 
     future: Future[None]
     bucket: int
     span: tuple[int, int]
     sent: torch.Tensor  # the rack's mean
-    held: torch.Tensor  # all racks', when it is over
+    global_mean: torch.Tensor  # all racks', when it is over
 
 
-class TwoLevelAverager(ParameterAverager):
+class TwoLevelSynchronizer(ParameterSynchronizer):
     """Two levels, the upper one late: racks average at every step, all racks one step behind.
 
     With m(t) a rack's mean after step t, and M(t) the mean of all racks' by their sizes:
@@ -238,49 +240,51 @@ class TwoLevelAverager(ParameterAverager):
     variance is (1 - 1/C) / G of one worker's.
     """
 
-    _meets = False  # racks, and what comes of it isn't applied; the same on all ranks
-    _crossing: tuple[_Crossing, ...] = ()
+    _average_pending = False  # racks, and what comes of it isn't applied; the same on all ranks
+    _crossing: tuple[_PendingRackAverage, ...] = ()
 
     @torch.no_grad()
-    def _meet(self) -> None:
-        inside, across = self._stops(self._clock.step)
+    def _synchronize(self) -> None:
+        inside, across = self._rounds_of(self._clock.step)
         first = self._clock.claim(2 * len(self._ready[0].buckets))
         self._average(inside, first)
-        for stop in across:
-            self._cross(stop, first)
-        self._meets = (self._clock.step + 1) % self._plan.cadence.every == 0
+        for rank_round in across:
+            self._cross(rank_round, first)
+        self._average_pending = (self._clock.step + 1) % self._plan.cadence.every == 0
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def wait_and_apply(self) -> None:
         """Wait for what is under way, and hand it to the rack."""
-        if self._meets:
-            self._meets = False
-            inside, _ = self._stops(self._clock.step)
+        if self._average_pending:
+            self._average_pending = False
+            inside, _ = self._rounds_of(self._clock.step)
             self._average(inside, self._clock.claim(2 * len(self._ready[0].buckets)))
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """What is between the racks is lost: every rack keeps its own mean."""
         self._crossing = ()
-        self._meets = False
+        self._average_pending = False
 
-    def _stops(self, step: int) -> tuple[list[Stop], list[Stop]]:
+    def _rounds_of(self, step: int) -> tuple[list[RankRound], list[RankRound]]:
         """Inside the rack, and between racks."""
-        stops = self._ready[1].at(step).stops
-        return [s for s in stops if not s.round.delay], [s for s in stops if s.round.delay]
+        rank_rounds = self._ready[1].at(step).rounds
+        return [s for s in rank_rounds if not s.round.delay], [
+            s for s in rank_rounds if s.round.delay
+        ]
 
-    def _average(self, stops: list[Stop], first: int) -> None:
+    def _average(self, rank_rounds: list[RankRound], first: int) -> None:
         layout, _ = self._ready
         crossed, self._crossing = self._crossing, ()
         futures = []
-        for stop in stops:
-            bucket = layout.buckets[stop.round.bucket]
-            self._fill(bucket, 1 / stop.divisor, keep=False)
+        for rank_round in rank_rounds:
+            bucket = layout.buckets[rank_round.round.bucket]
+            self._fill(bucket, 1 / rank_round.divisor, keep=False)
             for crossing in crossed:
                 if crossing.bucket == bucket.index:
                     self._engine.wait([crossing.future])
                     part = bucket.flat[slice(*crossing.span)]
-                    part.add_(crossing.held).sub_(crossing.sent)
-            futures.append(self._engine.submit(stop.task(bucket, self._clock.step, first)))
+                    part.add_(crossing.global_mean).sub_(crossing.sent)
+            futures.append(self._engine.submit(rank_round.task(bucket, self._clock.step, first)))
         self._engine.wait(futures)
         for bucket in layout.buckets:
             for name, view in bucket.views.items():
@@ -288,12 +292,12 @@ class TwoLevelAverager(ParameterAverager):
                 if never_negative(name):
                     self.tensors[name].clamp_(min=0)
 
-    def _cross(self, stop: Stop, first: int) -> None:
-        bucket = self._ready[0].buckets[stop.round.bucket]
-        sent = bucket.flat[slice(*stop.round.span)].clone()
+    def _cross(self, rank_round: RankRound, first: int) -> None:
+        bucket = self._ready[0].buckets[rank_round.round.bucket]
+        sent = bucket.flat[slice(*rank_round.round.span)].clone()
         rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
         held = sent * (len(rack) / self._group.size)
-        task = stop.task(bucket, self._clock.step, first, as_array(held))
+        task = rank_round.task(bucket, self._clock.step, first, as_array(held))
         future = self._engine.submit(task)
-        crossing = _Crossing(future, bucket.index, stop.round.span, sent, held)
+        crossing = _PendingRackAverage(future, bucket.index, rank_round.round.span, sent, held)
         self._crossing = (*self._crossing, crossing)
