@@ -22,8 +22,8 @@ NAMES = {
 }
 OF_MODULES = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load")}
 ALLOWED = {
-    ("workloads/find.py", "exec"),  # the user's own file, which the command line names
-    ("workloads/find.py", "compile"),
+    ("workloads/lookup.py", "exec"),  # the user's own file, which the command line names
+    ("workloads/lookup.py", "compile"),
 }
 
 

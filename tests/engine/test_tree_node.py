@@ -311,7 +311,11 @@ def test_a_hurry_goes_down_and_what_is_there_comes_up() -> None:
     one = alone(1)
     one.contribute(0, 0, np.full(3, 1.0))
     sent = one.arrive(BestEffortMessage(0, MessageKind.REQUEST_PARTIAL, 0))
-    assert outline(sent) == [(4, "HURRY", 0, 0), (5, "HURRY", 0, 0), (0, "PARTIAL", 0, 0)]
+    assert outline(sent) == [
+        (4, "REQUEST_PARTIAL", 0, 0),
+        (5, "REQUEST_PARTIAL", 0, 0),
+        (0, "PARTIAL", 0, 0),
+    ]
     assert sent[-1].covered == 1
     assert one.arrive(BestEffortMessage(0, MessageKind.REQUEST_PARTIAL, 0)) == []  # once
     [answer] = one.arrive(letter(4, MessageKind.ANSWER, 10.0))  # it has all now

@@ -285,7 +285,7 @@ class Killer:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         for rank, step in self.victims.items():
             if rank not in self.killed and workers.steps.get(rank, -1) >= step:
                 workers.kill(rank)

@@ -517,7 +517,7 @@ class Assassin:
     def prepare(self) -> None:
         self.start = monotonic()
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         if not self.done and monotonic() - self.start >= self.moment:
             for pid in self.lab.processes()[self.host]:
                 with suppress(ProcessLookupError):

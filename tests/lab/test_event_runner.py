@@ -52,7 +52,7 @@ class Noting:
         self.director.prepare()
         self._note({})
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         self.director.poll(workers)
         self._note(workers.steps)
 

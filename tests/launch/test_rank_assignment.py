@@ -253,9 +253,9 @@ def test_a_port_in_use_is_named() -> None:
 UNREACHABLE = """
 import sys
 from thalweg.errors import TransportError
-from thalweg.launch.rank_assignment import Seat, open_store
+from thalweg.launch.rank_assignment import RankAssignment, open_store
 for port in sys.argv[1:]:
-    seat = Seat(rank=1, size=2, local_rank=0, address="127.0.0.1", port=int(port),
+    seat = RankAssignment(rank=1, size=2, local_rank=0, address="127.0.0.1", port=int(port),
                 hosted=False, launcher="environment")
     print(port, flush=True)
     try:

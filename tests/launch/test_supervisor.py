@@ -259,7 +259,7 @@ class Marks:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         for rank in {0, 1, 2} - set(workers.running):
             (self._folder / f"{rank}").touch()
 
@@ -422,7 +422,7 @@ class Plot:
     def prepare(self) -> None:
         self.prepared += 1
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         while self.scenes and self.scenes[0][0](workers):
             self.scenes.pop(0)[1](workers)
 

@@ -212,7 +212,7 @@ def test_one_whose_view_is_old_does_not_write_the_next_formation() -> None:
             assert goes_on.wait(PATIENCE)
             return call(status)
 
-        with patch.object(company.all[0], "_call", stopped_before):
+        with patch.object(company.all[0], "_announce_rendezvous", stopped_before):
             late = company.comes(0, MemberStatus(step=18))
             assert reached.wait(PATIENCE)
             company.gone.add(0)

@@ -38,7 +38,7 @@ def formations(draw: st.DrawFn) -> MembershipEpoch:
         statuses,
         left=draw(st.dictionaries(RANKS, st.text(max_size=10), max_size=2)),
         tries=draw(st.integers(1, 4)),
-        broken=tuple(draw(st.lists(st.tuples(RANKS, RANKS), max_size=3))),
+        broken_connections=tuple(draw(st.lists(st.tuples(RANKS, RANKS), max_size=3))),
         problem=draw(st.sampled_from(["", "they don't agree"])),
     )
 

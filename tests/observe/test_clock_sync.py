@@ -30,7 +30,9 @@ def skewed(seconds: float, drift: float = 0.0) -> Callable[[], float]:
 
 def aligned(store: dist.TCPStore, keeper: SyncedClock, asker: SyncedClock) -> bool:
     asker.requests += 1
-    patient = patch.multiple(clock_sync, PATIENCE=60.0, ANSWER=60.0)
+    patient = patch.multiple(
+        clock_sync, PING_BACK_TIMEOUT_SECONDS=60.0, CLOCK_PING_TIMEOUT_SECONDS=60.0
+    )
     with patient, ThreadPoolExecutor() as threads:
         answered = threads.submit(keeper.serve, store.clone(), RANK, asker.requests)
         moment = asker.synchronise(store.clone(), RANK)

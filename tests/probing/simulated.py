@@ -89,7 +89,7 @@ class SimulatedSurvey(Simulated):
     """With a station for each host, all on machines of their own."""
 
     @property
-    def stations(self) -> list[HostInfo]:
+    def host_infos(self) -> list[HostInfo]:
         hosts = sorted(self.cluster.hosts, key=lambda host: host.ranks)
         return [
             HostInfo(name=host.name, machine=host.name, cores=1, ranks=host.ranks) for host in hosts

@@ -290,7 +290,7 @@ class Fate:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         self._seen |= set(workers.running)
         dead = {rank for rank in self._restart & self._seen if rank not in workers.running}
         if (dead or self._resume) and self._when():

@@ -85,7 +85,7 @@ class KillAt:
     def prepare(self) -> None:
         pass
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         if self.rank in workers.running and max(workers.steps.values(), default=0) >= self.step:
             workers.kill(self.rank)
             self.step = 1 << 30

@@ -123,7 +123,7 @@ class Restart:
 
     def prepare(self) -> None: ...
 
-    def look(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerControl) -> None:
         living = self.rank in workers.running
         if self.lives == 0 and living:
             self.lives = 1

@@ -190,4 +190,4 @@ def test_who_hangs_is_named_with_what_it_does(monkeypatch: pytest.MonkeyPatch) -
     [line] = [line for line in lines if load_for_ever.__name__ in line]
     assert re.match(r"rank 1 on \S+ holds up the others", line)
     assert "in forward of step 3" in line
-    assert "test_observer.py:" in line
+    assert "test_step_timer.py:" in line

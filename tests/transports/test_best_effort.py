@@ -56,7 +56,7 @@ class Opener:
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
-def posts(request: pytest.FixtureRequest) -> Opener:
+def opener(request: pytest.FixtureRequest) -> Opener:
     return Opener(encrypted=request.param)
 
 

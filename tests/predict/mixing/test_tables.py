@@ -176,7 +176,7 @@ def test_gradient_plans_have_no_replicas_that_differ() -> None:
 
 
 ONE_RACK, ONE_HOST = ["250mbit"] + ["1gbit"] * 3, ["250mbit"] + ["1gbit"] * 15
-PAGE = Path(__file__).parent.parent.parent / "docs" / "does-group-averaging-converge.md"
+PAGE = Path(__file__).parents[3] / "docs" / "does-group-averaging-converge.md"
 
 
 @pytest.mark.parametrize(

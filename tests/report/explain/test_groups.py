@@ -15,7 +15,7 @@ from thalweg.catalog import default_catalog
 from thalweg.facts import read_cluster
 from thalweg.report import Explanation, draw, explain, render
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 RACK = ["250mbit", "1gbit", "1gbit", "1gbit"]
 HOST = ["1gbit"] * 3 + ["250mbit"] + ["1gbit"] * 12
 
