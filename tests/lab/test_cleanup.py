@@ -429,13 +429,13 @@ def test_two_processes_that_build_and_sweep_at_once_do_not_harm_each_other(name:
         from time import sleep
         from thalweg.lab import Lab, registry, sweep
 
-        strike_off = registry.strike_off
+        strike_off = registry.unregister
 
         def slowly(name):
             sleep(number / 5)
             strike_off(name)
 
-        registry.strike_off = slowly
+        registry.unregister = slowly
         for number in range({rounds}):
             input()
             found = Lab.find({name!r})
