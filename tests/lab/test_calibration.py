@@ -3,15 +3,14 @@ as they are simulated with what was found."""
 
 from __future__ import annotations
 
-from itertools import count
 from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
 import pytest
 
+from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import (
     Cluster,
     Rate,
@@ -25,7 +24,6 @@ from thalweg.launch.worker_process import SendMessage
 from thalweg.members.world import World
 from thalweg.predict.flow_simulator import simulate
 from thalweg.probing.calibration import calibrate
-from thalweg.probing.together import ProbeCollectives
 from thalweg.schedules import Group, Schedule
 from thalweg.schedules.topologies.halving_doubling import halving_doubling
 
@@ -48,11 +46,11 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
         world = World.join(TIMEOUT)
         abort_flag = world.abort_flag()
         engine = Engine(world.transport(), abort_flag, TIMEOUT)
-        numbers = count(FIRST_ROUND_BETWEEN_STEPS)
+        clock = RoundCounter()
         start = monotonic()
-        found = calibrate(world, abort_flag, engine, real, claim=lambda: next(numbers))
+        found = calibrate(world, abort_flag, engine, real, clock=clock)
         took = monotonic() - start
-        collectives = ProbeCollectives(engine, found.surveyed, lambda: next(numbers))
+        collectives = Collectives(Group.everybody(found.surveyed), engine, clock)
         part = collectives.program(untried(found.surveyed))
         seconds = []
         for _ in range(4):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from thalweg.catalog import default_catalog, parse_plan
+from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import Cluster, CodecCost, Tensor
 from thalweg.members.abort import AbortFlag
 from thalweg.plan import Choice
 from thalweg.probing.codec_costs import cost_of, measure_codecs, sample, setups_of
-from thalweg.probing.together import ProbeCollectives
+from thalweg.schedules import Group
 from thalweg.transports import MemoryNetwork
 
 TENSORS = [Tensor(name=f"t{number}", shape=(256, 256)) for number in range(8)]
@@ -74,10 +72,9 @@ def test_samples_are_cut_by_rows_from_the_end() -> None:
 
 def measured(choices: list[Choice], tensors: list[Tensor]) -> dict[str, CodecCost]:
     """By one rank alone."""
-    numbers = count(FIRST_ROUND_BETWEEN_STEPS)
     engine = Engine(MemoryNetwork([0]).transport(0), AbortFlag(HashStore(), 0), 10.0)
     try:
-        collectives = ProbeCollectives(engine, Cluster.flat(1), lambda: next(numbers))
+        collectives = Collectives(Group.everybody(Cluster.flat(1)), engine, RoundCounter())
         return measure_codecs(collectives, choices, tensors)
     finally:
         engine.close()

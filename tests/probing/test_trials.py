@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -12,14 +11,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from tests.training.workers import on_ranks, one_value
+from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import Cluster, Host, Rack
 from thalweg.members.world import World
 from thalweg.predict.fitting import fit
 from thalweg.probing import calibration
 from thalweg.probing.calibration import run_trials
-from thalweg.probing.together import ProbeCollectives
+from thalweg.schedules import Group
 
 PAIR = Cluster(racks=(Rack(name="r", hosts=(Host(name="h", ranks=(0, 1)),)),))
 FREE = "a backend that costs nothing"
@@ -29,8 +28,7 @@ def tried(rank: int) -> dict[str, Any]:
     world = World.join(20.0)
     abort_flag = world.abort_flag()
     engine = Engine(world.transport(), abort_flag, 20.0)
-    numbers = count(FIRST_ROUND_BETWEEN_STEPS)
-    collectives = ProbeCollectives(engine, PAIR, lambda: next(numbers))
+    collectives = Collectives(Group.everybody(PAIR), engine, RoundCounter())
     found = run_trials(world.namespace("trials"), collectives, PAIR, native=True)
     world.leave(20.0, abort_flag)
     engine.close()

@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thalweg.engine.arithmetic import as_array
 from thalweg.errors import WorkloadError
 from thalweg.facts import Size
-from thalweg.training.buckets import DTYPES, Layout, as_array, scaled_into
+from thalweg.training.buckets import DTYPES, Layout, scaled_into
 
 SHAPES = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(sorted(DTYPES, key=str))), min_size=1)

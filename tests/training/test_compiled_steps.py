@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from thalweg.catalog import parse_plan
+from thalweg.engine.collectives import RoundCounter
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Size, Tensor, Workload
 from thalweg.schedules import Group
-from thalweg.training.compiled_steps import CompiledSteps, RoundCounter
+from thalweg.training.compiled_steps import CompiledSteps
 
 WORKLOAD = Workload(
     name="w", tensors=tuple(Tensor(name=str(i), shape=(100 * (i + 1),)) for i in range(3))

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.training.workers import TIMEOUT, on_ranks, raised
+from thalweg.engine.digest import digest
 from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS as EVERY
 from thalweg.observe.monitor import difference
 from thalweg.training import attach
-from thalweg.training.digest import digest
 
 LONG = 100_000  # steps, far more than it takes
 FLIPPED = EVERY + 6  # the step before which a bit is flipped

@@ -14,10 +14,10 @@ import pytest
 from tests.training.test_checkpoint import latest, names
 from tests.training.under_fire import EPOCHS, STEPS, Act, train
 from tests.training.workers import SECONDS, on_ranks, one_value
+from thalweg.engine.collectives import Collectives
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, checkpoint, checkpoint_io, run
 from thalweg.training.checkpoint import read
-from thalweg.training.sharing import Collectives
 
 SIZE, AT = 4, 3
 

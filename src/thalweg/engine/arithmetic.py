@@ -70,6 +70,13 @@ def arithmetic_of(dtype: torch.dtype) -> Arithmetic:
     return TorchArithmetic(dtype) if dtype in (torch.bfloat16, torch.float16) else NUMPY
 
 
+def as_array(tensor: torch.Tensor) -> Array:
+    """A view of the tensor's memory for numpy; bfloat16, which numpy lacks, as int16."""
+    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    array: Array = bits.numpy()
+    return array
+
+
 class TorchKernels:
     """`thalweg.compress.Kernels` by torch: casts that use the vector units, products of thin
     matrices without a copy. Arrays stay numpy's; torch sees them in place."""

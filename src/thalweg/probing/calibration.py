@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import combinations, count
+from itertools import combinations
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, NotFitted, RunError
+from thalweg.errors import NotFitted, RunError
 from thalweg.facts import (
     Cluster,
     CodecCost,
@@ -48,9 +49,9 @@ from thalweg.probing.codec_costs import measure_codecs
 from thalweg.probing.coordinator import Counted, Effort, HostInfo, ProbeCoordinator, run_coordinated
 from thalweg.probing.nics import measure_nics
 from thalweg.probing.survey import NetworkOfHosts, declared_racks, in_one_rack, survey
-from thalweg.probing.together import Claim, ProbeCollectives
 from thalweg.probing.uplinks import measure_uplinks
 from thalweg.probing.worker import PROBE_LEADER_RANK
+from thalweg.schedules import Group
 
 DEFAULT_BUCKET_SIZE = Settings().bucket
 FITTED_KEY = "fitted"  # in the store
@@ -92,8 +93,7 @@ def calibrate(
     codecs: Sequence[Choice] = (),
     native: bool = False,
     name: str = "calibration",
-    step: int = 0,
-    claim: Claim | None = None,
+    clock: RoundCounter | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> CalibrationResult:
     """The same on all ranks, which call this together, at a moment at which nothing else is sent.
@@ -102,7 +102,7 @@ def calibrate(
     codecs     compressors that are tried on such `tensors`
     native     try the backend's own all-reduce too, where Gloo connects
     name       of a part of the store that nothing else uses: another one each time
-    step, claim  number the rounds, on an engine that trains: `Clock.step`, `Clock.claim_between`
+    clock      numbers the rounds, on an engine that trains
 
     Raises NotFitted on all ranks if what was measured makes no sense together.
     """
@@ -110,8 +110,7 @@ def calibrate(
     surveyed = quick_survey(
         namespace, abort_flag, declared, counted=lambda done: progress("links", done, 0)
     )
-    numbers = count(FIRST_ROUND_BETWEEN_STEPS)
-    collectives = ProbeCollectives(engine, surveyed, claim or (lambda: next(numbers)), step)
+    collectives = Collectives(Group.everybody(surveyed), engine, clock or RoundCounter())
     trials = run_trials(
         namespace,
         collectives,
@@ -214,7 +213,7 @@ def _round_trips(
 
 def run_trials(
     namespace: World,
-    collectives: ProbeCollectives,
+    collectives: Collectives,
     cluster: Cluster,
     *,
     native: bool = False,
@@ -265,7 +264,7 @@ def _repeats(cluster: Cluster, plan: Sequence[tuple[str, int]]) -> int:
     )
 
 
-def _gloo(namespace: World, collectives: ProbeCollectives) -> Any:
+def _gloo(namespace: World, collectives: Collectives) -> Any:
     """A group of all ranks; None on all of them if one isn't connected."""
     if dist.is_initialized() and "cpu:gloo" not in dist.get_backend_config():
         return None
@@ -285,17 +284,13 @@ def _connected(namespace: World) -> Any:
     return gloo
 
 
-def _prepared(
-    collectives: ProbeCollectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int
-) -> Run:
+def _prepared(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
     """Such a trial, once its connections are there."""
     _trial(collectives, gloo, cluster, kind, min(nbytes, TRIAL_WARMUP_BYTES))(1)
     return _trial(collectives, gloo, cluster, kind, nbytes)
 
 
-def _trial(
-    collectives: ProbeCollectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int
-) -> Run:
+def _trial(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
     if kind == "native":
         parts = in_buckets(max(1, nbytes // TRIAL_ITEM_BYTES))
         return partial(_all_reduce, gloo, [torch.zeros(elements) for elements in parts])
@@ -308,7 +303,7 @@ def _trial(
     )
 
 
-def _seconds(collectives: ProbeCollectives, run: Run, times: int) -> float:
+def _seconds(collectives: Collectives, run: Run, times: int) -> float:
     """By this rank's clock, after all have met."""
     sleep(LINK_RECOVERY_SECONDS)
     collectives.barrier()

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from thalweg.catalog import default_catalog
 from thalweg.compress import Compressor
+from thalweg.engine.collectives import Collectives
 from thalweg.facts import CodecCost, FittedValue, Tensor
 from thalweg.plan import Choice
 from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of
-from thalweg.probing.together import ProbeCollectives
 
 MAX_CODEC_BUCKET_ELEMENTS = 1 << 18  # elements of a bucket
 SMALL_BUCKET_FACTOR = 8  # times, the other bucket
@@ -53,7 +53,7 @@ class Setup:
 
 
 def measure_codecs(
-    collectives: ProbeCollectives, choices: Sequence[Choice], tensors: Sequence[Tensor]
+    collectives: Collectives, choices: Sequence[Choice], tensors: Sequence[Tensor]
 ) -> dict[str, CodecCost]:
     """By the choices' texts, for such tensors; the same on all ranks, which call this together.
     Compressors that take none of the tensors are left out."""
@@ -110,7 +110,7 @@ def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
     return tuple(taken)
 
 
-def _seconds(collectives: ProbeCollectives, trial: TimedCodec) -> list[float]:
+def _seconds(collectives: Collectives, trial: TimedCodec) -> list[float]:
     """To encode and to decode at a step: the mean over a while, since ranks that share a core take
     turns on it that are longer than a step."""
     spent, step = np.zeros(2), trial.period  # the first period warms up

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from thalweg.compress import Arrangement, arrange
-from thalweg.engine.arithmetic import Arithmetic, arithmetic_of
+from thalweg.engine.arithmetic import Arithmetic, arithmetic_of, as_array
 from thalweg.errors import TransportError, WorkloadError
 from thalweg.facts import Bucket, Size, Tensor, Workload
 from thalweg.facts.workload import ITEM_BYTES
@@ -91,13 +91,6 @@ def flat(
         vector=as_array(buffer),
         arithmetic=arithmetic_of(dtype),
     )
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """The same memory for numpy, which knows no bfloat16: there, its bits."""
-    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
-    array: Array = bits.numpy()
-    return array
 
 
 def scaled_into(view: torch.Tensor, tensor: torch.Tensor, factor: float) -> None:

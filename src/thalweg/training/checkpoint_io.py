@@ -24,13 +24,13 @@ import torch
 from torch import nn
 
 import thalweg
+from thalweg.engine.collectives import Collectives
 from thalweg.errors import CheckpointError, RunError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.training import checkpoint
 from thalweg.training.compressor_state import CompressorState, redistribute, summable_state
 from thalweg.training.data.position import BatchIndex
-from thalweg.training.sharing import Collectives
 from thalweg.training.snapshot import Stateful
 from thalweg.training.state_encoding import kinds_of, pack, places_for, unpack
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from thalweg.catalog import default_catalog
 from thalweg.engine.engine import Task
 from thalweg.engine.execute import RankProgram
-from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, check
@@ -16,36 +15,6 @@ from thalweg.training.buckets import FlatBucket
 from thalweg.transports import Array
 
 STEP_CACHE_ENTRIES = 256  # steps of a long cycle
-
-
-class RoundCounter:
-    """Which step this is, and which numbers its rounds have. All ranks count alike.
-
-    What is shared between steps has numbers of its own, so that a rank that shares alone never
-    meets the others' rounds of training."""
-
-    def __init__(self, step: int = 0) -> None:
-        self.step = step
-        self._next_round = 0
-        self.shared = 0  # rounds before this step, so far
-
-    def claim_between(self) -> int:
-        self.shared += 1
-        return FIRST_ROUND_BETWEEN_STEPS + self.shared - 1
-
-    def claim(self, rounds: int) -> int:
-        """The number of the first of so many rounds."""
-        first = self._next_round
-        self._next_round += rounds
-        return first
-
-    def tick(self) -> None:
-        self.go_to(self.step + 1)
-
-    def go_to(self, step: int) -> None:
-        """Its rounds, and those before it, are numbered from the first."""
-        self.step = step
-        self._next_round = self.shared = 0
 
 
 @dataclass(frozen=True, slots=True)

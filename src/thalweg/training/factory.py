@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.compress import arrange
+from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError
 from thalweg.facts import Size, Workload
@@ -26,7 +27,6 @@ from thalweg.plan import Plan, What
 from thalweg.redundancy import is_relayed, root_of, spare_ranks, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import compile_rounds
-from thalweg.training.compiled_steps import RoundCounter
 from thalweg.training.compressor_state import CompressorState
 from thalweg.training.contention_monitor import ContentionMonitor
 from thalweg.training.data.position import DataPosition

@@ -16,9 +16,9 @@ from math import inf, isfinite
 import torch
 from torch.nn.utils import get_total_norm
 
+from thalweg.engine.collectives import RoundCounter
 from thalweg.errors import NotFinite, RunError, ranks_text
 from thalweg.members.world import World
-from thalweg.training.compiled_steps import RoundCounter
 from thalweg.transports.store_client import Store
 
 ReportedNames = Mapping[int, Sequence[str]]  # parameters by rank

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from thalweg.catalog import default_catalog
+from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError, RunError
 from thalweg.members.abort import AbortFlag
@@ -28,7 +29,6 @@ from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.training.checkpoint_io import Resumable, load, save
 from thalweg.training.coded_model_check import refuse_what_differs
-from thalweg.training.compiled_steps import RoundCounter
 from thalweg.training.compressor_state import CompressorState, add_to_next_gradient, summable_state
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
@@ -38,7 +38,6 @@ from thalweg.training.exchanges.tree import CodedSynchronizer, TreeMember
 from thalweg.training.factory import PlanContext, Synchronizer, refuse_what_cannot_run, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
-from thalweg.training.sharing import Collectives
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
 

@@ -15,15 +15,14 @@ from time import monotonic, time
 
 import torch
 
+from thalweg.engine.collectives import BROADCAST_CHUNK_BYTES, Collectives, RoundCounter
 from thalweg.engine.engine import Engine
 from thalweg.errors import StoreLost, ranks_text
 from thalweg.members.membership import Membership
 from thalweg.members.membership_epoch import MembershipEpoch, MemberStatus
 from thalweg.members.world import World
 from thalweg.schedules import Group
-from thalweg.training.compiled_steps import RoundCounter
 from thalweg.training.membership_change import MembershipChange
-from thalweg.training.sharing import BROADCAST_CHUNK_BYTES, Collectives
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.state_encoding import places_for
 

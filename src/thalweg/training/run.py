@@ -18,6 +18,7 @@ from torch import nn
 
 from thalweg.catalog import parse_plan
 from thalweg.engine.arrivals import Arrivals
+from thalweg.engine.digest import digest
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Change
@@ -38,7 +39,6 @@ from thalweg.training.compression_overlap import Timing
 from thalweg.training.compressor_state import total_residuals
 from thalweg.training.contention_monitor import CONTENTION_CHANGE, Adjustment, agreed_contention
 from thalweg.training.data.loader import IsOver
-from thalweg.training.digest import digest
 from thalweg.training.exchanges.native import NativeSynchronizer
 from thalweg.training.exchanges.server import AsynchronousSynchronizer
 from thalweg.training.exchanges.tree import CodedSynchronizer

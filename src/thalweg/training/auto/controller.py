@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from thalweg.catalog import default_catalog, parse_plan
+from thalweg.engine.collectives import Collectives
 from thalweg.errors import NotFitted, PlanError, RunError
 from thalweg.facts import Cluster
 from thalweg.members.world import World
@@ -47,7 +48,6 @@ from thalweg.training.auto.policy import (
 from thalweg.training.auto.request import allowed, plan_at_first, with_settings
 from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WARMUP_STEPS
 from thalweg.training.factory import PlanContext, is_native
-from thalweg.training.sharing import Collectives
 
 ADVICE_CHANGE = "advice"  # in the agreement
 PROFILED_STEPS = 8  # steps before the first advice

@@ -12,12 +12,12 @@ from torch import nn
 
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
+from thalweg.engine.collectives import Collectives
 from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
 from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
 from thalweg.plan import Choice, Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
-from thalweg.probing.together import ProbeCollectives
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
@@ -87,8 +87,7 @@ class RunCalibrator:
             codecs=() if self._costs else self._codecs,
             native=self._native,
             name=f"calibration/{number}",
-            step=setting.clock.step,
-            claim=setting.clock.claim_between,
+            clock=setting.clock,
         )
         self._costs = {**self._costs, **found.machine.codecs}
         self._native = any(trial.kind == "native" for trial in found.trials)
@@ -121,12 +120,8 @@ class RunCalibrator:
 
     def _merged(self, profile: Profile) -> ProfileResult:
         setting = self._setting
-        collectives = ProbeCollectives(
-            setting.engine,
-            setting.group.cluster,
-            setting.clock.claim_between,
-            setting.clock.step,
-        )
+        everybody = Group.everybody(setting.group.cluster)
+        collectives = Collectives(everybody, setting.engine, setting.clock)
         steps = int(collectives.all_gather([len(profile)]).min())  # some may have had no gradients
         seconds = profile.seconds()
         figures = len(seconds) // max(1, len(profile))

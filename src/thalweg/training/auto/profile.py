@@ -140,7 +140,7 @@ class ProfileResult:
 
 
 def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResult:
-    """From every rank's `Profile.seconds`, a row for each (`ProbeCollectives.all_gather`)."""
+    """From every rank's `Profile.seconds`, a row for each (`Collectives.all_gather`)."""
     steps = table.reshape(len(table), -1, 3 + len(tensors))  # ranks, steps, figures
     middle = np.median(np.median(steps, axis=1), axis=0).round(PROFILE_SECONDS_DIGITS)
     forward, backward, optimizer, *ready = middle.tolist()

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.compress import arrange
+from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.engine import Chain, Engine, Task
 from thalweg.errors import NotFinite, RunError
 from thalweg.facts import Size, Tensor
@@ -28,7 +29,7 @@ from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
 from thalweg.training.backward_hooks import AfterBackward, Hook
 from thalweg.training.buckets import DTYPES, Layout, scaled_into
-from thalweg.training.compiled_steps import CompiledSteps, RoundCounter
+from thalweg.training.compiled_steps import CompiledSteps
 from thalweg.training.compressor_state import (
     RESIDUAL,
     CompressorState,

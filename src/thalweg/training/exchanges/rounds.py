@@ -9,16 +9,16 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Protocol
 
+from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Chain, Engine
 from thalweg.plan import Plan
 from thalweg.schedules import Group
 from thalweg.steps import warm_up
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import CompiledSteps, RankStep, RoundCounter
+from thalweg.training.compiled_steps import CompiledSteps, RankStep
 from thalweg.training.compression_overlap import Overlap
 from thalweg.training.compressor_state import CompressorState, state_views
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.sharing import Collectives
 from thalweg.transports import Array
 
 

@@ -24,6 +24,7 @@ from thalweg.codes import Allocation
 from thalweg.compress import SummableCodec, arrange
 from thalweg.engine.arithmetic import Arithmetic, arithmetic_of
 from thalweg.engine.arrivals import Arrivals
+from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.first_k_node import FirstKNode
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, Piece
@@ -35,7 +36,6 @@ from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, fastest, is_compensated
 from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import RoundCounter
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.training.exchanges.rounds import Fill, StatelessExchange

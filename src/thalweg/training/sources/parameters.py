@@ -18,12 +18,14 @@ from time import monotonic
 import torch
 
 from thalweg.compress import arrange
+from thalweg.engine.arithmetic import as_array
+from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.engine import Chain, Engine, Task
 from thalweg.errors import Interrupted, StoreLost
 from thalweg.plan import Plan
 from thalweg.schedules import ContendedLinks, Group
-from thalweg.training.buckets import FlatBucket, Layout, as_array, scaled_into
-from thalweg.training.compiled_steps import CompiledSteps, RankRound, RoundCounter
+from thalweg.training.buckets import FlatBucket, Layout, scaled_into
+from thalweg.training.compiled_steps import CompiledSteps, RankRound
 from thalweg.training.compressor_state import Stateless
 from thalweg.training.contention_monitor import ContentionMonitor
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
