@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from thalweg.facts import Cluster, Link
-from thalweg.probing.coordinator import HostInfo
-from thalweg.probing.network import ProbeFlow
+from thalweg.probing.network import HostInfo, ProbeFlow
 
 
 class Simulated:

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from tests.threads import run_threads
 from thalweg.errors import PeerFailed, PeerLate
 from thalweg.members.abort import AbortFlag
-from thalweg.probing import worker
-from thalweg.probing.coordinator import Effort, ProbeCoordinator
-from thalweg.probing.messages import ProbeMessenger
+from thalweg.probing import coordinator
+from thalweg.probing.coordinator import Effort, ProbeCoordinator, serve
+from thalweg.probing.flow import ProbeMessenger
 from thalweg.probing.network import ProbeFlow
-from thalweg.probing.worker import serve
 from thalweg.transports import Transport
 
 QUICK = Effort(pings=5, short=0.05, long=0.1)
@@ -25,11 +24,11 @@ QUICK = Effort(pings=5, short=0.05, long=0.1)
 def on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 1 and 2 are on one host, all on one machine."""
 
-    def introduction() -> dict[str, Any]:
+    def host_description() -> dict[str, Any]:
         rank = _RANKS[current_thread().name]
         return {"name": f"h{min(rank, 1)}{rank // 3}", "machine": "m", "stack": "", "cores": 1}
 
-    monkeypatch.setattr(worker, "introduction", introduction)
+    monkeypatch.setattr(coordinator, "host_description", host_description)
 
 
 _RANKS: dict[str, int] = {}

@@ -10,7 +10,7 @@ import pytest
 from tests.probing.simulated import SimulatedSurvey
 from thalweg.facts import Cluster, Host, Rack, Rate, StragglerDelay, parse_cluster
 from thalweg.probing.cluster_builder import names_of
-from thalweg.probing.coordinator import HostInfo
+from thalweg.probing.network import HostInfo
 from thalweg.probing.result import ProbeResult
 from thalweg.probing.survey import survey
 

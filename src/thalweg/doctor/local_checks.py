@@ -26,7 +26,7 @@ from thalweg.facts import about, read_cluster
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE, RankAssignment, find_cluster
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.members.world import INTERFACE_VARIABLES, own_address
-from thalweg.probing.worker import introduction
+from thalweg.probing.coordinator import host_description
 from thalweg.transports.security import ENCRYPTION_VARIABLE, FORMER_VARIABLE, wants_encryption
 
 GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -49,7 +49,7 @@ def local_report(assignment: RankAssignment) -> LocalReport:
     across = name_resolution.across_hosts(assignment.size, os.environ)
     tried = [processor.bfloat16()] if assignment.local_rank == 0 else []
     variables, refused = accepted(os.environ)
-    introduced = introduction()
+    introduced = host_description()
     host = introduced["name"]
     lookup = name_resolution.resolve_name(socket.gethostname())
     address = own_address(assignment.address, variables)

@@ -18,7 +18,7 @@ from thalweg.doctor.environment import versions as own_versions
 from thalweg.doctor.finding import Finding, RankFacts
 from thalweg.doctor.local_checks import GLOO_INTERFACE_VARIABLE
 from thalweg.members.world import World
-from thalweg.probing.worker import introduction
+from thalweg.probing.coordinator import host_description
 
 # Seconds for the host's own name to be looked up; who is slower isn't judged.
 HOSTNAME_TIMEOUT_SECONDS = 0.01
@@ -85,7 +85,7 @@ def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> li
 
 
 def _own(world: World) -> RankFacts:
-    introduced = introduction()
+    introduced = host_description()
     return RankFacts(
         rank=world.rank,
         name=introduced["name"],

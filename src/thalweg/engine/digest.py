@@ -1,9 +1,11 @@
-"""A digest of tensors that is cheap enough to be taken while training: every bit counts, and its
-place in a line of 512 bytes does. It shows what went wrong by chance, and not what was meant to.
+"""A digest of tensors that is cheap enough to be computed while training.
+
+Every bit counts, and so does its place in a line of 512 bytes. The digest detects accidental
+differences, not deliberate ones:
 
     sum over lines and columns of w(column) x(line, column)  modulo 2^64, with odd weights w
 
-and then mixed (splitmix64), since sums of digests that are linear would look alike.
+and then mixed (splitmix64), since sums of linear digests could coincide.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         """The first error ends it all: nobody shall wait for what won't come."""
         interrupted = self._interrupted(error)
-        self._broken = interrupted or self._first_cause(error)
+        self._broken = interrupted or self._abort_flag.first_cause(error)
         self._abort(self._broken)
         if interrupted is None:
             self._transport.close()
@@ -400,17 +400,6 @@ class Engine:
             left.clear()
         for chain in chains:
             chain.future.set_exception(error)
-
-    def _first_cause(self, error: BaseException) -> BaseException:
-        """Sound the alarm; the first cause, if another rank has told it."""
-        if isinstance(error, PeerLate):
-            self._abort_flag.raise_for_late_peer(error)
-        elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
-            self._abort_flag.raise_flag(error.problem)
-        elif not isinstance(error, ThalwegError):
-            self._abort_flag.raise_flag(f"{type(error).__name__}: {error}")
-        abort = self._abort_flag.poll() if isinstance(error, TransportError) else None
-        return abort or error
 
     def _check_others(self) -> None:
         """Whether others gave up, or wait to meet this rank; or whether it has waited enough."""

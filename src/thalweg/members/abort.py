@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
-from thalweg.errors import PeerFailed, PeerLate, RunError, StoreLost, ranks_text
+from thalweg.errors import (
+    PeerFailed,
+    PeerLate,
+    RunError,
+    StoreLost,
+    ThalwegError,
+    TransportError,
+    ranks_text,
+)
 from thalweg.members.activity import key_of, last_seen
 from thalweg.transports.store_client import Store, StoreClient
 
@@ -117,3 +125,14 @@ class AbortFlag:
             f"rank {alarm['rank']} gave up: {alarm['problem']}",
             f"look at the output of rank {alarm['rank']}",
         )
+
+    def first_cause(self, error: BaseException) -> BaseException:
+        """Raise the flag for this error; return the first cause, if another rank published it."""
+        if isinstance(error, PeerLate):
+            self.raise_for_late_peer(error)
+        elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
+            self.raise_flag(error.problem)
+        elif not isinstance(error, ThalwegError):
+            self.raise_flag(f"{type(error).__name__}: {error}")
+        abort = self.poll() if isinstance(error, TransportError) else None
+        return abort or error

@@ -1,6 +1,6 @@
-"""Measuring a cluster: round trips, racks, NICs, uplinks."""
+"""Measurement of a cluster: round trips, racks, NICs and uplinks."""
 
-from thalweg.probing.api import measure, probe, refuse_other_transports
 from thalweg.probing.result import ProbeResult
+from thalweg.probing.survey import measure, probe, refuse_other_transports
 
 __all__ = ["ProbeResult", "measure", "probe", "refuse_other_transports"]

@@ -1,10 +1,11 @@
-"""Calibration: the rates of the links, what messages, bytes and crowds cost, and the compressors,
-measured by all ranks of a run together in a few seconds."""
+"""Calibration: all ranks of a run together measure, in a few seconds, the rates of the links, the
+costs of messages, bytes and concurrent flows, and the compressors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -46,36 +47,40 @@ from thalweg.predict.calibration_trials import (
 from thalweg.predict.fitting import fit
 from thalweg.probing.cluster_builder import cluster_of, names_of
 from thalweg.probing.codec_costs import measure_codecs
-from thalweg.probing.coordinator import Counted, Effort, HostInfo, ProbeCoordinator, run_coordinated
-from thalweg.probing.nics import measure_nics
-from thalweg.probing.survey import NetworkOfHosts, declared_racks, in_one_rack, survey
-from thalweg.probing.uplinks import measure_uplinks
-from thalweg.probing.worker import PROBE_LEADER_RANK
+from thalweg.probing.coordinator import (
+    PROBE_LEADER_RANK,
+    Counted,
+    Effort,
+    ProbeCoordinator,
+    run_coordinated,
+)
+from thalweg.probing.link_rates import measure_nics, measure_uplinks
+from thalweg.probing.network import HostInfo, NetworkOfHosts
+from thalweg.probing.survey import declared_racks, in_one_rack, survey
 from thalweg.schedules import Group
 
 DEFAULT_BUCKET_SIZE = Settings().bucket
 FITTED_KEY = "fitted"  # in the store
 Progress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much of it is done, and of how much (0: not known)."""
+"""Called with what is being measured, how much of it is done, and of how much (0: unknown)."""
 QUICK_EFFORT = Effort(pings=40, short=0.15, long=0.2)
-NIC_PARTNERS_PER_HOST = 2  # of each host
-MAX_UPLINK_FILL_COUNT = 3  # times at most, each way of an uplink
-PINGED_HOSTS_PER_RACK = 3  # hosts of each rack, by its first
-MIN_REPETITIONS, MAX_REPETITIONS = 3, 5  # repetitions
-TRIALS_BUDGET_SECONDS = 6.0  # seconds for all of them, at the links' rates
-TINY_TRIALS_IN_A_ROW_COUNT = 8  # of tiny ones
-TRIAL_WARMUP_BYTES = 1 << 16  # bytes
-LINK_RECOVERY_SECONDS = 0.03  # seconds in which links recover what they carry at once
-# Seconds at most for the backend, and less than the engine's for who waits there.
-BACKEND_TIMEOUT_SECONDS = 60.0
+NIC_PARTNERS_PER_HOST = 2
+MAX_UPLINK_FILL_COUNT = 3  # for each direction of an uplink
+PINGED_HOSTS_PER_RACK = 3  # by the rack's first host
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 5
+TRIALS_BUDGET_SECONDS = 6.0  # for all trials, at the links' rates
+TINY_TRIALS_IN_A_ROW_COUNT = 8
+TRIAL_WARMUP_BYTES = 1 << 16
+LINK_RECOVERY_SECONDS = 0.03  # in which shaped links regain their burst allowance
+BACKEND_TIMEOUT_SECONDS = 60.0  # at most; less than the engine's timeout of waiting ranks
 Run = Callable[[int], None]
-"""So many times in a row."""
+"""Runs a trial this many times in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
-    """`cluster` has the latency that messages have in use; `surveyed` is the one that the trials'
-    schedules were made for."""
+    """The result of a calibration. `cluster` has the latency of messages in use; `surveyed` is the
+    cluster for which the trials' schedules were compiled."""
 
     cluster: Cluster
     machine: Machine
@@ -96,15 +101,17 @@ def calibrate(
     clock: RoundCounter | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> CalibrationResult:
-    """The same on all ranks, which call this together, at a moment at which nothing else is sent.
+    """Measure cluster and machine; all ranks call this together and get the same result.
 
-    declared   its racks are kept; a whole probe finds them if it is None
-    codecs     compressors that are tried on such `tensors`
-    native     try the backend's own all-reduce too, where Gloo connects
-    name       of a part of the store that nothing else uses: another one each time
+    Nothing else may be sent meanwhile.
+
+    declared   the cluster whose racks are kept; if it is None, a whole probe finds them
+    codecs     compressors to time on such `tensors`
+    native     time the backend's own all-reduce too, where Gloo connects
+    name       a namespace of the store that nothing else uses: another one each time
     clock      numbers the rounds, on an engine that trains
 
-    Raises NotFitted on all ranks if what was measured makes no sense together.
+    Raises NotFitted on all ranks if no machine fits the measurements.
     """
     namespace = world.namespace(name)
     surveyed = quick_survey(
@@ -122,14 +129,15 @@ def calibrate(
     progress("compressors", 0, len(codecs))
     costs = measure_codecs(collectives, codecs, tensors)
     progress("compressors", len(codecs), len(codecs))
-    if world.rank == PROBE_LEADER_RANK:  # one is enough, and then all have the same to the last bit
+    if world.rank == PROBE_LEADER_RANK:  # so that all ranks have the same, to the last bit
         namespace.put(FITTED_KEY, json.dumps(_fitted(surveyed, trials, costs)))
-    said = namespace.wait_for(FITTED_KEY, namespace.timeout, abort_flag)
-    if said is None:
+    text = namespace.wait_for(FITTED_KEY, namespace.timeout, abort_flag)
+    if text is None:
+        waited = f"within {namespace.timeout:g} s"
         raise RunError(
-            f"rank {PROBE_LEADER_RANK} hasn't fitted what was measured", "allow more time"
+            f"rank {PROBE_LEADER_RANK} hasn't fitted the measurements {waited}", "allow more time"
         )
-    found = json.loads(said)
+    found = json.loads(text)
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
     return CalibrationResult(
@@ -143,7 +151,7 @@ def calibrate(
 def _fitted(
     surveyed: Cluster, trials: Sequence[NetworkTrial], codecs: Mapping[str, CodecCost]
 ) -> dict[str, str]:
-    """As files, or the problem: nobody else would know of one, and all wait for this."""
+    """The fitted cluster and machine as files, or the problem, for the ranks that wait for it."""
     try:
         found = fit(surveyed, trials)
         machine = replace(found.machine, codecs=codecs)
@@ -159,27 +167,29 @@ def quick_survey(
     *,
     counted: Counted = lambda done: None,
 ) -> Cluster:
-    """The declared racks with the rates that their links have now; the same on all ranks, which
-    call this together, each in a namespace of the same name (`World.namespace`) that nothing else
-    uses: so it serves in the middle of a run too, where nothing is sent meanwhile. Without declared
-    racks it is a whole probe."""
+    """The declared racks with the rates that their links have now; without them, a whole probe.
+
+    All ranks call this together and get the same cluster, each in a namespace of the same name
+    (`World.namespace`) that nothing else uses. So it also works during a run, while nothing else is
+    sent."""
     effort = Effort() if declared is None else QUICK_EFFORT
 
-    def survey_links(conductor: ProbeCoordinator) -> str:
-        return format_cluster(survey_quickly(conductor, declared))
+    def survey_links(coordinator: ProbeCoordinator) -> str:
+        return format_cluster(survey_quickly(coordinator, declared))
 
     return parse_cluster(run_coordinated(namespace, abort_flag, effort, survey_links, counted))
 
 
 def survey_quickly(network: NetworkOfHosts, declared: Cluster | None) -> Cluster:
-    """On rank 0. What isn't declared as it stands is found out by a whole probe; where one rack is
-    only assumed, its hosts are those that are there.
+    """Measure the links of declared racks on rank 0; a whole probe if a host isn't as declared.
 
-    A probe takes most of its time to find out who shares a rack. Where that is known, each host
-    sends to two partners of its rack and takes in from two, and each uplink is filled two or three
-    times each way, for a fifth of a second each (the first may have had a slow start: if two
-    differ, the median of three counts). Who looks slow is tried with others, as in a probe, so one
-    slow NIC or uplink is found and nobody else is blamed.
+    Where one rack is only assumed, its hosts are those that are present.
+
+    A probe spends most of its time on which hosts share a rack. Where that is known, each host
+    sends to two partners of its rack and receives from two, and each uplink is filled two or three
+    times in each direction, for 0.2 s each (the first may have had a slow start: if two differ, the
+    median of three counts). A host that looks slow is measured with others, as in a probe, so a
+    slow NIC or uplink isn't mistaken for another.
     """
     if declared is not None and ONE_RACK_ASSUMPTION in declared.assumed:
         declared = in_one_rack(network.host_infos)
@@ -189,12 +199,12 @@ def survey_quickly(network: NetworkOfHosts, declared: Cluster | None) -> Cluster
     nics = measure_nics(network, racks, NIC_PARTNERS_PER_HOST)
     uplinks = measure_uplinks(network, racks, nics, MAX_UPLINK_FILL_COUNT)
     names = names_of(network.host_infos, declared)
-    trips = _round_trips(network, racks)
-    return cluster_of(network.host_infos, names, racks, nics, uplinks, trips, declared)
+    round_trips = _round_trips(network, racks)
+    return cluster_of(network.host_infos, names, racks, nics, uplinks, round_trips, declared)
 
 
 def racks_of(hosts: Sequence[HostInfo], declared: Cluster) -> list[frozenset[int]] | None:
-    """The hosts of each declared rack, by number; None if a host isn't as it is declared."""
+    """The numbers of each declared rack's hosts; None if a host isn't as declared."""
     if any({*host.ranks} != {*declared.host(host.ranks[0]).ranks} for host in hosts):
         return None
     return declared_racks(declared, [host.ranks[0] for host in hosts])
@@ -203,7 +213,7 @@ def racks_of(hosts: Sequence[HostInfo], declared: Cluster) -> list[frozenset[int
 def _round_trips(
     network: NetworkOfHosts, racks: Sequence[frozenset[int]]
 ) -> dict[tuple[int, int], float]:
-    """Of a few hosts of each rack, and between the racks' first hosts."""
+    """Round trips of a few hosts of each rack, and between the racks' first hosts."""
     within = [
         (min(rack), host) for rack in racks for host in sorted(rack)[1 : 1 + PINGED_HOSTS_PER_RACK]
     ]
@@ -220,72 +230,64 @@ def run_trials(
     typical: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[NetworkTrial]:
-    """The same on all ranks, which call this together while nothing else is sent, in a room that
-    nothing else uses. `native`: of the backend's own all-reduce too, where that can be had.
-    `typical` are the bytes that rounds will have, if known. `progress` is called with how many
-    trials are done, and of how many.
+    """Time schedules that span what plans do (`predict.calibration_trials`), on the engine.
 
-    These are trials of the network by the engine that will train: how long schedules take that span
-    what plans do (`predict.trial`). Before each repetition all ranks meet, so that they start
-    together. Clocks of different hosts can't be compared, so a repetition takes as long as the
-    slowest rank's own clock says, from its meeting to its end. What is over in a few milliseconds
-    is run several times in a row, since meeting isn't exact. Trials take turns, so that what
-    disturbs a machine for a while doesn't meet all repetitions of one of them.
+    All ranks call this together and get the same trials, in a namespace that nothing else uses,
+    while nothing else is sent. `native` adds the backend's own all-reduce, `typical` is the size of
+    a round in bytes, if known; `progress` is called with the number of trials done, and of all.
 
-    The backend is tried in a group of its own, which leaves the script's alone. Where Gloo doesn't
-    connect all ranks, or the script's group isn't one of Gloo, it isn't tried.
+    A barrier precedes each repetition. Clocks of different hosts can't be compared, so a repetition
+    takes as long as on the slowest rank by its own clock, from the barrier to the end. A trial of a
+    few milliseconds is run several times in a row, since barriers aren't exact. Trials alternate,
+    so that a disturbance doesn't affect all repetitions of one of them.
+
+    The backend is timed in a group of its own, which leaves the script's alone; not at all, if Gloo
+    doesn't connect all ranks, or the script's group uses another backend.
     """
     if namespace.size == 1:
         return []
     gloo = _gloo(namespace, collectives) if native else None
-    plan = list(wanted_trials(cluster, backend=gloo is not None, typical=typical))
-    repeats = _repeats(cluster, plan)
-    prepared = [_prepared(collectives, gloo, cluster, kind, nbytes) for kind, nbytes in plan]
+    wanted = list(wanted_trials(cluster, backend=gloo is not None, typical=typical))
+    total = len(wanted) * _repetitions(cluster, wanted)
+    runs = [_prepared(collectives, gloo, cluster, kind, nbytes) for kind, nbytes in wanted]
     seconds: list[float] = []
-    for repeat in range(repeats):
-        for number, run in enumerate(prepared):
-            progress(repeat * len(plan) + number, repeats * len(plan))
-            times = TINY_TRIALS_IN_A_ROW_COUNT if plan[number][1] <= MAX_SMALL_TRIAL_BYTES else 1
-            seconds.append(_seconds(collectives, run, times))
-    progress(repeats * len(plan), repeats * len(plan))
+    for done in range(total):
+        progress(done, total)
+        _, nbytes = wanted[done % len(wanted)]
+        times = TINY_TRIALS_IN_A_ROW_COUNT if nbytes <= MAX_SMALL_TRIAL_BYTES else 1
+        seconds.append(_seconds(collectives, runs[done % len(wanted)], times))
+    progress(total, total)
     slowest = [float(second) for second in collectives.all_gather(seconds).max(axis=0)]
     return [
-        NetworkTrial(kind, nbytes, tuple(slowest[number :: len(plan)]))
-        for number, (kind, nbytes) in enumerate(plan)
+        NetworkTrial(kind, nbytes, tuple(slowest[number :: len(wanted)]))
+        for number, (kind, nbytes) in enumerate(wanted)
     ]
 
 
-def _repeats(cluster: Cluster, plan: Sequence[tuple[str, int]]) -> int:
-    once = sum(min_trial_seconds(kind, cluster, nbytes) for kind, nbytes in plan)
-    return (
-        MAX_REPETITIONS
-        if once * MAX_REPETITIONS <= TRIALS_BUDGET_SECONDS
-        else max(MIN_REPETITIONS, int(TRIALS_BUDGET_SECONDS / once))
-    )
+def _repetitions(cluster: Cluster, wanted: Sequence[tuple[str, int]]) -> int:
+    once = sum(min_trial_seconds(kind, cluster, nbytes) for kind, nbytes in wanted)
+    if once * MAX_REPETITIONS <= TRIALS_BUDGET_SECONDS:
+        return MAX_REPETITIONS
+    return max(MIN_REPETITIONS, int(TRIALS_BUDGET_SECONDS / once))
 
 
 def _gloo(namespace: World, collectives: Collectives) -> Any:
-    """A group of all ranks; None on all of them if one isn't connected."""
+    """A Gloo group of all ranks; None on all of them if one can't connect."""
     if dist.is_initialized() and "cpu:gloo" not in dist.get_backend_config():
         return None
-    gloo = _connected(namespace)
+    patience = timedelta(seconds=min(BACKEND_TIMEOUT_SECONDS, namespace.timeout / 2))
+    gloo: Any = None
+    with suppress(RuntimeError):
+        group = ProcessGroupGloo(
+            PrefixStore("gloo", namespace.store), namespace.rank, namespace.size, patience
+        )
+        _all_reduce(group, [torch.zeros(1)], 1)
+        gloo = group
     return gloo if collectives.all_gather([gloo is not None]).all() else None
 
 
-def _connected(namespace: World) -> Any:
-    patience = timedelta(seconds=min(BACKEND_TIMEOUT_SECONDS, namespace.timeout / 2))
-    try:
-        gloo: Any = ProcessGroupGloo(
-            PrefixStore("gloo", namespace.store), namespace.rank, namespace.size, patience
-        )
-        _all_reduce(gloo, [torch.zeros(1)], 1)
-    except RuntimeError:
-        return None
-    return gloo
-
-
 def _prepared(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
-    """Such a trial, once its connections are there."""
+    """A trial whose connections are established."""
     _trial(collectives, gloo, cluster, kind, min(nbytes, TRIAL_WARMUP_BYTES))(1)
     return _trial(collectives, gloo, cluster, kind, nbytes)
 
@@ -304,7 +306,7 @@ def _trial(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nby
 
 
 def _seconds(collectives: Collectives, run: Run, times: int) -> float:
-    """By this rank's clock, after all have met."""
+    """The seconds of one run by this rank's clock, after a barrier."""
     sleep(LINK_RECOVERY_SECONDS)
     collectives.barrier()
     start = perf_counter()

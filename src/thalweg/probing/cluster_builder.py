@@ -1,4 +1,4 @@
-"""From figures by the numbers of hosts to a cluster with names."""
+"""Building a `Cluster` with names from measurements of numbered hosts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from statistics import median
 import numpy as np
 
 from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, StragglerDelay
-from thalweg.probing.coordinator import HostInfo
-from thalweg.probing.nics import Nics
+from thalweg.probing.link_rates import Nics, Uplink
+from thalweg.probing.network import HostInfo
 from thalweg.probing.result import UplinkFound, rounded
-from thalweg.probing.uplinks import Uplink
 
 _HOST_NAME_FORBIDDEN = re.compile(r"[^A-Za-z0-9._:-]+")
-MIN_RACK_LATENCY_RATIO = 1.1  # of a way across racks to one within, below which it is noise
+MIN_RACK_LATENCY_RATIO = 1.1  # of latency across racks to latency within; less is noise
 
 
 def names_of(hosts: Sequence[HostInfo], declared: Cluster | None) -> list[str]:
-    """As declared, or else the hosts' own names, made unique and such that a file can have them."""
+    """The declared names, or the hosts' own, made unique and valid for a cluster file."""
     if declared is not None:
-        own = [declared.host(host.ranks[0]).name for host in hosts]
-        if len({*own}) == len(own):
-            return own
+        known = [declared.host(host.ranks[0]).name for host in hosts]
+        if len({*known}) == len(known):
+            return known
     plain = [_HOST_NAME_FORBIDDEN.sub("-", host.name).lstrip(".:-") or "host" for host in hosts]
     times = Counter(plain)
     numbered = [
@@ -37,40 +36,35 @@ def names_of(hosts: Sequence[HostInfo], declared: Cluster | None) -> list[str]:
 
 
 def cluster_of(
-    stations: Sequence[HostInfo],
+    infos: Sequence[HostInfo],
     names: Sequence[str],
     racks: Sequence[frozenset[int]],
     nics: Nics,
     uplinks: Sequence[Uplink | None],
-    trips: dict[tuple[int, int], float],
+    round_trips: dict[tuple[int, int], float],
     declared: Cluster | None,
 ) -> Cluster:
-    within, added = added_by_uplinks(racks, trips)
+    within, added = added_by_uplinks(racks, round_trips)
     built = []
-    for number, rack in enumerate(racks):
-        uplink = uplinks[number]
-        hosts = [
+    for number, (rack, uplink) in enumerate(zip(racks, uplinks, strict=True)):
+        hosts = tuple(
             Host(
                 name=names[host],
-                ranks=stations[host].ranks,
-                nic=Duplex(rounded(nics.out[host]), rounded(nics.into[host])),
-                late=declared.host(stations[host].ranks[0]).late if declared else StragglerDelay(),
+                ranks=infos[host].ranks,
+                nic=_duplex(nics.out[host], nics.into[host]),
+                late=declared.host(infos[host].ranks[0]).late if declared else StragglerDelay(),
             )
             for host in sorted(rack)
-        ]
-        known = declared and declared.rack(stations[min(rack)].ranks[0]).name
-        limits = uplink is not None and uplink.limits
-        built.append(
-            Rack(
-                name=known or f"rack{number}",
-                hosts=tuple(hosts),
-                uplink=Duplex(rounded(uplink.out.rate), rounded(uplink.into.rate))
-                if uplink is not None and limits
-                else None,
-                latency=Duration(round(added[number], 7)),
-            )
         )
+        name = declared.rack(infos[min(rack)].ranks[0]).name if declared else f"rack{number}"
+        limit = _duplex(uplink.out.rate, uplink.into.rate) if uplink and uplink.limits else None
+        latency = Duration(round(added[number], 7))
+        built.append(Rack(name=name, hosts=hosts, uplink=limit, latency=latency))
     return Cluster(racks=tuple(built), latency=half(2 * within))
+
+
+def _duplex(out: float, into: float) -> Duplex:
+    return Duplex(rounded(out), rounded(into))
 
 
 def half(round_trip: float) -> Duration:
@@ -78,13 +72,15 @@ def half(round_trip: float) -> Duration:
 
 
 def by_host(
-    names: Sequence[str], racks: Sequence[frozenset[int]], trips: dict[tuple[int, int], float]
+    names: Sequence[str],
+    racks: Sequence[frozenset[int]],
+    round_trips: dict[tuple[int, int], float],
 ) -> dict[str, float]:
-    """The median of a host's round trips within its rack, or of all that it has."""
+    """The median of each host's round trips within its rack, or of all that it has."""
     found = {}
     for rack in racks:
         for host in rack:
-            own = {pair: t for pair, t in trips.items() if host in pair}
+            own = {pair: t for pair, t in round_trips.items() if host in pair}
             within = [t for pair, t in own.items() if {*pair} <= rack]
             if own:
                 found[names[host]] = median(within or own.values())
@@ -120,25 +116,25 @@ def uplinks_found(
 
 
 def added_by_uplinks(
-    racks: Sequence[frozenset[int]], trips: Mapping[tuple[int, int], float]
+    racks: Sequence[frozenset[int]], round_trips: Mapping[tuple[int, int], float]
 ) -> tuple[float, list[float]]:
-    """Seconds of the way within a rack, and what crossing each rack's uplink adds to it.
+    """The latency within a rack in seconds, and what crossing each rack's uplink adds to it.
 
-    A way from rack i to rack j takes w + l_i + l_j, where w is the way within a rack: least squares
+    The latency from rack i to rack j is w + l_i + l_j, where w is that within a rack: least squares
     over the round trips between racks, none below 0."""
     rack_of = {host: number for number, rack in enumerate(racks) for host in rack}
-    within = [t / 2 for (one, other), t in trips.items() if rack_of[one] == rack_of[other]]
+    within = [t / 2 for (one, other), t in round_trips.items() if rack_of[one] == rack_of[other]]
     across: dict[tuple[int, int], list[float]] = {}
-    for (one, other), seconds in trips.items():
+    for (one, other), seconds in round_trips.items():
         if rack_of[one] != rack_of[other]:
             across.setdefault((rack_of[one], rack_of[other]), []).append(seconds / 2)
     usual = median(within) if within else min(min(times) for times in across.values())
-    ways = {pair: median(times) for pair, times in across.items()}
-    if not ways or median(ways.values()) < MIN_RACK_LATENCY_RATIO * usual:
+    latencies = {pair: median(times) for pair, times in across.items()}
+    if not latencies or median(latencies.values()) < MIN_RACK_LATENCY_RATIO * usual:
         return usual, [0.0 for _ in racks]
-    matrix = np.zeros((len(ways), len(racks)))
-    for row, pair in enumerate(ways):
+    matrix = np.zeros((len(latencies), len(racks)))
+    for row, pair in enumerate(latencies):
         matrix[row, list(pair)] = 1.0
-    excess = np.array([way - usual for way in ways.values()])
+    excess = np.array([seconds - usual for seconds in latencies.values()])
     solution = np.linalg.lstsq(matrix, excess, rcond=None)[0]
     return usual, [max(0.0, float(value)) for value in solution]

@@ -1,16 +1,16 @@
-"""What a compressor costs while all ranks of a machine are busy with it.
+"""The cost of a compressor while all ranks of a machine use it.
 
-Every rank times what one worker does for a bucket (`codec_trials`), by the clock on the wall, after
-all have met: so ranks that share cores take them from each other, as they will in training. Two
-sizes tell what a bucket costs from what its elements do; where payloads are gathered, two numbers
-of payloads tell what each of them adds:
+Every rank times the work of one worker on a bucket (`codec_trials`), in wall-clock time, after a
+barrier: so ranks that share cores compete for them, as they will in training. Two bucket sizes
+separate the cost of a bucket from that of its elements; where payloads are gathered, two numbers of
+payloads give the cost of each:
 
     sum, two-shot  bucket + elements (encode + decode)
     gathered       bucket + elements (encode + payloads x gathered), and for codecs that are always
                    gathered also elements x decode
 
-Least squares over what was timed, each row relative to itself, so that small buckets count as much
-as large ones.
+Least squares over the timings, each row relative to itself, so that small buckets count as much as
+large ones.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from thalweg.facts import CodecCost, FittedValue, Tensor
 from thalweg.plan import Choice
 from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of
 
-MAX_CODEC_BUCKET_ELEMENTS = 1 << 18  # elements of a bucket
-SMALL_BUCKET_FACTOR = 8  # times, the other bucket
-FEW_PAYLOADS_COUNT, MANY_PAYLOADS_COUNT = 2, 4  # payloads
-CODEC_TIMING_SECONDS = 0.02  # seconds
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+MAX_CODEC_BUCKET_ELEMENTS = 1 << 18
+SMALL_BUCKET_FACTOR = 8  # of the large to the small bucket
+FEW_PAYLOADS_COUNT, MANY_PAYLOADS_COUNT = 2, 4
+CODEC_TIMING_SECONDS = 0.02
+MAD_TO_DEVIATION = 1.4826  # standard over median absolute deviation, of a normal distribution
 Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is timed: a bucket of so many elements, and so many payloads that are decoded."""
+    """A timed case: the tensors of a bucket, and the number of payloads that are decoded."""
 
     tensors: tuple[Tensor, ...]
     payloads: int
     gathered: bool
-    always: bool  # gathered, whatever the network
+    always: bool  # the codec is gathered in every topology
 
     @property
     def elements(self) -> int:
@@ -55,8 +55,10 @@ class Setup:
 def measure_codecs(
     collectives: Collectives, choices: Sequence[Choice], tensors: Sequence[Tensor]
 ) -> dict[str, CodecCost]:
-    """By the choices' texts, for such tensors; the same on all ranks, which call this together.
-    Compressors that take none of the tensors are left out."""
+    """The costs of these compressors for such tensors, by the text of the choice.
+
+    All ranks call this together and get the same costs. A compressor that takes none of the tensors
+    is left out."""
     gradients, costs = Gradients(), {}
     for choice in choices:
         compressor = default_catalog().compressors[choice.name]
@@ -98,8 +100,8 @@ def setups_of(compressor: Compressor, choice: Choice, tensors: Sequence[Tensor])
 
 
 def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
-    """Tensors of so many elements at most, last layer first; of one that is too large, as many
-    rows as fit."""
+    """Tensors of at most `limit` elements, last layer first; a tensor that is too large is cut to
+    the rows that fit."""
     taken: list[Tensor] = []
     for tensor in reversed(tensors):
         row = prod(tensor.shape[1:])
@@ -111,8 +113,8 @@ def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
 
 
 def _seconds(collectives: Collectives, trial: TimedCodec) -> list[float]:
-    """To encode and to decode at a step: the mean over a while, since ranks that share a core take
-    turns on it that are longer than a step."""
+    """The seconds to encode and to decode in a step: the mean over a while, since ranks that share
+    a core take turns on it that are longer than a step."""
     spent, step = np.zeros(2), trial.period  # the first period warms up
     for first in range(trial.period):
         trial.refill()
@@ -132,10 +134,10 @@ def _seconds(collectives: Collectives, trial: TimedCodec) -> list[float]:
 
 
 def cost_of(setups: Sequence[Setup], seconds: Seconds) -> CodecCost:
-    """From seconds by rank, setup, and encoding or decoding: the middle rank counts."""
+    """The cost that fits the median over ranks of `seconds` (by rank, setup, encode or decode)."""
     middle = np.median(seconds, axis=0)
-    away = np.median(np.abs(seconds - middle), axis=0)
-    spread = float(MAD_TO_DEVIATION * np.median(away / middle.clip(1e-9)))
+    deviation = np.median(np.abs(seconds - middle), axis=0)
+    spread = float(MAD_TO_DEVIATION * np.median(deviation / middle.clip(1e-9)))
     elements = np.array([float(setup.elements) for setup in setups])
     decoded = np.array([not setup.gathered or setup.always for setup in setups])
     payloads = np.array([setup.payloads * setup.gathered for setup in setups])
@@ -151,8 +153,7 @@ def cost_of(setups: Sequence[Setup], seconds: Seconds) -> CodecCost:
 
 
 def _solve(columns: Sequence[Seconds], seconds: Seconds) -> list[float]:
-    """The factors of the columns; what would be below nothing is nothing, and the others do without
-    it."""
+    """The factors of the columns; a column whose factor would be negative is dropped, with 0."""
     rows = np.stack(columns, axis=1) / seconds.clip(1e-9)[:, None]
     used = [column for column in range(len(columns)) if rows[:, column].any()]
     while True:

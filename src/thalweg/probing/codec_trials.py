@@ -1,6 +1,6 @@
-"""One bucket under one codec, as one of N workers sees it: what is timed is what training would do.
+"""One bucket under one codec on one of N workers: the work that training would do, to be timed.
 
-Without a network, what this rank has stands for the sum over all ranks. Payloads of the others are
+Without a network, this rank's values stand for the sum over all ranks. Payloads of the others are
 made beforehand from gradients of their own, so that decoding N of them touches different elements.
 """
 
@@ -30,24 +30,24 @@ from thalweg.engine.arithmetic import TORCH_KERNELS
 from thalweg.facts import Tensor
 from thalweg.schedules.chunks import split
 
-NOISE_ELEMENTS = 1 << 20  # values, repeated as often as a bucket needs
-TYPICAL_GRADIENT_ELEMENT = 1e-3  # of a gradient's element
+NOISE_ELEMENTS = 1 << 20  # random values, repeated as often as a bucket needs
+TYPICAL_GRADIENT_ELEMENT = 1e-3  # standard deviation
 
 
 class TimedCodec(ABC):
-    """What one worker does for one bucket at a step.
+    """The work of one worker on one bucket in one step.
 
-    `payload` and `exact` are bytes that it sends, the mean over a period; the latter are values
-    that are added up as they are."""
+    `payload` and `exact` are the bytes that it sends per step, the mean over a period; `exact` are
+    uncompressed values that are summed."""
 
     period = 1
     payload = 0.0
     exact = 0.0
-    splits = True  # encoding and decoding can be told apart
+    splits = True  # encoding and decoding are timed separately
 
     @abstractmethod
     def refill(self) -> None:
-        """A new gradient, where backward would leave it."""
+        """Write a new gradient where backward would."""
 
     @abstractmethod
     def encode(self, step: int) -> None: ...
@@ -57,8 +57,8 @@ class TimedCodec(ABC):
 
 
 def least_seconds(trial: TimedCodec, repeats: int) -> tuple[float, float]:
-    """Of this process's processors, to encode and to decode at a step: the least of so many
-    periods, after one to warm up."""
+    """The processor seconds to encode and to decode in a step: the least of `repeats` periods,
+    after one to warm up."""
     encoding, decoding = [], []
     for repeat in range(repeats + 1):
         encode, decode = 0.0, 0.0
@@ -79,14 +79,14 @@ def _seconds(do: Callable[[int], None], step: int) -> float:
 
 
 class Gradients:
-    """Gaussian ones, different on every rank; the same at every step, which no codec notices."""
+    """Gaussian gradients, different on every rank and the same in every step."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
         self._noise = TYPICAL_GRADIENT_ELEMENT * random.standard_normal(NOISE_ELEMENTS, np.float32)
 
     def of(self, segments: Sequence[Segment], length: int, rank: int = 0) -> Array:
-        """Zeros where tensors are filled up."""
+        """The gradient of these segments, with zeros where tensors are padded."""
         values = np.zeros(length, np.float32)
         for number, segment in enumerate(segments):
             shifted = np.roll(self._noise, 7919 * (rank + 1) + 104_729 * number)
@@ -95,11 +95,11 @@ class Gradients:
 
 
 class TimedFeedbackCodec(TimedCodec):
-    """With error feedback where the method keeps what it leaves out."""
+    """A codec with error feedback, if its compressor keeps residuals."""
 
     def __init__(self, codec: Codec, gradient: Array, keep: bool) -> None:
         self.fresh = gradient
-        self.gradient = aligned(len(gradient), np.float32)  # as buckets are
+        self.gradient = aligned(len(gradient), np.float32)  # like a bucket
         self.gradient[:] = gradient
         self.keep = keep
         self.feedback = Feedback(codec) if keep else None
@@ -108,19 +108,19 @@ class TimedFeedbackCodec(TimedCodec):
         np.copyto(self.gradient, self.fresh)
 
     def values(self) -> Array:
-        """What is encoded."""
+        """The values to encode: the gradient and the residual."""
         return self.gradient if self.feedback is None else self.feedback.add(self.gradient)
 
 
 class TimedSummedCodec(TimedFeedbackCodec):
-    """All up to the last vector that is added is encoding, what follows is decoding."""
+    """A codec whose vectors are summed: encoding ends with the last vector."""
 
     def __init__(self, codec: SummableCodec, gradient: Array, keep: bool, period: int) -> None:
         super().__init__(codec, gradient, keep)
         self.codec = codec
         self.period = period
-        self._under_way: Iterator[Array] = iter(())
-        self._rounds = []  # of each step of a period
+        self._running: Iterator[Array] = iter(())
+        self._rounds = []  # the number of vectors in each step of a period
         for step in range(period):
             sums = [vector.nbytes for vector in self._run(step)]
             self._rounds.append(len(sums))
@@ -131,12 +131,12 @@ class TimedSummedCodec(TimedFeedbackCodec):
         return self.codec.rounds(self.values(), self.gradient, step, keep=self.keep)
 
     def encode(self, step: int) -> None:
-        self._under_way = self._run(step)
+        self._running = self._run(step)
         for _ in range(self._rounds[step % self.period]):
-            next(self._under_way)
+            next(self._running)
 
     def decode(self, step: int) -> None:
-        for _ in self._under_way:
+        for _ in self._running:
             raise AssertionError(f"{type(self.codec).__name__} has more rounds than before")
 
 
@@ -164,7 +164,7 @@ class TimedGatheredCodec(TimedFeedbackCodec):
 
 
 class TimedTwoShotCodec(TimedGatheredCodec):
-    """Reduces the first shard of everybody's payload, and decodes the shards of all."""
+    """A codec that reduces the first shard of all payloads, and decodes the shards of all ranks."""
 
     codec: ShardableCodec
 
@@ -200,7 +200,8 @@ def timed_codec_of(
     *,
     two_shot: bool,
 ) -> tuple[TimedCodec | None, int]:
-    """A bucket of these tensors, and how many elements of it go as they are; None if all do."""
+    """The codec of a bucket of these tensors (None if it compresses none), and the number of
+    elements that are sent uncompressed."""
     arrangement = arrange(tensors, compressor, arguments)
     segments, length = arrangement.compressed, arrangement.length
     if not segments:

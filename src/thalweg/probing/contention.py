@@ -1,17 +1,17 @@
-"""Do flows slow each other down?
+"""Contention: do flows slow each other down?
 
-Two flows without a common host meet only where they share an uplink:
+Two flows without a common host contend only where they share an uplink:
 
     a -> x and b -> y contend  iff  a, b are in one rack, and x, y are outside it,
                                or   x, y are in one rack, and a, b are outside it.
 
-A *load*, one flow or more, is measured by itself and beside one flow more. If that one takes its
-rate from the load, which loses as much as the other gets, they share a link that is full:
+A *load* of one or more flows is measured alone and beside another flow. If the load loses as much
+as the other flow gets, they share a link that is full:
 
-    score = (rate of the load by itself - its rate beside the other) / rate of the other
+    score = (rate of the load alone - its rate beside the other flow) / rate of the other flow
 
 is 1 then, and 0 if they share nothing. Between two equal flows it is 2 n / U - 1 for an uplink of
-U and NICs of n, so they are found to share one of up to 1.5 n. What is doubtful is measured again,
+U and NICs of n, so they are found to share one of up to 1.5 n. A doubtful score is measured again,
 and the median decides.
 """
 
@@ -23,33 +23,34 @@ from statistics import median
 
 from thalweg.probing.network import Network, ProbeFlow, in_rounds
 
-MIN_SHARED_SCORE = 0.3  # a score from which on they share
+MIN_SHARED_SCORE = 0.3
 DOUBTFUL_SCORE_RANGE = (0.15, 0.4)
 CONTENTION_REPEAT_COUNT = 3
-SLOW_FLOW_RATIO = 0.7  # of the usual rate of a flow; who is slower can't fill a link
+SLOW_FLOW_RATIO = 0.7  # of the median rate of a flow; a slower host can't fill a link
 CONTENTION_PARTNER_COUNT, CONTENTION_RETRY_PARTNER_COUNT = 2, 4
-HOSTS_PER_FLOW_COUNT = 8  # hosts to a flow
-SUSPECT_FLOW_RATIO = 0.9  # of a flow's usual rate
+HOSTS_PER_FLOW_COUNT = 8
+SUSPECT_FLOW_RATIO = 0.9  # of the rate that a flow's hosts allow
 
 Load = tuple[ProbeFlow, ...]
 
 
 class ContentionProbe:
-    """Remembers what every host and every load has been seen to do."""
+    """Tests of contention, and the best rates of every host and load so far."""
 
     def __init__(self, network: Network, draw: Random) -> None:
         self.network = network
         self.draw = draw
         self.out: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
         self.into: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
-        self.fast: list[int] = []  # who can fill a link as well as most, the fastest first
+        self.fast: list[int] = []  # hosts that can fill a link, the fastest first
         self.tests = 0
-        self.margins: list[float] = []  # how far each score was from the limit
+        self.margins: list[float] = []  # distance of each score from the limit
         self._alone: dict[Load, float] = {}
 
     def measure_hosts(self) -> None:
-        """What each host can send and take in, roughly: with several partners, the best counts.
-        Few flows run at once, so that few meet; who looks slow is looked at alone."""
+        """Measure roughly what each host sends and receives: the best of several partners counts.
+
+        Few flows run at once, so that few contend; hosts that look slow are measured alone."""
         at_once = max(2, min(self.network.at_once, self.network.size // HOSTS_PER_FLOW_COUNT))
         seen: list[float] = []
         for _ in range(CONTENTION_PARTNER_COUNT):
@@ -68,7 +69,7 @@ class ContentionProbe:
         self.fast = [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * usual]
 
     def forget(self) -> None:
-        """What loads were seen to do by themselves."""
+        """Forget the rates of loads alone."""
         self._alone.clear()
 
     def rates(self, flows: Sequence[ProbeFlow]) -> list[float]:
@@ -83,11 +84,11 @@ class ContentionProbe:
         return min(self.out[host], self.into[host])
 
     def flow_speed(self, flow: ProbeFlow) -> float:
-        """What its two hosts allow, as far as has been seen."""
+        """The rate that the flow's two hosts allow, by the measurements so far."""
         return min(self.out[flow.source], self.into[flow.target])
 
     def suspects(self, flows: Sequence[ProbeFlow]) -> list[ProbeFlow]:
-        """Those that are slower than their hosts are known to be, while all run at once."""
+        """The flows that are slower than their hosts allow, while all run at once."""
         found = self.rates(flows)
         return [
             flow
@@ -101,7 +102,7 @@ class ContentionProbe:
             len(scores) < CONTENTION_REPEAT_COUNT
             and DOUBTFUL_SCORE_RANGE[0] <= median(scores) <= DOUBTFUL_SCORE_RANGE[1]
         ):
-            if scores:  # what it was compared with is in doubt as well
+            if scores:  # the rate of the load alone is in doubt as well
                 self._alone[load] = median((self._alone[load], sum(self.rates(load))))
             scores.append(self._score(load, other))
         self.margins.append(abs(median(scores) - MIN_SHARED_SCORE))

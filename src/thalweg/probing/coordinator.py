@@ -1,36 +1,50 @@
-"""Rank 0 conducts: it tells who is to ping or to send to whom, and gathers the figures."""
+"""The coordinator of a probe on rank 0, and the workers that follow its orders.
+
+An order is a small message: describe your host, echo pings, send pings, send a flow, receive one.
+Each is answered with a figure or a description.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
 from typing import Any
+
+import numpy as np
 
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
-from thalweg.probing.messages import ANSWERS_LABEL, ORDERS_LABEL, ProbeMessenger
-from thalweg.probing.network import ProbeFlow
-from thalweg.probing.worker import PROBE_LEADER_RANK, PROBE_OVER_ORDER, Order, obey, serve
+from thalweg.probing.flow import (
+    ANSWERS_LABEL,
+    ORDERS_LABEL,
+    PINGS_LABEL,
+    PONGS_LABEL,
+    ProbeMessenger,
+    receive_flow,
+    send_flow,
+)
+from thalweg.probing.network import HostInfo, ProbeFlow
 
-MAX_FLOWS_PER_CORE = 4  # where hosts share a machine
+Order = dict[str, Any]
 Counted = Callable[[int], None]
 """Called with the number of measurements so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostInfo:
-    """A host as it introduces itself, and the ranks on it."""
-
-    name: str
-    machine: str
-    cores: int
-    ranks: tuple[int, ...]
+PROBE_LEADER_RANK = 0
+ORDER_TIMEOUT_SECONDS = 600.0  # for a worker, while others are measured
+PROBE_OVER_ORDER = "over"
+MAX_FLOWS_PER_CORE = 4  # where hosts share a machine
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+NETWORK_NAMESPACE_PATH = Path("/proc/self/ns/net")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long is measured: small messages to a round trip, seconds to a flow."""
+    """The pings of a round trip, and the seconds of a short and of a long flow."""
 
     pings: int = 200
     short: float = 0.3
@@ -38,17 +52,17 @@ class Effort:
 
 
 class ProbeCoordinator:
-    """The network as rank 0 measures it; every host's first rank speaks for it."""
+    """The network as rank 0 measures it; the first rank of each host sends and receives."""
 
     def __init__(
-        self, exchange: ProbeMessenger, size: int, effort: Effort, counted: Counted
+        self, messenger: ProbeMessenger, size: int, effort: Effort, counted: Counted
     ) -> None:
-        self._exchange = exchange
+        self._messenger = messenger
         self._ranks = range(size)
         self._effort = effort
         self._counted = counted
         self.measurements = 0
-        self.host_infos = self._introduce()
+        self.host_infos = self._describe_hosts()
 
     @property
     def size(self) -> int:
@@ -56,13 +70,13 @@ class ProbeCoordinator:
 
     @property
     def at_once(self) -> int:
-        """Hosts on one machine share its cores."""
+        """The number of concurrent flows: hosts on one machine share its cores."""
         machines = Counter(host.machine for host in self.host_infos)
-        cores = [s.cores for s in self.host_infos if machines[s.machine] > 1]
+        cores = [host.cores for host in self.host_infos if machines[host.machine] > 1]
         return max(1, min([self.size // 2, *(MAX_FLOWS_PER_CORE * number for number in cores)]))
 
     def round_trip(self, source: int, target: int) -> float:
-        return self.round_trip_of_ranks(self._speaker(source), self._speaker(target))
+        return self.round_trip_of_ranks(self._first_rank(source), self._first_rank(target))
 
     def round_trip_of_ranks(self, one: int, other: int) -> float:
         pings = self._effort.pings
@@ -78,45 +92,45 @@ class ProbeCoordinator:
         seconds = self._effort.short if short else self._effort.long
         orders: dict[int, Order] = {}
         for flow in flows:
-            source, target = self._speaker(flow.source), self._speaker(flow.target)
-            orders[target] = {"do": "take", "peer": source, "seconds": seconds}
+            source, target = self._first_rank(flow.source), self._first_rank(flow.target)
+            orders[target] = {"do": "receive", "peer": source, "seconds": seconds}
             orders[source] = {"do": "send", "peer": target, "seconds": seconds}
         found = self._order(orders, seconds)
-        return [float(found[self._speaker(flow.target)]) for flow in flows]
+        return [float(found[self._first_rank(flow.target)]) for flow in flows]
 
     def end(self, result: Any) -> None:
-        """All workers return this."""
+        """Make all workers return this result."""
+        over = {"do": PROBE_OVER_ORDER, "result": result}
         for rank in self._ranks:
             if rank != PROBE_LEADER_RANK:
-                self._exchange.send_json(
-                    rank, ORDERS_LABEL, {"do": PROBE_OVER_ORDER, "result": result}
-                )
+                self._messenger.send_json(rank, ORDERS_LABEL, over)
 
-    def _speaker(self, host: int) -> int:
+    def _first_rank(self, host: int) -> int:
         return self.host_infos[host].ranks[0]
 
-    def _introduce(self) -> list[HostInfo]:
-        said = self._order({rank: {"do": "introduce"} for rank in self._ranks})
-        together: dict[tuple[str, str, str], list[int]] = {}
+    def _describe_hosts(self) -> list[HostInfo]:
+        answers = self._order({rank: {"do": "describe host"} for rank in self._ranks})
+        hosts: dict[tuple[str, str, str], list[int]] = {}
         for rank in self._ranks:
-            who = said[rank]
-            together.setdefault((who["name"], who["machine"], who["stack"]), []).append(rank)
+            host = answers[rank]
+            hosts.setdefault((host["name"], host["machine"], host["stack"]), []).append(rank)
         return [
-            HostInfo(name=name, machine=machine, cores=said[ranks[0]]["cores"], ranks=tuple(ranks))
-            for (name, machine, _), ranks in together.items()
+            HostInfo(
+                name=name, machine=machine, cores=answers[ranks[0]]["cores"], ranks=tuple(ranks)
+            )
+            for (name, machine, _), ranks in hosts.items()
         ]
 
     def _order(self, orders: dict[int, Order], seconds: float = 0.0) -> dict[int, Any]:
-        """What each rank answers."""
-        for rank, order in orders.items():
-            if rank != PROBE_LEADER_RANK:
-                self._exchange.send_json(rank, ORDERS_LABEL, order)
+        """Send these orders, and return the answer of each rank."""
+        others = [rank for rank in orders if rank != PROBE_LEADER_RANK]
+        for rank in others:
+            self._messenger.send_json(rank, ORDERS_LABEL, orders[rank])
         found = {}
         if PROBE_LEADER_RANK in orders:
-            found[PROBE_LEADER_RANK] = obey(self._exchange, orders[PROBE_LEADER_RANK])
-        for rank in orders:
-            if rank != PROBE_LEADER_RANK:
-                found[rank] = self._exchange.receive_json(rank, ANSWERS_LABEL, seconds)
+            found[PROBE_LEADER_RANK] = _follow(self._messenger, orders[PROBE_LEADER_RANK])
+        for rank in others:
+            found[rank] = self._messenger.receive_json(rank, ANSWERS_LABEL, seconds)
         self.measurements += 1
         self._counted(self.measurements)
         return found
@@ -129,17 +143,73 @@ def run_coordinated(
     survey: Callable[[ProbeCoordinator], Any],
     counted: Counted,
 ) -> Any:
-    """What rank 0's survey of the network gives, on all ranks, which call this together."""
-    line = namespace.transport()
+    """Run rank 0's survey of the network; all ranks call this together and get its result."""
+    transport = namespace.transport()
     try:
-        exchange = ProbeMessenger(line, abort_flag, namespace.timeout)
+        messenger = ProbeMessenger(transport, abort_flag, namespace.timeout)
         if namespace.rank != PROBE_LEADER_RANK:
-            found = serve(exchange)
+            found = serve(messenger)
         else:
-            conductor = ProbeCoordinator(exchange, namespace.size, effort, counted)
-            found = survey(conductor)
-            conductor.end(found)
+            coordinator = ProbeCoordinator(messenger, namespace.size, effort, counted)
+            found = survey(coordinator)
+            coordinator.end(found)
         namespace.leave(namespace.timeout, abort_flag)
     finally:
-        line.close()
+        transport.close()
     return found
+
+
+def serve(messenger: ProbeMessenger) -> Any:
+    """Follow the orders of rank 0 until the probe is over; return its result."""
+    while True:
+        order = messenger.receive_json(PROBE_LEADER_RANK, ORDERS_LABEL, ORDER_TIMEOUT_SECONDS)
+        if order["do"] == PROBE_OVER_ORDER:
+            return order["result"]
+        messenger.send_json(PROBE_LEADER_RANK, ANSWERS_LABEL, _follow(messenger, order))
+
+
+def _follow(messenger: ProbeMessenger, order: Order) -> Any:
+    match order["do"]:
+        case "describe host":
+            return host_description()
+        case "ping":
+            return _ping(messenger, order["peer"], order["pings"])
+        case "echo":
+            return _echo(messenger, order["peer"], order["pings"])
+        case "send":
+            return send_flow(messenger, order["peer"], order["seconds"])
+        case _:
+            return receive_flow(messenger, order["peer"], order["seconds"])
+
+
+def host_description() -> dict[str, Any]:
+    """The host of this process: ranks with the same name, machine and network stack share one, and
+    no network is between them. Hosts on one machine (containers, a lab) share its cores."""
+    machine = stack = ""
+    with suppress(OSError):
+        machine, stack = BOOT_ID_PATH.read_text().strip(), str(NETWORK_NAMESPACE_PATH.readlink())
+    return {
+        "name": socket.gethostname(),
+        "machine": machine or socket.gethostname(),
+        "stack": stack,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+    }
+
+
+def _ping(messenger: ProbeMessenger, peer: int, pings: int) -> float:
+    """The seconds of the fastest round trip: other work on the hosts only adds to it."""
+    least = float("inf")
+    ping = np.zeros(1, np.uint8)
+    for _ in range(pings):
+        start = perf_counter()
+        sending = messenger.send(peer, PINGS_LABEL, ping)
+        messenger.receive(peer, PONGS_LABEL)
+        least = min(least, perf_counter() - start)
+        sending.wait(monotonic() + messenger.patience)
+    return least
+
+
+def _echo(messenger: ProbeMessenger, peer: int, pings: int) -> None:
+    for _ in range(pings):
+        sending = messenger.send(peer, PONGS_LABEL, messenger.receive(peer, PINGS_LABEL))
+        sending.wait(monotonic() + messenger.patience)

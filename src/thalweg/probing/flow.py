@@ -1,50 +1,92 @@
-"""One flow from one host to another, and how fast it is.
+"""The messages of a probe, and flows from one host to another: how fast is a flow?
 
-The sender keeps the link busy, but no more. The receiver confirms every message with the moment of
-its arrival, so the sender knows how much longer than the fastest one it was under way: so long it
-waited in queues on the way there (the two clocks may differ, but their difference doesn't change).
-What is under way and not confirmed stays below a window, which grows while that delay is below a
-target and shrinks above it, as in LEDBAT (RFC 6817). So queues stay short, flows that meet share
-fairly, those that go the opposite way aren't held up, and when the sender stops little is left
-under way.
+The sender keeps the link busy, but no more. The receiver confirms every message with the time of
+its arrival, so the sender knows how much longer than the fastest message it took: that is its
+queueing delay (the two clocks may differ, but their difference doesn't change). The bytes in flight
+stay below a window, which grows while that delay is below a target and shrinks above it, as in
+LEDBAT (RFC 6817). So queues stay short, flows that share a link share it fairly, flows in the
+opposite direction aren't delayed, and little is in flight when the sender stops.
 
-The rate is the receiver's: bytes that arrived after a beginning that doesn't count (links let the
-first 128 KB or so pass without holding them back, and TCP starts slowly) over the time that they
-took. It counts payload, as training does: of an Ethernet's rate that is 95.6 % (1,448 bytes of each
-packet of 1,514).
+The receiver computes the rate: the bytes that arrived after the ramp-up (links let the first 128 KB
+or so pass unshaped, and TCP starts slowly) over the time that they took. It counts payload, as
+training does: of an Ethernet's rate that is 95.6 % (1,448 bytes of each packet of 1,514).
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
-from thalweg.probing.messages import BYTES_LABEL, CONFIRMATIONS_LABEL, ProbeMessenger
-from thalweg.transports import Array, Sending
+from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, PeerLate
+from thalweg.members.abort import AbortFlag
+from thalweg.transports import Array, Label, Sending, Transport
 
-TARGET_QUEUE_SECONDS = 0.025  # seconds in queues
-WINDOW_GAIN_FRACTION = 0.5  # share of what was confirmed that the window grows by, at most
-FIRST_WINDOW_BYTES, MAX_WINDOW_BYTES = 1 << 17, 1 << 26  # bytes
+ORDERS_LABEL, ANSWERS_LABEL, PINGS_LABEL, PONGS_LABEL, BYTES_LABEL, CONFIRMATIONS_LABEL = (
+    Label(0, FIRST_ROUND_BETWEEN_STEPS + number, 0, 0) for number in range(6)
+)
+PROBE_ABORT_POLL_SECONDS = 0.5
+TARGET_QUEUE_SECONDS = 0.025  # queueing delay that the window aims at
+WINDOW_GAIN_FRACTION = 0.5  # of the confirmed bytes, by which the window grows at most
+FIRST_WINDOW_BYTES, MAX_WINDOW_BYTES = 1 << 17, 1 << 26
 MIN_FLOW_MESSAGE_BYTES, MAX_FLOW_MESSAGE_BYTES = 1 << 15, 1 << 22
-MESSAGES_PER_WINDOW_COUNT, MIN_MESSAGES_PER_WINDOW = 8, 2  # messages
+MESSAGES_PER_WINDOW_COUNT, MIN_MESSAGES_PER_WINDOW = 8, 2
 MIN_FLOW_MESSAGE_COUNT = 16  # on links so slow that the time isn't enough
-FLOW_RAMP_UP_FRACTION = 0.3  # of the time
+FLOW_RAMP_UP_FRACTION = 0.3  # of the flow's duration
 MAX_FLOW_RAMP_UP_FRACTION = 0.6
 RATE_SAMPLE_COUNT = 7  # at each end
 FLOW_BURST_BYTES = 1 << 18
-LAST_FLOW_MESSAGE_BYTES = 1  # byte: nothing follows
+LAST_FLOW_MESSAGE_BYTES = 1  # size of the message that ends a flow
+
+
+class ProbeMessenger:
+    """Messages over the transport that training will use, which watch the abort flag.
+
+    A rank that waits polls the flag: it learns that another rank has failed, and answers roll
+    calls, so nobody takes it for a dead rank. `patience` is the time in seconds that anything may
+    take beyond its expected duration."""
+
+    def __init__(self, transport: Transport, abort_flag: AbortFlag, patience: float) -> None:
+        self.patience = patience
+        self._transport = transport
+        self._abort_flag = abort_flag
+
+    def send(self, peer: int, label: Label, array: Array) -> Sending:
+        return self._transport.send(peer, label, array, monotonic() + self.patience)
+
+    def receive(self, peer: int, label: Label, seconds: float = 0.0) -> Array:
+        """Wait for a message for `seconds` and the patience, or until another rank aborts."""
+        deadline = monotonic() + seconds + self.patience
+        while True:
+            until = monotonic() + PROBE_ABORT_POLL_SECONDS
+            try:
+                return self._transport.receive(peer, label, min(until, deadline))
+            except PeerLate:
+                abort = self._abort_flag.poll()
+                if abort is not None:
+                    raise abort from None
+                if monotonic() >= deadline:
+                    raise
+
+    def send_json(self, peer: int, label: Label, content: Any) -> None:
+        text = np.frombuffer(json.dumps(content).encode(), np.uint8)
+        self.send(peer, label, text).wait(monotonic() + self.patience)
+
+    def receive_json(self, peer: int, label: Label, seconds: float = 0.0) -> Any:
+        return json.loads(self.receive(peer, label, seconds).tobytes())
 
 
 class _SendWindow:
-    """What is under way, and how much of it may be."""
+    """The messages in flight, and the limit of their bytes."""
 
-    def __init__(self, exchange: ProbeMessenger, peer: int) -> None:
-        self._exchange = exchange
+    def __init__(self, messenger: ProbeMessenger, peer: int) -> None:
+        self._messenger = messenger
         self._peer = peer
-        self._under_way: deque[tuple[int, float, Sending]] = deque()
+        self._in_flight: deque[tuple[int, float, Sending]] = deque()
         self._fastest = float("inf")
         self._limit = float(FIRST_WINDOW_BYTES)
         self._outstanding = 0
@@ -55,70 +97,68 @@ class _SendWindow:
 
     @property
     def empty(self) -> bool:
-        return not self._under_way
+        return not self._in_flight
 
     @property
-    def message(self) -> int:
-        """Bytes of the next one."""
-        return max(
-            MIN_FLOW_MESSAGE_BYTES,
-            min(int(self._limit) // MESSAGES_PER_WINDOW_COUNT, MAX_FLOW_MESSAGE_BYTES),
-        )
+    def message_bytes(self) -> int:
+        """The size of the next message in bytes."""
+        wanted = min(int(self._limit) // MESSAGES_PER_WINDOW_COUNT, MAX_FLOW_MESSAGE_BYTES)
+        return max(MIN_FLOW_MESSAGE_BYTES, wanted)
 
     def send(self, array: Array) -> None:
-        sending = self._exchange.send(self._peer, BYTES_LABEL, array)
-        self._under_way.append((array.nbytes, monotonic(), sending))
+        sending = self._messenger.send(self._peer, BYTES_LABEL, array)
+        self._in_flight.append((array.nbytes, monotonic(), sending))
         self._outstanding += array.nbytes
 
     def receive_confirmation(self) -> None:
-        [arrived] = self._exchange.receive(self._peer, CONFIRMATIONS_LABEL).view(np.float64)
-        nbytes, sent, sending = self._under_way.popleft()
-        sending.wait(monotonic() + self._exchange.patience)
+        [arrived] = self._messenger.receive(self._peer, CONFIRMATIONS_LABEL).view(np.float64)
+        nbytes, sent, sending = self._in_flight.popleft()
+        sending.wait(monotonic() + self._messenger.patience)
         self._outstanding -= nbytes
-        took = float(arrived) - sent
-        self._fastest = min(self._fastest, took)
-        off_target = max(
-            -1.0, WINDOW_GAIN_FRACTION * (1.0 - (took - self._fastest) / TARGET_QUEUE_SECONDS)
-        )
+        seconds = float(arrived) - sent
+        self._fastest = min(self._fastest, seconds)
+        queued = (seconds - self._fastest) / TARGET_QUEUE_SECONDS
+        off_target = max(-1.0, WINDOW_GAIN_FRACTION * (1.0 - queued))
         least = MIN_MESSAGES_PER_WINDOW * MIN_FLOW_MESSAGE_BYTES
         self._limit = min(max(least, self._limit + nbytes * off_target), MAX_WINDOW_BYTES)
 
 
-def send_flow(exchange: ProbeMessenger, peer: int, seconds: float) -> None:
+def send_flow(messenger: ProbeMessenger, peer: int, seconds: float) -> None:
     noise = np.random.default_rng(0).integers(0, 256, MAX_FLOW_MESSAGE_BYTES, np.uint8)
-    window = _SendWindow(exchange, peer)
+    window = _SendWindow(messenger, peer)
     sent = 0
     end = monotonic() + seconds
     while monotonic() < end or sent < MIN_FLOW_MESSAGE_COUNT:
         if window.full:
             window.receive_confirmation()
         else:
-            window.send(noise[: window.message])
+            window.send(noise[: window.message_bytes])
             sent += 1
     while not window.empty:
         window.receive_confirmation()
-    exchange.send(peer, BYTES_LABEL, noise[:LAST_FLOW_MESSAGE_BYTES]).wait(
-        monotonic() + exchange.patience
-    )
+    last = messenger.send(peer, BYTES_LABEL, noise[:LAST_FLOW_MESSAGE_BYTES])
+    last.wait(monotonic() + messenger.patience)
 
 
-def receive_flow(exchange: ProbeMessenger, peer: int, seconds: float) -> float:
-    """Bits per second."""
+def receive_flow(messenger: ProbeMessenger, peer: int, seconds: float) -> float:
+    """Receive a flow and return its rate in bits per second."""
     start = monotonic()
     arrivals: list[tuple[float, int]] = []
     while True:
-        nbytes = exchange.receive(peer, BYTES_LABEL, seconds).nbytes
+        nbytes = messenger.receive(peer, BYTES_LABEL, seconds).nbytes
         if nbytes == LAST_FLOW_MESSAGE_BYTES:
             return rate_of(arrivals, seconds)
         now = monotonic()
         arrivals.append((now - start, nbytes))
-        exchange.send(peer, CONFIRMATIONS_LABEL, np.array([now])).wait(now + exchange.patience)
+        messenger.send(peer, CONFIRMATIONS_LABEL, np.array([now])).wait(now + messenger.patience)
 
 
 def rate_of(arrivals: Sequence[tuple[float, int]], seconds: float) -> float:
-    """Bits per second of these moments and bytes, from the end of the beginning to the end of the
-    time, or on slow links to the last arrival: the median over several first and last moments,
-    since a host that stalls for a moment then takes in at once what has piled up."""
+    """The rate in bits per second of these arrivals (time and bytes) of a flow of `seconds`.
+
+    It is taken from the end of the ramp-up to the end of the flow, on slow links to the last
+    arrival: the median over several first and last times, since a host that stalls for a moment
+    then receives at once what has piled up."""
     when = np.array([moment for moment, _ in arrivals])
     total = np.cumsum([nbytes for _, nbytes in arrivals])
     burst = when[min(int(total.searchsorted(FLOW_BURST_BYTES)), len(when) - 1)]

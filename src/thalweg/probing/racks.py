@@ -1,13 +1,13 @@
-"""Which hosts are in one rack, and how sure that is: by latency if it tells, else by rates.
+"""Inference of racks, and its confidence: by latency if that is conclusive, else by rates.
 
-By latency, hosts are clustered by leaders. A host that has no rack yet leads: it pings all others
-that have none, and their round trips are split at the widest gap between two of them (as a ratio);
-the near ones are its rack. So each rack takes one sweep over the hosts that are left, at most N * C
-round trips in all.
+By latency, hosts are clustered by leaders. A host without a rack becomes a leader: it pings all
+others without one, and their round trips are split at the widest gap between two of them (as a
+ratio); the near hosts are its rack. So each rack takes one sweep over the remaining hosts, at most
+N * C round trips in all.
 
-A gap can be found in any noise. So all of these are measured once more, and a few pairs that didn't
-count before; the racks hold if in this second look every round trip across is longer than every one
-within, by a fair ratio. Otherwise latency doesn't tell.
+Any noise has gaps. So all these pairs are measured again, and a few new ones; the racks hold if in
+this second measurement every round trip across racks is longer than every one within, by a fair
+ratio. Otherwise latency is inconclusive.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from typing import Literal
 
 from thalweg.probing.contention import ContentionProbe
 from thalweg.probing.network import Network
-from thalweg.probing.racks_by_bandwidth import UplinkSharing, racks_by_rates
+from thalweg.probing.racks_by_bandwidth import Rack, UplinkSharing, racks_by_rates
 
 Confidence = Literal["sure", "likely", "guess"]
 MIN_RACK_SEARCH_HOSTS = 4  # for two flows
-CLEAR_RACK_RTT_RATIO = 1.3  # of round trips across to those within racks
-MIN_RACK_RTT_RATIO = 1.15  # of a round trip across to one within a rack
+CLEAR_RACK_RTT_RATIO = 1.3  # of round trips across racks to those within
+MIN_RACK_RTT_RATIO = 1.15
 LATENCY_CHECKS_PER_RACK = 3
 
-Rack = frozenset[int]
 RoundTrips = dict[tuple[int, int], float]
 """Seconds, by the two hosts in ascending order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """`racks` is None if latency doesn't tell; `ratio` is that of the shortest round trip across to
-    the longest within a rack."""
+    """Racks by latency, None if that is inconclusive. `ratio` is that of the shortest round trip
+    across racks to the longest within."""
 
     racks: list[Rack] | None
     round_trips: RoundTrips
@@ -75,24 +74,23 @@ def _by_leaders(network: Network) -> tuple[list[Rack], RoundTrips]:
 
 
 def widest_gap(times: Sequence[float]) -> float | None:
-    """Its middle, if it is wide enough."""
-    ordered = sorted(times)
-    gaps = [(far / near, sqrt(far * near)) for near, far in pairwise(ordered)]
+    """The middle of the widest gap between two times; None if it isn't wide enough."""
+    gaps = [(far / near, sqrt(far * near)) for near, far in pairwise(sorted(times))]
     if not gaps or max(gaps)[0] < MIN_RACK_RTT_RATIO:
         return None
     return max(gaps)[1]
 
 
-def separation(racks: Sequence[Rack], trips: Mapping[tuple[int, int], float]) -> float:
-    """The shortest across to the longest within; 0 if there are not both."""
+def separation(racks: Sequence[Rack], round_trips: Mapping[tuple[int, int], float]) -> float:
+    """The ratio of the shortest round trip across racks to the longest within; 0 without both."""
     rack_of = {host: number for number, rack in enumerate(racks) for host in rack}
-    within = [t for (one, other), t in trips.items() if rack_of[one] == rack_of[other]]
-    across = [t for (one, other), t in trips.items() if rack_of[one] != rack_of[other]]
+    within = [t for (one, other), t in round_trips.items() if rack_of[one] == rack_of[other]]
+    across = [t for (one, other), t in round_trips.items() if rack_of[one] != rack_of[other]]
     return min(across) / max(within) if within and across else 0.0
 
 
 def _checks(racks: Sequence[Rack], draw: Random) -> list[tuple[int, int]]:
-    """Pairs within racks, and across."""
+    """Random pairs of hosts within racks, and across racks."""
     pairs = []
     everybody = frozenset[int]().union(*racks)
     for rack in racks:
@@ -105,7 +103,8 @@ def _checks(racks: Sequence[Rack], draw: Random) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferredRacks:
-    """`told` by latency or by rates; None: by neither, and it is assumed that there is one rack."""
+    """The racks, and how they were inferred; if neither latency nor rates are conclusive, one rack
+    is assumed."""
 
     racks: Sequence[Rack]
     inferred_by: Literal["latency", "rates"] | None
@@ -148,11 +147,11 @@ def _by_rates(size: int, latency: Latency, sharing: UplinkSharing) -> InferredRa
             round_trips=latency.round_trips,
         )
     scattered = len(sharing.loose) > 1
-    whole = sharing.agreed == sharing.checks >= len(sharing.racks) and not scattered
+    certain = sharing.agreed == sharing.checks >= len(sharing.racks) and not scattered
     return InferredRacks(
         racks=sharing.racks,
         inferred_by="rates",
-        sureness="sure" if whole else "likely",
+        sureness="sure" if certain else "likely",
         reason="hosts of a rack slow each other's flows to other racks down, and others don't: "
         f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)"
         + (f"; {len(sharing.loose)} hosts that share with nobody count as one rack" * scattered),

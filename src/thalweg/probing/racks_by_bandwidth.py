@@ -1,20 +1,20 @@
-"""Racks from rates: who shares an uplink?
+"""Inference of racks from rates: which hosts share an uplink?
 
-One pair of flows that contend (see `contention`), a -> x and b -> y, says that a, b are in one rack
-A, or x, y in one rack X, or both. Every other host h is then tried in two places:
+A pair of flows that contend (see `contention`), a -> x and b -> y, shows that a, b are in one rack
+A, or x, y in one rack X, or both. Every other host h is then tested in two places:
 
                                     a, b together   x, y together   both
     a -> x and h -> y contend iff   h in A          h not in X      h not in X
     a -> x and b -> h contend iff   h not in A      h in X          h not in A
 
-so one sweep over h finds A or X, and a second finds out whether it is both. The first two columns
-are the same seen from the other end: if it is A, then x and y are in different racks, and x -> y
-contends with h -> a iff h is in the rack of x; nothing of the kind holds if it is X. From then on
-hosts of different racks are known, and a new leader z finds its rack at once: z -> x and h -> a
-contend iff h is with z. Every rack takes one sweep over the hosts that are left: N * C pairs of
-flows at most, and a few to begin and to make sure.
+so one sweep over h finds A or X, and a second shows whether it is both. The first two columns are
+the same seen from the other end: if it is A, then x and y are in different racks, and x -> y
+contends with h -> a iff h is in the rack of x; this doesn't hold if it is X. From then on hosts of
+different racks are known, and a new leader z finds its rack at once: z -> x and h -> a contend iff
+h is in the rack of z. Every rack takes one sweep over the remaining hosts: N * C pairs of flows at
+most, and a few to begin and to check.
 
-Slow hosts come last: one flow of theirs may fit into an uplink beside another, so they are tried
+Slow hosts come last: one flow of theirs may fit into an uplink beside another, so they are tested
 against two flows that fill it.
 """
 
@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from thalweg.probing.contention import ContentionProbe
-from thalweg.probing.network import ProbeFlow, in_rounds
+from thalweg.probing.network import ProbeFlow, in_rounds, interleaved
 
-MIN_TRIED_PAIRS = 90  # that are tried before it is said that nothing contends
+MIN_TRIED_PAIRS = 90  # of flows, before the search concludes that none contend
 TRIED_PAIRS_PER_HOST = 2
-MIN_HOSTS_TO_FILL_LINK = 4  # hosts, for two flows
+MIN_HOSTS_TO_FILL_LINK = 4  # for two flows
 BANDWIDTH_CHECKS_PER_RACK = 2
 MAX_RACK_SEARCH_ATTEMPTS = 3
 
@@ -38,9 +38,9 @@ Rack = frozenset[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UplinkSharing:
-    """Hosts that share an uplink. `checks` were made afterwards, and `agreed` with the racks;
-    `crowded`: many flows slowed each other down, but no two of them did. `loose` hosts share with
-    nobody, and are counted as one rack."""
+    """Hosts that share an uplink. Of `checks` afterwards, `agreed` confirm the racks. `crowded`:
+    many flows slowed each other down, but no two of them did. `loose` hosts share with no other
+    host, and count as one rack."""
 
     racks: list[Rack]
     checks: int = 0
@@ -50,8 +50,10 @@ class UplinkSharing:
 
 
 def racks_by_rates(contention: ContentionProbe) -> UplinkSharing:
-    """No racks, if no two flows contend. If checks don't agree with what was found, something was
-    disturbed, and all is tried again: the best attempt counts."""
+    """The racks by rates; none, if no two flows contend.
+
+    If checks disagree with the racks, a measurement was disturbed, and the search is repeated: the
+    best attempt counts."""
     attempts: list[UplinkSharing] = []
     while len(attempts) < MAX_RACK_SEARCH_ATTEMPTS:
         attempts.append(_attempt(contention))
@@ -79,8 +81,8 @@ def _attempt(contention: ContentionProbe) -> UplinkSharing:
 def _first_pair(
     contention: ContentionProbe, hosts: Sequence[int]
 ) -> tuple[tuple[ProbeFlow, ProbeFlow] | None, bool]:
-    """Two flows that contend, found among flows of which many run at once; and whether flows were
-    slowed without such a pair."""
+    """Two flows that contend, and whether flows were slowed without such a pair; many flows run at
+    once."""
     tried, crowded = 0, False
     while (
         tried < max(MIN_TRIED_PAIRS, TRIED_PAIRS_PER_HOST * len(hosts))
@@ -99,24 +101,24 @@ def _first_pair(
 
 
 class _RackSearch:
-    """Racks as they are found. `mirrored`: all flows run the other way round, because what was
-    found first was in-bound contention."""
+    """The racks found so far. `mirrored`: all flows run in the opposite direction, because the
+    first contention found was inbound."""
 
     def __init__(self, contention: ContentionProbe, hosts: Sequence[int]) -> None:
         self.contention = contention
-        self.hosts = hosts  # that may lead
-        self.late = {*range(contention.network.size)} - {*hosts}
+        self.hosts = hosts  # that may become leaders
+        self.slow = {*range(contention.network.size)} - {*hosts}
         self.racks: list[set[int]] = []
         self.mirrored = False
         self.loose: Rack = frozenset()
 
     def share(self, load: Iterable[tuple[int, int]], source: int, target: int) -> bool:
-        ways = [ProbeFlow(*pair[::-1]) if self.mirrored else ProbeFlow(*pair) for pair in load]
-        other = ProbeFlow(target, source) if self.mirrored else ProbeFlow(source, target)
-        return self.contention.share(tuple(ways), other)
+        step = -1 if self.mirrored else 1
+        flows = tuple(ProbeFlow(*pair[::step]) for pair in load)
+        return self.contention.share(flows, ProbeFlow(*(source, target)[::step]))
 
     def left(self) -> list[int]:
-        """Who has no rack, and can be a leader."""
+        """The hosts without a rack that may become leaders."""
         taken = set().union(*self.racks)
         return [host for host in self.hosts if host not in taken]
 
@@ -130,7 +132,7 @@ class _RackSearch:
             self.racks = [{a, b, *with_ab - third}, {x, y, *with_xy}]
             return
         for one_x, other_x, one_a, other_a in ((x, y, a, b), (y, x, b, a)):
-            for h in _alternately(with_xy, with_ab):
+            for h in interleaved((sorted(with_xy), sorted(with_ab))):
                 if h in with_xy and self.share([(one_x, other_x)], h, a):
                     self._begin_with({a, b, *with_ab}, one_x, other_x, known=h)
                     return
@@ -151,12 +153,12 @@ class _RackSearch:
 
     @staticmethod
     def _inner(group: set[int], share: Callable[[int, int], bool]) -> tuple[int, set[int]]:
-        """A host of this group, and which others are found to share with it."""
+        """The first host of this group, and the others that share with it."""
         first, *others = [*sorted(group), -1]
         return first, {other for other in others if other >= 0 and share(first, other)}
 
     def _begin_with(self, rack: set[int], x: int, y: int, known: int) -> None:
-        """One whole rack, and the rack of x with this one in it; y is elsewhere."""
+        """Start with one whole rack, and the rack of x, which contains `known`, but not y."""
         self.racks = [rack]
         a = self._member(rack)
         rest = [h for h in self.left() if h not in {x, y}]
@@ -165,7 +167,8 @@ class _RackSearch:
         self.racks.append({y, *(h for h in rest if self.share([(y, x)], h, a))})
 
     def lead(self) -> None:
-        """One leader after the other. Who shares with nobody is tried the other way round."""
+        """Find the racks of the remaining hosts, leader by leader; hosts that share with none are
+        tested in the opposite direction too."""
         for _ in range(2):
             alone: set[int] = set()
             while left := [host for host in self.left() if host not in alone]:
@@ -181,13 +184,13 @@ class _RackSearch:
             self.mirrored = not self.mirrored
 
     def add_the_rest(self) -> None:
-        """The slow ones, and those who found nobody, against flows that fill a rack's uplink. Who
-        shares with nobody even so is put together with others of the kind: nothing that they do at
-        once is any slower for it."""
+        """Test slow and single hosts against flows that fill a rack's uplink.
+
+        Hosts that still share with none form one rack: no flows of theirs slow each other down."""
         whole = [rack for rack in self.racks if len(rack) > 1]
         singles = [{host} for host in self.left()] + [r for r in self.racks if len(r) == 1]
         self.racks = whole + singles
-        for host in sorted(self.late):
+        for host in sorted(self.slow):
             for rack in self.racks:
                 full = self._filling(rack)
                 if full is not None and self.share(full[0], host, full[1]):
@@ -200,8 +203,8 @@ class _RackSearch:
             self.loose = frozenset(rest)
 
     def _filling(self, rack: set[int]) -> tuple[list[tuple[int, int]], int] | None:
-        """Up to two flows out of this rack into another, and where one more may go without meeting
-        them on its way in."""
+        """Up to two flows out of this rack into another, and a target at which one more flow
+        doesn't contend with them inbound."""
         others = sorted((other for other in self.racks if other is not rack), key=len)
         if not others:
             return None
@@ -212,18 +215,18 @@ class _RackSearch:
         return (list(zip(near, far[:-1], strict=False)), far[-1]) if len(far) > 1 else None
 
     def checked(self) -> UplinkSharing:
-        """Try pairs again that were drawn at random: within racks, and across."""
+        """The racks, with checks by random pairs within racks and across."""
         tried = [
             self.share([(a, x)], b, y) == together
             for rack in self.racks
-            for together, (a, x, b, y) in self._fresh(rack)
+            for together, (a, x, b, y) in self._checks(rack)
         ]
         racks = sorted((frozenset(rack) for rack in self.racks), key=min)
         return UplinkSharing(racks=racks, checks=len(tried), agreed=sum(tried), loose=self.loose)
 
-    def _fresh(self, rack: set[int]) -> Iterator[tuple[bool, tuple[int, int, int, int]]]:
-        """Flows of two hosts of this rack, which must contend, and of one of it and one of another,
-        which mustn't."""
+    def _checks(self, rack: set[int]) -> Iterator[tuple[bool, tuple[int, int, int, int]]]:
+        """Two flows of hosts of this rack, which must contend, and of one host of it and one of
+        another rack, which mustn't."""
         draw = self.contention.draw
         fast = {*self.hosts}
         own = sorted(rack & fast)
@@ -245,15 +248,5 @@ class _RackSearch:
         return -self.contention.speed(host)
 
     def _member(self, rack: set[int]) -> int:
-        """The fastest."""
+        """The fastest host of the rack."""
         return min(sorted(rack), key=self._rank)
-
-
-def _alternately(one: Iterable[int], other: Iterable[int]) -> list[int]:
-    first, second = sorted(one), sorted(other)
-    both = zip(
-        [*first, *[-1] * (len(second) - len(first))],
-        [*second, *[-1] * (len(first) - len(second))],
-        strict=True,
-    )
-    return [host for pair in both for host in pair if host >= 0]

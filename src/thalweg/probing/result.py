@@ -1,4 +1,4 @@
-"""What the probe found: the cluster, and everything that is to be said about it."""
+"""The result of a probe: the cluster, and remarks on it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Self
 from thalweg.facts import Cluster, Duplex, Rate, about, format_cluster, parse_cluster
 from thalweg.plan import TRANSPORT
 
-SLOW_OUTLIER_RATIO = 0.6  # of the median: an outlier
+SLOW_OUTLIER_RATIO = 0.6  # of the median rate
 PROBED_RATE_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UplinkFound:
-    """Bits per second; not `full`: at least so many. What all NICs of the rack together could send
-    (or take in) over what the uplink carries is its oversubscription."""
+    """The rates of an uplink in bits per second; lower bounds, if it wasn't `full`. Its
+    oversubscription is the sum of its NICs' rates over its own."""
 
     rack: str
     out: float
@@ -29,8 +29,8 @@ class UplinkFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """`measured` are the hosts whose NICs were; `round_trips` are in seconds, by host. `sureness`
-    (sure, likely, guess, or declared) and `reason` are about the racks."""
+    """All that a probe found. `measured`: the NICs' rates were; `round_trips` are in seconds, by
+    host. `sureness` (sure, likely, guess, or declared) and `reason` are about the racks."""
 
     cluster: Cluster
     measured: bool
@@ -46,17 +46,16 @@ class ProbeResult:
     transport: str = TRANSPORT
 
     def packed(self) -> dict[str, Any]:
-        """As JSON can have it."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        """The fields as values for JSON."""
         return {
-            **fields,
+            **{name: getattr(self, name) for name in self.__slots__},
             "cluster": format_cluster(self.cluster),
             "uplinks": [asdict(uplink) for uplink in self.uplinks],
         }
 
     @classmethod
     def unpacked(cls, fields: dict[str, Any]) -> Self:
-        """Also on rank 0, so that all ranks hold the same."""
+        """The result from `packed`; on rank 0 too, so that all ranks have the same."""
         lists = ("outliers", "contradictions", "notes")
         return cls(
             **{
@@ -68,7 +67,7 @@ class ProbeResult:
         )
 
     def file(self) -> str:
-        """The cluster file, with what was measured as comments."""
+        """The cluster file, with remarks as comments."""
         remarks = [
             f"Measured over {self.transport} in {self.seconds:.0f} s; rates are payload that "
             "arrives.",
@@ -116,12 +115,12 @@ def microseconds(seconds: float | None) -> float | None:
 
 
 def rounded(bits_per_second: float) -> Rate:
-    """To three digits, as a person would write it."""
+    """The rate to three significant digits, as a person would write it."""
     return Rate(float(f"{bits_per_second:.{PROBED_RATE_DIGITS}g}"))
 
 
 def outliers_of(cluster: Cluster) -> list[str]:
-    """NICs and uplinks that are slower than their like, in words."""
+    """Texts on NICs and uplinks that are slower than the others."""
     nics = [(f"{host.name}'s NIC", host.nic) for host in cluster.hosts]
     uplinks = [(f"{rack.name}'s uplink", rack.uplink) for rack in cluster.racks if rack.uplink]
     return [*_slow(nics), *_slow(uplinks)]
@@ -129,18 +128,19 @@ def outliers_of(cluster: Cluster) -> list[str]:
 
 def _slow(links: Sequence[tuple[str, Duplex]]) -> list[str]:
     found = []
-    for name, duplex in links:
-        ways = []
-        for way, rate in (("out", duplex.out), ("in", duplex.into)):
-            rates = [(d.out if way == "out" else d.into).bits_per_second for _, d in links]
-            usual = median(rates)
-            if len(links) > 2 and rate.bits_per_second < SLOW_OUTLIER_RATIO * usual:
-                times = usual / rate.bits_per_second
-                ways.append((times, f"{about(rate.bits_per_second, 'bit/s')} {way}"))
-        if ways:
-            only = "" if len(ways) == 2 else f" {ways[0][1].rsplit(' ', 1)[1]}"
-            found.append(
-                f"{name} is {max(ways)[0]:.1f}x slower{only} than the others "
-                f"({', '.join(text for _, text in ways)})"
-            )
+    for name, duplex in links if len(links) > 2 else ():
+        slow: dict[str, float] = {}  # times slower than the median, by direction
+        rates = []
+        for direction, rate, all_rates in (
+            ("out", duplex.out, [other.out for _, other in links]),
+            ("in", duplex.into, [other.into for _, other in links]),
+        ):
+            usual = median(other.bits_per_second for other in all_rates)
+            if rate.bits_per_second < SLOW_OUTLIER_RATIO * usual:
+                slow[direction] = usual / rate.bits_per_second
+                rates.append(f"{about(rate.bits_per_second, 'bit/s')} {direction}")
+        if slow:
+            only = f" {next(iter(slow))}" if len(slow) == 1 else ""
+            times = f"{max(slow.values()):.1f}x slower{only} than the others"
+            found.append(f"{name} is {times} ({', '.join(rates)})")
     return found

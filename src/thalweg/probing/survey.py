@@ -1,67 +1,116 @@
-"""A whole probe, in order: round trips, racks, NICs, uplinks; and the cluster that results.
+"""A whole probe: round trips, racks, NICs and uplinks, in this order, and the resulting cluster.
 
-Where what was declared and what was measured don't go together, that is told in words. What is
-declared about racks holds all the same: measurements can't see everything, and who declared it may
-know better.
+Contradictions between what was declared and what was measured are reported in words. Declared racks
+are kept all the same: measurements can't see everything, and the user may know better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import Protocol
+from typing import Any
 
-from thalweg.facts import Cluster, Duplex, Host, Rack, about
+from thalweg.catalog import SETTING_PARAMETERS, refuse_retired
+from thalweg.errors import UsageError
+from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, about, read_cluster
+from thalweg.members.world import World
 from thalweg.probing.cluster_builder import by_host, cluster_of, half, names_of, uplinks_found
-from thalweg.probing.coordinator import HostInfo
-from thalweg.probing.network import Network
-from thalweg.probing.nics import measure_nics
+from thalweg.probing.coordinator import Effort, ProbeCoordinator, run_coordinated
+from thalweg.probing.link_rates import Uplink, measure_nics, measure_uplinks
+from thalweg.probing.network import HostInfo, NetworkOfHosts
 from thalweg.probing.racks import InferredRacks, infer_racks
 from thalweg.probing.result import ProbeResult, outliers_of
-from thalweg.probing.uplinks import Uplink, measure_uplinks
 
+MEASUREMENTS_PER_HOST = 11  # about; for the progress bar
 RACK_SEARCH_SEED = 7
 PLAUSIBLE_RATE_RATIOS = (0.8, 1.15)  # measured over declared; payload is 0.956 of a link's rate
-MAX_LISTED_MISMATCHES = 8  # that are told in full
+MAX_LISTED_MISMATCHES = 8  # pairs of hosts that are reported one by one
+Progress = Callable[[int, int], None]
+"""Called with the number of measurements done, and about how many there will be."""
 
 
-class NetworkOfHosts(Network, Protocol):
-    """A network whose hosts have names and ranks."""
+def probe(
+    cluster: Cluster | str | Path | None = None,
+    *,
+    transport: str = "tcp",
+    timeout: str | float = "30s",
+) -> Cluster:
+    """The cluster as all workers together measure it; every rank gets the same one.
 
-    @property
-    def host_infos(self) -> Sequence[HostInfo]: ...
+    cluster    racks that are known already (a `Cluster` or its file): they are kept, with what was
+               measured about them
+    transport  the transport to measure with: there is one
+    timeout    how long to wait for another worker beyond the duration of a measurement
 
-    @property
-    def measurements(self) -> int: ...
+    Call it under torchrun, `thalweg run` and other launchers, or after init_process_group.
+    `measure` returns all that was found, not only the cluster.
+    """
+    refuse_other_transports(transport)
+    return measure(cluster, timeout=timeout).cluster
 
-    def round_trip_of_ranks(self, one: int, other: int) -> float: ...
+
+def measure(
+    cluster: Cluster | str | Path | None = None,
+    *,
+    timeout: str | float = "30s",
+    progress: Progress = lambda done, total: None,
+) -> ProbeResult:
+    """Measure the cluster like `probe`, and return all that was found."""
+    seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
+    declared = read_cluster(Path(cluster)) if isinstance(cluster, str | Path) else cluster
+    world = World.join(seconds)
+    abort_flag, start = world.abort_flag(), monotonic()
+
+    def counted(done: int) -> None:
+        progress(done, max(done + 1, MEASUREMENTS_PER_HOST * world.size))
+
+    def survey_all(coordinator: ProbeCoordinator) -> dict[str, Any]:
+        return survey(coordinator, declared, start).packed()
+
+    try:
+        if declared is not None and declared.workers != world.size:
+            raise UsageError(
+                f"the cluster has {declared.workers} workers, and {world.size} were started",
+                "start as many as it has, or describe those that were started",
+            )
+        result = run_coordinated(world, abort_flag, Effort(), survey_all, counted)
+        return ProbeResult.unpacked(result)
+    except BaseException as error:
+        raise abort_flag.first_cause(error) from None
+
+
+def refuse_other_transports(name: str) -> None:
+    refuse_retired(name)
+    if name not in SETTING_PARAMETERS["transport"].choices:
+        raise UsageError(f"there is no transport {name!r}", "leave it out")
 
 
 def survey(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
-    """On rank 0. Declared racks are kept, and what contradicts them is told."""
+    """Measure the network on rank 0; declared racks are kept, and contradictions reported."""
     if network.size == 1:
-        return _alone(network, declared, start)
+        return _one_host(network, declared, start)
     ranks = [host.ranks[0] for host in network.host_infos]
     names = names_of(network.host_infos, declared)
     inferred = infer_racks(network, Random(RACK_SEARCH_SEED))
     racks = inferred.racks if declared is None else declared_racks(declared, ranks)
-    trips = _round_trips(network, racks, inferred)
+    round_trips = _round_trips(network, racks, inferred)
     nics = measure_nics(network, racks)
     uplinks = measure_uplinks(network, racks, nics)
-    cluster = cluster_of(network.host_infos, names, racks, nics, uplinks, trips, declared)
+    cluster = cluster_of(network.host_infos, names, racks, nics, uplinks, round_trips, declared)
     contradictions: list[str] = []
     if declared is not None:
         contradictions = [
             *_host_contradictions(declared, network.host_infos),
-            *rack_contradictions(declared, inferred, names, ranks),
-            *rate_contradictions(declared, cluster),
+            *_rack_contradictions(declared, inferred, names, ranks),
+            *_rate_contradictions(declared, cluster),
         ]
     return ProbeResult(
         cluster=cluster,
         measured=True,
-        round_trips=by_host(names, racks, trips),
+        round_trips=by_host(names, racks, round_trips),
         uplinks=uplinks_found(cluster, racks, nics, uplinks),
         sureness=inferred.sureness if declared is None else "declared",
         reason=inferred.reason if declared is None else _compared(inferred, contradictions),
@@ -73,42 +122,41 @@ def survey(network: NetworkOfHosts, declared: Cluster | None, start: float) -> P
     )
 
 
-def _alone(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
-    """One host: no link to measure, only how long its ranks take to reach each other."""
-    [station] = network.host_infos
-    ranks = station.ranks
+def _one_host(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
+    """The result for one host: only the round trip between its ranks is measured."""
+    [host] = network.host_infos
     note = "there is one worker, and nothing to measure"
-    cluster = declared or in_one_rack([station])
-    trips = {}
-    if len(ranks) > 1:
+    cluster = declared or in_one_rack([host])
+    round_trips = {}
+    if len(host.ranks) > 1:
         note = "all workers are on one host: there are no links to measure, and its NIC is assumed"
-        seconds = network.round_trip_of_ranks(ranks[0], ranks[-1])
-        trips = dict.fromkeys((host.name for host in cluster.hosts), seconds)
+        seconds = network.round_trip_of_ranks(host.ranks[0], host.ranks[-1])
+        round_trips = {named.name: seconds for named in cluster.hosts}
         if declared is None:
             cluster = Cluster(racks=cluster.racks, latency=half(seconds))
     return ProbeResult(
         cluster=cluster,
         measured=False,
-        round_trips=trips,
+        round_trips=round_trips,
         uplinks=(),
         sureness="sure" if declared is None else "declared",
         reason="one host is one rack",
         outliers=(),
-        contradictions=tuple(_host_contradictions(declared, [station]) if declared else ()),
+        contradictions=tuple(_host_contradictions(declared, [host]) if declared else ()),
         notes=(note,),
         measurements=network.measurements,
         seconds=monotonic() - start,
     )
 
 
-def in_one_rack(stations: Sequence[HostInfo]) -> Cluster:
-    names = names_of(stations, None)
-    hosts = (Host(name=name, ranks=host.ranks) for name, host in zip(names, stations, strict=True))
-    return Cluster(racks=(Rack(name="rack0", hosts=tuple(hosts)),))
+def in_one_rack(infos: Sequence[HostInfo]) -> Cluster:
+    named = zip(names_of(infos, None), infos, strict=True)
+    hosts = tuple(Host(name=name, ranks=info.ranks) for name, info in named)
+    return Cluster(racks=(Rack(name="rack0", hosts=hosts),))
 
 
 def declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[int]]:
-    """The hosts of each, by their number among those that `ranks` speak for."""
+    """The hosts of each declared rack; host i has rank `ranks[i]`."""
     racks: dict[str, set[int]] = {}
     for host, rank in enumerate(ranks):
         racks.setdefault(declared.rack(rank).name, set()).add(host)
@@ -118,100 +166,90 @@ def declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[in
 def _round_trips(
     network: NetworkOfHosts, racks: Sequence[frozenset[int]], inferred: InferredRacks
 ) -> dict[tuple[int, int], float]:
-    """Those that were taken anyway, and of every host with another of its rack."""
-    trips = dict(inferred.round_trips)
+    """The round trips that inference measured, and of every host with another of its rack."""
+    found = dict(inferred.round_trips)
     for rack in racks:
         first, *others = sorted(rack)
         for other in others:
-            if (first, other) not in trips:
-                trips[first, other] = network.round_trip(first, other)
-    return trips
+            if (first, other) not in found:
+                found[first, other] = network.round_trip(first, other)
+    return found
 
 
 def _notes(racks: Sequence[frozenset[int]], uplinks: Sequence[Uplink | None]) -> list[str]:
     full = [uplink for uplink in uplinks if uplink is not None and uplink.limits]
-    notes = []
     if len(racks) == 2 and full:
-        notes.append("with two racks, the way out of one can't be told from the way into the other")
+        return ["with two racks, the way out of one can't be told from the way into the other"]
     if len(racks) > 1 and not full:
-        notes.append("no uplink is a bottleneck: racks don't matter for rates")
-    return notes
+        return ["no uplink is a bottleneck: racks don't matter for rates"]
+    return []
 
 
 def _compared(inferred: InferredRacks, contradictions: Sequence[str]) -> str:
     if inferred.inferred_by is None:
         return f"as declared; {inferred.reason}"
-    said = "contradicted" if any("declared in" in text for text in contradictions) else "confirmed"
-    return f"as declared, and {said} by {inferred.inferred_by}"
+    differ = any("declared in" in text for text in contradictions)
+    outcome = "contradicted" if differ else "confirmed"
+    return f"as declared, and {outcome} by {inferred.inferred_by}"
 
 
-def _host_contradictions(declared: Cluster, hosts: Sequence[HostInfo]) -> list[str]:
-    told = []
-    for station in hosts:
-        said = {declared.host(rank).name for rank in station.ranks}
-        if len(said) > 1:
-            told.append(f"{' and '.join(sorted(said))} are declared, but are one host")
-    host_of = {rank: station for station in hosts for rank in station.ranks}
+def _host_contradictions(declared: Cluster, infos: Sequence[HostInfo]) -> list[str]:
+    found = []
+    for info in infos:
+        names = {declared.host(rank).name for rank in info.ranks}
+        if len(names) > 1:
+            found.append(f"{' and '.join(sorted(names))} are declared, but are one host")
+    host_of = {rank: info for info in infos for rank in info.ranks}
     for host in declared.hosts:
         if len({host_of[rank].ranks for rank in host.ranks}) > 1:
-            told.append(f"the ranks of {host.name} are declared on one host, but are on several")
-    return told
+            found.append(f"the ranks of {host.name} are declared on one host, but are on several")
+    return found
 
 
-def rack_contradictions(
-    declared: Cluster, found: InferredRacks, names: list[str], ranks: list[int]
+def _rack_contradictions(
+    declared: Cluster, inferred: InferredRacks, names: list[str], ranks: list[int]
 ) -> list[str]:
-    """Hosts by their number in `found`, and as the declaration has them by a rank."""
-    if found.inferred_by is None:
+    """Pairs of hosts whose declared and inferred racks differ; host i has rank `ranks[i]`."""
+    if inferred.inferred_by is None:
         return []
-    shares = "share an uplink" if found.inferred_by == "rates" else "are near each other"
-    rack_of = {host: number for number, rack in enumerate(found.racks) for host in rack}
-    told = []
+    shares = "share an uplink" if inferred.inferred_by == "rates" else "are near each other"
+    rack_of = {host: number for number, rack in enumerate(inferred.racks) for host in rack}
+    found = []
     for one, other in combinations(range(len(names)), 2):
-        together = declared.rack(ranks[one]) is declared.rack(ranks[other])
-        if together and rack_of[one] != rack_of[other]:
-            rack = declared.rack(ranks[one]).name
-            told.append(
-                f"{names[one]} and {names[other]} are declared in {rack}, but by "
-                f"{found.inferred_by} they don't {shares}"
+        rack = declared.rack(ranks[one])
+        together = rack is declared.rack(ranks[other])
+        if together != (rack_of[one] == rack_of[other]):
+            where, don_t = (rack.name, "don't ") if together else ("different racks", "")
+            found.append(
+                f"{names[one]} and {names[other]} are declared in {where}, but by "
+                f"{inferred.inferred_by} they {don_t}{shares}"
             )
-        elif not together and rack_of[one] == rack_of[other]:
-            told.append(
-                f"{names[one]} and {names[other]} are declared in different racks, but by "
-                f"{found.inferred_by} they {shares}"
-            )
-    more = len(told) - MAX_LISTED_MISMATCHES
-    return (
-        told
-        if more <= 0
-        else [*told[:MAX_LISTED_MISMATCHES], f"and so for {more} pairs of hosts more"]
-    )
+    more = len(found) - MAX_LISTED_MISMATCHES
+    if more > 0:
+        found[MAX_LISTED_MISMATCHES:] = [f"and so for {more} pairs of hosts more"]
+    return found
 
 
-def rate_contradictions(declared: Cluster, measured: Cluster) -> list[str]:
+def _rate_contradictions(declared: Cluster, measured: Cluster) -> list[str]:
     """Links that are far slower or faster than declared."""
-    nics = {host.ranks[0]: host for host in measured.hosts}
-    told: list[str] = []
+    hosts = {host.ranks[0]: host for host in measured.hosts}
+    found: list[str] = []
     if not any("NIC" in text for text in declared.assumed):
         for host in declared.hosts:
-            if host.ranks[0] in nics:
-                told += _off(f"{host.name}'s NIC", host.nic, nics[host.ranks[0]].nic)
+            if host.ranks[0] in hosts:
+                found += _off(f"{host.name}'s NIC", host.nic, hosts[host.ranks[0]].nic)
     uplinks = {rack.name: rack.uplink for rack in measured.racks}
     for rack in declared.racks:
-        found = uplinks.get(rack.name)
-        if rack.uplink is not None and found is not None:
-            told += _off(f"{rack.name}'s uplink", rack.uplink, found)
-    return told
+        uplink = uplinks.get(rack.name)
+        if rack.uplink is not None and uplink is not None:
+            found += _off(f"{rack.name}'s uplink", rack.uplink, uplink)
+    return found
 
 
 def _off(name: str, declared: Duplex, measured: Duplex) -> Iterator[str]:
-    for way, said, found in (
-        ("out", declared.out, measured.out),
-        ("in", declared.into, measured.into),
-    ):
-        ratio = found.bits_per_second / said.bits_per_second
+    directions = (("out", declared.out, measured.out), ("in", declared.into, measured.into))
+    for direction, expected, found in directions:
+        ratio = found.bits_per_second / expected.bits_per_second
         if not PLAUSIBLE_RATE_RATIOS[0] <= ratio <= PLAUSIBLE_RATE_RATIOS[1]:
-            yield (
-                f"{name} is declared {said} {way}, but {about(found.bits_per_second, 'bit/s')} "
-                "was measured"
-            )
+            rate = about(found.bits_per_second, "bit/s")
+            yield f"{name} is declared {expected} {direction}, but {rate} was measured"

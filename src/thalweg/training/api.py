@@ -24,7 +24,7 @@ from thalweg.launch.rank_assignment import RECORDS_VARIABLE, find_cluster
 from thalweg.members.membership import Membership
 from thalweg.members.world import World
 from thalweg.plan import Plan
-from thalweg.probing.worker import introduction
+from thalweg.probing.coordinator import host_description
 from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
 from thalweg.steps import without_groups
@@ -95,7 +95,7 @@ def attach(
         places: dict[str, str] = {}  # the store's keys for them, if nobody describes the cluster
 
         def hosts() -> list[str]:
-            own = [str(introduction()[key]) for key in ("name", "machine", "stack")]
+            own = [str(host_description()[key]) for key in ("name", "machine", "stack")]
             places.update(hosts_of_all(world, abort_flag, own, seconds))
             return host_names(places.values())
 

@@ -12,8 +12,12 @@ from tests.probing.simulated import Simulated
 from tests.probing.test_latency import SIZES, wanted
 from thalweg.facts import Cluster, Duplex, Rate
 from thalweg.probing.flow import rate_of
-from thalweg.probing.nics import NIC_ROUND_COUNT, measure_nics, round_robin
-from thalweg.probing.uplinks import measure_uplinks
+from thalweg.probing.link_rates import (
+    NIC_ROUND_COUNT,
+    measure_nics,
+    measure_uplinks,
+    round_robin,
+)
 
 MBIT = 1e6
 
