@@ -89,8 +89,8 @@ def test_a_healthy_lab_is_all_fine(tmp_path: Path) -> None:
     assert {row["verdict"] for row in found["rows"]} == {"ok"}
     rows = {row["check"]: row["detail"] for row in found["rows"]}
     assert rows.keys() >= TOGETHER
-    assert rows["ranks"] == "all 4 have come, on 4 hosts"
-    assert rows["rates"].startswith("all ordered pairs of hosts: 1")
+    assert rows["ranks"] == "all 4 joined, on 4 hosts"
+    assert rows["rates"].startswith("all ordered pairs of hosts: median 1")
     assert "checks are fine" in done.stdout
     assert found["settings"]["notes"]
 

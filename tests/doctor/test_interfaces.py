@@ -23,13 +23,15 @@ WAY = why("10.0.0.1", {})
         ),
         (BRIDGE, "for containers"),
         (Interface(name="veth12ab", addresses=("10.1.0.1",), up=True, mbps=0), "for containers"),
-        (FAST, "not on the way"),
+        (FAST, "not on the route"),
     ],
 )
 def test_every_other_has_its_reason(interface: Interface, reason: str) -> None:
     assert rejected(interface, WAY).startswith(reason)
     told = judge("10.0.0.5", WAY, [SLOW, interface]).detail
-    assert told.startswith("eth0 10.0.0.5 (1 Gbit/s): on the way to 10.0.0.1, where all meet; not ")
+    assert told.startswith(
+        "eth0 10.0.0.5 (1 Gbit/s): on the route to 10.0.0.1, the rendezvous address; not "
+    )
     assert f"{interface.name} ({reason}" in told
 
 

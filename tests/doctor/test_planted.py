@@ -219,7 +219,7 @@ def test_who_never_comes() -> None:
     found, *_ = examined_here(3, plant, timeout=2.0)
     absent = [f for f in problems(list(found.findings)) if f.check == "ranks"]
     assert [(f.verdict, f.ranks, f.text) for f in absent] == [
-        ("fail", (2,), "rank 2 hasn't come within 2 s")
+        ("fail", (2,), "rank 2 hasn't joined within 2 s")
     ]
 
 
@@ -238,7 +238,7 @@ def test_who_comes_and_then_dies() -> None:
     [(verdict, ranks, told)] = [(f.verdict, f.ranks, f.text) for f in gone]
     assert (verdict, ranks) == ("fail", (1,))
     assert told.startswith("rank 1 on ")
-    assert told.endswith(" has come, and then doesn't answer")
+    assert told.endswith(" joined, and then stopped answering")
 
 
 def test_without_rank_0_the_others_say_so() -> None:
@@ -251,7 +251,7 @@ def test_without_rank_0_the_others_say_so() -> None:
     assert found.tells
     assert failed(found.findings)
     [absent] = [f for f in found.findings if f.check == "ranks"]
-    assert absent.text.startswith("rank 0 hasn't come within 1.5 s, says rank 1 on ")
+    assert absent.text.startswith("rank 0 hasn't joined within 1.5 s, as rank 1 on ")
 
 
 def test_a_store_that_nobody_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:

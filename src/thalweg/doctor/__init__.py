@@ -1,4 +1,4 @@
-"""Looking at a set-up before training does: each check ends in one line that says what to do."""
+"""Checks of a set-up before training; each ends in one line that says what to do."""
 
 from thalweg.doctor.finding import Finding
 

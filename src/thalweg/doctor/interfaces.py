@@ -1,8 +1,8 @@
-"""By which interface the others find this rank, and why by none of the others.
+"""The interface by which other ranks reach this one, and why the others weren't chosen.
 
-The address is the one that `World.join` takes: of the interface that is named, or on the way to
-where all meet. Every interface that wasn't taken has one reason, the first of: loopback, down, no
-address, an address of its own link alone, made for containers, not named or not on the way.
+The address is the one that `World.join` takes: of the interface that is named, or on the route to
+the rendezvous address. Every other interface has one reason, the first of: loopback, down, no
+address, only a link-local address, made for containers, not named or not on the route.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ipaddress import ip_address
 
 import psutil
 
-from thalweg.doctor.finding import Finding
+from thalweg.doctor.finding import Finding, ok, warn
 from thalweg.facts import about
 from thalweg.members.world import INTERFACE_VARIABLES
 from thalweg.transports.security import is_loopback
 
-EXTERNAL_ADDRESS = "198.51.100.1"  # RFC 5737: nobody's; the default route is the way there
+EXTERNAL_ADDRESS = "198.51.100.1"  # RFC 5737: unassigned, so reached by the default route
 VIRTUAL_INTERFACE_PATTERN = re.compile(
     r"(docker|br-|veth|virbr|cni|flannel|cali|cilium|lxc|lxd|podman|vnet|kube)"
 )
-FASTER_INTERFACE_FACTOR = 2.0  # times faster
+FASTER_INTERFACE_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class Interface:
     name: str
     addresses: tuple[str, ...]
     up: bool
-    mbps: int  # 0 if nobody knows
+    mbps: int  # 0 if unknown
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """Addresses by which another host could find it."""
+        """The addresses by which another host could reach it."""
         return tuple(a for a in self.addresses if not is_loopback(a) and not _link_local(a))
 
 
 def list_interfaces() -> list[Interface]:
-    """All of this host's network stack."""
+    """All interfaces of this host's network stack."""
     states = psutil.net_if_stats()
     return [
         Interface(
@@ -60,7 +60,7 @@ def list_interfaces() -> list[Interface]:
 
 
 def holder(address: str, interfaces: Sequence[Interface]) -> Interface | None:
-    """Whose address it is. All of 127/8 is loopback's."""
+    """The interface that has this address; loopback has all of 127/8."""
     for interface in interfaces:
         if address in interface.addresses:
             return interface
@@ -73,14 +73,14 @@ def is_named(environment: Mapping[str, str]) -> bool:
     return any(environment.get(variable) for variable in INTERFACE_VARIABLES)
 
 
-def why(meeting: str | None, environment: Mapping[str, str]) -> str:
-    """It was chosen."""
+def why(rendezvous: str | None, environment: Mapping[str, str]) -> str:
+    """The reason for which the interface was chosen."""
     for variable in INTERFACE_VARIABLES:
         if environment.get(variable):
             return f"{variable} names it"
-    if meeting is None:
+    if rendezvous is None:
         return "this process is alone"
-    return f"on the way to {meeting}, where all meet"
+    return f"on the route to {rendezvous}, the rendezvous address"
 
 
 def rejected(interface: Interface, reason_of_choice: str) -> str:
@@ -94,11 +94,11 @@ def rejected(interface: Interface, reason_of_choice: str) -> str:
         return "link-local address only"
     if VIRTUAL_INTERFACE_PATTERN.match(interface.name):
         return "for containers or virtual machines"
-    return "not named" if "names it" in reason_of_choice else "not on the way"
+    return "not named" if "names it" in reason_of_choice else "not on the route"
 
 
 def judge(address: str, reason: str, interfaces: Sequence[Interface]) -> Finding:
-    """`reason` is why the address was chosen."""
+    """The finding on the chosen address; `reason` is why it was chosen."""
     chosen = holder(address, interfaces)
     name = chosen.name if chosen else "no interface"
     others = [other for other in interfaces if other is not chosen]
@@ -107,36 +107,34 @@ def judge(address: str, reason: str, interfaces: Sequence[Interface]) -> Finding
         detail += "; not " + ", ".join(f"{o.name} ({rejected(o, reason)})" for o in others)
     faster = _faster(chosen, others, reason)
     if chosen is not None and VIRTUAL_INTERFACE_PATTERN.match(chosen.name):
-        return Finding(
-            check="interface",
-            verdict="warn",
-            detail=f"{detail}; {name} is for containers, and other hosts hardly reach it",
-            remedy="name the one that leads to the other hosts: THALWEG_IFNAME",
+        return warn(
+            "interface",
+            f"{detail}; {name} is for containers, and other hosts hardly reach it",
+            "name the one that leads to the other hosts: THALWEG_IFNAME",
         )
     if faster is not None:
-        return Finding(
-            check="interface",
-            verdict="warn",
-            detail=f"{detail}; {faster.name} {faster.useful[0]} is faster{_speed(faster)}",
-            remedy=f"set THALWEG_IFNAME={faster.name} (and GLOO_SOCKET_IFNAME) if it leads to the "
-            "other hosts",
+        return warn(
+            "interface",
+            f"{detail}; {faster.name} {faster.useful[0]} is faster{_speed(faster)}",
+            f"set THALWEG_IFNAME={faster.name} (and GLOO_SOCKET_IFNAME) if it leads to the other "
+            "hosts",
         )
-    return Finding(check="interface", verdict="ok", detail=detail)
+    return ok("interface", detail)
 
 
 def judge_alone(
     address: str, interfaces: Sequence[Interface], environment: Mapping[str, str]
 ) -> Finding:
-    """Which one a job across hosts would take, most likely."""
-    way = None if is_named(environment) else default_route_address()
-    if way is None:
+    """The finding on the interface that a job across hosts would most likely take."""
+    default = None if is_named(environment) else default_route_address()
+    if default is None:
         return judge(address, why(None, environment), interfaces)
-    reason = "the default route; a job takes the one on the way to MASTER_ADDR"
-    return judge(way, reason, interfaces)
+    reason = "the default route; a job takes the one on the route to MASTER_ADDR"
+    return judge(default, reason, interfaces)
 
 
 def default_route_address() -> str | None:
-    """The address by which this host reaches the world; nothing is sent."""
+    """The address of this host on the default route; nothing is sent."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((EXTERNAL_ADDRESS, 9))
         return str(probe.getsockname()[0])

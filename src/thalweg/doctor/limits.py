@@ -1,11 +1,11 @@
-"""What the system allows a process, against what so many workers need.
+"""Limits of the system for a process, compared with what N workers need.
 
-Open files, for N workers: 64 for anything, and 4 for each of the N - 1 others: two connections of
-ours, one each way, and two of Gloo's. Who hosts the store takes 6 connections from each of the
-N workers on top. (Counted in /proc/self/fd: 29 to 44 with up to 8 workers, 2 more for each.)
+Open files: 64 for anything, and 4 for each of the N - 1 others: two connections of ours, one in
+each direction, and two of Gloo's. The store's host takes 6 connections from each of the N workers
+on top. (Counted in /proc/self/fd: 29 to 44 with up to 8 workers, 2 more for each.)
 
-Buffers: TCP keeps as much under way as its window lets it, at most half of what tcp_rmem allows;
-more is needed if rate times round trip, the bandwidth-delay product, is larger (RFC 7323).
+Buffers: TCP keeps at most a window in flight, half of what tcp_rmem allows; more is needed if rate
+times round trip, the bandwidth-delay product, is larger (RFC 7323).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from thalweg.doctor.finding import Finding, RankFacts, concerning
+from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.facts import about
 
-BASE_OPEN_FILE_COUNT = 64  # open files
+BASE_OPEN_FILE_COUNT = 64
 OPEN_FILES_PER_PEER = 4
-OPEN_FILES_PER_STORE_CLIENT = 6  # of the store
+OPEN_FILES_PER_STORE_CLIENT = 6
 SYSCTL_NET_PATH = Path("/proc/sys/net")
 KERNEL_LIMIT_PATHS = {
     "tcp_rmem": SYSCTL_NET_PATH / "ipv4" / "tcp_rmem",
@@ -32,11 +32,8 @@ SOMAXCONN_PATH = SYSCTL_NET_PATH / "core" / "somaxconn"
 
 
 def files_needed(size: int, *, hosts_store: bool = False) -> int:
-    return (
-        BASE_OPEN_FILE_COUNT
-        + OPEN_FILES_PER_PEER * (size - 1)
-        + (OPEN_FILES_PER_STORE_CLIENT * size if hosts_store else 0)
-    )
+    needed = BASE_OPEN_FILE_COUNT + OPEN_FILES_PER_PEER * (size - 1)
+    return needed + (OPEN_FILES_PER_STORE_CLIENT * size if hosts_store else 0)
 
 
 def open_files(size: int, *, hosts_store: bool = False) -> Finding:
@@ -44,49 +41,39 @@ def open_files(size: int, *, hosts_store: bool = False) -> Finding:
     needed = files_needed(size, hosts_store=hosts_store)
     unlimited = soft == resource.RLIM_INFINITY
     if not unlimited and soft < needed:
+        formula = f"{BASE_OPEN_FILE_COUNT}, {OPEN_FILES_PER_PEER} for each other one"
+        if hosts_store:
+            formula += f" and {OPEN_FILES_PER_STORE_CLIENT} for each as the store's host"
         raised = hard == resource.RLIM_INFINITY or hard >= needed
-        return Finding(
-            check="open files",
-            verdict="fail",
-            detail=f"{soft} may be open, and a worker of {size} needs {needed}: "
-            f"{_formula(hosts_store)}",
-            remedy=f"run ulimit -n {needed} before starting"
+        return fail(
+            "open files",
+            f"{soft} may be open, and a worker of {size} needs {needed}: {formula}",
+            f"run ulimit -n {needed} before starting"
             + ("" if raised else f" as root: the hard limit is {hard}"),
         )
-    allowed = "unlimited" if unlimited else str(soft)
-    most = (
-        ""
-        if unlimited or size > 1
-        else f", enough for {(soft - BASE_OPEN_FILE_COUNT) // OPEN_FILES_PER_PEER + 1} workers"
-    )
-    detail = f"{allowed}, and {needed} are needed{most}"
-    return Finding(check="open files", verdict="ok", detail=detail)
-
-
-def _formula(hosts_store: bool) -> str:
-    stored = (
-        f" and {OPEN_FILES_PER_STORE_CLIENT} for each as the store's host" if hosts_store else ""
-    )
-    return f"{BASE_OPEN_FILE_COUNT}, {OPEN_FILES_PER_PEER} for each other one{stored}"
+    detail = f"{'unlimited' if unlimited else soft}, and {needed} are needed"
+    if size == 1 and not unlimited:
+        most = (soft - BASE_OPEN_FILE_COUNT) // OPEN_FILES_PER_PEER + 1
+        detail += f", enough for {most} workers"
+    return ok("open files", detail)
 
 
 def backlog(size: int) -> Finding | None:
-    """Of the host of the store, to which all workers connect at once."""
+    """The finding on the store's host, to which all workers connect at once."""
     with suppress(OSError, ValueError):
         allowed = int(SOMAXCONN_PATH.read_text())
         if allowed < size:
-            return Finding(
-                check="backlog",
-                verdict="warn",
-                detail=f"net.core.somaxconn is {allowed}, and {size} workers call at once",
-                remedy=f"run sysctl -w net.core.somaxconn={max(512, size)} on this host",
+            return warn(
+                "backlog",
+                f"net.core.somaxconn is {allowed}, and {size} workers connect at once",
+                f"run sysctl -w net.core.somaxconn={max(512, size)} on this host",
             )
-        return Finding(check="backlog", verdict="ok", detail=f"net.core.somaxconn is {allowed}")
+        return ok("backlog", f"net.core.somaxconn is {allowed}")
     return None
 
 
 def buffers() -> dict[str, int]:
-    """The most bytes, by setting; of tcp_rmem and tcp_wmem the last of three."""
+    """The largest buffers in bytes, by setting; of tcp_rmem and tcp_wmem the last of three."""
     found = {}
     for name, path in KERNEL_LIMIT_PATHS.items():
         with suppress(OSError, ValueError, IndexError):
@@ -95,21 +82,22 @@ def buffers() -> dict[str, int]:
 
 
 def buffers_alone(found: Mapping[str, int]) -> Finding:
-    told = ", ".join(f"{name} {about(nbytes, 'B')}" for name, nbytes in found.items())
-    return Finding(check="buffers", verdict="ok", detail=told or "this system doesn't tell")
+    listed = ", ".join(f"{name} {about(nbytes, 'B')}" for name, nbytes in found.items())
+    return ok("buffers", listed or "unknown on this system")
 
 
 def buffers_for(
     ranks: Sequence[RankFacts],
     rates: Mapping[tuple[int, int], float],
-    trips: Mapping[tuple[int, int], float],
+    round_trips: Mapping[tuple[int, int], float],
 ) -> list[Finding]:
-    """Against rates (bits per second) and round trips (seconds), by sender and receiver."""
+    """Findings on buffers, given rates (bits per second) and round trips (seconds) by sender and
+    receiver."""
     known = {facts.rank: facts for facts in ranks}
     found = []
     largest = 0.0
     for (source, target), rate in rates.items():
-        nbytes = rate / 8 * trips.get((source, target), 0.0)
+        nbytes = rate / 8 * round_trips.get((source, target), 0.0)
         largest = max(largest, nbytes)
         ends = ((known[source], "tcp_wmem"), (known[target], "tcp_rmem"))
         for facts, setting in ends:
@@ -118,18 +106,17 @@ def buffers_for(
                 found.append(_too_small(facts, setting, allowed, nbytes))
     if found or not ranks:
         return found
-    told = buffers_alone(ranks[0].buffers).detail
+    listed = buffers_alone(ranks[0].buffers).detail
     needed = f"; {about(2 * largest, 'B')} are needed for rate x round trip" if rates else ""
-    return [Finding(check="buffers", verdict="ok", detail=told + needed)]
+    return [ok("buffers", listed + needed)]
 
 
 def _too_small(facts: RankFacts, setting: str, allowed: int, nbytes: float) -> Finding:
     wanted = 1 << (int(4 * nbytes) - 1).bit_length()
-    return Finding(
-        check="buffers",
-        verdict="warn",
-        detail=f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
+    return warn(
+        "buffers",
+        f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
         f"{about(nbytes, 'B')}: TCP can't fill the link",
-        remedy=f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'",
-        **concerning(facts),
+        f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'",
+        [facts],
     )

@@ -1,7 +1,7 @@
-"""What one rank finds out by itself, before it meets the others, also about what it was given: a
-cluster file, a secret, an interface, a disk, rights for a lab.
+"""The checks that one rank makes alone, also of its settings: a cluster file, a secret, an
+interface, a disk, rights for a lab.
 
-What a run would refuse is told as a finding, and left out, so that the rest can still be looked at.
+A setting that a run would reject becomes a finding and is dropped, so that the rest can be checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from thalweg.doctor import environment, interfaces, limits, name_resolution, processor
-from thalweg.doctor.finding import Finding, RankFacts
+from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE, RankAssignment, find_cluster
@@ -30,7 +30,7 @@ from thalweg.probing.coordinator import host_description
 from thalweg.transports.security import ENCRYPTION_VARIABLE, FORMER_VARIABLE, wants_encryption
 
 GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-MIN_FREE_DISK_BYTES = 1e9  # bytes: checkpoints are larger
+MIN_FREE_DISK_BYTES = 1e9  # checkpoints are larger
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 PROCESS_STATUS_PATH = Path("/proc/self/status")
 
@@ -40,25 +40,24 @@ class LocalReport:
     facts: RankFacts
     findings: list[Finding]
     environment: dict[str, Any]
-    variables: Mapping[str, str]  # that a run accepts
+    variables: Mapping[str, str]  # the environment that a run accepts
     secret_is_readable: bool
 
 
 def local_report(assignment: RankAssignment) -> LocalReport:
-    """Call it before this process has threads: a child tries what may end it."""
+    """The checks of this rank; call it before this process has threads, since it forks."""
     across = name_resolution.across_hosts(assignment.size, os.environ)
     tried = [processor.bfloat16()] if assignment.local_rank == 0 else []
-    variables, refused = accepted(os.environ)
-    introduced = host_description()
-    host = introduced["name"]
+    variables, rejected = accepted(os.environ)
+    described = host_description()
+    host = described["name"]
     lookup = name_resolution.resolve_name(socket.gethostname())
     address = own_address(assignment.address, variables)
-    seen = interfaces.list_interfaces()
-    holder = interfaces.holder(address, seen)
-    found = environment.environment(assignment, os.environ)
+    listed = interfaces.list_interfaces()
+    holder = interfaces.holder(address, listed)
     facts = RankFacts(
         rank=assignment.rank,
-        **introduced,
+        **described,
         cpus=environment.cpus(),
         threads=torch.get_num_threads(),
         address=address,
@@ -71,11 +70,11 @@ def local_report(assignment: RankAssignment) -> LocalReport:
     alone = assignment.size == 1
     hosts_store = assignment.rank == 0 and not alone and not assignment.hosted
     findings: list[Finding | None] = [
-        *refused,
+        *rejected,
         *tried,
-        interfaces.judge_alone(address, seen, variables)
+        interfaces.judge_alone(address, listed, variables)
         if alone
-        else interfaces.judge(address, interfaces.why(assignment.address, variables), seen),
+        else interfaces.judge(address, interfaces.why(assignment.address, variables), listed),
         name_resolution.lookups(host, address, lookup),
         name_resolution.rendezvous_finding(assignment.address, across),
         limits.open_files(assignment.size, hosts_store=hosts_store),
@@ -93,14 +92,14 @@ def local_report(assignment: RankAssignment) -> LocalReport:
     return LocalReport(
         facts=facts,
         findings=[finding for finding in findings if finding is not None],
-        environment=found,
+        environment=environment.environment(assignment, os.environ),
         variables=variables,
-        secret_is_readable=not any(finding.check == "secret" for finding in refused),
+        secret_is_readable=not any(finding.check == "secret" for finding in rejected),
     )
 
 
 def accepted(environment: Mapping[str, str]) -> tuple[dict[str, str], list[Finding]]:
-    """The environment without what `World.join` would refuse, and what that is."""
+    """The environment without settings that `World.join` would reject, and findings on those."""
     left = dict(environment)
     found = []
     for variable in INTERFACE_VARIABLES:
@@ -124,7 +123,7 @@ def accepted(environment: Mapping[str, str]) -> tuple[dict[str, str], list[Findi
 
 
 def cluster_file(size: int, environment: Mapping[str, str]) -> Finding | None:
-    """Alone, only whether it can be read: it describes runs, and this is none."""
+    """The finding on the cluster file; alone, its number of workers isn't checked."""
     path = environment.get(CLUSTER_VARIABLE)
     if not path:
         return None
@@ -132,29 +131,24 @@ def cluster_file(size: int, environment: Mapping[str, str]) -> Finding | None:
         known = read_cluster(Path(path)) if size == 1 else find_cluster(None, size, environment)
     except ThalwegError as error:
         return _failed("cluster file", error)
-    detail = f"{CLUSTER_VARIABLE} names {path}: {known.workers} workers"
-    return Finding(check="cluster file", verdict="ok", detail=detail)
+    return ok("cluster file", f"{CLUSTER_VARIABLE} names {path}: {known.workers} workers")
 
 
 def disk(folder: Path) -> Finding | None:
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
         if free < MIN_FREE_DISK_BYTES:
-            return Finding(
-                check="disk",
-                verdict="warn",
-                detail=f"{about(free, 'B')} are free under {folder}",
-                remedy="make room before checkpoints are written there, or start in another folder",
-            )
-        return Finding(check="disk", verdict="ok", detail=f"{about(free, 'B')} free under {folder}")
+            remedy = "make room before checkpoints are written there, or start in another folder"
+            return warn("disk", f"{about(free, 'B')} are free under {folder}", remedy)
+        return ok("disk", f"{about(free, 'B')} free under {folder}")
     return None
 
 
 def lab() -> Finding:
-    """Whether one can be had here; nobody needs it to train."""
+    """The finding on whether labs work here; training doesn't need them."""
     lacking = _lacking()
     detail = f"none here: {lacking}" if lacking else "clusters can be tried on this machine (--lab)"
-    return Finding(check="lab", verdict="ok", detail=detail)
+    return ok("lab", detail)
 
 
 def _lacking() -> str:
@@ -171,4 +165,4 @@ def _lacking() -> str:
 
 
 def _failed(check: str, error: ThalwegError) -> Finding:
-    return Finding(check=check, verdict="fail", detail=error.problem, remedy=error.remedy)
+    return fail(check, error.problem, error.remedy)

@@ -1,8 +1,8 @@
-"""Names that lead to the wrong place, or nowhere: the traps of /etc/hosts and of slow resolvers.
+"""Names that resolve to the wrong address, slowly or not at all.
 
 Many distributions write `127.0.1.1 myhost` into /etc/hosts. Unless GLOO_SOCKET_IFNAME is set, Gloo
-tells the others the address that this host's own name resolves to, so they all call themselves. The
-same happens with a MASTER_ADDR that is localhost, or that is so on the host whose name it is.
+publishes the address that this host's own name resolves to, so other hosts connect to themselves.
+The same happens with a MASTER_ADDR that is localhost, or resolves to it on the host that it names.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 
-from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning, together
+from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, together, warn
 from thalweg.transports.security import is_loopback
 
-LOOKUP_TIMEOUT_SECONDS = 3.0  # seconds for a lookup
+LOOKUP_TIMEOUT_SECONDS = 3.0
 SLOW_LOOKUP_SECONDS = 1.0
 SLURM_NODES_VARIABLE = "SLURM_STEP_NUM_NODES"
 LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -25,14 +25,13 @@ LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """`addresses` is None if nobody answered in time, and empty if there are none."""
+    """The result of a lookup; `addresses` is None if it timed out, and empty if there are none."""
 
     addresses: list[str] | None
     seconds: float
 
 
 def resolve_name(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
-    """The addresses of a name."""
 
     def ask() -> list[str]:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -42,13 +41,13 @@ def resolve_name(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
 
 
 def resolve_address(address: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
-    """The name of an address, as torch asks for it: IPv4 in the clothes of IPv6."""
+    """The name of an address, looked up as torch does: IPv4 mapped to IPv6."""
     asked = address if ":" in address else f"::ffff:{address}"
     return _bounded(lambda: [socket.getnameinfo((asked, 0), 0)[0]], patience)
 
 
 def _bounded(ask: Callable[[], list[str]], patience: float) -> Lookup:
-    """In a thread, which is left behind if the resolver hangs: nothing can interrupt it."""
+    """A lookup in a thread, which is abandoned if the resolver hangs: nothing can interrupt it."""
     answer: SimpleQueue[list[str]] = SimpleQueue()
 
     def run() -> None:
@@ -67,97 +66,80 @@ def _bounded(ask: Callable[[], list[str]], patience: float) -> Lookup:
 
 
 def lookups(host: str, address: str, own: Lookup) -> Finding:
-    """How long they take: of this host's name, and of the name behind its address."""
-    back = resolve_address(address)
-    slow = {
-        f"what {host} resolves to": own,
-        f"the name behind {address}": back,
-    }
-    for what, lookup in slow.items():
+    """The finding on the time to look up this host's name, and the name of its address."""
+    looked_up = {f"addresses of {host}": own, f"name of {address}": resolve_address(address)}
+    for what, lookup in looked_up.items():
         if lookup.addresses is None or lookup.seconds > SLOW_LOOKUP_SECONDS:
-            took = "nobody answered within" if lookup.addresses is None else "the answer took"
-            return Finding(
-                check="name lookups",
-                verdict="warn",
-                detail=f"asked for {what}, {took} {lookup.seconds:.1f} s; torch asks for the name "
+            took = "timed out after" if lookup.addresses is None else "took"
+            return warn(
+                "name lookups",
+                f"the lookup of the {what} {took} {lookup.seconds:.1f} s; torch looks up the name "
                 "behind every connection",
-                remedy="write the hosts into /etc/hosts, mend /etc/resolv.conf, or set "
+                "write the hosts into /etc/hosts, mend /etc/resolv.conf, or set "
                 "RES_OPTIONS='timeout:1 attempts:1'",
             )
-    longest = max(lookup.seconds for lookup in slow.values())
-    return Finding(
-        check="name lookups", verdict="ok", detail=f"answered within {1000 * longest:.0f} ms"
-    )
+    longest = max(lookup.seconds for lookup in looked_up.values())
+    return ok("name lookups", f"answered within {1000 * longest:.0f} ms")
 
 
 def across_hosts(size: int, environment: Mapping[str, str]) -> bool:
-    """Whether the launcher says that workers are on several hosts."""
-    if (
-        environment.get(SLURM_NODES_VARIABLE, "").isdigit()
-        and int(environment[SLURM_NODES_VARIABLE]) > 1
-    ):
+    """True if the launcher's variables show that workers are on several hosts."""
+    nodes = environment.get(SLURM_NODES_VARIABLE, "")
+    if nodes.isdigit() and int(nodes) > 1:
         return True
-    said = next((environment[v] for v in LOCAL_SIZE_VARIABLES if environment.get(v)), "")
-    return said.isdigit() and int(said) < size
+    local = next((environment[v] for v in LOCAL_SIZE_VARIABLES if environment.get(v)), "")
+    return local.isdigit() and int(local) < size
 
 
-def rendezvous_finding(meeting: str | None, across: bool) -> Finding | None:
-    """Of what this rank alone knows: the address where all meet, seen from here."""
-    if meeting is None or not across:
+def rendezvous_finding(rendezvous: str | None, across: bool) -> Finding | None:
+    """The finding on the rendezvous address as this rank resolves it."""
+    if rendezvous is None or not across:
         return None
-    if is_loopback(meeting):
-        return Finding(
-            check="meeting point",
-            verdict="fail",
-            detail=f"MASTER_ADDR is {meeting}, which is this host on every host, and workers are "
-            "on several",
-            remedy="set MASTER_ADDR to an address of rank 0's host that the others reach",
+    if is_loopback(rendezvous):
+        return fail(
+            "meeting point",
+            f"MASTER_ADDR is {rendezvous}, which is this host on every host, and workers are on "
+            "several",
+            "set MASTER_ADDR to an address of rank 0's host that the others reach",
         )
-    seen = resolve_name(meeting)
-    if seen.addresses is None or not seen.addresses:
-        return Finding(
-            check="meeting point",
-            verdict="fail",
-            detail=f"MASTER_ADDR is {meeting}, and nobody here knows that name",
-            remedy="set MASTER_ADDR to the address, or write the name into /etc/hosts",
+    addresses = resolve_name(rendezvous).addresses
+    if not addresses:
+        return fail(
+            "meeting point",
+            f"MASTER_ADDR is {rendezvous}, a name that doesn't resolve on this host",
+            "set MASTER_ADDR to the address, or write the name into /etc/hosts",
         )
-    return Finding(
-        check="meeting point", verdict="ok", detail=f"MASTER_ADDR {meeting}: {seen.addresses[0]}"
-    )
+    return ok("meeting point", f"MASTER_ADDR {rendezvous}: {addresses[0]}")
 
 
 def alone(name: str, own: Lookup, gloo_interface: str) -> Finding:
     trap = _trap(name, own.addresses)
     if trap and not gloo_interface:
-        return Finding(
-            check="host name",
-            verdict="warn",
-            detail=f"{trap}; with workers on other hosts Gloo would tell them that address",
-            remedy=_remedy(name, ""),
-        )
+        detail = f"{trap}; with workers on other hosts Gloo would publish that address"
+        return warn("host name", detail, _remedy(name, ""))
     where = ", ".join(own.addresses or ()) or "unknown"
-    return Finding(check="host name", verdict="ok", detail=f"{name} is {where}")
+    return ok("host name", f"{name} is {where}")
 
 
 def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
-    """Of all ranks' facts: whose name or address leads others back to themselves."""
+    """Findings on names and addresses by which other hosts would connect to themselves."""
     hosts = by_host(ranks)
     if len(hosts) < 2:
-        return [_fine("all ranks are on one host, where loopback serves")]
+        return [ok("host name", "all ranks are on one host, where loopback serves")]
     found = []
     for there in hosts.values():
-        who = [facts for facts in there if is_loopback(facts.address)]
-        if who:
-            found.append(_loopback_address(who))
-        gullible = [facts for facts in there if not facts.gloo_interface]
-        trap = _trap(gullible[0].name, gullible[0].resolved) if gullible else ""
-        if trap and gullible:
-            found.append(_loopback_name(gullible, trap))
-    return found or [_fine("no host's name or address leads others back to themselves")]
+        looped = [facts for facts in there if is_loopback(facts.address)]
+        if looped:
+            found.append(_loopback_address(looped))
+        unnamed = [facts for facts in there if not facts.gloo_interface]
+        trap = _trap(unnamed[0].name, unnamed[0].resolved) if unnamed else ""
+        if trap:
+            found.append(_loopback_name(unnamed, trap))
+    return found or [ok("host name", "no host's name or address leads others back to themselves")]
 
 
 def _trap(name: str, addresses: Sequence[str] | None) -> str:
-    """In words; empty if there is none. Who hasn't answered isn't judged."""
+    """The problem with a host's own name in words; empty if there is none, or it is unknown."""
     if addresses is None:
         return ""
     if not addresses:
@@ -167,33 +149,23 @@ def _trap(name: str, addresses: Sequence[str] | None) -> str:
     return ""
 
 
-def _loopback_address(who: Sequence[RankFacts]) -> Finding:
-    return Finding(
-        check="meeting point",
-        verdict="fail",
-        detail=f"{together(who)} would tell the others to come to {who[0].address}, which is each "
-        "host's own loopback: MASTER_ADDR leads there",
-        remedy="set MASTER_ADDR to an address that other hosts reach, or name the interface: "
+def _loopback_address(ranks: Sequence[RankFacts]) -> Finding:
+    return fail(
+        "meeting point",
+        f"{together(ranks)} would publish {ranks[0].address}, which is each host's own loopback: "
+        "MASTER_ADDR resolves to it",
+        "set MASTER_ADDR to an address that other hosts reach, or name the interface: "
         "THALWEG_IFNAME",
-        **concerning(*who, named=True),
+        ranks,
+        named=True,
     )
 
 
-def _loopback_name(who: Sequence[RankFacts], trap: str) -> Finding:
-    return Finding(
-        check="host name",
-        verdict="fail",
-        detail=f"{trap}; Gloo would tell the other hosts that address, and they would call "
-        "themselves",
-        remedy=_remedy(who[0].name, who[0].interface),
-        **concerning(*who),
-    )
+def _loopback_name(ranks: Sequence[RankFacts], trap: str) -> Finding:
+    detail = f"{trap}; Gloo would publish that address, and other hosts would connect to themselves"
+    return fail("host name", detail, _remedy(ranks[0].name, ranks[0].interface), ranks)
 
 
 def _remedy(name: str, interface: str) -> str:
     value = interface if interface and interface != "lo" else "the interface to use"
     return f"set GLOO_SOCKET_IFNAME to {value}, or give {name} its own address in /etc/hosts"
-
-
-def _fine(detail: str) -> Finding:
-    return Finding(check="host name", verdict="ok", detail=detail)

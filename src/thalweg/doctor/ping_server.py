@@ -1,7 +1,7 @@
-"""Where a rank can be called by the others, while they find out who reaches whom.
+"""The server that answers the pings and flows of other ranks.
 
-A caller says the token that this rank has put into the store, so that strangers get nothing, and
-what it wants: pings, each answered with this host's time, or to send a flow, which is answered with
+A caller sends the token that this rank has published in the store, so that other processes get no
+answer, and a request: pings, each answered with this host's time, or a flow, which is answered with
 its rate. Every wait has a deadline, every call an end.
 """
 
@@ -16,21 +16,20 @@ from contextlib import suppress
 from secrets import token_hex
 from threading import BoundedSemaphore, Thread
 from time import monotonic, sleep, time
-from types import TracebackType
 from typing import Self
 
 from thalweg.probing.flow import rate_of
 
 TOKEN_NBYTES = 32
 PINGS_REQUEST, FLOW_REQUEST = b"p", b"f"
-PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, what is wanted, seconds of a flow
+PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, request, seconds of a flow
 PING_RANK_STRUCT = struct.Struct("!i")  # the rank that answers
 PING_NUMBER_STRUCT = struct.Struct("!d")  # a time in seconds, or a rate in bits per second
-PEER_READ_TIMEOUT_SECONDS = 5.0  # seconds for the other side to go on
-MAX_FLOW_SECONDS = 2.0  # seconds
-MAX_FLOW_BYTES = 1 << 26  # bytes
+PEER_READ_TIMEOUT_SECONDS = 5.0
+MAX_FLOW_SECONDS = 2.0
+MAX_FLOW_BYTES = 1 << 26
 MAX_PINGS_PER_CALL = 64
-MAX_CONCURRENT_CALLS = 256  # at a time
+MAX_CONCURRENT_CALLS = 256
 FLOW_CHUNK_BYTES = 1 << 18
 PING_SERVER_BACKLOG_COUNT = 512
 TRANSIENT_ACCEPT_ERRNOS = (
@@ -40,12 +39,12 @@ TRANSIENT_ACCEPT_ERRNOS = (
     errno.ENOMEM,
     errno.ECONNABORTED,
 )
-ACCEPT_POLL_SECONDS = 0.05  # seconds
+ACCEPT_POLL_SECONDS = 0.05
 Clock = Callable[[], float]
 
 
 class Listener:
-    """At any port of this address, from the beginning to the end of a `with`."""
+    """The server at any port of this address, from the beginning to the end of a `with`."""
 
     def __init__(self, rank: int, address: str, clock: Clock = time) -> None:
         self.token = token_hex(TOKEN_NBYTES // 2)
@@ -62,14 +61,9 @@ class Listener:
         Thread(target=self._serve, name="doctor", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends a blocked accept()
         self._socket.close()
 
     def _serve(self) -> None:
@@ -91,13 +85,12 @@ class Listener:
             with call, suppress(OSError, EOFError):
                 call.settimeout(PEER_READ_TIMEOUT_SECONDS)
                 call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                token, wanted, seconds = PING_HELLO_STRUCT.unpack(
-                    receive(call, PING_HELLO_STRUCT.size)
-                )
+                hello = receive(call, PING_HELLO_STRUCT.size)
+                token, request, seconds = PING_HELLO_STRUCT.unpack(hello)
                 if not hmac.compare_digest(token, self.token.encode()):
                     return
                 call.sendall(PING_RANK_STRUCT.pack(self._rank))
-                if wanted == FLOW_REQUEST:
+                if request == FLOW_REQUEST:
                     receive_flow_and_drain(call, min(seconds, MAX_FLOW_SECONDS))
                 else:
                     self._echo(call)
@@ -111,7 +104,7 @@ class Listener:
 
 
 def receive(call: socket.socket, nbytes: int) -> bytes:
-    """Exactly so many; EOFError if the other side ends before."""
+    """Receive exactly `nbytes` bytes; EOFError if the peer ends before."""
     parts = bytearray()
     while len(parts) < nbytes:
         part = call.recv(nbytes - len(parts))
@@ -121,9 +114,13 @@ def receive(call: socket.socket, nbytes: int) -> bytes:
     return bytes(parts)
 
 
+def receive_number(call: socket.socket) -> float:
+    return float(PING_NUMBER_STRUCT.unpack(receive(call, PING_NUMBER_STRUCT.size))[0])
+
+
 def receive_flow_and_drain(call: socket.socket, seconds: float) -> None:
-    """Take in what comes, tell its rate, and drain what was under way, or a reset would overtake
-    the answer."""
+    """Receive a flow, answer with its rate, and drain the rest, or a reset would overtake the
+    answer."""
     start = monotonic()
     arrivals: list[tuple[float, int]] = []
     total = 0

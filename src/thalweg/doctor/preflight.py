@@ -1,8 +1,8 @@
-"""What `attach()` looks at in passing: some milliseconds, one key of the store for each rank.
+"""The checks of `attach()`: some milliseconds, and one key of the store for each rank.
 
-`publish` before the ranks agree on what they train, `quick` after it: by then everybody's key is
-there, and nobody waits. Every rank judges itself, one of each host for the host; rank 0 compares.
-Only what is wrong is told, and nothing is ever raised: training may go well all the same.
+`publish` precedes the ranks' agreement on what they train, `preflight` follows it: by then all keys
+are there, and no rank waits. Every rank checks itself, one of each host the host; rank 0 compares.
+Only problems are logged, and nothing is raised: training may go well all the same.
 """
 
 from __future__ import annotations
@@ -12,104 +12,91 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
-from thalweg.doctor import interfaces, limits, name_resolution, versions
-from thalweg.doctor.environment import versions as own_versions
+from thalweg.doctor import interfaces, limits, name_resolution
+from thalweg.doctor.environment import version_differences, versions
 from thalweg.doctor.finding import Finding, RankFacts
 from thalweg.doctor.local_checks import GLOO_INTERFACE_VARIABLE
 from thalweg.members.world import World
 from thalweg.probing.coordinator import host_description
 
-# Seconds for the host's own name to be looked up; who is slower isn't judged.
-HOSTNAME_TIMEOUT_SECONDS = 0.01
+HOSTNAME_TIMEOUT_SECONDS = 0.01  # for the lookup of the host's own name; slower ones don't count
 log = logging.getLogger("thalweg")
 
 
 def publish(world: World) -> None:
-    """What others compare with: versions, and on which host this rank is."""
+    """Publish this rank's versions and host, for comparison."""
     if world.size == 1:
         return
     try:
         world.put(_key(world.rank), json.dumps(_own(world).packed()))
     except Exception as error:
-        log.debug("the doctor couldn't tell the others anything: %s", error)
+        log.debug("doctor: publishing this rank's facts failed: %s", error)
 
 
 def preflight(world: World) -> list[Finding]:
-    """What is wrong with this rank; on rank 0 also in what the others differ."""
+    """The problems of this rank; on rank 0 also the differences between ranks."""
     if world.size == 1:
         return []
     try:
         return [finding for finding in _judged(world) if finding.verdict != "ok"]
     except Exception as error:
-        log.debug("the doctor couldn't look: %s", error)
+        log.debug("doctor: the checks failed: %s", error)
         return []
 
 
 def _judged(world: World) -> list[Finding]:
     own = _own(world)
     others = _published(world, range(world.size) if world.rank == 0 else [0])
-    hosts_store = (
-        world.rank == 0 and world.rank_assignment is not None and not world.rank_assignment.hosted
-    )
+    assignment = world.rank_assignment
+    hosts_store = world.rank == 0 and assignment is not None and not assignment.hosted
     found = [limits.open_files(world.size, hosts_store=hosts_store)]
-    if _speaks_for_its_host(world) and any(other.host != own.host for other in others):
+    if _is_first_of_host(world) and any(other.host != own.host for other in others):
         found += _about_host(world, own, others)
     found = [finding if finding.ranks else finding.at(own.rank, own.name) for finding in found]
-    return found + (versions.differences(others) if world.rank == 0 else [])
+    return found + (version_differences(others) if world.rank == 0 else [])
 
 
 def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> list[Finding]:
-    """Where ranks are on several. An interface that is named was somebody's choice."""
-    seen = interfaces.list_interfaces()
-    holder = interfaces.holder(own.address, seen)
-    resolved = (
-        None
-        if own.gloo_interface
-        else name_resolution.resolve_name(socket.gethostname(), HOSTNAME_TIMEOUT_SECONDS)
-    )
-    facts = RankFacts.unpacked(
-        {
-            **own.packed(),
-            "interface": holder.name if holder else "",
-            "resolved": resolved.addresses if resolved else None,
-        }
-    )
+    """Findings on this host among several; an interface that is named was chosen on purpose."""
+    listed = interfaces.list_interfaces()
+    holder = interfaces.holder(own.address, listed)
+    resolved = None
+    if not own.gloo_interface:
+        name = socket.gethostname()
+        resolved = name_resolution.resolve_name(name, HOSTNAME_TIMEOUT_SECONDS).addresses
+    facts = replace(own, interface=holder.name if holder else "", resolved=resolved)
     elsewhere = next(other for other in others if other.host != own.host)
     traps = name_resolution.traps([facts, elsewhere])
     found = [finding for finding in traps if own.rank in finding.ranks]
     if world.rank_assignment is not None and not interfaces.is_named(os.environ):
         reason = interfaces.why(world.rank_assignment.address, os.environ)
-        found.append(interfaces.judge(own.address, reason, seen))
+        found.append(interfaces.judge(own.address, reason, listed))
     return found
 
 
 def _own(world: World) -> RankFacts:
-    introduced = host_description()
     return RankFacts(
         rank=world.rank,
-        name=introduced["name"],
-        machine=introduced["machine"],
-        stack=introduced["stack"],
+        **host_description(),
         address=world.address,
-        versions=own_versions(),
+        versions=versions(),
         gloo_interface=os.environ.get(GLOO_INTERFACE_VARIABLE, ""),
     )
 
 
 def _published(world: World, ranks: Sequence[int]) -> list[RankFacts]:
-    """Of those who have; in one question."""
+    """The facts that these ranks have published, read with one store request."""
     keys = [_key(rank) for rank in ranks]
     texts = world.store_client.call(lambda s: s.multi_get([key for key in keys if s.check([key])]))
     return [RankFacts.unpacked(json.loads(text)) for text in texts]
 
 
-def _speaks_for_its_host(world: World) -> bool:
-    return (
-        world.rank_assignment.local_rank == 0
-        if world.rank_assignment
-        else os.environ.get("LOCAL_RANK", "0") == "0"
-    )
+def _is_first_of_host(world: World) -> bool:
+    if world.rank_assignment:
+        return world.rank_assignment.local_rank == 0
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _key(rank: int) -> str:

@@ -1,7 +1,7 @@
-"""What computing runs into: more threads than cores, and instructions that aren't there.
+"""Checks of the processor: more threads than cores, and missing instructions.
 
-Some virtual machines announce AMX, and a product of bfloat16 then ends the process (SIGILL). So it
-is tried in a child, whose death tells.
+Some virtual machines announce AMX without having it, and a product of bfloat16 then ends the
+process (SIGILL). So a child process tries one.
 """
 
 from __future__ import annotations
@@ -18,66 +18,57 @@ from typing import NoReturn
 
 import torch
 
-from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning
+from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, warn
 from thalweg.launch.worker_process import fork
 
-CHILD_TIMEOUT_SECONDS = 10.0  # seconds for the child
+CHILD_TIMEOUT_SECONDS = 10.0
 CHILD_POLL_SECONDS = 0.005
-TEST_MATRIX_SIDE_ELEMENTS = 64  # of the matrices: oneDNN takes its kernels for them
+TEST_MATRIX_SIDE_ELEMENTS = 64  # large enough for oneDNN to use its kernels
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 CPUINFO_PATH = Path("/proc/cpuinfo")
 
 
 def bfloat16() -> Finding:
-    """While this process has no threads of its own: a fork holds its parent's locks."""
+    """Try a product; call it before this process has threads: a fork keeps its parent's locks."""
     code = _outcome(fork(_try))
     if code == 0:
-        return Finding(check="bfloat16", verdict="ok", detail="a product works")
+        return ok("bfloat16", "a product works")
     died = "hangs" if code is None else f"dies of {_cause(code)}"
     announced = " (AMX is announced)" if _announces_amx() else ""
-    return Finding(
-        check="bfloat16",
-        verdict="fail",
-        detail=f"a product of bfloat16 matrices {died} on this processor{announced}",
-        remedy=f"set {ISA_VARIABLE}=AVX512_CORE_BF16 (or AVX2) on this host",
+    return fail(
+        "bfloat16",
+        f"a product of bfloat16 matrices {died} on this processor{announced}",
+        f"set {ISA_VARIABLE}=AVX512_CORE_BF16 (or AVX2) on this host",
     )
 
 
 def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
-    """Workers of a host, with the threads that torch takes in each, against its cores."""
+    """Findings on hosts whose workers have more threads of torch than cores."""
     found = []
     for there in by_host(ranks).values():
         total, cores = sum(facts.threads for facts in there), _cores(there)
         if total > cores:
-            each = max(1, cores // len(there))
-            found.append(
-                Finding(
-                    check="threads",
-                    verdict="warn",
-                    detail=f"{len(there)} workers with {total} threads in all share {cores} "
-                    f"core{'s' if cores > 1 else ''}",
-                    remedy=f"set OMP_NUM_THREADS={each}"
-                    + (", or start fewer workers there" if len(there) > cores else ""),
-                    **concerning(*there),
-                )
-            )
-    if found:
-        return found
+            shared = f"{cores} core{'s' if cores > 1 else ''}"
+            detail = f"{len(there)} workers with {total} threads in all share {shared}"
+            remedy = f"set OMP_NUM_THREADS={max(1, cores // len(there))}"
+            if len(there) > cores:
+                remedy += ", or start fewer workers there"
+            found.append(warn("threads", detail, remedy, there))
     first = ranks[0]
-    told = f"{first.threads} for a worker, {first.cores} cores on {first.name}"
-    return [Finding(check="threads", verdict="ok", detail=told)]
+    detail = f"{first.threads} for a worker, {first.cores} cores on {first.name}"
+    return found or [ok("threads", detail)]
 
 
 def _cores(there: Sequence[RankFacts]) -> int:
-    """That any of them may use."""
-    together = 0
+    """The number of cores that any of these ranks may use."""
+    cpus = 0
     for facts in there:
-        together |= int(facts.cpus, 16)
-    return max(together.bit_count(), there[0].cores)
+        cpus |= int(facts.cpus, 16)
+    return max(cpus.bit_count(), there[0].cores)
 
 
 def _try() -> NoReturn:
-    """In the child, which dies without a trace."""
+    """Try a product in the child process, which leaves no core dump."""
     code = 1
     try:
         faulthandler.disable()
@@ -94,7 +85,7 @@ def product_is_right() -> bool:
 
 
 def _outcome(pid: int) -> int | None:
-    """The exit code, below 0 for a signal; None if it had to be killed."""
+    """The exit code of the child, negative for a signal; None if it hung and was killed."""
     deadline = monotonic() + CHILD_TIMEOUT_SECONDS
     while monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -1,13 +1,18 @@
-"""Who reaches whom, out of everybody's calls: one line for a rank that nobody reaches, one for a
-rank that reaches nobody, one for each other pair of hosts, with both ways in it."""
+"""Findings from all pings: which ranks reach each other, and how far their clocks differ.
+
+One line for a rank that nobody reaches, one for a rank that reaches nobody, one for each other pair
+of hosts, with both directions in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thalweg.doctor.finding import Finding, RankFacts, by_host, concerning, together
+from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, together, warn
 from thalweg.doctor.ping import PING_OK, WRONG_PEER_TEXT, PingResult
+from thalweg.facts import about
 
+MAX_CLOCK_SKEW_SECONDS = 0.1
 FIREWALL_REMEDY = "let all TCP ports through between these hosts"
 INTERFACE_REMEDY = (
     "name an interface that all hosts share: THALWEG_IFNAME, and GLOO_SOCKET_IFNAME for torch"
@@ -20,11 +25,11 @@ REACHABILITY_REMEDIES = {
     WRONG_PEER_TEXT: f"{INTERFACE_REMEDY}: addresses of bridges are often the same on all hosts",
 }
 Outcomes = Mapping[tuple[int, int], str]
-"""By caller and peer."""
+"""The outcome of each ping, by caller and peer."""
 
 
 def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:
-    """All ordered pairs that failed."""
+    """Findings on the ordered pairs whose pings failed; one that all is well, if none did."""
     outcomes = {(ping.caller, ping.peer): ping.outcome for ping in pings}
     broken = {pair: why for pair, why in outcomes.items() if why != PING_OK}
     if not broken:
@@ -36,66 +41,42 @@ def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list
         into = {pair for pair in outcomes if pair[1] == facts.rank}
         out = {pair for pair in outcomes if pair[0] == facts.rank}
         if len(into) > 1 and into <= broken.keys():
-            found.append(_nobody_reaches(facts, {broken[pair] for pair in into}))
+            why = _words({broken[pair] for pair in into})
+            detail = f"nobody reaches {facts.label} at {_where(facts)}: {why}"
+            remedy = f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}"
+            found.append(fail("reachability", detail, remedy, [facts], named=True))
             explained |= into
         if len(out) > 1 and out <= broken.keys() and not out <= explained:
-            found.append(_reaches_nobody(facts, {broken[pair] for pair in out}))
+            reasons = {broken[pair] for pair in out}
+            detail = f"{facts.label} reaches nobody: {_words(reasons)}"
+            found.append(fail("reachability", detail, _remedy(reasons), [facts], named=True))
             explained |= out
     return found + _pairs(known, {p: w for p, w in broken.items() if p not in explained}, outcomes)
 
 
-def _nobody_reaches(facts: RankFacts, why: set[str]) -> Finding:
-    return Finding(
-        check="reachability",
-        verdict="fail",
-        detail=f"nobody reaches {facts.label} at {_where(facts)}: {_words(why)}",
-        remedy=f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}",
-        **concerning(facts, named=True),
-    )
-
-
-def _reaches_nobody(facts: RankFacts, why: set[str]) -> Finding:
-    return Finding(
-        check="reachability",
-        verdict="fail",
-        detail=f"{facts.label} reaches nobody: {_words(why)}",
-        remedy=_remedy(why),
-        **concerning(facts, named=True),
-    )
-
-
 def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes) -> list[Finding]:
-    """By two hosts, both ways in one line."""
+    """One finding for each two hosts, with both directions in it."""
     between: dict[frozenset[object], list[tuple[int, int]]] = {}
     for pair in broken:
         hosts = frozenset[object](known[rank].host for rank in pair)
         between.setdefault(hosts if len(hosts) == 2 else frozenset(pair), []).append(pair)
     found = []
     for pairs in between.values():
-        ranks = sorted({rank for pair in pairs for rank in pair})
-        one, other = _sides([known[rank] for rank in ranks])
-        ways = (_way(one, other, broken, outcomes), _way(other, one, broken, outcomes))
-        found.append(
-            Finding(
-                check="reachability",
-                verdict="fail",
-                detail="; ".join(ways),
-                remedy=_remedy({broken[pair] for pair in pairs}),
-                ranks=tuple(ranks),
-                hosts=tuple(dict.fromkeys(known[rank].name for rank in ranks)),
-                names_them=True,
-            )
-        )
+        ranks = [known[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
+        one, other = _sides(ranks)
+        both = (_direction(*ends, broken, outcomes) for ends in ((one, other), (other, one)))
+        remedy = _remedy({broken[pair] for pair in pairs})
+        found.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
     return found
 
 
 def _sides(ranks: list[RankFacts]) -> tuple[list[RankFacts], list[RankFacts]]:
-    """Of two hosts, or two ranks of one."""
+    """The ranks of each of two hosts, or two ranks of one host."""
     one, *other = by_host(ranks).values()
     return (one, other[0]) if other else (ranks[:1], ranks[1:])
 
 
-def _way(
+def _direction(
     callers: Sequence[RankFacts], peers: Sequence[RankFacts], broken: Outcomes, outcomes: Outcomes
 ) -> str:
     pairs = [(one.rank, other.rank) for one in callers for other in peers]
@@ -116,15 +97,59 @@ def _words(why: set[str]) -> str:
 
 
 def _remedy(why: set[str]) -> str:
-    return next(
-        (REACHABILITY_REMEDIES[w] for w in REACHABILITY_REMEDIES if w in why),
-        f"{FIREWALL_REMEDY}, or {INTERFACE_REMEDY}",
-    )
+    known = [remedy for outcome, remedy in REACHABILITY_REMEDIES.items() if outcome in why]
+    return known[0] if known else f"{FIREWALL_REMEDY}, or {INTERFACE_REMEDY}"
 
 
 def _fine(ranks: int, calls: int) -> Finding:
     all_pairs = ranks * (ranks - 1)
-    told = f"all {calls} ordered pairs of ranks reach each other"
+    detail = f"all {calls} ordered pairs of ranks reach each other"
     if calls < all_pairs:
-        told = f"{calls} of {all_pairs} ordered pairs of ranks were tried, and reach each other"
-    return Finding(check="reachability", verdict="ok", detail=told)
+        detail = f"{calls} of {all_pairs} ordered pairs of ranks were tried, and reach each other"
+    return ok("reachability", detail)
+
+
+def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:
+    """The skew of every host's clock against that of the first rank's host.
+
+    Training doesn't depend on it, and traces align themselves; comparing logs does."""
+    hosts = by_host(ranks)
+    if len(hosts) < 2:
+        return [ok("clocks", "all ranks are on one host")]
+    first, *others = hosts.values()
+    found = []
+    largest = 0.0
+    for there in others:
+        best = _offset(first, there, pings)
+        if best is None:
+            continue
+        ahead, error = best
+        largest = max(largest, abs(ahead) + error)
+        if abs(ahead) - error > MAX_CLOCK_SKEW_SECONDS:
+            direction = "ahead of" if ahead > 0 else "behind"
+            detail = (
+                f"the clock is {about(abs(ahead), 's')} {direction} {first[0].name}'s (give or "
+                f"take {about(error, 's')}): logs of the two can't be put in order"
+            )
+            remedy = f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}"
+            found.append(warn("clocks", detail, remedy, there))
+    within = f"within {about(largest, 's')} of {first[0].name}'s on all hosts that were reached"
+    return found or [ok("clocks", within)]
+
+
+def _offset(
+    first: Sequence[RankFacts], there: Sequence[RankFacts], pings: Sequence[PingResult]
+) -> tuple[float, float] | None:
+    """The seconds by which the clock of `there` is ahead, and their error: half of the shortest
+    round trip. None without a ping between the two hosts."""
+    ours, theirs = ({facts.rank for facts in side} for side in (first, there))
+    found = []
+    for ping in pings:
+        if ping.outcome == PING_OK and ping.caller in ours and ping.peer in theirs:
+            found.append((ping.round_trip, ping.ahead))
+        elif ping.outcome == PING_OK and ping.caller in theirs and ping.peer in ours:
+            found.append((ping.round_trip, -ping.ahead))
+    if not found:
+        return None
+    round_trip, ahead = min(found)
+    return ahead, round_trip / 2
