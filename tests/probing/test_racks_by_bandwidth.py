@@ -12,9 +12,8 @@ from tests.examples import examples
 from tests.probing.simulated import Simulated
 from tests.probing.test_latency import SIZES, wanted
 from thalweg.facts import Cluster, Duplex, Rate
-from thalweg.probing.contention import ContentionProbe
 from thalweg.probing.network import ProbeFlow, in_rounds
-from thalweg.probing.racks_by_bandwidth import UplinkSharing, racks_by_rates
+from thalweg.probing.racks_by_bandwidth import ContentionProbe, UplinkSharing, racks_by_rates
 
 
 def inferred(cluster: Cluster, seed: int, at_once: int = 6) -> tuple[UplinkSharing, Simulated]:

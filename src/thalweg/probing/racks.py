@@ -19,9 +19,8 @@ from math import sqrt
 from random import Random
 from typing import Literal
 
-from thalweg.probing.contention import ContentionProbe
 from thalweg.probing.network import Network
-from thalweg.probing.racks_by_bandwidth import Rack, UplinkSharing, racks_by_rates
+from thalweg.probing.racks_by_bandwidth import ContentionProbe, Rack, UplinkSharing, racks_by_rates
 
 Confidence = Literal["sure", "likely", "guess"]
 MIN_RACK_SEARCH_HOSTS = 4  # for two flows
