@@ -165,7 +165,7 @@ def test_a_worker_with_another_secret_is_named() -> None:
     def work() -> None:
         with transports(SECRET, b"not quite the same") as (_, (here, there)):
             for one, other in ((here, there), (there, here)):
-                wanted = rf"as rank {other.rank}'s address .* this job's secret.*; start all"
+                wanted = rf"the address of rank {other.rank} .* this job's secret.*; start all"
                 with pytest.raises(NotTrusted, match=wanted):
                     one.send(other.rank, LABEL, LARGE, soon())
                 assert one.refused[RejectionReason.FORGED] >= 1

@@ -11,7 +11,7 @@ from thalweg.compress.half import Half, half_precision, sizes
 
 COMPRESSOR = half_precision(
     name="bf16",
-    summary="bfloat16, added up on the way",
+    summary="bfloat16, summed in the all-reduce",
     sizes=partial(sizes, "bf16"),
     codec=partial(Half, kind="int16", infinity=0x7F80),
     carries="bfloat16",

@@ -30,8 +30,8 @@ from thalweg.facts import Tensor
 MIN_COMPRESSED_ELEMENTS = 1024
 
 RATIO = Parameter(kind=float, default=0.01, least=1e-6, most=1.0, help="share of elements kept")
-RANK = Parameter(kind=int, default=4, least=1, help="of the approximation")
-FEEDBACK = Parameter(kind=bool, default=None, help="keep what was left out; on where it is sound")
+RANK = Parameter(kind=int, default=4, least=1, help="rank of the approximation")
+FEEDBACK = Parameter(kind=bool, default=None, help="error feedback; on where it is sound")
 WARMUP = Parameter(kind=int, default=0, least=0, help="steps before compression starts")
 RUN_ARGUMENTS = ("feedback", "warmup")  # for the run, not the codec
 

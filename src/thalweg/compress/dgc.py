@@ -56,7 +56,9 @@ COMPRESSOR = sparsifier(
     codec=DGC,
     parameters={
         "ratio": RATIO,
-        "momentum": Parameter(kind=float, default=0.9, least=0, most=1, help="of the correction"),
+        "momentum": Parameter(
+            kind=float, default=0.9, least=0, most=1, help="momentum of the correction"
+        ),
         "warmup": WARMUP,
     },
 )

@@ -13,7 +13,7 @@ from thalweg.compress.half import Half, half_precision, sizes
 
 COMPRESSOR = half_precision(
     name="fp16",
-    summary="half precision, added up on the way",
+    summary="half precision, summed in the all-reduce",
     sizes=partial(sizes, "fp16"),
     codec=partial(Half, kind="float16", infinity=0x7C00),
     carries="float16",

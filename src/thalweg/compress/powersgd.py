@@ -55,7 +55,7 @@ class PowerSGD(LowRank):
 
 COMPRESSOR = factorizer(
     name="powersgd",
-    summary="low-rank factors, added up on the way in two rounds",
+    summary="low-rank factors, summed in two all-reduce rounds",
     sizes=sizes,
     codec=PowerSGD,
 )

@@ -39,7 +39,7 @@ COMPRESSOR = block_quantizer(
     codec=QSGD,
     parameters={
         "bits": Parameter(
-            kind=int, default=8, least=2, most=8, help="of an element, with its sign"
+            kind=int, default=8, least=2, most=8, help="bits of an element, with its sign"
         ),
         "block": Parameter(kind=int, default=512, least=1, help="elements that share a norm"),
         "warmup": WARMUP,

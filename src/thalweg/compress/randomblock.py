@@ -49,6 +49,6 @@ class RandomBlock(SummableCodec):
 
 COMPRESSOR = random_sparsifier(
     name="randomblock",
-    summary="the same random run of elements on all ranks, added up on the way",
+    summary="the same random run of elements on all ranks, summed in the all-reduce",
     codec=RandomBlock,
 )

@@ -94,6 +94,6 @@ class RandomK(SummableCodec):
 
 COMPRESSOR = random_sparsifier(
     name="randomk",
-    summary="the same random elements on all ranks, added up on the way",
+    summary="the same random elements on all ranks, summed in the all-reduce",
     codec=RandomK,
 )

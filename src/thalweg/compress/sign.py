@@ -234,7 +234,7 @@ COMPRESSOR = Compressor(
     elementwise=True,
     parameters={
         "feedback": Parameter(
-            kind=bool, default=False, help="keep what ranks and votes leave out; adds noise"
+            kind=bool, default=False, help="error feedback of ranks and votes; adds noise"
         ),
         "warmup": WARMUP,
     },
