@@ -1,6 +1,6 @@
 """Thalweg: distributed training as fast as the network at hand allows.
 
-What trains needs torch, which takes a second to load: it is loaded when it is first asked for.
+Names that need torch, which takes a second to load, are imported on first access.
 """
 
 from importlib import import_module

@@ -34,7 +34,8 @@ class Code(Protocol):
     """A gradient code for the children of one parent: n blocks of data, of which child i sends the
     sum weighted by row i, and a way to get the plain sum of all blocks from enough children.
 
-    `decode` returns each child's weight in that sum, or None while too few have arrived.
+    `decode` returns each child's weight in that sum, or None while too few have arrived. `teams`
+    are the sizes of the teams of children that send the same block; empty if every child's differs.
     """
 
     def __hash__(self) -> int: ...
@@ -44,6 +45,9 @@ class Code(Protocol):
 
     @property
     def stragglers(self) -> int: ...
+
+    @property
+    def teams(self) -> tuple[int, ...]: ...
 
     def row(self, member: int) -> NDArray[np.float64]: ...
 

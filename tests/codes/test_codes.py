@@ -150,7 +150,7 @@ def test_real_weights_take_an_odd_difference(members: int, stragglers: int) -> N
 )
 def test_a_code_that_float32_can_not_bear_is_refused(plan: str, workers: int) -> None:
     group = Group.everybody(Cluster.flat(workers))
-    with pytest.raises(LayoutError, match=r"magnify the rounding .*; use code=fractional"):
+    with pytest.raises(LayoutError, match=r"amplify rounding errors .*; use code=fractional"):
         allocation_of(parse_plan(plan), group)
     allocation_of(
         parse_plan(plan.replace("cyclic_mds", "cyclic").replace("cyclic", "fractional")), group

@@ -9,9 +9,8 @@ import numpy as np
 
 from thalweg.catalog import default_catalog
 from thalweg.compress.arrangement import Arrangement, Segment
-from thalweg.compress.codec import Array, Codec, GatheredCodec, SummableCodec
+from thalweg.compress.codec import Array, Codec, Feedback, GatheredCodec, SummableCodec
 from thalweg.compress.compressor import Compressor
-from thalweg.compress.error_feedback import Feedback
 from thalweg.facts import Tensor
 
 Make = Callable[[], Codec]

@@ -256,7 +256,7 @@ def test_what_is_left_out_is_kept(way: str, ranks: int) -> None:
         for rank, (codec, values) in enumerate(zip(codecs, residuals, strict=True)):
             new = gradient(codec, rank) / ranks + gradient(codec, step * ranks + rank, 0.3) / ranks
             wanted += new
-            codec.load_state(new, values)
+            codec.accumulate(new, values)
             codec.encode(values, payloads[rank], step, rank, keep=True)
         if codecs[0].scales is not None:
             scales = np.sum([codec.scales for codec in codecs], axis=0)

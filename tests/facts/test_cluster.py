@@ -159,8 +159,8 @@ RACK = '[[rack]]\nname = "a"\n'
             RACK + 'hosts = 2\nlatency = "1 lightyear"',
             "latency of rack a: '1 lightyear' is not a d",
         ),
-        (RACK + 'hosts = [{ name = "x", ranks = [1] }]', "nobody has rank 0, though there are 1"),
-        (RACK + 'hosts = [{ name = "x", ranks = [0, 2] }]', "nobody has rank 1"),
+        (RACK + 'hosts = [{ name = "x", ranks = [1] }]', "no host has rank 0, though there are 1"),
+        (RACK + 'hosts = [{ name = "x", ranks = [0, 2] }]', "no host has rank 1"),
         (RACK + 'hosts = [{ name = "x", ranks = 0 }]', "ranks of host x is no list of whole num"),
         (
             RACK + 'hosts = [{ name = "x", ranks = [0] }, { name = "y", ranks = [0] }]',

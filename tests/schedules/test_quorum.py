@@ -37,6 +37,7 @@ class SmallCyclic:
 
     members: int = 3
     stragglers: int = 1
+    teams: tuple[int, ...] = ()
 
     def row(self, member: int) -> NDArray[np.float64]:
         return np.array([[0.5, 1, 0], [0, 1, -1], [0.5, 0, 1]])[member]

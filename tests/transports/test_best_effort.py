@@ -38,7 +38,7 @@ class Opener:
     ) -> BestEffortTransport:
         secret = b"known to all of them" if self._encrypted else None
         security = SecurityConfig(encrypted=self._encrypted, secret=secret)
-        return BestEffortTransport(rank, store, queue=queue, security=security, room=room)
+        return BestEffortTransport(rank, store, queue=queue, security=security, namespace=room)
 
     @contextmanager
     def __call__(self, number: int, queue: int = 64) -> Iterator[list[BestEffortTransport]]:
@@ -278,7 +278,7 @@ def test_a_wait_ends_when_woken_or_in_time(opener: Opener) -> None:
 
 
 def test_who_never_comes_is_named(opener: Opener) -> None:
-    missing = r"rank 3 hasn't come; is it running, with the same"
+    missing = r"rank 3 hasn't joined; is it running, with the same"
     with opener(1) as [transport], pytest.raises(PeerLost, match=missing):
         transport.wait_for_peers([3], monotonic() + 0.05)
 

@@ -104,7 +104,7 @@ def until(so: Callable[[], bool]) -> None:
 
 def refusals(transport: TcpTransport) -> int:
     """How many there are, once what has come is taken in."""
-    transport._take_in(0.0)
+    transport._receive(0.0)
     return sum(transport.refused.values())
 
 
@@ -138,7 +138,7 @@ def test_a_stranger_does_not_get_in(encrypted: bool, secret: bytes | None) -> No
             until(lambda: why in here.refused)
             nothing_comes(here, 1)
             assert here.refused == {why: 1}
-            assert lines[0].startswith(f"rank 0 refused {why.value} (1 so far)")
+            assert lines[0].startswith(f"rank 0 rejected {why.value} (1 so far)")
             exchange(here, there)
 
     in_a_process(work)
@@ -165,7 +165,7 @@ def test_a_worker_with_another_secret_is_named() -> None:
     def work() -> None:
         with transports(SECRET, b"not quite the same") as (_, (here, there)):
             for one, other in ((here, there), (there, here)):
-                wanted = rf"as rank {other.rank}'s address .* this job's secret.*; start all"
+                wanted = rf"the address of rank {other.rank} .* this job's secret.*; start all"
                 with pytest.raises(NotTrusted, match=wanted):
                     one.send(other.rank, LABEL, LARGE, soon())
                 assert one.refused[RejectionReason.FORGED] >= 1
@@ -187,7 +187,7 @@ def test_who_writes_to_the_store_without_the_secret_is_not_let_in() -> None:
                 with calling(stranger, where) as caller:
                     assert not caller.let_in
                 until(lambda number=number: here.refused[RejectionReason.FORGED] >= number)
-            with pytest.raises(NotTrusted, match="as rank 1's address"):
+            with pytest.raises(NotTrusted, match="the address of rank 1"):
                 here._wire.endpoint.find(1)
             store.set(MINE.key_of(1), text)
             nothing_comes(here, 1)
@@ -255,7 +255,7 @@ def test_what_a_member_says_that_is_none_of_a_member(
             nothing_comes(here, 1)
             assert here.refused == {why: 1}
             if why.is_suspicious:
-                assert lines[0].startswith(f"rank 0 refused {why.value}, from rank 1 (1 so far)")
+                assert lines[0].startswith(f"rank 0 rejected {why.value}, from rank 1 (1 so far)")
             exchange(here, there)
             assert not there._wire.outbound[0].has_broken
 
@@ -368,7 +368,7 @@ def test_what_changes_on_its_way_breaks_the_connection(
             tap.meddle = leave_alone
             assert here.refused == {why: 1}
             if why.is_suspicious:
-                assert lines[0].startswith(f"rank 0 refused {why.value}, from rank 1 (1 so far)")
+                assert lines[0].startswith(f"rank 0 rejected {why.value}, from rank 1 (1 so far)")
             until(lambda: outbound.has_broken and not outbound.down)
             there.send(0, LABEL, np.full(SEVERAL, 9, np.uint8), soon()).wait(soon())
             assert set(here.receive(1, LABEL, soon())) == {9}

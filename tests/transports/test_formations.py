@@ -132,7 +132,7 @@ def test_one_that_is_not_a_member_is_fenced_off(network: Network) -> None:
             send(outside, here, 7)
             send(there, here, 8)
             assert receive(there, here) == 8
-            text = "rank 2 isn't in formation 1 of rank 0; exchange"
+            text = "rank 2 isn't in membership epoch 1 of rank 0; exchange"
             with pytest.raises(TransportError, match=text):
                 here.receive(2, LABEL, soon())
             with pytest.raises(TransportError, match=text):
@@ -152,11 +152,13 @@ def test_formations_only_grow(network: Network) -> None:
         with network(1) as [here]:
             here.enter_epoch(3, [0])
             for formation in (2, 3):
-                text = f"rank 0 can't enter formation {formation}: it is in 3; give each"
+                text = f"rank 0 can't enter membership epoch {formation}: it is in 3; give each"
                 with pytest.raises(TransportError, match=text):
                     here.enter_epoch(formation, [0])
             here.close()
-            with pytest.raises(TransportClosed, match="rank 0 enters formation 4 after close"):
+            with pytest.raises(
+                TransportClosed, match="rank 0 enters membership epoch 4 after close"
+            ):
                 here.enter_epoch(4, [0])
 
     in_a_process(work)

@@ -71,7 +71,9 @@ def test_what_is_suspicious_is_said_once_in_a_while(caplog: pytest.LogCaptureFix
             tally.count(RejectionReason.STRANGER)
         tally.count(RejectionReason.FORGED, 2)
     [record] = caplog.records
-    assert record.getMessage().startswith("rank 3 refused connections of strangers (1 so far)")
+    assert record.getMessage().startswith(
+        "rank 3 rejected connections from processes outside the job (1 so far)"
+    )
     assert dict(tally) == {
         RejectionReason.STALE: 1,
         RejectionReason.STRANGER: 100,

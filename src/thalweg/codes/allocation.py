@@ -1,5 +1,5 @@
-"""CR.Allocate (Reisizadeh et al., CodedReduce): which worker computes what part of the data, and
-with which weight, so that every parent can do without s of its children.
+"""CR.Allocate (Reisizadeh et al., CodedReduce): the part of the data that each worker computes and
+its weight, so that every parent can decode without s of its children.
 
     give(root, everything)
     give(node, pool): cut the pool into the blocks of the node's code;
@@ -7,14 +7,14 @@ with which weight, so that every parent can do without s of its children.
                       it keeps some of each as its own cells, and its children are given the rest
 
 A node's answer, its own cells plus what its children's answers decode to, is then what its parent's
-code says: the weighted sum of its blocks. Weights multiply along the way.
+code requires: the weighted sum of its blocks. Weights multiply along the path.
 
-How much a node keeps follows from what its subtree can carry if nobody carries more than one unit:
+The part that a node keeps follows from what its subtree can carry at one unit per worker at most:
 `capacity` = 1 + what the children can carry. In a regular tree all loads are then the paper's
 
     r = 1 / (q + q^2 + ... + q^L),   q = n / (s+1)
 
-and in any other they are as equal as the siblings' subtrees are. All by exact fractions.
+and in any other they are as equal as the siblings' subtrees are. All fractions are exact.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from thalweg.codes.tree import TREE_ROOT, CodedTree
 from thalweg.declarations import Code
 from thalweg.errors import LayoutError
 
-MAX_ERROR_AMPLIFICATION = 1e3  # beyond that float32 answers give four digits or fewer
+MAX_ERROR_AMPLIFICATION = 1e3  # above this float32 answers give four digits or fewer
 Stretch = tuple[Fraction, Fraction, float]
-"""Part of the data, which lies between 0 and 1, and the weight that it has so far."""
+"""The begin and end of a part of the data, which lies between 0 and 1, and its weight so far."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The root lives in the process of rank `host`. Cell i of the data is between `cuts[i]` and
-    `cuts[i + 1]`; `weights` are what each worker multiplies its cells with."""
+    """The cells of the data that each worker computes. The root runs in the process of rank `host`.
+    Cell i lies between `cuts[i]` and `cuts[i + 1]`; `weights` are each worker's, by cell."""
 
     host: int
     tree: CodedTree
@@ -59,23 +59,22 @@ class Allocation:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Workers, and the root's process if it isn't one."""
+        """The workers, and the root's process if it isn't a worker."""
         return self.workers if self.host in self.weights else (self.host, *self.workers)
 
     @cached_property
     def above(self) -> dict[int, int]:
-        """Whose process answers go to, and results come from."""
+        """The process to which each worker sends answers, and from which it receives results."""
         parents = self.tree.parents
-        seats = {TREE_ROOT: self.host}
         return {
-            worker: seats.get(parents[worker], parents[worker])
+            worker: self.host if parents[worker] == TREE_ROOT else parents[worker]
             for worker in self.workers
             if worker != self.host
         }
 
     @cached_property
     def below(self) -> dict[int, tuple[int, ...]]:
-        """The processes that a rank's results go to, those of the root first."""
+        """The processes to which each rank sends results, those of the root first."""
         children = self.tree.children
         return {
             rank: tuple(
@@ -89,16 +88,15 @@ class Allocation:
 
     @cached_property
     def loads(self) -> dict[int, Fraction]:
-        """What part of the data each worker computes."""
-        sizes = [stop - start for start, stop in zip(self.cuts, self.cuts[1:], strict=False)]
+        """The part of the data that each worker computes."""
         return {
-            worker: sum((sizes[cell] for cell in own), start=Fraction(0))
+            worker: sum(map(self._size, own), start=Fraction(0))
             for worker, own in self.weights.items()
         }
 
     @cached_property
     def amplification(self) -> float:
-        """By how much rounding can grow on the way to the root, at worst."""
+        """The worst growth of rounding errors on the path to the root."""
         worst = {node: amplification(code) for node, code in self.tree.codes.items()}
         return max(
             prod(worst[node] for node in self._decoders_above(worker))
@@ -106,14 +104,14 @@ class Allocation:
         )
 
     def cell_weights(self, rank: int) -> NDArray[np.float64]:
-        """The weight of every cell in what this rank contributes."""
+        """The weight of every cell in the contribution of this rank."""
         contents = np.zeros(self.cells)
         for cell, weight in self.weights.get(rank, {}).items():
             contents[cell] = weight
         return contents
 
     def samples(self, rank: int, batch: int) -> list[tuple[int, int, float]]:
-        """Which samples of a batch this rank takes: from, up to, and their weight."""
+        """The samples of a batch that this rank computes: from, up to, and their weight."""
         at = [round(cut * batch) for cut in self.cuts]
         return [
             (at[cell], at[cell + 1], weight)
@@ -122,11 +120,11 @@ class Allocation:
         ]
 
     def suffices(self, batch: int) -> bool:
-        """Whether every worker has a sample of it."""
+        """True if every worker has a sample of a batch of this size."""
         return all(self.samples(worker, batch) for worker in self.workers)
 
     def refuse_batch(self, batch: int) -> None:
-        """A worker without a sample would have nothing to send."""
+        """Raise LayoutError if a worker has no sample of a batch, and so nothing to send."""
         for worker in self.workers:
             if not self.samples(worker, batch):
                 enough = max(
@@ -142,13 +140,13 @@ class Allocation:
         return self.cuts[cell + 1] - self.cuts[cell]
 
     def _decoders_above(self, worker: int) -> list[int]:
-        """The nodes that decode what this worker sends, or pass it on, up to the root."""
+        """The nodes that decode the answers of this worker, or pass them on, up to the root."""
         parents = self.tree.parents
-        way = []
+        path = []
         while worker != TREE_ROOT:
             worker = parents[worker]
-            way.append(worker)
-        return way
+            path.append(worker)
+        return path
 
 
 def allocate(tree: CodedTree, host: int) -> Allocation:
@@ -167,33 +165,30 @@ def allocate(tree: CodedTree, host: int) -> Allocation:
                 for factor, block in zip(code.row(member).tolist(), blocks, strict=True)
                 for start, stop, weight in (block if factor else ())
             ]
-            own, rest = _keep(share, 1 / capacity[child])
-            kept[child] = own
-            pools[child] = rest
+            kept[child], pools[child] = _keep(share, 1 / capacity[child])
     return _in_cells(tree, host, kept)
 
 
 def refuse_inaccurate(allocation: Allocation, name: str) -> None:
     if allocation.amplification > MAX_ERROR_AMPLIFICATION:
         raise LayoutError(
-            f"code={name} would magnify the rounding of what is sent "
-            f"{allocation.amplification:.0f} times here, more than float32 can bear",
+            f"code={name} would amplify rounding errors {allocation.amplification:.0f} times here, "
+            "more than float32 allows",
             "use code=fractional, or fewer children or stragglers",
         )
 
 
 def _capacities(tree: CodedTree) -> dict[int, Fraction]:
-    """How much each worker's subtree carries at one unit a worker."""
+    """The part that each worker's subtree carries at one unit per worker."""
     found: dict[int, Fraction] = {}
     for node in reversed(list(tree.top_down())):
         below = [found[child] for child in tree.children[node]]
-        carried = _reach(tree.codes[node], below) if below else Fraction(0)
-        found[node] = 1 + carried
+        found[node] = 1 + (_reach(tree.codes[node], below) if below else Fraction(0))
     return found
 
 
 def _reach(code: Code, capacities: Sequence[Fraction]) -> Fraction:
-    """The largest pool of which no child gets more than it can carry."""
+    """The largest pool of which no child gets more than its capacity."""
     sizes = _block_sizes(code, capacities)
     return min(
         capacity / sum(size for size, weight in zip(sizes, code.row(member), strict=True) if weight)
@@ -202,7 +197,7 @@ def _reach(code: Code, capacities: Sequence[Fraction]) -> Fraction:
 
 
 def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:
-    """Equal blocks, unless every child has one only: then as large as its holders can carry."""
+    """Equal blocks, or, if every child has only one, blocks as large as children can carry."""
     rows = np.array([code.row(member) for member in range(code.members)])
     number = rows.shape[1]
     if (np.count_nonzero(rows, axis=1) > 1).any():
@@ -215,7 +210,7 @@ def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _cut(pool: Iterable[Stretch], sizes: Sequence[Fraction]) -> list[list[Stretch]]:
-    """The pool in blocks of these sizes (of the pool's own), one after the other."""
+    """The pool in consecutive blocks of these sizes, which are fractions of the pool."""
     whole = list(pool)
     total = sum((stop - start for start, stop, _ in whole), start=Fraction(0))
     blocks: list[list[Stretch]] = []
@@ -237,7 +232,7 @@ def _take(stretches: list[Stretch], amount: Fraction) -> tuple[list[Stretch], li
 
 
 def _keep(share: Iterable[Stretch], part: Fraction) -> tuple[list[Stretch], list[Stretch]]:
-    """The same part of every stretch, and the rest."""
+    """A fixed part of every stretch, and the rest of each."""
     own, rest = [], []
     for start, stop, weight in share:
         middle = start + (stop - start) * part

@@ -3,7 +3,7 @@
 Child i sends blocks i, i+1, ..., i+s (modulo n), weighted such that H b_i = 0 for a random s x n
 matrix H with H 1 = 0. Any n-s rows then span the null space of H, and so the ones.
 
-Here as the reference: weights of both signs magnify the rounding of what is sent, by thousands for
+It serves as the reference: weights of both signs amplify the rounding of answers, by thousands for
 more than a dozen children. The matrix is the best of a few draws; its seed is part of the code.
 """
 
@@ -17,7 +17,7 @@ from thalweg.codes.linear import LinearCode, Matrix, amplification, even_tree
 from thalweg.codes.tree import CodeFamily, refuse_what_does_not_fit
 
 CODE_DRAW_COUNT = 50
-MAX_CODE_DRAW_CHILDREN = 16  # children beyond which one draw has to do: all are bad
+MAX_CODE_DRAW_CHILDREN = 16  # above this all draws are bad: take the first
 
 
 def matrix(members: int, stragglers: int, seed: int) -> Matrix:
@@ -34,7 +34,7 @@ def matrix(members: int, stragglers: int, seed: int) -> Matrix:
 
 @cache
 def best_seed(members: int, stragglers: int) -> int:
-    """The draw that magnifies rounding least."""
+    """The seed whose code amplifies rounding errors least."""
     if not stragglers or members > MAX_CODE_DRAW_CHILDREN:
         return 0
     return min(

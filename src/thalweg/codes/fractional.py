@@ -3,10 +3,10 @@
 The n children form teams of s+1 or more; a team's members all send the same block, weight 1. The
 sum of one answer from each team is the sum of all blocks: any s may be missing, and more if they
 are in different teams. Members of a team send the same bits, and teams are added in a fixed order,
-so the result is the same bit for bit whoever was late.
+so the result is bit for bit the same whichever workers are stragglers.
 
 In a tree a team of replicas has replicas of everything below it, so a *place* at depth d is filled
-by (s+1)^d workers, who all compute the same cell of the data. Places are filled layer by layer,
+by (s+1)^d workers, which all compute the same cell of the data. Places are filled layer by layer,
 n/(s+1) below each; M places make M equal cells, and every worker computes one. For n + n^2 + ... +
 n^L workers that is CodedReduce's regular tree. Workers that are too few for another place are
 spare members of teams in the last layer.
@@ -32,7 +32,7 @@ from thalweg.codes.tree import TREE_ROOT, CodedTree, CodeFamily, refuse_what_doe
 
 @dataclass(frozen=True, slots=True)
 class FractionalRepetition:
-    """Teams of near-equal sizes, unless `teams` says which."""
+    """A code of teams, of near-equal sizes unless `teams` gives them."""
 
     members: int
     stragglers: int
@@ -79,7 +79,7 @@ def team_tree(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree
 
 @dataclass(eq=False, slots=True)
 class _CellGroup:
-    """Where a cell of the data is computed, by `copies` workers."""
+    """A place in the tree at which `copies` workers compute the same cell of the data."""
 
     depth: int
     copies: int
@@ -93,7 +93,7 @@ class _CellGroup:
 
 
 class _TeamTreeBuilder:
-    """Places for so many workers, and how many are left over."""
+    """The places for this number of workers, and the number of workers left over."""
 
     def __init__(self, workers: int, fanout: int, team: int) -> None:
         self.fanout = fanout
@@ -104,7 +104,7 @@ class _TeamTreeBuilder:
             pass
 
     def _fill(self) -> bool:
-        """One more place: the next in line, or, if there are too few workers for it and no room for
+        """Add a place: the next in line, or, if there are too few workers for it and no room for
         them as spare members, the deepest that they suffice for, beyond the fanout."""
         places = list(self.root.shallowest_first())
         most = self.fanout // self.team
@@ -125,18 +125,18 @@ class _TeamTreeBuilder:
         return True
 
     def branches(self, workers: Sequence[int]) -> CodedTree:
-        seats = iter(workers)
+        unplaced = iter(workers)
         teams: dict[int, list[list[int]]] = {TREE_ROOT: []}  # of every node, place by place
         filled: dict[_CellGroup, list[int]] = {self.root: [TREE_ROOT]}
         for place in self.root.shallowest_first():
             for lower in place.below:
                 filled[lower] = []
                 for node in filled[place]:
-                    members = [next(seats) for _ in range(self.team)]
+                    members = [next(unplaced) for _ in range(self.team)]
                     teams |= {member: [] for member in members}
                     teams[node].append(members)
                     filled[lower] += members
-        for spare in seats:  # where fewest answer, in the last layer
+        for spare in unplaced:  # to the node with fewest children, in the last layer
             _, team = min(
                 (
                     (sum(map(len, own)), team)

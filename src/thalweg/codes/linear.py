@@ -1,4 +1,4 @@
-"""Codes with real weights: how to decode them, and how much they magnify rounding.
+"""Codes with real weights: decoding, and the amplification of rounding errors.
 
 Any n-s rows of such a code span the same n-s dimensions, the vector of ones among them. One
 solution a0 of a B = 1 and a basis V of the s dimensions of a B = 0 are found once; for stragglers T
@@ -21,18 +21,19 @@ from thalweg.codes.tree import BuildCodedTree, CodedTree, even_children
 from thalweg.declarations import Code
 
 Matrix = NDArray[np.float64]
-# Sets of stragglers that are looked at; drawn from a fixed seed if there are more.
+# Sets of stragglers that are examined; drawn from a fixed seed if there are more.
 MAX_STRAGGLER_SETS = 1000
 DECODE_CACHE_ENTRIES = 4096  # decoding vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearCode:
-    """Row i of `matrix` are the weights of the blocks in the answer of child i."""
+    """A code whose row i of `matrix` has the weights of the blocks in the answer of child i."""
 
     members: int
     stragglers: int
     matrix: Matrix = field(repr=False, compare=False)
+    teams: tuple[int, ...] = field(default=(), init=False, repr=False)
     _solutions: dict[frozenset[int], Mapping[int, float]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -50,7 +51,7 @@ class LinearCode:
         return row
 
     def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None:
-        """The smallest weights that do it; of those who have arrived, all are used."""
+        """The weights of least norm, for all children whose answers have arrived."""
         if len(arrived) < self.members - self.stragglers:
             return None
         if arrived not in self._solutions:
@@ -70,20 +71,20 @@ class LinearCode:
 
 
 def even_tree(make: Callable[[int, int], Code]) -> BuildCodedTree:
-    """Near-equal subtrees, and at each parent the code for as many children as it has."""
+    """A builder of trees with near-equal subtrees and a code for the children of each parent."""
 
-    def plant(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree:
+    def build(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree:
         children = even_children(workers, fanout, stragglers)
         codes = {node: make(len(below), stragglers) for node, below in children.items() if below}
         return CodedTree(children, codes)
 
-    return plant
+    return build
 
 
 @cache
 def amplification(code: Code) -> float:
-    """By how much the rounding of the answers can grow in the sum, for the worst set of stragglers:
-    the largest sum of |a_i b_ij| over children i, for any block j. One for a plain sum."""
+    """The growth of the answers' rounding errors in the sum, for the worst set of stragglers: the
+    largest sum of |a_i b_ij| over children i, for any block j. One for a plain sum."""
     members = range(code.members)
     rows = np.abs([code.row(member) for member in members])
     worst = 1.0
@@ -96,8 +97,8 @@ def amplification(code: Code) -> float:
 
 
 def straggler_sets(code: Code, most: int = MAX_STRAGGLER_SETS) -> list[frozenset[int]]:
-    """All sets of as many as may be late, or a sample, the same each time; neighbours among them,
-    and spread ones."""
+    """The sets of as many stragglers as the code allows: all, or a sample that is the same each
+    time and contains neighbours and spread ones."""
     members, late = range(code.members), code.stragglers
     if comb(code.members, late) <= most:
         return [frozenset(some) for some in combinations(members, late)]

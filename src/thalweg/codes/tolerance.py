@@ -1,20 +1,20 @@
-"""How many may be late in a coded tree, and where.
+"""The number of stragglers that a coded tree tolerates, depending on where they are.
 
-A worker delivers if it isn't late itself and no more than `spare` are missing of every *quota* of
-its children. A team of replicas is a quota of which one is enough; the children of a code with real
-weights are one quota, of which any s may be missing. A step has to wait if more are missing of a
-quota of the root's.
+A worker delivers if it isn't a straggler itself and no more than `spare` are missing of every
+*quota* of its children. A team of replicas is a quota of which one is enough; the children of a
+code with real weights are one quota, of which any s may be missing. A step has to wait if more are
+missing of a quota of the root's.
 
-Who is late, and not only how many, decides. In the regular tree of n children and L layers, of
-which any s of every n may be missing,
+The positions of stragglers matter, not only their number. In the regular tree of n children and L
+layers, of which any s of every n may be missing,
 
     s                              are borne wherever they are: s+1 in the first layer stop a step
     (s+1)^L - 1                    are borne wherever they are in the last layer
     s (1 + n + ... + n^(L-1))      are borne if no parent misses more than s
     at least sum n^l - (n-s)^l     are borne if they are where they harm least
 
-(that s^L are borne is said sometimes, and is none of these). Here the numbers come from the tree
-itself, regular or not, with workers for whom they hold.
+(s^L, which is sometimes claimed, is none of these). Here the numbers come from the tree itself,
+regular or not, with workers for whom they hold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from thalweg.codes.fractional import FractionalRepetition
 from thalweg.codes.tree import TREE_ROOT, CodedTree
 
 Ranks = tuple[int, ...]
@@ -31,7 +30,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Children of one parent, of whom any `spare` may be missing."""
+    """Children of one parent, of which any `spare` may be missing."""
 
     members: Ranks
     spare: int
@@ -39,34 +38,34 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How many of `workers` may be late. The root's own process isn't one of them: it has to
-    answer."""
+    """The numbers of stragglers among `workers` that a step tolerates. The root's own process isn't
+    one of them: it has to answer."""
 
     workers: int
     per_parent: int
     parents: int
-    breaking: Ranks  # the fewest late workers that make a step wait
-    breaking_leaves: Ranks  # the same, of the last layers only
+    breaking: Ranks  # the fewest stragglers that make a step wait
+    breaking_leaves: Ranks  # the fewest among the leaves
     enough: Ranks  # the fewest workers on time that a step can do with
 
     @property
     def anywhere(self) -> int:
-        """So many, whoever they are."""
+        """The number tolerated wherever the stragglers are."""
         return len(self.breaking) - 1
 
     @property
     def leaves(self) -> int:
-        """So many, whoever they are, of those who have nobody below them."""
+        """The number tolerated if all stragglers are leaves."""
         return len(self.breaking_leaves) - 1
 
     @property
     def under_every_parent(self) -> int:
-        """So many, if they are as many under each parent."""
+        """The number tolerated if no parent has more of them than its code allows."""
         return self.per_parent * self.parents
 
     @property
     def at_best(self) -> int:
-        """So many, if they are where they harm least."""
+        """The number tolerated where the stragglers do the least harm."""
         return self.workers - len(self.enough)
 
 
@@ -84,11 +83,11 @@ def tolerance(tree: CodedTree) -> Tolerance:
 
 
 def quotas(tree: CodedTree, node: int) -> list[Quota]:
-    """None for a leaf."""
+    """The quotas of a node's children; a leaf has no quotas."""
     code, children = tree.codes.get(node), tree.children[node]
     if code is None:
         return []
-    if isinstance(code, FractionalRepetition):
+    if code.teams:
         stops = list(accumulate(code.teams))
         teams = [children[stop - size : stop] for stop, size in zip(stops, code.teams, strict=True)]
         return [Quota(team, len(team) - 1) for team in teams]
@@ -96,8 +95,8 @@ def quotas(tree: CodedTree, node: int) -> list[Quota]:
 
 
 def chance_of_waiting(tree: CodedTree, late: Mapping[int, float]) -> float:
-    """That a step can't do with those who are on time, if each worker is late with its own chance,
-    whatever the others are."""
+    """The probability that a step has to wait, if each worker is a straggler with its own
+    probability, independently of the others."""
     missing: dict[int, float] = {}
     for node in reversed(list(tree.top_down())):
         delivers = 1.0 - late.get(node, 0.0)
@@ -108,16 +107,16 @@ def chance_of_waiting(tree: CodedTree, late: Mapping[int, float]) -> float:
 
 
 def _cheapest(tree: CodedTree, lost: Callable[[int, Ranks], Ranks]) -> Ranks:
-    """The fewest whose lateness keeps the root from decoding; `lost` says who is late if a node is
-    lost by itself, nobody if it can't be."""
+    """The fewest stragglers that keep the root from decoding; `lost` names those that make a node
+    fail by itself, none if it can't."""
     found: dict[int, Ranks] = {}
     for node in reversed(list(tree.top_down())):
-        ways = [
+        by_quota = [
             _together(sorted((found[m] for m in quota.members), key=len)[: quota.spare + 1])
             for quota in quotas(tree, node)
         ]
         itself = lost(node, tree.children[node])
-        found[node] = min([itself] if itself else ways, key=len)
+        found[node] = min([itself] if itself else by_quota, key=len)
     return found[TREE_ROOT]
 
 
@@ -137,7 +136,7 @@ def _together(parts: list[Ranks]) -> Ranks:
 
 
 def _at_most(chances: list[float], number: int) -> float:
-    """That no more than so many of these independent things happen."""
+    """The probability that at most `number` of independent events with these chances happen."""
     by_count = [1.0] + [0.0] * number
     for chance in chances:
         by_count = [

@@ -1,7 +1,7 @@
-"""Who answers whom in a coded tree, and with which code.
+"""The parents and children of a coded tree, and the code at every parent.
 
-The root is not a worker: it decodes, and computes nothing. It lives in a worker's process or in one
-of its own, and is called ROOT here. Every other node is a worker, known by its rank.
+The root is not a worker: it decodes, and computes nothing. It runs in a worker's process or in one
+of its own, and is called TREE_ROOT here. Every other node is a worker, identified by its rank.
 
 A family of codes is declared by a file in this folder that holds a `CODE`; nothing else changes.
 """
@@ -20,7 +20,7 @@ TREE_ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class CodedTree:
-    """`children` of the root and of every worker, in the order of their parent's code."""
+    """A tree with the `children` of the root and of every worker, in the order of its code."""
 
     children: Mapping[int, tuple[int, ...]]
     codes: Mapping[int, Code]  # of every parent
@@ -35,7 +35,7 @@ class CodedTree:
 
     @property
     def depth(self) -> int:
-        """Layers of workers."""
+        """The number of layers of workers."""
         return sum(1 for _ in self.layers()) - 1
 
     def layers(self) -> Iterator[tuple[int, ...]]:
@@ -52,17 +52,17 @@ class CodedTree:
 def even_children(
     workers: Sequence[int], fanout: int, stragglers: int
 ) -> dict[int, tuple[int, ...]]:
-    """Siblings' subtrees of near-equal sizes; every parent has more children than may be late, and
-    at most `fanout` unless so few are left that they can't form two layers."""
+    """Children such that siblings' subtrees have near-equal sizes; every parent has more children
+    than stragglers, and at most `fanout` unless too few are left for two layers."""
     refuse_what_does_not_fit(len(workers), fanout, stragglers)
     children: dict[int, tuple[int, ...]] = {}
-    layer = [(TREE_ROOT, len(workers))]  # nodes, and how many are below each
-    seats = iter(workers)
+    layer = [(TREE_ROOT, len(workers))]  # nodes, and the number of workers below each
+    unplaced = iter(workers)
     while layer:
         following: list[tuple[int, int]] = []
         for node, below in layer:
             direct = _direct(below, fanout, stragglers)
-            children[node] = tuple(next(seats) for _ in range(direct))
+            children[node] = tuple(next(unplaced) for _ in range(direct))
             rest = below - direct
             sizes = [rest // direct + (i < rest % direct) for i in range(direct)] if direct else []
             following += zip(children[node], sizes, strict=True)
@@ -71,7 +71,7 @@ def even_children(
 
 
 def _direct(below: int, fanout: int, stragglers: int) -> int:
-    """How many of those below a node are its children: as many as leave each of them enough."""
+    """The number of direct children of a node: the most that leave each of them enough below."""
     if below <= fanout:
         return below
     with_enough = min(fanout, below // (stragglers + 2))
@@ -95,8 +95,8 @@ def refuse_what_does_not_fit(workers: int, fanout: int, stragglers: int) -> None
 
 
 BuildCodedTree = Callable[[Sequence[int], int, int], CodedTree]
-"""From the workers (most reliable first), the fanout and the stragglers to who answers whom, and
-the code of every parent. With as many children as workers it is a star."""
+"""Builds a tree from the workers (most reliable first), the fanout and the number of stragglers.
+With a fanout of all workers it is a star."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,4 +105,4 @@ class CodeFamily:
     summary: str
     make: Callable[[int, int], Code]  # (members, stragglers)
     build_tree: BuildCodedTree
-    partial: bool = False  # whether what some have sent is part of the sum
+    partial: bool = False  # True if the answers of some are part of the sum

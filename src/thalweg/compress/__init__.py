@@ -1,9 +1,15 @@
-"""Compressors: how small what travels can be."""
+"""Gradient compressors: their declarations, codecs and error feedback."""
 
 from thalweg.compress.arrangement import Arrangement, Segment, arrange
-from thalweg.compress.codec import Codec, GatheredCodec, Kernels, ShardableCodec, SummableCodec
+from thalweg.compress.codec import (
+    Codec,
+    Feedback,
+    GatheredCodec,
+    Kernels,
+    ShardableCodec,
+    SummableCodec,
+)
 from thalweg.compress.compressor import Compressor, Payload
-from thalweg.compress.error_feedback import Feedback
 
 __all__ = [
     "Arrangement",

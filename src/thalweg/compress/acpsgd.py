@@ -1,4 +1,4 @@
-"""ACP-SGD (Zhang et al., ICDCS 2023): PowerSGD's factors, one a step by turns.
+"""ACP-SGD (Zhang et al., ICDCS 2023): PowerSGD's two factors at alternate steps.
 
 P on even steps, Q on odd ones, each against the other's last value: one round a step, half of
 PowerSGD's bytes:
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thalweg.compress.codec import Array, CodecState
-from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
-from thalweg.compress.low_rank import LowRank, factors, orthonormalise, takes
+from thalweg.compress.compressor import Payload
+from thalweg.compress.low_rank import LowRank, factorizer, factors, orthonormalise
 from thalweg.facts import Tensor
 
 
@@ -46,15 +46,10 @@ class ACPSGD(LowRank):
             self.multiply(left, right, values, subtract=True)
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = factorizer(
     name="acpsgd",
     summary="PowerSGD's factors by turns, one round a step",
-    takes=takes,
     sizes=sizes,
     codec=ACPSGD,
-    summable=True,
-    biased=True,
-    in_step=True,
     period=2,
-    parameters={"rank": RANK, "feedback": FEEDBACK, "warmup": WARMUP},
 )

@@ -1,5 +1,5 @@
-"""Where the tensors of a bucket lie: first those that are compressed, each in whole units, then
-those that go as they are. What is compressed is therefore one vector, and so is the rest.
+"""The places of a bucket's tensors: first the compressed ones, each in whole units, then the
+uncompressed ones. Each of the two parts is therefore one vector.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thalweg.facts import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A tensor's place in its vector, without what fills it up."""
+    """The place of a tensor in its vector, without padding."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,9 +33,9 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
     compressed: tuple[Segment, ...]
-    exact: tuple[Segment, ...]  # counted from the end of what is compressed
-    length: int  # elements of what is compressed, filled up
-    rest: int  # elements that go as they are
+    exact: tuple[Segment, ...]  # counted from the end of the compressed part
+    length: int  # elements of the compressed part, with padding
+    rest: int  # uncompressed elements
 
     @property
     def elements(self) -> int:
@@ -47,7 +47,8 @@ def arrange(
     compressor: Compressor | None = None,
     arguments: Mapping[str, Value] | None = None,
 ) -> Arrangement:
-    """Without a compressor, all as they are, in their order."""
+    """Arrange the tensors of a bucket; without a compressor all are uncompressed, in their
+    order."""
     taken: list[Tensor] = []
     rest, unit = list(tensors), 1
     if compressor is not None:

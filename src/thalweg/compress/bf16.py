@@ -1,23 +1,18 @@
-"""bfloat16: 2 bytes an element, float32's range and 8 bits of it. Never overflows.
+"""bfloat16: 2 bytes an element, 8 bits of it, float32's range, so it never overflows.
 
-Rounded to nearest: the error of an element is at most 2^-8 of it.
+Gradients are rounded to nearest: the error of an element is at most 2^-8 of it.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from thalweg.compress.compressor import WARMUP, Compressor
-from thalweg.compress.half import Half, sizes, takes
+from thalweg.compress.half import Half, half_precision, sizes
 
-COMPRESSOR = Compressor(
+COMPRESSOR = half_precision(
     name="bf16",
-    summary="bfloat16, added up on the way",
-    takes=takes,
-    sizes=lambda tensors, step: sizes("bf16", tensors),
+    summary="bfloat16, summed in the all-reduce",
+    sizes=partial(sizes, "bf16"),
     codec=partial(Half, kind="int16", infinity=0x7F80),
-    summable=True,
-    linear=True,
     carries="bfloat16",
-    parameters={"warmup": WARMUP},
 )

@@ -1,9 +1,9 @@
 """Small signed integers of 2 to 8 bits, row by row in whole bytes: two's complement, first element
-in the lowest bits. Three ways to the same bytes, each as fast as its width allows.
+in the lowest bits. Three classes pack the same bytes, each as fast as its width allows.
 
-Stochastic rounding to whole levels is floor(x + u), u uniform in [0, 1), so that E = x: the same as
-rounding |x| so and giving it its sign. u has 16 bits, and x is rounded to as many after the point
-when they are added, so the expectation is right to 2^-17 of a level.
+Stochastic rounding to whole levels is floor(x + u), u uniform in [0, 1), so that E = x: it equals
+rounding |x| in this manner and restoring the sign. u has 16 bits, and x is rounded to as many after
+the point when they are added, so the expectation is right to 2^-17 of a level.
 """
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ from numpy.random import BitGenerator
 
 from thalweg.compress.codec import Array
 
-FLOAT32_BITS_OF_128 = np.uint32(
-    0x43000000
-)  # float32's bits of 128: with k in the low bits, 128 + k / 2^16
+FLOAT32_BITS_OF_128 = np.uint32(0x43000000)  # with k in the low bits, 128 + k / 2^16
 INT8_SIGN_BIT = np.uint8(0x80)
 
 
 class Packing(Protocol):
-    """Both may overwrite what they are given."""
+    """Packs rows of integers into bytes and back; both may overwrite their first argument."""
 
     def pack(self, integers: Array, into: Array) -> None:
-        """int8, in adjoining rows, to bytes."""
+        """Pack int8 integers in adjoining rows into bytes."""
 
     def unpack(self, packed: Array, out: Array) -> None:
-        """Bytes to float32, in adjoining rows."""
+        """Unpack bytes to float32 in adjoining rows."""
 
 
 def packing(bits: int, count: int, rows: int) -> Packing:
-    """For rows of `count` integers of so many `bits`, up to `rows` of them at once."""
+    """The packing of up to `rows` rows at once of `count` integers of `bits` bits each."""
     if bits == 8:
         return Bytes()
     if 8 % bits == 0 and count * bits % 8 == 0:
@@ -53,8 +51,8 @@ class Bytes:
 
 
 class WholeFractions:
-    """2 or 4 bits: one multiplication moves those of a byte side by side, and a table has the
-    values of each byte."""
+    """A packing of 2 or 4 bits: one multiplication moves those of a byte side by side, and a table
+    has the values of each byte."""
 
     def __init__(self, bits: int) -> None:
         per_byte = 8 // bits
@@ -80,14 +78,14 @@ class WholeFractions:
     def unpack(self, packed: Array, out: Array, scale: float | None = None) -> None:
         values = self._values
         if scale is not None:
-            with np.errstate(over="ignore"):  # of integers that don't occur
+            with np.errstate(over="ignore"):  # in table entries that don't occur
                 values = values * np.float32(scale)
         np.take(values, packed, axis=0, out=out.reshape(*packed.shape, -1), mode="clip")
 
 
 class Shifted:
-    """Any width: eight integers, a byte each, are one word, in which neighbours are moved together
-    in three steps: singles, pairs and fours. Unpacking is the same backwards."""
+    """A packing of any width: eight integers, a byte each, are one word, in which neighbours are
+    moved together in three steps: singles, pairs and fours. Unpacking is the reverse."""
 
     def __init__(self, bits: int, count: int, rows: int) -> None:
         self._bits, self._count, self._nbytes = bits, count, packed_nbytes(bits, count)
@@ -101,7 +99,7 @@ class Shifted:
         rows = len(into)
         words, moved, compact = self._words[:rows], self._moved[:rows], self._compact[:rows]
         fields = words.view(np.uint8)
-        words[:, -1] = 0  # what fills up the last byte
+        words[:, -1] = 0  # the padding of the last byte
         fields[:, : self._count] = integers.view(np.uint8)
         fields &= np.uint8((1 << self._bits) - 1)
         for distance, stays, apart, together in self._steps:
@@ -131,24 +129,24 @@ class Shifted:
         out[...] = fields.view(np.int8)[:, : self._count]
 
 
-def _step(width: int, room: int) -> tuple[np.uint64, ...]:
-    """To move every second field of so many bits, in so much room each, next to the one before: how
-    far, the bits of those that stay, and of those that move, before and after."""
+def _step(width: int, spacing: int) -> tuple[np.uint64, ...]:
+    """The shift and masks that move every second field of `width` bits next to the one before:
+    distance, bits of the fields that stay, and of those that move, before and after."""
     field = (1 << width) - 1
-    stays = sum(field << start for start in range(0, 64, 2 * room))
-    apart, together = stays << room, stays << width
-    return tuple(map(np.uint64, (room - width, stays, apart, together)))
+    stays = sum(field << start for start in range(0, 64, 2 * spacing))
+    apart, together = stays << spacing, stays << width
+    return tuple(map(np.uint64, (spacing - width, stays, apart, together)))
 
 
 class Rounding:
-    """For up to `size` elements at once, which lie in [-127, 127]."""
+    """Stochastic rounding of up to `size` elements at once, which lie in [-127, 127]."""
 
     def __init__(self, size: int) -> None:
         self._shifts = np.empty(size, np.uint32)
         self._levels = np.empty(size, np.uint8)
 
     def levels(self, x: Array, random: BitGenerator) -> Array:
-        """As int8, until the next call. `x` is overwritten."""
+        """The rounded elements as int8, valid until the next call. `x` is overwritten."""
         shifts, levels = self._shifts[: x.size], self._levels[: x.size]
         drawn = random.random_raw(-(-x.size // 4)).view(np.uint16)[: x.size]
         np.bitwise_or(drawn, FLOAT32_BITS_OF_128, out=shifts)

@@ -2,7 +2,7 @@
 
     q = round(L g / m),  g ~ q m / L          m = max|g| of the block, L = levels on each side
 
-A unit is a block: its integers, then m / L as float32. A block whose m is below 2^-119 goes as
+A unit is a block: its integers, then m / L as float32. A block whose m is below 2^-119 is sent as
 zeros, since m / L would be subnormal.
 """
 
@@ -10,41 +10,66 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.random import BitGenerator
 
 from thalweg.compress.bit_packing import packed_nbytes, packing
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, Layout, ShardableCodec
-from thalweg.compress.error_feedback import blame
+from thalweg.compress.codec import Array, Layout, ShardableCodec, raise_if_not_finite
+from thalweg.compress.compressor import Compressor, Payload, pays, units
 from thalweg.compress.generators import ENCODE_PURPOSE, REDUCE_PURPOSE, random_bits
 from thalweg.errors import NotFinite
+from thalweg.facts import Tensor
 
 MAGNITUDE_BIT_MASK = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign
 MIN_BLOCK_SCALE = np.float32(2.0**-119)
 
 
+def takes(tensor: Tensor, block: int, bits: int = 8) -> bool:
+    return pays(tensor, units(tensor, block) * _unit_nbytes(bits, block))
+
+
+def sizes(
+    name: str, tensors: Sequence[Tensor], step: int, block: int, bits: int = 8
+) -> list[Payload]:
+    blocks = sum(units(tensor, block) for tensor in tensors)
+    return [Payload(name, blocks, _unit_nbytes(bits, block))]
+
+
+def _unit_nbytes(bits: int, block: int) -> int:
+    return packed_nbytes(bits, block) + 4
+
+
+block_quantizer = partial(
+    Compressor,
+    takes=takes,
+    unit=lambda block, bits=8: block,
+    summable=False,
+    elementwise=True,
+)
+
+
 class Blocks(ShardableCodec):
-    """Not biased, or by less than half a level: what is left out is asked for only where parameters
-    are averaged."""
+    """A codec with a bias of less than half a level: residuals are needed only where parameters are
+    averaged."""
 
     def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
         super().__init__(*layout)
-        at_once = min(max(1, CODEC_CHUNK_ELEMENTS // block), self.length // block)
-        self._packing = packing(bits, block, at_once)
+        self._at_once = min(max(1, CODEC_CHUNK_ELEMENTS // block), self.length // block)
+        self._packing = packing(bits, block, self._at_once)
         self._unit = np.dtype([("levels", "u1", (packed_nbytes(bits, block),)), ("scale", "<f4")])
         self.unit_nbytes = self._unit.itemsize
         self._block = block
         self._levels = np.float32((1 << (bits - 1)) - 1)
         self._largest_scale = np.nextafter(np.finfo(np.float32).max / self._levels, np.float32(0))
-        self._at_once = at_once
         self._sum = np.empty((self._at_once, block), np.float32)
         self._scratch = np.empty((self._at_once, block), np.float32)
 
     @abstractmethod
     def _rounded(self, x: Array, random: BitGenerator) -> Array:
-        """To whole levels as int8; `x` may be overwritten."""
+        """Round to whole levels as int8; `x` may be overwritten."""
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +80,7 @@ class Blocks(ShardableCodec):
         blocks, units = values.reshape(-1, self._block), payload.view(self._unit)
         for begin, end in pieces(0, len(units), self._at_once):
             if not self._write(blocks[begin:end], units[begin:end], random):
-                blame(self.segments, values)
+                raise_if_not_finite(self.segments, values)
         if keep:
             for begin, end in pieces(0, len(units), self._at_once):
                 part = self._scratch[: end - begin]
@@ -83,7 +108,7 @@ class Blocks(ShardableCodec):
             self._add([payload[begin:end] for payload in given], blocks[begin:end])
 
     def _write(self, blocks: Array, units: Array, random: BitGenerator) -> bool:
-        """Whether all are finite; if not, nothing is written."""
+        """Write blocks as units; False, and nothing is written, if a value isn't finite."""
         x = self._scratch[: len(blocks)]
         bits = x.view(np.int32)
         np.bitwise_and(blocks.view(np.int32), MAGNITUDE_BIT_MASK, out=bits)

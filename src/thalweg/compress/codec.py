@@ -1,24 +1,34 @@
-"""The working half of a compressor, for the compressed tensors of one bucket.
+"""The codec of a compressor encodes and decodes the compressed tensors of one bucket.
 
-Made once and used at every step: buffers are its own, and nothing the size of a gradient is
-allocated later. Vectors are float32 and finite, which who fills them has seen to; they are laid out
-as the segments say, with zeros where a tensor is filled up to whole units.
+It is made once and used at every step: buffers are its own, and nothing the size of a gradient is
+allocated later. Vectors are float32, and their caller makes sure that they are finite. They are
+laid out as the segments say, with zeros where a tensor is padded to whole units.
 
 A codec is one of three:
 
-- `SummableCodec`: yields what is to be added over all ranks, one vector after the other, each of
+- `SummableCodec`: yields vectors that are to be added over all ranks, one after the other, each of
   which the sum then replaces;
 - `GatheredCodec`: every rank's payload reaches all ranks, which decode and add them;
 - `ShardableCodec`: gathered too; or each rank reduces one shard of everybody's payload to a payload
   again, and the shards are gathered (two-shot).
 
-What ranks contribute is divided by their number beforehand, so sums are means. `values` is what is
-encoded, `out` where the result goes; both may be the same vector. With `keep`, `values` holds
-afterwards what this rank's payload left out, for the next step (`feedback.py`): its sum with what
-the payload stands for is what it was.
+Contributions are divided by the number of ranks beforehand, so sums are means. `values` is the
+vector to encode, `out` the result; both may be the same vector. With `keep`, `values` holds the
+residual of this rank's payload afterwards: what it held before, less the decoded payload.
 
-The state of a codec that has any is in `slots`: by kind, then by parameter, so that it survives
+The state of a codec that has any is in `state`: by kind, then by parameter, so that it survives
 another layout of the buckets.
+
+Error feedback: the residual of a biased compressor is added to the next gradient,
+
+    v = g + e;  send C(v);  e = v - C(v)        (Seide et al. 2014; Karimireddy et al., ICML 2019)
+
+so that the sum of the decoded payloads of all steps is the sum of all gradients less the last e,
+however much C leaves out at each step. It composes with any codec: the residual is the vector that
+is encoded, and the codec turns it into what is left.
+
+Residuals are those of gradients divided by the number of ranks, so their sum over all ranks is what
+the mean gradient still lacks, and keeps that meaning when the number of ranks changes.
 """
 
 from __future__ import annotations
@@ -27,47 +37,58 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.compress.arrangement import Segment
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, aligned, pieces
+from thalweg.errors import NotFinite
 
 Array = NDArray[Any]
 CodecState = Mapping[str, Mapping[str, Array]]
 
 
 class Kernels(Protocol):
-    """The two operations that decide how fast a codec is: casts to half precision, and products of
-    thin matrices. Half-precision arrays are float16, or int16 with the bits of bfloat16."""
+    """The two operations that decide the speed of a codec: casts to half precision, and products
+    of thin matrices. Half-precision arrays are float16, or int16 with the bits of bfloat16."""
 
     def narrow(self, source: Array, target: Array) -> None:
-        """float32 to half precision, rounded to nearest."""
+        """Cast float32 to half precision, rounded to nearest."""
 
     def widen(self, source: Array, target: Array) -> None:
-        """Half precision to float32."""
+        """Cast half precision to float32."""
 
     def product(self, left: Array, right: Array, out: Array, *, subtract: bool = False) -> None:
-        """out = left right, or out -= left right; float32 matrices."""
+        """Set out = left right, or out -= left right, for float32 matrices."""
 
 
-Layout = tuple[Sequence[Segment], int, Kernels]  # what all codecs are made for
+Layout = tuple[Sequence[Segment], int, Kernels]  # the first arguments of all codecs
 
 
 class Codec:
-    """`segments` are not empty, and of `length` elements with what fills them up."""
+    """A codec for `segments`, at least one, that have `length` elements with their padding;
+    `extents` are the begin and end of each one with its padding."""
 
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         self.segments = segments
         self.length = length
         self.kernels = kernels
+        starts = [segment.start for segment in segments]
+        self.extents = list(zip(starts, [*starts[1:], length], strict=True))
 
     @property
     def state(self) -> CodecState:
-        """What it keeps from step to step; may be written to."""
+        """The state that the codec keeps from step to step; may be written to."""
         return {}
 
-    def load_state(self, gradient: Array, residual: Array) -> None:
-        """Add a new gradient to what was left out so far, at once or when that is encoded."""
+    def accumulate(self, gradient: Array, residual: Array) -> None:
+        """Add a new gradient to the residual, at once or when the residual is encoded."""
         residual += gradient
+
+    def clear_padding(self, out: Array) -> None:
+        """Set the elements between the segments to zero."""
+        for segment, (_, stop) in zip(self.segments, self.extents, strict=True):
+            out[segment.place.stop : stop] = 0
 
 
 class SummableCodec(Codec, ABC):
@@ -79,29 +100,65 @@ class GatheredCodec(Codec, ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Of one payload."""
+        """The size of one payload in bytes."""
 
     @property
     def scales(self) -> Array | None:
-        """What goes beside the payload and is added over all ranks: written by `encode`, read when
+        """A vector that is added over all ranks beside the payload: written by `encode`, read when
         payloads are decoded."""
         return None
 
     @abstractmethod
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
-        """`payload` is of bytes; `rank` and `step` seed what is random in it."""
+        """Write the payload, which is of bytes; `rank` and `step` seed what is random in it."""
 
     def keep_residual(self, values: Array, ranks: int) -> None:
-        """For a codec whose payload stands for something only once the scales of so many ranks are
-        added up: leave in `values` what was left out."""
+        """Leave the residual in `values`, for a codec whose payload has a meaning only once the
+        scales of all `ranks` are added up."""
 
     @abstractmethod
     def add_up(self, payloads: Sequence[Array], out: Array) -> None:
-        """out = the sum of what these payloads, of different ranks, stand for."""
+        """Set out to the sum of these payloads of different ranks, decoded."""
+
+
+class ScaledCodec(GatheredCodec):
+    """A gathered codec whose payload is all elements, `per_byte` in a byte, and then a float32
+    scale for each tensor."""
+
+    per_byte: int
+
+    def __init__(self, *layout: *Layout) -> None:
+        super().__init__(*layout)
+        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
+
+    @abstractmethod
+    def unpack(self, packed: Array, scale: float, out: Array) -> None:
+        """Set out to the elements in these bytes, times the scale."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.length // self.per_byte + 4 * len(self.segments)
+
+    def parts(self, payload: Array) -> tuple[Array, Array]:
+        """The bytes of the elements and the scales in a payload."""
+        middle = self.length // self.per_byte
+        return payload[:middle], payload[middle:].view("<f4")
+
+    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
+        given = [self.parts(payload) for payload in payloads]
+        for number, extent in enumerate(self.extents):
+            for begin, end in pieces(*extent):
+                total, part = out[begin:end], self._scratch[: end - begin]
+                for rank, (elements, scales) in enumerate(given):
+                    packed = elements[begin // self.per_byte : end // self.per_byte]
+                    self.unpack(packed, scales[number], part if rank else total)
+                    if rank:
+                        total += part
+        self.clear_padding(out)
 
 
 class ShardableCodec(GatheredCodec):
-    """`unit_nbytes` is what one unit of elements takes in the payload."""
+    """A gathered codec whose payload can be cut between units of `unit_nbytes` each."""
 
     unit_nbytes: int
 
@@ -109,9 +166,30 @@ class ShardableCodec(GatheredCodec):
     def reduce(
         self, shards: Sequence[Array], into: Array, first: int, step: int, rank: int
     ) -> None:
-        """Write the sum of the same units, from unit `first` on, of different ranks' payloads, as
-        a shard of a payload."""
+        """Write the sum of the same units of different ranks' payloads, from unit `first` on, as a
+        shard of a payload."""
 
     @abstractmethod
     def decode(self, payload: Array, out: Array) -> None:
-        """What a payload made of such shards stands for."""
+        """Decode a payload that is made of such shards."""
+
+
+class Feedback:
+    """The residual of one bucket under error feedback."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.residual: Array = aligned(codec.length, np.float32)
+        self.residual[:] = 0
+        self._codec = codec
+
+    def add(self, gradient: Array) -> Array:
+        """The vector to encode: a gradient, which is finite, plus the residual."""
+        self._codec.accumulate(gradient, self.residual)
+        return self.residual
+
+
+def raise_if_not_finite(segments: Sequence[Segment], values: Array) -> None:
+    """Raise NotFinite with the names of the tensors in which a value isn't finite, if any."""
+    names = [s.name for s in segments if not np.isfinite(values[s.place]).all()]
+    if names:
+        raise NotFinite(names)

@@ -1,18 +1,19 @@
-"""What a compressor declares. A file in this folder holds a `COMPRESSOR`, and nothing else changes.
+"""The declaration of a compressor. A file in this folder holds a `COMPRESSOR`, and nothing else
+changes.
 
 - *summable*: payloads of different ranks can be added on the way, so any topology carries them.
 - *linear*: the payload of a weighted sum is the weighted sum of the payloads, so codes carry it.
-- *biased*: what it leaves out must be kept and added next time (error feedback), or training
+- *biased*: its residual must be kept and added to the next gradient (error feedback), or training
   drifts.
 - *in step*: all ranks must encode the same step alike (a seed or factors that they share), so it
-  can't mix with what comes late.
+  can't be mixed with stale contributions.
 - *elementwise*: a shard of the vector can be decoded by itself, so two-shot exchange serves it.
 
-`takes(tensor, **arguments)` says whether compressing a tensor saves bytes; the others go along as
-they are. `unit(**arguments)` is how many elements are encoded together: a tensor is filled up to
-whole units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that it takes, in
-the order in which they travel. `codec(segments, length, kernels, **arguments)` is its working
-half (`codec.py`).
+`takes(tensor, **arguments)` is True if compressing a tensor saves bytes; the others are sent
+uncompressed. `unit(**arguments)` is the number of elements that are encoded together: a tensor is
+padded to whole units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that it
+takes, in the order in which they are sent. `codec(segments, length, kernels, **arguments)` encodes
+and decodes (`codec.py`).
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from typing import Any
 from thalweg.declarations import Parameter, Value
 from thalweg.facts import Tensor
 
-# Elements; below this a tensor's own header and latency outweigh what is saved.
+# Below this a tensor's own header and latency outweigh the bytes saved.
 MIN_COMPRESSED_ELEMENTS = 1024
 
 RATIO = Parameter(kind=float, default=0.01, least=1e-6, most=1.0, help="share of elements kept")
-RANK = Parameter(kind=int, default=4, least=1, help="of the approximation")
-FEEDBACK = Parameter(kind=bool, default=None, help="keep what was left out; on where it is sound")
+RANK = Parameter(kind=int, default=4, least=1, help="rank of the approximation")
+FEEDBACK = Parameter(kind=bool, default=None, help="error feedback; on where it is sound")
 WARMUP = Parameter(kind=int, default=0, least=0, help="steps before compression starts")
-RUN_ARGUMENTS = ("feedback", "warmup")  # arguments that the run heeds, not the codec
+RUN_ARGUMENTS = ("feedback", "warmup")  # for the run, not the codec
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What one rank contributes to one round."""
+    """The contribution of one rank to one round."""
 
     name: str
     elements: int
     itemsize: int
-    exact: bool = False  # values as they are, which any topology adds up
+    exact: bool = False  # uncompressed values, which any topology adds up
 
     @property
     def nbytes(self) -> int:
@@ -62,13 +63,13 @@ class Compressor:
     biased: bool = False
     in_step: bool = False
     elementwise: bool = False
-    carries: str = "float32"  # what a summable payload consists of
+    carries: str = "float32"  # the type of a summable payload's elements
     period: int = 1  # steps after which payloads repeat
     largest: float = inf  # magnitude that a payload can hold
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def payloads(self, tensors: Sequence[Tensor], step: int, **arguments: Value) -> list[Payload]:
-        """What travels for the tensors of one bucket, which has one dtype."""
+        """The payloads for the tensors of one bucket, which has one dtype."""
         own = own_arguments(arguments)
         taken, rest = self.divide(tensors, **arguments)
         return [*(self.sizes(taken, step, **own) if taken else []), *uncompressed(rest)]
@@ -76,14 +77,14 @@ class Compressor:
     def divide(
         self, tensors: Sequence[Tensor], **arguments: Value
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Those that are compressed, and those that go as they are."""
+        """The tensors to compress, and the ones to send uncompressed."""
         own = own_arguments(arguments)
         taken = [tensor for tensor in tensors if self.takes(tensor, **own)]
         return taken, [tensor for tensor in tensors if tensor not in taken]
 
     def keeps(self, arguments: Mapping[str, Value]) -> bool:
-        """Whether what is left out is kept, where that is sound: not under a code, nor where
-        parameters are averaged."""
+        """True if residuals are kept, where that is sound: not under a code, nor where parameters
+        are averaged."""
         return self.biased and arguments.get("feedback") is not False
 
 
@@ -92,23 +93,23 @@ def own_arguments(arguments: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def uncompressed(tensors: Sequence[Tensor]) -> list[Payload]:
-    """Tensors of one bucket, and so of one dtype, as they are."""
+    """The payload of uncompressed tensors of one bucket, and so of one dtype."""
     elements = sum(t.elements for t in tensors)
     return [Payload("exact", elements, tensors[0].itemsize, exact=True)] if elements else []
 
 
 def kept_elements(elements: int, ratio: float) -> int:
-    """How many elements of a tensor a sparsifier sends."""
+    """The number of elements of a tensor that a sparsifier sends."""
     return max(1, ceil(elements * ratio))
 
 
 def units(tensor: Tensor, unit: int) -> int:
-    """How many whole units hold this tensor."""
+    """The number of whole units that hold this tensor."""
     return -(-tensor.elements // unit)
 
 
 def pays(tensor: Tensor, nbytes: int) -> bool:
-    """Whether so many bytes are less than its own; vectors and small tensors stay as they are."""
+    """True if this many bytes are less than the tensor's; never for vectors and small tensors."""
     return (
         len(tensor.shape) > 1
         and tensor.elements >= MIN_COMPRESSED_ELEMENTS

@@ -1,7 +1,7 @@
 """Deep gradient compression (Lin et al., ICLR 2018): top-k of the accumulated velocity, 8 k bytes.
 
 u = m u + g, v = v + u; the largest elements of v are sent and cleared in both. The accumulation is
-its error feedback, so there is no switch for it. Exactly k are sent, found by a threshold from a
+its error feedback, so there is no option for it. Exactly k are sent, found by a threshold from a
 sample, as in the paper.
 
 With momentum here, the optimizer must have none. The paper also clips each rank's gradient before
@@ -15,13 +15,13 @@ import numpy as np
 
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, CodecState, Layout
-from thalweg.compress.compressor import RATIO, WARMUP, Compressor
-from thalweg.compress.sparse import Sparse, sizes, takes
+from thalweg.compress.compressor import RATIO, WARMUP
+from thalweg.compress.sparse import Sparse, sparsifier
 from thalweg.declarations import Parameter
 
 
 class DGC(Sparse):
-    """`values` is v, which is kept always; u is the slot `velocity`."""
+    """Top-k of the accumulation v, the residual; u is the state `velocity`."""
 
     def __init__(self, *layout: *Layout, ratio: float, momentum: float) -> None:
         super().__init__(*layout, ratio=ratio)
@@ -32,7 +32,7 @@ class DGC(Sparse):
     def state(self) -> CodecState:
         return {"velocity": {s.name: self._velocity[s.place] for s in self.segments}}
 
-    def load_state(self, gradient: Array, residual: Array) -> None:
+    def accumulate(self, gradient: Array, residual: Array) -> None:
         for start in range(0, self.length, CODEC_CHUNK_ELEMENTS):
             place = slice(start, start + CODEC_CHUNK_ELEMENTS)
             velocity = self._velocity[place]
@@ -44,23 +44,21 @@ class DGC(Sparse):
         return self.selection.largest(values, k, source)
 
     def clear(self, values: Array, sent: Array) -> None:
-        """Also the velocity, so that what was sent doesn't go on in the old direction (momentum
-        factor masking)."""
+        """Clear the velocity, too, so that elements that were sent don't go on in the old direction
+        (momentum factor masking)."""
         super().clear(values, sent)
         self._velocity[sent] = 0
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = sparsifier(
     name="dgc",
     summary="top-k with momentum correction",
-    takes=takes,
-    sizes=sizes,
     codec=DGC,
-    summable=False,
-    biased=True,
     parameters={
         "ratio": RATIO,
-        "momentum": Parameter(kind=float, default=0.9, least=0, most=1, help="of the correction"),
+        "momentum": Parameter(
+            kind=float, default=0.9, least=0, most=1, help="momentum of the correction"
+        ),
         "warmup": WARMUP,
     },
 )

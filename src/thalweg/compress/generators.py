@@ -1,6 +1,6 @@
-"""What is random in codecs: from generators of their own, so that a user's random state stays as it
-is, and from the step and tensors' names, so that it is the same on any machine and nothing has to
-be saved.
+"""Random numbers of codecs. They have their own generators, so that a user's random state stays as
+it is; seeds are the step and the tensors' names, so that they are the same on any machine and
+nothing has to be saved.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from numpy.random import SFC64, BitGenerator
 
 from thalweg.compress.arrangement import Segment
 
-ENCODE_PURPOSE, REDUCE_PURPOSE = 1, 2  # purposes
+ENCODE_PURPOSE, REDUCE_PURPOSE = 1, 2
 
 
 def random_bits(
     segments: Sequence[Segment], purpose: int, step: int, rank: int, first: int = 0
 ) -> BitGenerator:
-    """Different on every rank. `first` is the unit from which on it is for."""
+    """A generator that is different on every rank, for the units from `first` on."""
     names = crc32("\n".join(segment.name for segment in segments).encode())
     return SFC64(np.random.SeedSequence((purpose, step, rank, first, names)))
 
 
 def generator(step: int, name: str) -> np.random.Generator:
-    """The same on all ranks, however buckets are laid out."""
+    """A generator that is the same on all ranks, whatever the layout of the buckets."""
     return np.random.Generator(SFC64((step, crc32(name.encode()))))

@@ -1,30 +1,39 @@
-"""What fp16 and bf16 have in common: a cast, added up on the way, and a cast back."""
+"""The common part of fp16 and bf16: a cast, an all-reduce, and a cast back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from thalweg.compress.buffers import aligned
-from thalweg.compress.codec import Array, Layout, SummableCodec
-from thalweg.compress.compressor import Payload
-from thalweg.compress.error_feedback import blame
+from thalweg.compress.codec import Array, Layout, SummableCodec, raise_if_not_finite
+from thalweg.compress.compressor import WARMUP, Compressor, Payload
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
-CAST_CHUNK_ELEMENTS = 1 << 18  # elements: so many stay in the cache between cast and check
+CAST_CHUNK_ELEMENTS = 1 << 18  # they stay in the cache between cast and check
 HALF_TWO_BIT = np.uint16(0x4000)  # the bit that is set from 2 on, in both formats
 HALF_TWO_BITS = np.uint64(0x4000400040004000)
 
 
 def takes(tensor: Tensor) -> bool:
-    """Everything that isn't as small already, vectors too."""
+    """True for every tensor that isn't as small already, vectors too."""
     return tensor.itemsize > 2
 
 
+def sizes(name: str, tensors: Sequence[Tensor], step: int) -> list[Payload]:
+    return [Payload(name, sum(t.elements for t in tensors), 2)]
+
+
+half_precision = partial(
+    Compressor, takes=takes, summable=True, linear=True, parameters={"warmup": WARMUP}
+)
+
+
 class Half(SummableCodec):
-    """`infinity` is its bits; a larger value has no meaning, or means nan."""
+    """A cast to `kind`, whose infinity has these bits; larger ones are nan."""
 
     def __init__(self, *layout: *Layout, kind: str, infinity: int) -> None:
         super().__init__(*layout)
@@ -37,7 +46,7 @@ class Half(SummableCodec):
             part = self._payload[start : start + CAST_CHUNK_ELEMENTS]
             self.kernels.narrow(values[start : start + CAST_CHUNK_ELEMENTS], part)
             if not _all_below_two(part) and self._has_infinity(part):
-                self._explain(values)
+                self._raise_not_finite(values)
             if keep:
                 self.kernels.widen(part, self._scratch[: len(part)])
                 values[start : start + CAST_CHUNK_ELEMENTS] -= self._scratch[: len(part)]
@@ -45,26 +54,22 @@ class Half(SummableCodec):
         self.kernels.widen(self._payload, out)
 
     def _has_infinity(self, part: Array) -> bool:
-        """By its bits, which are in order but for the sign: the largest of the positive ones as
-        signed numbers, and of the negative ones as unsigned."""
+        """True if an element is infinite or nan. Bits are in the order of magnitudes: positive ones
+        are compared as signed numbers, negative ones as unsigned."""
         positive = part.view(np.int16).max() >= self._infinity
         return bool(positive or part.view(np.uint16).max() >= 0x8000 + self._infinity)
 
-    def _explain(self, values: Array) -> None:
-        blame(self.segments, values)
+    def _raise_not_finite(self, values: Array) -> None:
+        raise_if_not_finite(self.segments, values)
         largest = np.abs(values).max()
         names = [s.name for s in self.segments if np.abs(values[s.place]).max(initial=0) == largest]
         raise NotFinite(names, " in half precision (bf16 has float32's range)")
 
 
 def _all_below_two(part: Array) -> bool:
-    """As gradients are; at a glance, four at once."""
+    """True if all magnitudes are below two, as those of gradients are; compares four at once."""
     whole = len(part) // 4 * 4
     words, rest = part[:whole].view(np.uint64), part[whole:].view(np.uint16)
     return not (
         np.bitwise_or.reduce(words) & HALF_TWO_BITS or np.bitwise_or.reduce(rest) & HALF_TWO_BIT
     )
-
-
-def sizes(name: str, tensors: Sequence[Tensor]) -> list[Payload]:
-    return [Payload(name, sum(t.elements for t in tensors), 2)]

@@ -1,31 +1,22 @@
 """8-bit integers by blocks: q = round(g / s), s = max|g| / 127 of its block, d + 4 d / block bytes.
 
 Scales differ between ranks, so payloads can't be added; a shard is decoded, added in float32 and
-quantised once more for the way back (two-shot), never at each hop. Rounded to nearest: the error of
-an element is at most s / 2, each time.
+quantised once more for the all-gather (two-shot), never at each hop. Levels are rounded to nearest:
+the error of an element is at most s / 2, each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.random import BitGenerator
 
-from thalweg.compress.block_scaling import Blocks
+from thalweg.compress.block_scaling import Blocks, block_quantizer, sizes
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, Layout
-from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.compressor import WARMUP
 from thalweg.declarations import Parameter
-from thalweg.facts import Tensor
-
-
-def takes(tensor: Tensor, block: int) -> bool:
-    return pays(tensor, units(tensor, block) * (block + 4))
-
-
-def sizes(tensors: Sequence[Tensor], step: int, block: int) -> list[Payload]:
-    return [Payload("bytes and scales", sum(units(t, block) for t in tensors), block + 4)]
 
 
 class Int8(Blocks):
@@ -39,15 +30,11 @@ class Int8(Blocks):
         return whole
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = block_quantizer(
     name="int8",
     summary="one byte an element, scaled by blocks",
-    takes=takes,
-    unit=lambda block: block,
-    sizes=sizes,
+    sizes=partial(sizes, "bytes and scales"),
     codec=Int8,
-    summable=False,
-    elementwise=True,
     parameters={
         "block": Parameter(kind=int, default=256, least=1, help="elements that share a scale"),
         "warmup": WARMUP,

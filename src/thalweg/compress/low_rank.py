@@ -1,4 +1,4 @@
-"""What PowerSGD and ACP-SGD have in common: a matrix M of n x m as two factors, M ~ P Q^T, of n x r
+"""The common part of PowerSGD and ACP-SGD: a matrix M of n x m as two factors, M ~ P Q^T, of n x r
 and m x r.
 
 Factors are stored transposed, r x n and r x m, and multiplied as P^T = Q^T M^T and Q^T = P^T M:
@@ -9,41 +9,51 @@ their Gram matrix, in float64: with A A^T = L L^T, the rows of L^-1 A are orthon
 matrix is r x r, so this is one product of A with itself and one with L^-1. With rows of unit
 length, and e added to the diagonal so that there is a factor in any case, the result is orthonormal
 but for e L^-1 L^-T. Where that is much, as the rows are nearly dependent or zero, a QR
-decomposition takes over, which finds directions for them as well. These products are small, and
-made without BLAS: with several workers on a machine, its threads stand in each other's way.
+decomposition is used, which finds directions for them as well. These products are small, and made
+without BLAS: with several workers on a machine, its threads compete for the cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from thalweg.compress.codec import Array, Layout, SummableCodec
-from thalweg.compress.compressor import as_matrix, pays
-from thalweg.compress.error_feedback import blame
+from thalweg.compress.codec import Array, Layout, SummableCodec, raise_if_not_finite
+from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, as_matrix, pays
 from thalweg.compress.generators import generator
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
-PRODUCT_CHUNK_ELEMENTS = 1 << 17  # elements: half a megabyte
+PRODUCT_CHUNK_ELEMENTS = 1 << 17  # half a megabyte
 MIN_PRODUCT_ROWS = 16
-MAX_THIN_FACTOR_ROWS = 8  # rows of a factor; above this, M Q is faster as it stands
+MAX_THIN_FACTOR_ROWS = 8  # above this, M Q is faster untransposed
 GRAM_REGULARIZATION_RATIO = 1e-12  # e
 ORTHOGONALITY_TOLERANCE = 1e-6  # of e L^-1 L^-T
 
 
 def takes(tensor: Tensor, rank: int) -> bool:
-    """Factors are float32."""
+    """True if the factors, which are float32, are smaller than the tensor."""
     if len(tensor.shape) < 2:
         return False
     rows, columns = as_matrix(tensor.shape)
     return pays(tensor, 4 * min(rank, rows, columns) * (rows + columns))
 
 
+factorizer = partial(
+    Compressor,
+    takes=takes,
+    summable=True,
+    biased=True,
+    in_step=True,
+    parameters={"rank": RANK, "feedback": FEEDBACK, "warmup": WARMUP},
+)
+
+
 def factors(shapes: Sequence[Sequence[int]], rank: int) -> tuple[int, int]:
-    """Elements of all left and of all right factors."""
+    """The number of elements of all left and of all right factors."""
     left = right = 0
     for rows, columns in map(as_matrix, shapes):
         r = min(rank, rows, columns)
@@ -52,7 +62,7 @@ def factors(shapes: Sequence[Sequence[int]], rank: int) -> tuple[int, int]:
 
 
 class Factors:
-    """One factor of each matrix, in one vector; zero until there is one."""
+    """One factor of each matrix, in one vector; zero at first."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]]) -> None:
         self.vector: Array = np.zeros(sum(map(prod, shapes.values())), np.float32)
@@ -77,8 +87,8 @@ class Factors:
         return list(self.by_name.values())
 
     def normalise(self, step: int) -> None:
-        """Rows whose largest element is 1, so that products neither grow from step to step nor
-        vanish; where a row is zero, one from N(0, 1), the same on all ranks."""
+        """Scale rows to a largest element of 1, so that products neither grow from step to step nor
+        vanish; replace a zero row by one from N(0, 1), the same on all ranks."""
         largest = np.maximum.reduceat(np.abs(self.vector), self._rows)
         if not largest.all():
             self._draw_zero_rows(step)
@@ -94,7 +104,7 @@ class Factors:
 
 
 class LowRank(SummableCodec):
-    """`left` are the P^T of all matrices, `right` the Q^T."""
+    """A codec with the P^T of all matrices in `left` and the Q^T in `right`."""
 
     def __init__(self, *layout: *Layout, rank: int) -> None:
         super().__init__(*layout)
@@ -106,7 +116,8 @@ class LowRank(SummableCodec):
         self.left, self.right = Factors(left), Factors(right)
 
     def project_left(self, values: Array, new: Array | None = None) -> None:
-        """P = M Q; M += `new` first, part by part, each of which stays in the cache for both."""
+        """Set P = M Q; add `new` to M first, part by part, each of which stays in the cache for
+        both."""
         with np.errstate(over="ignore", invalid="ignore"):
             for segment, (matrix, left, right) in zip(
                 self.segments, self._together(values, self.left, self.right), strict=True
@@ -123,7 +134,7 @@ class LowRank(SummableCodec):
         self.refuse_not_finite(values, self.left)
 
     def _project_thin(self, matrix: Array, left: Array, right: Array, new: Array | None) -> None:
-        """As many rows of M at once as stay in the cache."""
+        """Project as many rows of M at once as stay in the cache."""
         rows = max(MIN_PRODUCT_ROWS, PRODUCT_CHUNK_ELEMENTS // matrix.shape[1])
         for first in range(0, len(matrix), rows):
             part = slice(first, first + rows)
@@ -132,7 +143,7 @@ class LowRank(SummableCodec):
             self.kernels.product(right, matrix[part].T, left[:, part])
 
     def project_right(self, values: Array) -> None:
-        """Q = M^T P."""
+        """Set Q = M^T P for all matrices."""
         with np.errstate(over="ignore", invalid="ignore"):
             for matrix, left, right in self._together(values, self.left, self.right):
                 self.kernels.product(left, matrix, right)
@@ -141,45 +152,45 @@ class LowRank(SummableCodec):
     def multiply(
         self, left: Factors, right: Factors, out: Array, *, subtract: bool = False
     ) -> None:
-        """out = P Q^T, or out -= P Q^T."""
+        """Set out = P Q^T, or out -= P Q^T."""
         for matrix, p, q in self._together(out, left, right):
             self.kernels.product(p.T, q, matrix, subtract=subtract)
 
     def refuse_not_finite(self, values: Array, projected: Factors) -> None:
-        """What isn't finite in M isn't so in its projection, which is far smaller, and then starts
-        anew."""
+        """Raise NotFinite if a projection isn't finite, and reset it: that is the case if M isn't
+        finite, and the projection is far smaller to check."""
         if np.isfinite(projected.vector).all():
             return
         names = [
             name for name, factor in projected.by_name.items() if not np.isfinite(factor).all()
         ]
         projected.vector[:] = 0
-        blame(self.segments, values)
+        raise_if_not_finite(self.segments, values)
         raise NotFinite(names, " in its low-rank factors, which are sums of its elements")
 
     def _together(
         self, vector: Array, left: Factors, right: Factors
     ) -> Iterator[tuple[Array, Array, Array]]:
-        """Each matrix in this vector, with its factors."""
+        """Pairs of a matrix in this vector and its two factors."""
         for segment, shape in zip(self.segments, self._shapes, strict=True):
             matrix = vector[segment.place].reshape(shape)
             yield matrix, left.by_name[segment.name], right.by_name[segment.name]
 
 
 def orthonormalise(matrices: Sequence[Array]) -> None:
-    """The rows of each, in place; no matrix has more rows than columns, and all are finite."""
+    """Make the rows of each matrix orthonormal, in place; no matrix has more rows than columns, and
+    all are finite."""
     for rows in sorted({len(matrix) for matrix in matrices}):
-        _alike([matrix for matrix in matrices if len(matrix) == rows], rows)
+        _orthonormalise_equal([matrix for matrix in matrices if len(matrix) == rows], rows)
 
 
-def _alike(matrices: Sequence[Array], rows: int) -> None:
+def _orthonormalise_equal(matrices: Sequence[Array], rows: int) -> None:
     wide = [matrix.astype(np.float64) for matrix in matrices]
     gram = np.stack([np.einsum("in,jn->ij", matrix, matrix) for matrix in wide])
     lengths = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
     lengths = np.where(lengths > 0, lengths, 1.0)
-    unit = gram / (lengths[:, :, None] * lengths[:, None, :]) + GRAM_REGULARIZATION_RATIO * np.eye(
-        rows
-    )
+    unit = gram / (lengths[:, :, None] * lengths[:, None, :])
+    unit += GRAM_REGULARIZATION_RATIO * np.eye(rows)
     inverse = np.linalg.inv(np.linalg.cholesky(unit))
     errors = GRAM_REGULARIZATION_RATIO * (inverse * inverse).sum(axis=(1, 2))
     inverse /= lengths[:, None, :]

@@ -1,6 +1,6 @@
 """MSTop-k (Shi et al., MLSys 2021): top-k by a binary search for the threshold, 8 k bytes.
 
-The search halves [mean, max] of the magnitudes a `samplings` times, and counts n(t) = |{a >= t}|:
+The search halves [mean, max] of the magnitudes `samplings` times, and counts n(t) = |{a >= t}|:
 
     t1, the least t found with n(t) <= k;  t2, the greatest t found with n(t) > k
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from thalweg.compress.codec import Array, Layout
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor
-from thalweg.compress.sparse import Sparse, sizes, takes
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP
+from thalweg.compress.sparse import Sparse, sparsifier
 from thalweg.declarations import Parameter
 
 
@@ -48,7 +48,7 @@ class MSTopK(Sparse):
         k: int,
         source: np.random.Generator,
     ) -> Array:
-        """All from `high` on, and of those from `low` on a run, k in all."""
+        """All places from `high` on, and a run of those from `low` on, k in all."""
         above = self.selection.run(values, lambda a: a >= high, 0, k)
         missing = k - len(above)
         between = int(np.count_nonzero(magnitudes >= low)) - len(above)
@@ -66,16 +66,14 @@ def mean_and_most(magnitudes: Array) -> tuple[float, float]:
 def search(
     magnitudes: Array, least: float, mean: float, most: float, k: int, samplings: int
 ) -> tuple[np.float32, np.float32]:
-    """t2 and t1. `magnitudes` are all those from `least` on, more than k if that isn't zero."""
+    """The thresholds t2 and t1. `magnitudes` are all those from `least` on, more than k if that
+    isn't zero."""
     low, high = np.float32(0), np.float32(np.inf)
     left, right, found = 0.0, 1.0, 0
     for _ in range(samplings):
         middle = (left + right) / 2
         threshold = np.float32(mean + middle * (most - mean))
-        if threshold < least:
-            left, low = middle, threshold
-            continue
-        count = int(np.count_nonzero(magnitudes >= threshold))
+        count = int(np.count_nonzero(magnitudes >= threshold)) if threshold >= least else k + 1
         if count > k:
             left, low = middle, threshold
             continue
@@ -87,14 +85,10 @@ def search(
     return low, high
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = sparsifier(
     name="mstopk",
     summary="top-k by a multi-sampling search for the threshold",
-    takes=takes,
-    sizes=sizes,
     codec=MSTopK,
-    summable=False,
-    biased=True,
     parameters={
         "ratio": RATIO,
         "samplings": Parameter(kind=int, default=20, least=1, help="passes of the search"),

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thalweg.compress.codec import Array, CodecState, Layout
-from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload
-from thalweg.compress.low_rank import LowRank, factors, orthonormalise, takes
+from thalweg.compress.compressor import Payload
+from thalweg.compress.low_rank import LowRank, factorizer, factors, orthonormalise
 from thalweg.facts import Tensor
 
 
@@ -29,8 +29,8 @@ class PowerSGD(LowRank):
         super().__init__(*layout, rank=rank)
         self._new: Array | None = None
 
-    def load_state(self, gradient: Array, residual: Array) -> None:
-        """When P is made of it."""
+    def accumulate(self, gradient: Array, residual: Array) -> None:
+        """Keep the gradient until P is computed from it."""
         self._new = gradient
 
     @property
@@ -53,14 +53,9 @@ class PowerSGD(LowRank):
             self.multiply(self.left, own, values, subtract=True)
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = factorizer(
     name="powersgd",
-    summary="low-rank factors, added up on the way in two rounds",
-    takes=takes,
+    summary="low-rank factors, summed in two all-reduce rounds",
     sizes=sizes,
     codec=PowerSGD,
-    summable=True,
-    biased=True,
-    in_step=True,
-    parameters={"rank": RANK, "feedback": FEEDBACK, "warmup": WARMUP},
 )

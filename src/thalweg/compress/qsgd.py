@@ -8,34 +8,21 @@ less than norm / s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from numpy.random import BitGenerator
 
-from thalweg.compress.bit_packing import Rounding, packed_nbytes
-from thalweg.compress.block_scaling import Blocks
+from thalweg.compress.bit_packing import Rounding
+from thalweg.compress.block_scaling import Blocks, block_quantizer, sizes
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, Layout
-from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.compressor import WARMUP
 from thalweg.declarations import Parameter
-from thalweg.facts import Tensor
-
-
-def takes(tensor: Tensor, bits: int, block: int) -> bool:
-    return pays(tensor, units(tensor, block) * unit_nbytes(bits, block))
-
-
-def sizes(tensors: Sequence[Tensor], step: int, bits: int, block: int) -> list[Payload]:
-    blocks = sum(units(tensor, block) for tensor in tensors)
-    return [Payload("levels and norms", blocks, unit_nbytes(bits, block))]
-
-
-def unit_nbytes(bits: int, block: int) -> int:
-    return packed_nbytes(bits, block) + 4
 
 
 class QSGD(Blocks):
-    """Rounded once more when a shard is reduced, with other random bits: unbiased again."""
+    """Stochastic rounding; reduced shards are rounded again with other random bits: unbiased,
+    too."""
 
     def __init__(self, *layout: *Layout, bits: int, block: int) -> None:
         super().__init__(*layout, bits=bits, block=block)
@@ -45,18 +32,14 @@ class QSGD(Blocks):
         return self._rounding.levels(x.reshape(-1), random).reshape(x.shape)
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = block_quantizer(
     name="qsgd",
     summary="stochastic rounding to a few levels, unbiased",
-    takes=takes,
-    unit=lambda bits, block: block,
-    sizes=sizes,
+    sizes=partial(sizes, "levels and norms"),
     codec=QSGD,
-    summable=False,
-    elementwise=True,
     parameters={
         "bits": Parameter(
-            kind=int, default=8, least=2, most=8, help="of an element, with its sign"
+            kind=int, default=8, least=2, most=8, help="bits of an element, with its sign"
         ),
         "block": Parameter(kind=int, default=512, least=1, help="elements that share a norm"),
         "warmup": WARMUP,

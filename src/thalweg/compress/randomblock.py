@@ -1,7 +1,7 @@
 """Random block: one contiguous run of k = ratio * d elements of each tensor, from a shared seed.
 
-As random-k, 4 k bytes, but encoding is one copy. A run that starts near the end goes on at the
-beginning, so every element is as likely.
+It sends 4 k bytes like random-k, but encoding is one copy. A run that starts near the end continues
+at the beginning, so all elements are equally likely.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from thalweg.compress.codec import Array, Layout, SummableCodec
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor, kept_elements
+from thalweg.compress.compressor import kept_elements
 from thalweg.compress.generators import generator
-from thalweg.compress.randomk import sizes, takes
+from thalweg.compress.randomk import random_sparsifier
 
 
 class RandomBlock(SummableCodec):
@@ -34,7 +34,8 @@ class RandomBlock(SummableCodec):
                 values[place] = 0
 
     def _places(self, step: int) -> list[tuple[slice, slice]]:
-        """Of each run, in the payload and in the vector, up to the end and from the beginning."""
+        """The slices of each run in the payload and the vector, up to the end and from the
+        beginning."""
         places, at = [], 0
         for segment, k in zip(self.segments, self._counts, strict=True):
             first = int(generator(step, segment.name).integers(segment.elements))
@@ -46,15 +47,8 @@ class RandomBlock(SummableCodec):
         return places
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = random_sparsifier(
     name="randomblock",
-    summary="the same random run of elements on all ranks, added up on the way",
-    takes=takes,
-    sizes=sizes,
+    summary="the same random run of elements on all ranks, summed in the all-reduce",
     codec=RandomBlock,
-    summable=True,
-    linear=True,
-    biased=True,
-    in_step=True,
-    parameters={"ratio": RATIO, "feedback": FEEDBACK, "warmup": WARMUP},
 )

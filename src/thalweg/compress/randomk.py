@@ -1,6 +1,6 @@
 """Random-k: k = ratio * d elements of each tensor, drawn from a seed that all ranks share.
 
-All ranks send the same elements, so no indices travel and payloads are added: 4 k bytes. They are
+All ranks send the same elements, so no indices are sent and payloads are added: 4 k bytes. They are
 drawn from strata (`Strata`), and not scaled up by 1 / ratio: a step moves a random share of the
 coordinates as far as the mean gradient says. Without feedback E[C(x)] = ratio * x; with it, the
 others move later.
@@ -9,6 +9,7 @@ others move later.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -39,8 +40,8 @@ class Strata:
         self._widths = np.diff(bounds).astype(np.uint64)
 
     def draw(self, source: np.random.Generator) -> Array:
-        """Within a run by multiplying 32 random bits with its length and keeping what is above 32
-        bits, which is even to 2^-32 of the length."""
+        """Draw one position of each run: 32 random bits times its length, shifted right by 32,
+        which is uniform to 2^-32 of the length."""
         bits = source.integers(0, 1 << 32, len(self._starts), dtype=np.uint32)
         places = ((bits * self._widths) >> np.uint64(32)).view(np.int64)
         places += self._starts
@@ -55,6 +56,18 @@ def takes(tensor: Tensor, ratio: float) -> bool:
 
 def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
     return [Payload("values", sum(kept_elements(t.elements, ratio) for t in tensors), 4)]
+
+
+random_sparsifier = partial(
+    Compressor,
+    takes=takes,
+    sizes=sizes,
+    summable=True,
+    linear=True,
+    biased=True,
+    in_step=True,
+    parameters={"ratio": RATIO, "feedback": FEEDBACK, "warmup": WARMUP},
+)
 
 
 class RandomK(SummableCodec):
@@ -79,15 +92,8 @@ class RandomK(SummableCodec):
             values[indices] = 0
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = random_sparsifier(
     name="randomk",
-    summary="the same random elements on all ranks, added up on the way",
-    takes=takes,
-    sizes=sizes,
+    summary="the same random elements on all ranks, summed in the all-reduce",
     codec=RandomK,
-    summable=True,
-    linear=True,
-    biased=True,
-    in_step=True,
-    parameters={"ratio": RATIO, "feedback": FEEDBACK, "warmup": WARMUP},
 )

@@ -1,6 +1,6 @@
 """SignSGD with majority vote (Bernstein et al., ICML 2018): one bit an element, d / 8 bytes.
 
-Bits can't be added on the way, but a shard can be voted on where it is gathered, and the vote is
+Bits can't be added in a ring, but a shard can be voted on where it is gathered, and the vote is
 one bit again: two-shot costs 2 (N-1)/N d / 8 bytes for any N. The vote is given the mean magnitude
 of its tensor, so that the learning rate needn't change.
 
@@ -20,19 +20,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, extents, pieces
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
 from thalweg.compress.codec import Array, CodecState, Layout, ShardableCodec
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
 from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs, takes
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
-VOTE_CHUNK_WORDS = 1 << 12  # that are voted on at once
-EVEN_ELEMENT_BITS = np.uint64(0x5555555555555555)  # elements
+VOTE_CHUNK_WORDS = 1 << 12
+EVEN_ELEMENT_BITS = np.uint64(0x5555555555555555)
 
 
 class VoteCounter:
-    """Of up to `words` words of each voter at once."""
+    """A counter of the votes in up to `words` words of each voter at once."""
 
     def __init__(self, words: int) -> None:
         self._words = words
@@ -43,14 +43,14 @@ class VoteCounter:
         self._one, self._both, self._casting = (np.empty(words, np.uint64) for _ in range(3))
 
     def majority(self, votes: Sequence[Array], into: Array, step: int) -> None:
-        """A bit of `into` is what most votes have. Ties go one way for even elements and the other
-        way for odd ones, by turns, so that they favour neither."""
+        """Set each bit of `into` to that of most votes. Ties give a one for even and a zero for odd
+        elements, or the reverse, at alternate steps, so that they favour neither."""
         voters = list(votes)
         if len(voters) % 2 == 0:
             casting = self._casting[: len(into)]
             casting.fill(~EVEN_ELEMENT_BITS if step % 2 else EVEN_ELEMENT_BITS)
             voters.append(casting)
-        most = (len(voters) - 1) // 2  # that a minority can be; count > most, from the lowest bit
+        most = (len(voters) - 1) // 2  # the largest minority; count > most, from the lowest bit
         planes = self.counts(voters)
         into[...] = planes[0] if most & 1 == 0 else 0
         for k, plane in enumerate(planes[1:], 1):
@@ -60,10 +60,10 @@ class VoteCounter:
                 into |= plane
 
     def counts(self, votes: Sequence[Array]) -> list[Array]:
-        """The planes, lowest first, until the next call."""
+        """The planes of the counts, lowest first, valid until the next call."""
         words = len(votes[0])
         self._used = 0
-        first = self._room(0)[:words]
+        first = self._next_buffer(0)[:words]
         first[...] = votes[0]
         for vote in (first, *votes[1:]):
             self._count(0, vote)
@@ -71,7 +71,7 @@ class VoteCounter:
         while k < self._used:
             waiting = self._waiting[k]
             if waiting is not None:
-                plane, carry = self._planes[k][:words], self._room(k + 1)[:words]
+                plane, carry = self._planes[k][:words], self._next_buffer(k + 1)[:words]
                 np.bitwise_and(plane, waiting, out=carry)
                 plane ^= waiting
                 self._count(k + 1, carry)
@@ -79,7 +79,8 @@ class VoteCounter:
         return [plane[:words] for plane in self._planes[: self._used]]
 
     def _count(self, k: int, vote: Array) -> None:
-        """One that is worth 2^k. The first is the plane already; then two are added at a time."""
+        """Count a vote that is worth 2^k. The first is the plane already; then two are added at a
+        time."""
         if k == self._used:
             self._used += 1
             self._waiting[k] = None
@@ -89,7 +90,7 @@ class VoteCounter:
             self._waiting[k] = vote
             return
         words = len(vote)
-        plane, carry = self._planes[k][:words], self._room(k + 1)[:words]
+        plane, carry = self._planes[k][:words], self._next_buffer(k + 1)[:words]
         one, both = self._one[:words], self._both[:words]
         np.bitwise_xor(vote, waiting, out=one)
         np.bitwise_and(vote, waiting, out=both)
@@ -99,8 +100,8 @@ class VoteCounter:
         self._waiting[k] = None
         self._count(k + 1, carry)
 
-    def _room(self, k: int) -> Array:
-        """For what is to be counted next in plane k."""
+    def _next_buffer(self, k: int) -> Array:
+        """The buffer for the next vote to count in plane k."""
         if k == len(self._planes):
             plane, first, second = (np.empty(self._words, np.uint64) for _ in range(3))
             self._planes.append(plane)
@@ -117,23 +118,22 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
 
 
 class Sign(ShardableCodec):
-    """Without feedback, the vote is the majority of the bits. With it (`keep`) there are two
-    residuals, of what a rank sent and of what was voted (DoubleSqueeze, Tang et al., ICML 2019):
+    """A majority vote on the bits, or with feedback (`keep`) on sums with two residuals, that of a
+    rank's payload and that of the vote (DoubleSqueeze, Tang et al., ICML 2019):
 
         e_i = v_i - (s / N) sign(v_i)
         m = s mean(sign(v_i)) + E,   vote = sign(m),   E = m - s vote
 
-    so the sum of all results, all e_i and E is the sum of all gradients. Who votes on an element
-    holds its E; where all do, each holds an N-th of it.
+    so the sum of all results, all e_i and E is the sum of all gradients. The rank that votes on an
+    element holds its E; where all do, each holds an N-th of it.
     """
 
     unit_nbytes = SIGN_WORD_ELEMENTS // 8
 
     def __init__(self, *layout: *Layout) -> None:
         super().__init__(*layout)
-        self._extents = extents(self.segments, self.length)
-        self._signs = Signs(self.segments, self.length)
-        self._tally = VoteCounter(VOTE_CHUNK_WORDS)
+        self._signs = Signs(self.segments, self.extents)
+        self._counter = VoteCounter(VOTE_CHUNK_WORDS)
         self._scales = np.zeros(len(self.segments), np.float32)
         self._unvoted = np.zeros(self.length, np.float32)  # takes no memory until it is written
         self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
@@ -168,7 +168,7 @@ class Sign(ShardableCodec):
         if not self._keep:
             for begin, end in pieces(0, len(words), VOTE_CHUNK_WORDS):
                 votes = [shard[begin:end] for shard in given]
-                self._tally.majority(votes, words[begin:end], step)
+                self._counter.majority(votes, words[begin:end], step)
             return
         for scale, begin, end in self._parts(first, first + len(words)):
             here = slice(begin - first, end - first)
@@ -177,47 +177,38 @@ class Sign(ShardableCodec):
     def decode(self, payload: Array, out: Array) -> None:
         words = payload.view(np.uint64)
         for scale, begin, end in self._parts(0, len(words)):
-            self._signs.unpack(
-                words[begin:end].view(np.uint8),
-                scale,
-                out[begin * SIGN_WORD_ELEMENTS : end * SIGN_WORD_ELEMENTS],
-            )
-        self._clear_filling(out)
+            self._signs.unpack(words[begin:end].view(np.uint8), scale, out[_elements(begin, end)])
+        self.clear_padding(out)
 
     def add_up(self, payloads: Sequence[Array], out: Array) -> None:
         given = [payload.view(np.uint64) for payload in payloads]
         for scale, begin, end in self._parts(0, self.length // SIGN_WORD_ELEMENTS):
             votes, vote = [payload[begin:end] for payload in given], self._vote[: end - begin]
             if self._keep:
-                unvoted = self._unvoted[begin * SIGN_WORD_ELEMENTS : end * SIGN_WORD_ELEMENTS]
+                unvoted = self._unvoted[_elements(begin, end)]
                 unvoted *= len(votes)
                 self._carry_over(votes, scale, begin, vote)
                 unvoted /= len(votes)
             else:
-                self._tally.majority(votes, vote, self._step)
-            self._signs.unpack(
-                vote.view(np.uint8),
-                scale,
-                out[begin * SIGN_WORD_ELEMENTS : end * SIGN_WORD_ELEMENTS],
-            )
-        self._clear_filling(out)
+                self._counter.majority(votes, vote, self._step)
+            self._signs.unpack(vote.view(np.uint8), scale, out[_elements(begin, end)])
+        self.clear_padding(out)
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[float, int, int]]:
-        """Words with one scale."""
-        for scale, (start, stop) in zip(self._scales, self._extents, strict=True):
-            begin, end = (
-                max(first, start // SIGN_WORD_ELEMENTS),
-                min(last, stop // SIGN_WORD_ELEMENTS),
-            )
+        """Pieces of the words from `first` to `last` that have one scale: it, begin and end."""
+        for scale, (start, stop) in zip(self._scales, self.extents, strict=True):
+            begin = max(first, start // SIGN_WORD_ELEMENTS)
+            end = min(last, stop // SIGN_WORD_ELEMENTS)
             for piece in pieces(begin, end, CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS):
                 yield float(scale), *piece
 
     def _carry_over(self, votes: Sequence[Array], scale: float, first: int, into: Array) -> None:
-        """With c votes of N, s mean(sign) = (s / N) (2 c - N). The planes k < K of the counts, as
-        signs, give 2 c = 2^K - 1 + sum of 2^k sign_k."""
-        elements = slice(first * SIGN_WORD_ELEMENTS, (first + len(into)) * SIGN_WORD_ELEMENTS)
-        wanted, part = self._unvoted[elements], self._scratch[: len(into) * SIGN_WORD_ELEMENTS]
-        planes, share = self._tally.counts(votes), scale / len(votes)
+        """Vote on the words from `first` on, and keep the residual E. With c votes of N,
+        s mean(sign) = (s / N) (2 c - N). The planes k < K of the counts, as signs, give
+        2 c = 2^K - 1 + sum of 2^k sign_k."""
+        wanted = self._unvoted[_elements(first, first + len(into))]
+        part = self._scratch[: len(wanted)]
+        planes, share = self._counter.counts(votes), scale / len(votes)
         wanted += np.float32(share * (2 ** len(planes) - 1 - len(votes)))
         for k, plane in enumerate(planes):
             self._signs.unpack(plane.view(np.uint8), share * 2**k, part)
@@ -225,9 +216,10 @@ class Sign(ShardableCodec):
         self._signs.pack(wanted, into.view(np.uint8))
         self._signs.subtract(wanted, scale)
 
-    def _clear_filling(self, out: Array) -> None:
-        for segment, (_, stop) in zip(self.segments, self._extents, strict=True):
-            out[segment.place.stop : stop] = 0
+
+def _elements(begin: int, end: int) -> slice:
+    """The elements whose signs are in these words."""
+    return slice(begin * SIGN_WORD_ELEMENTS, end * SIGN_WORD_ELEMENTS)
 
 
 COMPRESSOR = Compressor(
@@ -242,7 +234,7 @@ COMPRESSOR = Compressor(
     elementwise=True,
     parameters={
         "feedback": Parameter(
-            kind=bool, default=False, help="keep what ranks and votes leave out; adds noise"
+            kind=bool, default=False, help="error feedback of ranks and votes; adds noise"
         ),
         "warmup": WARMUP,
     },

@@ -1,7 +1,7 @@
 """Payloads of values and their indices: 4 bytes for each of the k values of all tensors, then 4 for
-each of their places in the whole vector.
+each of their indices in the whole vector.
 
-Where a codec chooses fewer than k, the payload is filled up with zeros.
+Where a codec chooses fewer than k, the payload is padded with zeros.
 
 The elements of largest magnitude are found without sorting. A threshold t is estimated from a
 sample, one element at random out of each run of w, so that no order of the elements misleads it:
@@ -15,37 +15,38 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import sqrt
 
 import numpy as np
 
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, GatheredCodec, Layout
-from thalweg.compress.compressor import Payload, kept_elements, pays
+from thalweg.compress.compressor import Compressor, Payload, kept_elements, pays
 from thalweg.compress.generators import generator
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
 
 MAX_SAMPLE_STRIDE = 100  # a sample of 1 %
-# Of the k largest that are expected in a sample; with fewer it says little.
+# Expected number of the k largest in a sample; with fewer its threshold is too inaccurate.
 MIN_SAMPLED_TOPK_COUNT = 64
 
 Wanted = Callable[[Array], Array]
 
 
 class Selection:
-    """Of vectors of at most `longest` elements; places are in ascending order."""
+    """Selects elements of vectors of at most `longest` elements; places are in ascending order."""
 
     def __init__(self, longest: int) -> None:
         self._magnitudes = np.empty(longest, np.float32)
         self._part = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
 
     def magnitudes(self, values: Array) -> Array:
-        """In a buffer that is written over by the next call."""
+        """The magnitudes, in a buffer that the next call overwrites."""
         return np.abs(values, out=self._magnitudes[: len(values)])
 
     def where(self, values: Array, wanted: Wanted) -> Iterator[Array]:
-        """The places of elements whose magnitudes are wanted, part by part."""
+        """The places of elements with wanted magnitudes, part by part."""
         for start in range(0, len(values), CODEC_CHUNK_ELEMENTS):
             part = values[start : start + CODEC_CHUNK_ELEMENTS]
             places = np.flatnonzero(wanted(np.abs(part, out=self._part[: len(part)])))
@@ -53,7 +54,7 @@ class Selection:
             yield places
 
     def run(self, values: Array, wanted: Wanted, skip: int, count: int) -> Array:
-        """`count` places of such elements in line, after `skip` of them."""
+        """The places of `count` consecutive such elements, after the first `skip`."""
         found = [np.empty(0, np.intp)]
         for places in self.where(values, wanted):
             if not count:
@@ -67,8 +68,9 @@ class Selection:
     def candidates(
         self, values: Array, k: int, source: np.random.Generator, deviations: float
     ) -> tuple[Array, float] | None:
-        """The places of all magnitudes from a threshold on, and the threshold: so many standard
-        deviations below the one that k should exceed. None if a sample is of no use."""
+        """The places of all magnitudes from a threshold on, and the threshold, which is
+        `deviations` standard deviations below the expected k-th largest. None if a sample is of no
+        use."""
         width = min(MAX_SAMPLE_STRIDE, k // MIN_SAMPLED_TOPK_COUNT)
         if width < 4:
             return None
@@ -96,7 +98,7 @@ class Selection:
         deviations: float = 3.0,
         fewest: int | None = None,
     ) -> Array:
-        """The places of the k largest; or of `fewest` to k candidates, if there are so many."""
+        """The places of the k largest; or of `fewest` to k candidates, if there are that many."""
         guessed = self.candidates(values, k, source, deviations)
         if guessed is not None:
             places, _ = guessed
@@ -113,7 +115,7 @@ class Selection:
 
 
 def largest_of(magnitudes: Array, k: int) -> Array:
-    """A mask of exactly k; of equals, the first."""
+    """A mask of exactly the k largest; of equal magnitudes, the first."""
     least = np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k]
     mask: Array = magnitudes > least
     ties = np.flatnonzero(magnitudes == least)
@@ -130,14 +132,17 @@ def sizes(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> li
     return [Payload("values and indices", k, 8)]
 
 
+sparsifier = partial(Compressor, takes=takes, sizes=sizes, summable=False, biased=True)
+
+
 class Sparse(GatheredCodec):
-    """What is sent is sent exactly, so what is left out is the rest: `values`, cleared there."""
+    """A codec that sends chosen elements exactly, so the residual is `values` without them."""
 
     def __init__(self, *layout: *Layout, ratio: float) -> None:
         super().__init__(*layout)
         if self.length > np.iinfo(np.int32).max:
             raise WorkloadError(
-                f"{self.length:,} elements travel together, too many for indices of 4 bytes",
+                f"{self.length:,} elements are in one bucket, too many for indices of 4 bytes",
                 "use another compressor for a tensor of this size, or smaller buckets",
             )
         self._counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
@@ -146,7 +151,7 @@ class Sparse(GatheredCodec):
 
     @abstractmethod
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
-        """At most k places of a tensor."""
+        """The places of at most k elements of a tensor."""
 
     @property
     def nbytes(self) -> int:

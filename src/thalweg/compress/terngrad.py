@@ -1,9 +1,9 @@
 """TernGrad (Wen et al., NeurIPS 2017): sign(g) * Bernoulli(|g| / max|g|) in two bits.
 
-d / 4 bytes and one scale a tensor. Gradients are clipped to 2.5 sigma first, as in the paper, since
-a single large element would leave nearly all others zero: the expectation is the clipped gradient,
-and the error of an element less than its max. Gradients centre on zero, so sigma is the root of
-their mean square.
+d / 4 bytes and one scale per tensor. Gradients are clipped to 2.5 sigma first, as in the paper,
+since a single large element would leave nearly all others zero: the expectation is the clipped
+gradient, and the error of an element less than its max. Gradients centre on zero, so sigma is the
+root of their mean square.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ import numpy as np
 
 from thalweg.compress.bit_packing import Rounding, WholeFractions
 from thalweg.compress.block_scaling import MIN_BLOCK_SCALE
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, extents, pieces
-from thalweg.compress.codec import Array, GatheredCodec, Layout
+from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
+from thalweg.compress.codec import Array, Layout, ScaledCodec, raise_if_not_finite
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
-from thalweg.compress.error_feedback import blame
 from thalweg.compress.generators import ENCODE_PURPOSE, random_bits
 from thalweg.facts import Tensor
 
 CLIP_DEVIATIONS = 2.5  # standard deviations
-UNTHREADED_SUM_ELEMENTS = (
-    1 << 13
-)  # elements of which BLAS adds the squares without calling in other threads
+UNTHREADED_SUM_ELEMENTS = 1 << 13  # BLAS adds the squares of these in one thread
 
 
 def takes(tensor: Tensor) -> bool:
@@ -36,28 +33,22 @@ def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
     return [Payload("ternary digits", sum(units(t, 4) + 4 for t in tensors), 1)]
 
 
-class TernGrad(GatheredCodec):
-    """The payload is all digits, four a byte, then all scales."""
+class TernGrad(ScaledCodec):
+    per_byte = 4
 
     def __init__(self, *layout: *Layout) -> None:
         super().__init__(*layout)
-        self._extents = extents(self.segments, self.length)
         self._packing = WholeFractions(2)
         self._rounding = Rounding(CODEC_CHUNK_ELEMENTS)
-        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
         self._double = np.empty(UNTHREADED_SUM_ELEMENTS, np.float64)
 
-    @property
-    def nbytes(self) -> int:
-        return self.length // 4 + 4 * len(self.segments)
-
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
-        digits, scales = self._parts(payload)
+        digits, scales = self.parts(payload)
         random = random_bits(self.segments, ENCODE_PURPOSE, step, rank)
-        for number, (segment, extent) in enumerate(zip(self.segments, self._extents, strict=True)):
+        for number, (segment, extent) in enumerate(zip(self.segments, self.extents, strict=True)):
             scale = self._scale(values[segment.place])
             if not isfinite(scale):
-                blame(self.segments, values)
+                raise_if_not_finite(self.segments, values)
             scales[number] = scale
             factor = np.float32(1 / scale if scale else 0)
             for begin, end in pieces(*extent):
@@ -68,22 +59,14 @@ class TernGrad(GatheredCodec):
             self._subtract(digits, scales, values)
 
     def _subtract(self, digits: Array, scales: Array, values: Array) -> None:
-        for scale, extent in zip(scales, self._extents, strict=True):
+        for scale, extent in zip(scales, self.extents, strict=True):
             for begin, end in pieces(*extent):
                 part = self._scratch[: end - begin]
-                self._packing.unpack(digits[begin // 4 : end // 4], part, scale)
+                self.unpack(digits[begin // 4 : end // 4], scale, part)
                 values[begin:end] -= part
 
-    def add_up(self, payloads: Sequence[Array], out: Array) -> None:
-        given = [self._parts(payload) for payload in payloads]
-        for number, extent in enumerate(self._extents):
-            for begin, end in pieces(*extent):
-                total, part = out[begin:end], self._scratch[: end - begin]
-                for rank, (digits, scales) in enumerate(given):
-                    packed = digits[begin // 4 : end // 4]
-                    self._packing.unpack(packed, part if rank else total, scales[number])
-                    if rank:
-                        total += part
+    def unpack(self, packed: Array, scale: float, out: Array) -> None:
+        self._packing.unpack(packed, out, scale)
 
     def _scale(self, values: Array) -> float:
         """The largest magnitude after clipping; 0 below 2^-119, where float32 has no inverse."""
@@ -96,9 +79,6 @@ class TernGrad(GatheredCodec):
             largest = np.maximum(largest, magnitudes.max())
         scale = min(float(largest), CLIP_DEVIATIONS * sqrt(squares / len(values)))
         return 0.0 if scale < MIN_BLOCK_SCALE else scale
-
-    def _parts(self, payload: Array) -> tuple[Array, Array]:
-        return payload[: self.length // 4], payload[self.length // 4 :].view("<f4")
 
 
 COMPRESSOR = Compressor(

@@ -13,8 +13,8 @@ from math import ceil
 import numpy as np
 
 from thalweg.compress.codec import Array, Layout
-from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP, Compressor
-from thalweg.compress.sparse import Sparse, sizes, takes
+from thalweg.compress.compressor import FEEDBACK, RATIO, WARMUP
+from thalweg.compress.sparse import Sparse, sparsifier
 from thalweg.declarations import Parameter
 
 
@@ -29,14 +29,10 @@ class TopK(Sparse):
         return self.selection.largest(values, k, source, deviations=1.5, fewest=ceil(0.95 * k))
 
 
-COMPRESSOR = Compressor(
+COMPRESSOR = sparsifier(
     name="topk",
     summary="the largest elements and their indices",
-    takes=takes,
-    sizes=sizes,
     codec=TopK,
-    summable=False,
-    biased=True,
     parameters={
         "ratio": RATIO,
         "exact": Parameter(

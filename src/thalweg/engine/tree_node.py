@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thalweg.codes import TREE_ROOT, Allocation
-from thalweg.codes.fractional import FractionalRepetition
 from thalweg.engine.arithmetic import NUMPY, Arithmetic
 from thalweg.errors import TransportError
 from thalweg.schedules import Move, MoveKind, Quorum, Schedule
@@ -403,7 +402,6 @@ class Node:
         self, quorum: Quorum, piece: _PieceState, own: tuple[Array, int] | None
     ) -> list[tuple[Array, int]]:
         code = quorum.code
-        assert isinstance(code, FractionalRepetition)
         found: dict[int, tuple[Array, int]] = {}
         for member, peer in enumerate(quorum.peers):
             team = int(np.argmax(code.row(member)))
@@ -454,7 +452,7 @@ def _cells_below(allocation: Allocation) -> dict[int, int]:
     for node in reversed(list(tree.top_down())):
         code = tree.codes.get(node)
         firsts: dict[int, int] = {}
-        if isinstance(code, FractionalRepetition):
+        if code is not None and code.teams:
             for member, child in enumerate(tree.children[node]):
                 firsts.setdefault(int(np.argmax(code.row(member))), child)
         found[node] = (node != TREE_ROOT) + sum(found[child] for child in firsts.values())

@@ -1,4 +1,4 @@
-"""What is known: clusters, workloads, and the units they are written in."""
+"""Facts: clusters, machines, workloads, and the units they are written in."""
 
 from thalweg.facts.cluster import Cluster, Duplex, Host, Link, Rack, StragglerDelay, rack_sizes
 from thalweg.facts.cluster_file import format_cluster, parse_cluster, read_cluster

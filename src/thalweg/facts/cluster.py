@@ -1,4 +1,4 @@
-"""What is known of a cluster: hosts in racks, the rates of their links, who is often delay.
+"""A description of a cluster: hosts in racks, the rates of their links, straggler delays.
 
 The network is a leaf-spine: every host has a NIC, every rack an uplink to a spine that never
 blocks, and both have a rate in each direction. A message between two hosts of a rack crosses two
@@ -42,7 +42,7 @@ class Duplex:
 
     @classmethod
     def both(cls, rate: AnyRate) -> Self:
-        """The same in both directions, unless it says otherwise."""
+        """The rates of a link from one rate for both directions, or from a `Duplex`."""
         if isinstance(rate, Duplex):
             return cls(rate.out, rate.into)
         rate = Rate.parse(rate) if isinstance(rate, str) else rate
@@ -51,7 +51,7 @@ class Duplex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerDelay:
-    """How often a host is late at a step, and by how much."""
+    """The probability that a host is a straggler at a step, and the delay if it is one."""
 
     probability: float = 0.0
     delay: Duration = Duration(0.0)
@@ -65,7 +65,7 @@ class StragglerDelay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine, and the ranks that are on it."""
+    """A machine and the ranks that run on it."""
 
     name: str
     ranks: tuple[int, ...]
@@ -75,7 +75,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rack:
-    """Hosts behind one uplink; `latency` is what crossing the uplink adds to a message."""
+    """Hosts behind one uplink; crossing the uplink adds `latency` to a message."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -89,9 +89,9 @@ class Rack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Racks of hosts; `latency` is one small message's way between two hosts of a rack.
+    """Racks of hosts; `latency` is that of one small message between two hosts of a rack.
 
-    `assumed` lists what nobody measured or declared.
+    `assumed` lists the figures that were neither measured nor declared.
     """
 
     racks: tuple[Rack, ...]
@@ -108,12 +108,12 @@ class Cluster:
 
     @classmethod
     def flat(cls, workers: int) -> Self:
-        """One host a worker, all in one rack, rates and latency assumed."""
+        """A cluster of one host per worker, all in one rack; rates and latency are assumed."""
         return cls.regular([workers])
 
     @classmethod
     def of_hosts(cls, names: Sequence[str]) -> Self:
-        """The hosts of these names, rank by rank, all in one rack, rates and latency assumed."""
+        """A cluster of one rack from the host name of each rank; rates and latency are assumed."""
         flat = cls.flat(len(names))
         hosts = tuple(
             Host(name=name, ranks=tuple(r for r, own in enumerate(names) if own == name))
@@ -132,23 +132,23 @@ class Cluster:
         uplink_latency: Duration | Sequence[Duration] | None = None,
         interleaved: bool = False,
     ) -> Self:
-        """Racks of so many hosts. What is given once holds for all; a list of NICs has one for
-        each host, rack by rack, and the other lists have one entry for each rack. Interleaved ranks
-        go round the racks, 0 to the first, 1 to the second, as a scheduler that spreads a job would
-        number them."""
+        """A cluster from the number of hosts in each rack. A single value holds for all; a list of
+        NICs has one entry for each host, rack by rack, and the other lists have one for each rack.
+        Interleaved ranks go round the racks, 0 to the first, 1 to the second, as a scheduler that
+        spreads a job would number them."""
         if not rack_sizes or min(rack_sizes) < 1:
             raise ClusterError("a cluster needs at least one worker in every rack", "give more")
         if sum(rack_sizes) > MAX_WORKERS:
             raise ClusterError(
                 f"{sum(rack_sizes)} workers are too many", f"give at most {MAX_WORKERS}"
             )
-        seats = [(rack, slot) for rack, size in enumerate(rack_sizes) for slot in range(size)]
-        numbered = sorted(seats, key=lambda seat: seat[::-1]) if interleaved else seats
-        ranks = {seat: rank for rank, seat in enumerate(numbered)}
-        nics = _one_each(ASSUMED_NIC if nic is None else nic, len(seats), "the hosts' NICs")
+        slots = [(rack, slot) for rack, size in enumerate(rack_sizes) for slot in range(size)]
+        numbered = sorted(slots, key=lambda slot: slot[::-1]) if interleaved else slots
+        ranks = {slot: rank for rank, slot in enumerate(numbered)}
+        nics = _one_each(ASSUMED_NIC if nic is None else nic, len(slots), "the hosts' NICs")
         hosts = {
-            seat: Host(name=f"host{ranks[seat]}", ranks=(ranks[seat],), nic=its_nic)
-            for seat, its_nic in zip(seats, nics, strict=True)
+            slot: Host(name=f"host{ranks[slot]}", ranks=(ranks[slot],), nic=its_nic)
+            for slot, its_nic in zip(slots, nics, strict=True)
         }
         number = len(rack_sizes)
         uplinks = [None] * number if uplink is None else _one_each(uplink, number, "the uplinks")
@@ -171,29 +171,29 @@ class Cluster:
 
     @property
     def latency_is_assumed(self) -> bool:
-        """Whether nobody measured or declared it."""
+        """True if the latency was neither measured nor declared."""
         return any(text.endswith("latency") for text in self.assumed)
 
     @property
     def workers(self) -> int:
-        """How many ranks there are, over all hosts."""
+        """The number of ranks on all hosts."""
         return len(self._places)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """All hosts, rack by rack."""
+        """The hosts of all racks, rack by rack."""
         return tuple(host for rack in self.racks for host in rack.hosts)
 
     def host(self, rank: int) -> Host:
-        """The one that this rank is on; ClusterError if there is no such rank."""
+        """The host of this rank; ClusterError if there is no such rank."""
         return self._place(rank)[1]
 
     def rack(self, rank: int) -> Rack:
-        """The one that this rank is in."""
+        """The rack of this rank; ClusterError if there is no such rank."""
         return self._place(rank)[0]
 
     def path(self, source: int, target: int) -> tuple[Link, ...]:
-        """The links that a message crosses, in order."""
+        """The links that a message between two ranks crosses, in order."""
         source_rack, source_host = self._place(source)
         target_rack, target_host = self._place(target)
         if source_host is target_host:
@@ -206,17 +206,17 @@ class Cluster:
         return (out, up, down, into)
 
     def rates(self) -> dict[Link, Rate]:
-        """Every link that has a rate."""
+        """The rate of every link that has one."""
         rates: dict[Link, Rate] = {}
         for host in self.hosts:
-            rates |= _ways("nic", host.name, host.nic)
+            rates |= _directions("nic", host.name, host.nic)
         for rack in self.racks:
             if rack.uplink is not None:
-                rates |= _ways("uplink", rack.name, rack.uplink)
+                rates |= _directions("uplink", rack.name, rack.uplink)
         return rates
 
     def seconds_between(self, source: int, target: int) -> float:
-        """Latency of one small message."""
+        """The latency of one small message between two ranks."""
         source_rack, target_rack = self.rack(source), self.rack(target)
         if source_rack is target_rack:
             return self.latency.seconds
@@ -249,12 +249,12 @@ class Cluster:
         missing = sorted(set(range(len(ranks))) - set(ranks))
         if missing or not ranks:
             raise ClusterError(
-                f"nobody has rank {missing[0] if missing else 0}, though there are {len(ranks)}",
+                f"no host has rank {missing[0] if missing else 0}, though there are {len(ranks)}",
                 "number the ranks 0, 1, 2, ... without a gap",
             )
 
 
-def _ways(kind: Literal["nic", "uplink"], owner: str, duplex: Duplex) -> dict[Link, Rate]:
+def _directions(kind: Literal["nic", "uplink"], owner: str, duplex: Duplex) -> dict[Link, Rate]:
     return {Link(kind, owner, "out"): duplex.out, Link(kind, owner, "in"): duplex.into}
 
 
@@ -277,13 +277,13 @@ def _repeated(names: Iterable[T]) -> list[T]:
 
 
 def assumptions(*, nic: bool, latency: bool) -> tuple[str, ...]:
-    """What had to be assumed, in words."""
+    """The assumed figures in words, for `Cluster.assumed`."""
     words = ((nic, f"{ASSUMED_NIC} NICs"), (latency, f"{ASSUMED_LATENCY} latency"))
     return tuple(text for assumed, text in words if assumed)
 
 
 def rack_sizes(text: str) -> list[int]:
-    """`2x4` is two racks of four, `5+3+4` three uneven ones."""
+    """The rack sizes in a layout: `2x4` is two racks of four, `5+3+4` three uneven ones."""
     racks, cross, hosts = text.strip().partition("x")
     try:
         number = min(int(racks), MAX_WORKERS + 1) if cross else 0

@@ -43,8 +43,8 @@ COMMENT_WIDTH = 96
 
 
 def read_cluster(path: Path) -> Cluster:
-    """From a file that `thalweg probe` wrote, or a person; ClusterError names what is wrong with
-    it, and where."""
+    """Read a cluster from a file that `thalweg probe` or a person wrote; ClusterError names what is
+    wrong with it, and where."""
     return read_toml(path, parse_cluster, ClusterError)
 
 
@@ -60,13 +60,13 @@ def parse_cluster(text: str) -> Cluster:
         racks=tuple(_rack(rack, numbers) for rack in tables),
         latency=table.duration("latency", ASSUMED_LATENCY),
         assumed=assumptions(
-            nic=not all(_says_its_nics(rack) for rack in tables), latency="latency" not in table
+            nic=not all(_declares_nics(rack) for rack in tables), latency="latency" not in table
         ),
     )
 
 
 def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
-    """As a file, with remarks as comments at its head."""
+    """The text of a cluster file, with remarks as comments at its head."""
     lines = [
         "# A cluster: who is where, and how fast the links are. Edit it freely.",
         *(f"# {line}" for remark in remarks for line in wrap(remark, COMMENT_WIDTH)),
@@ -100,7 +100,7 @@ def _hosts(rack: TomlTable) -> list[Any]:
 
 
 def _numbers_its_ranks(racks: list[TomlTable]) -> bool:
-    """Whether the file says which rank is where; saying it for some hosts only is a mistake."""
+    """True if the file numbers the ranks; ClusterError if it does so for some hosts only."""
     entries = [host for rack in racks for host in _hosts(rack)]
     numbered = [isinstance(host, dict) and "ranks" in host for host in entries]
     if any(numbered) and not all(numbered):
@@ -108,7 +108,7 @@ def _numbers_its_ranks(racks: list[TomlTable]) -> bool:
     return any(numbered)
 
 
-def _says_its_nics(rack: TomlTable) -> bool:
+def _declares_nics(rack: TomlTable) -> bool:
     return "nic" in rack or all(isinstance(h, dict) and "nic" in h for h in _hosts(rack))
 
 
@@ -145,16 +145,16 @@ def duplex(table: TomlTable, key: str) -> Duplex | None:
         return None
     if not isinstance(table.data[key], dict):
         return Duplex.both(table.rate(key))
-    ways = table.table(key)
-    ways.only("out", "in")
-    for way in ("out", "in"):
-        if way not in ways:
-            raise ClusterError(f"{ways.where} lacks {way!r}", "give both, out and in")
-    return Duplex(ways.rate("out"), ways.rate("in"))
+    rates = table.table(key)
+    rates.only("out", "in")
+    for direction in ("out", "in"):
+        if direction not in rates:
+            raise ClusterError(f"{rates.where} lacks {direction!r}", "give both, out and in")
+    return Duplex(rates.rate("out"), rates.rate("in"))
 
 
 def straggler_delay(table: TomlTable) -> StragglerDelay:
-    """`{ probability = 0.05, delay = "2s" }`."""
+    """The straggler delay in a table like `{ probability = 0.05, delay = "2s" }`."""
     table.only("probability", "delay")
     probability = table.data.get("probability", 0.0)
     if type(probability) not in (int, float) or not 0 <= probability <= 1:

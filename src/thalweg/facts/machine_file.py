@@ -1,4 +1,4 @@
-"""What messages, bytes and codecs cost, as a TOML file beside the cluster's.
+"""The costs of messages, bytes and codecs as a TOML file beside the cluster's.
 
     burst = 131072                  # bytes that a link carries at once after a rest
     contention = 1.0                # of a codec's seconds, what backward loses while both run
@@ -39,7 +39,7 @@ _CODEC_COST_FIELDS = tuple(field.name for field in fields(CodecCost))
 
 
 def machine_path(cluster: Path) -> Path:
-    """Beside the cluster's file: `cluster.toml` has `cluster.machine.toml`."""
+    """The machine file beside a cluster's file: `cluster.toml` has `cluster.machine.toml`."""
     return cluster.with_suffix(".machine.toml")
 
 
@@ -51,8 +51,8 @@ def parse_machine(text: str) -> Machine:
     table = load_toml(text, "the file", ClusterError)
     table.only("burst", "contention", "ours", "native", "codec", "assumed")
     return Machine(
-        ours=_road(table, "ours"),
-        native=_road(table, "native"),
+        ours=_transport(table, "ours"),
+        native=_transport(table, "native"),
         burst=table.number("burst", 0, MAX_COST_VALUE, 0.0),
         contention=table.number("contention", 0, MAX_COST_VALUE, 1.0),
         codecs=dict(_codec(entry) for entry in _list(table, "codec", "[[codec]]")),
@@ -61,7 +61,7 @@ def parse_machine(text: str) -> Machine:
 
 
 def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
-    """As a file, with remarks as comments at its head."""
+    """The text of a machine file, with remarks as comments at its head."""
     lines = [
         "# What messages, bytes and codecs cost on these machines. Edit it freely.",
         *(f"# {remark}" for remark in remarks),
@@ -78,34 +78,38 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
             f"message = {_format(costs.message)}  # it keeps its receiver busy, besides its bytes",
             f"byte = {_format(costs.byte)}  # that a rank sends or takes in",
             "crowding = [  # so many flows get this share of a link",
-            *(f"    {_format_share(flows, share)}," for flows, share in costs.crowding),
+            *(f"    {_format(share, f'flows = {n}, share')}," for n, share in costs.crowding),
             "]",
         ]
         if costs.drag:
-            lines += ["drag = [", *(f"    {_format_drag(*drag)}," for drag in costs.drag), "]"]
+            lines.append("drag = [")
+            for schedule, times in costs.drag:
+                keys = f"schedule = {json.dumps(schedule)}, times"
+                lines.append(f"    {_format(times, keys)},")
+            lines.append("]")
     for name, cost in machine.codecs.items():
         lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
         lines += [f"{each} = {_format(getattr(cost, each))}" for each in _CODEC_COST_FIELDS]
     return "\n".join(lines) + "\n"
 
 
-def _road(table: TomlTable, key: str) -> TransportCosts:
+def _transport(table: TomlTable, key: str) -> TransportCosts:
     if key not in table:
         return TransportCosts()
-    road = table.table(key)
-    road.only("message", "byte", "crowding", "drag")
+    costs = table.table(key)
+    costs.only("message", "byte", "crowding", "drag")
     return TransportCosts(
-        message=_figure(road, "message"),
-        byte=_figure(road, "byte"),
-        crowding=_crowding(road) or TransportCosts().crowding,
-        drag=tuple(_drag(road)),
+        message=_figure(costs, "message"),
+        byte=_figure(costs, "byte"),
+        crowding=_crowding(costs) or TransportCosts().crowding,
+        drag=tuple(_drag(costs)),
     )
 
 
-def _crowding(road: TomlTable) -> tuple[tuple[int, FittedValue], ...]:
+def _crowding(costs: TomlTable) -> tuple[tuple[int, FittedValue], ...]:
     shares: list[tuple[int, FittedValue]] = []
-    for entry in _list(road, "crowding", "crowding = [{ flows = 1, share = 0.97 }]"):
-        table = TomlTable(entry, f"crowding of {road.where}", ClusterError)
+    for entry in _list(costs, "crowding", "crowding = [{ flows = 1, share = 0.97 }]"):
+        table = TomlTable(entry, f"crowding of {costs.where}", ClusterError)
         table.only("flows", "share", "spread")
         flows = table.whole("flows", 1)
         if shares and flows <= shares[-1][0]:
@@ -116,10 +120,10 @@ def _crowding(road: TomlTable) -> tuple[tuple[int, FittedValue], ...]:
     return tuple(shares)
 
 
-def _drag(road: TomlTable) -> Iterator[tuple[str, FittedValue]]:
+def _drag(costs: TomlTable) -> Iterator[tuple[str, FittedValue]]:
     example = 'drag = [{ schedule = "halving_doubling", times = 1.2 }]'
-    for entry in _list(road, "drag", example):
-        table = TomlTable(entry, f"drag of {road.where}", ClusterError)
+    for entry in _list(costs, "drag", example):
+        table = TomlTable(entry, f"drag of {costs.where}", ClusterError)
         table.only("schedule", "times", "spread")
         if table.number("times", 0, MAX_COST_VALUE, 0.0) == 0:
             raise ClusterError(f"{table.where} takes no time", f"write {example}")
@@ -155,16 +159,7 @@ def _list(table: TomlTable, key: str, example: str) -> list[Any]:
     return value
 
 
-def _format(figure: FittedValue) -> str:
+def _format(figure: FittedValue, keys: str = "seconds") -> str:
+    """The inline table of a figure, whose last key is the figure's own."""
     spread = f", spread = {figure.spread!r}" if figure.spread else ""
-    return f"{{ seconds = {figure.value!r}{spread} }}"
-
-
-def _format_share(flows: int, share: FittedValue) -> str:
-    spread = f", spread = {share.spread!r}" if share.spread else ""
-    return f"{{ flows = {flows}, share = {share.value!r}{spread} }}"
-
-
-def _format_drag(schedule: str, times: FittedValue) -> str:
-    spread = f", spread = {times.spread!r}" if times.spread else ""
-    return f"{{ schedule = {json.dumps(schedule)}, times = {times.value!r}{spread} }}"
+    return f"{{ {keys} = {figure.value!r}{spread} }}"

@@ -1,5 +1,5 @@
-"""The tensors of well-known models, made from their architecture, so that what a plan costs for
-them can be said without the models themselves.
+"""The tensors of well-known models, made from their architecture, so that the cost of a plan for
+them can be predicted without the models themselves.
 
 Convolutional ones as torchvision has them (He et al., CVPR 2016, the stride in the 3 x 3 layer;
 Simonyan and Zisserman, ICLR 2015), transformers as Hugging Face does: BERT without a head (Devlin
@@ -14,11 +14,11 @@ from thalweg.errors import WorkloadError
 from thalweg.facts.workload import Tensor, Workload
 
 Tensors = Iterator[Tensor]
-IMAGENET_CLASS_COUNT = 1000  # of ImageNet
+IMAGENET_CLASS_COUNT = 1000
 
 
 def model_named(name: str) -> Workload:
-    """WorkloadError if there is none of this name."""
+    """The workload of this model; WorkloadError if there is none of this name."""
     if name not in MODELS:
         raise WorkloadError(f"there is no model {name!r}", f"there are {', '.join(MODELS)}")
     usual = "adamw" if name in TRANSFORMERS else "sgd"
@@ -26,7 +26,7 @@ def model_named(name: str) -> Workload:
 
 
 def _with_bias(name: str, *shape: int) -> Tensors:
-    """A layer of so many outputs, which come first in its shape."""
+    """A layer with a bias for each of its outputs, the first dimension of its shape."""
     yield Tensor(name=f"{name}.weight", shape=shape)
     yield Tensor(name=f"{name}.bias", shape=shape[:1])
 
@@ -39,7 +39,7 @@ def _norm(name: str, width: int) -> Tensors:
 
 
 def _resnet(blocks: Sequence[int]) -> Tensors:
-    """Of bottleneck blocks: 1 x 1 to the stage's width, 3 x 3, 1 x 1 to four times that width."""
+    """A ResNet of bottleneck blocks: 1 x 1 to the stage's width, 3 x 3, 1 x 1 to four times it."""
     yield Tensor(name="conv1.weight", shape=(64, 3, 7, 7))
     yield from _norm("bn1", 64)
     channels = 64
@@ -65,7 +65,7 @@ def _bottleneck(name: str, channels: int, width: int) -> Tensors:
 
 
 def _vgg(blocks: Sequence[tuple[int, int]]) -> Tensors:
-    """Blocks of so many 3 x 3 layers of a width; numbers count the layers without weights too."""
+    """Blocks of (number, width) 3 x 3 layers; layers without weights are numbered, too."""
     channels, number = 3, 0
     for count, width in blocks:
         for _ in range(count):
@@ -116,7 +116,7 @@ def _gpt2(layers: int, width: int) -> Tensors:
 
 
 def _projection(name: str, inputs: int, outputs: int) -> Tensors:
-    """GPT-2 has its inputs first."""
+    """A layer of GPT-2, whose shape has the inputs first."""
     yield Tensor(name=f"{name}.weight", shape=(inputs, outputs))
     yield Tensor(name=f"{name}.bias", shape=(outputs,))
 

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
 
 
 class TomlTable:
-    """A TOML table, what to call it in an error, and which error that is."""
+    """A TOML table; errors in it are raised as `error` and name the table as `where`."""
 
     def __init__(self, data: Any, where: str, error: type[UsageError]) -> None:
         if not isinstance(data, dict):
@@ -69,9 +69,9 @@ class TomlTable:
     def whole(self, key: str, least: int, default: int | None = None) -> int:
         value = self.data.get(key, default)
         if type(value) is not int or value < least:
-            said = "missing" if value is None else repr(value)
+            shown = "missing" if value is None else repr(value)
             raise self.error(
-                f"{key} of {self.where} is {said}", f"give a whole number from {least}"
+                f"{key} of {self.where} is {shown}", f"give a whole number from {least}"
             )
         return value
 
@@ -93,7 +93,7 @@ class TomlTable:
 
 
 def read_toml(path: Path, parse: Callable[[str], T], error: type[UsageError]) -> T:
-    """The file parsed; whatever is wrong with it is raised as `error`, with the file's name."""
+    """Parse a file; whatever is wrong with it is raised as `error`, with the file's name."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -110,6 +110,6 @@ def load_toml(text: str, where: str, error: type[UsageError]) -> TomlTable:
     try:
         return TomlTable(tomllib.loads(text), where, error)
     except RecursionError:
-        raise error("not TOML: brackets within brackets without end", "mend it") from None
+        raise error("not TOML: brackets are nested too deeply", "correct the file") from None
     except ValueError as reason:  # a TOMLDecodeError, or a number of thousands of digits
-        raise error(f"not TOML: {reason}", "mend that line") from None
+        raise error(f"not TOML: {reason}", "correct that line") from None

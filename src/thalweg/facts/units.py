@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Self
+from typing import ClassVar, Self
 
 from thalweg.errors import UnitError
 
@@ -24,10 +24,7 @@ _BYTES = {
 }
 _SIZES = {**_BYTES, **{prefix: _BYTES[f"{prefix}B"] for prefix in "KMGT"}}  # 800K, as counts are
 _BITS = {f"{prefix}bit": Decimal(1000) ** power for power, prefix in enumerate(["", *"kmgt"])}
-_RATES = {
-    **_BITS,
-    **{f"{unit}/s": 8 * factor for unit, factor in _BYTES.items()},
-}
+_RATES = {**_BITS, **{f"{unit}/s": 8 * factor for unit, factor in _BYTES.items()}}
 _BITS_PER_SECOND = re.compile(r"([kmgtKMGT]?)(?:(?i:bits?)(?:/s|ps)?|b(?:/s|ps))\s*$")
 _SECONDS = {
     "ns": Decimal("1e-9"),
@@ -37,117 +34,115 @@ _SECONDS = {
     "min": Decimal(60),
     "h": Decimal(3600),
 }
-_MAX_MAGNITUDE = Decimal(10) ** 18  # beyond any network, model or patience
+_MAX_MAGNITUDE = Decimal(10) ** 18  # beyond any network, model or timeout
 _COUNTS = {
     unit: Decimal(1000) ** power
     for unit, power in {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "B": 3}.items()
 }
 
 
+class Quantity:
+    """A number that knows its unit; subclasses are dataclasses of the number and its text."""
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]
+    text: str
+    _noun: ClassVar[str]
+    _example: ClassVar[str]
+    _units: ClassVar[Mapping[str, Decimal]]
+    _printed_units: ClassVar[Mapping[str, Decimal]]
+    _whole: ClassVar[str] = ""  # the rule that the number must be whole, where there is one
+
+    def __init__(self, amount: float, text: str = "") -> None: ...
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The quantity that a text like `25MB`, `200mbit` or `50ms` stands for; UnitError if the
+        text isn't one of this kind."""
+        shown = text.strip()
+        match = _NUMBER.fullmatch(cls._normalised(text))
+        unit = (match["unit"] or "") if match else ""
+        if match is None or unit not in cls._units:
+            known = ", ".join(unit for unit in cls._units if unit)
+            meant = [known for known in cls._units if known.lower() == unit.lower()]
+            hint = f"did you mean {match['number']}{meant[0]}? " if match and meant else ""
+            remedy = f"{hint}write it like {cls._example} (units: {known})"
+            raise UnitError(f"{shown!r} is not {cls._noun}", remedy)
+        number, factor = Decimal(match["number"]), cls._units[unit]
+        if number.adjusted() > _MAX_MAGNITUDE.adjusted() or number * factor > _MAX_MAGNITUDE:
+            raise UnitError(f"{shown!r} is too large", f"write it like {cls._example}")
+        value = number * factor
+        if cls._whole and value != int(value):
+            raise UnitError(f"{shown!r} is not whole", f"{cls._whole}, like {cls._example}")
+        return cls(int(value) if cls._whole else float(value), shown)
+
+    @classmethod
+    def _normalised(cls, text: str) -> str:
+        """The text with other spellings of a unit replaced by the one in `_units`."""
+        return text
+
+    def __str__(self) -> str:
+        """The text as written, or the shortest spelling that means exactly this amount."""
+        amount = getattr(self, self.__match_args__[0])
+        value = Decimal(amount if isinstance(amount, int) else repr(float(amount)))
+        units = self._printed_units
+        numbers = [((value / factor).normalize(), unit) for unit, factor in units.items()]
+        exact = (f"{number:f}{unit}" for number, unit in numbers if number * units[unit] == value)
+        return self.text or min(exact, key=len)
+
+
 @dataclass(frozen=True, slots=True, order=True)
-class Size:
-    """Bytes, as in `25MB` or `25MiB`; prints as it was written."""
+class Size(Quantity):
+    """Bytes; `Size.parse` reads `25MB`, `25MiB` or `100B`. A size prints as it was written."""
 
     nbytes: int
     text: str = field(default="", compare=False, repr=False)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From `25MB` (25,000,000 bytes), `25MiB`, `100B`; UnitError if it is no size."""
-        value = _number(text, _SIZES, "a size", "25MB")
-        return cls(_whole(value, text, "a size is a whole number of bytes", "25MB"), text.strip())
-
-    def __str__(self) -> str:
-        return self.text or _shortest(Decimal(self.nbytes), _BYTES)
+    _noun, _example, _units, _printed_units = "a size", "25MB", _SIZES, _BYTES
+    _whole = "a size is a whole number of bytes"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Rate:
-    """Bits per second, as in `200mbit` or `25MB/s`; prints as it was written."""
+class Rate(Quantity):
+    """Bits per second; `Rate.parse` reads `200mbit`, `10gbps` or `25MB/s`. A rate prints as it was
+    written."""
 
     bits_per_second: float
     text: str = field(default="", compare=False, repr=False)
+    _noun, _example, _units, _printed_units = "a rate", "200mbit", _RATES, _BITS
+
+    def __post_init__(self) -> None:
+        if self.text and self.bits_per_second < 1:
+            raise UnitError(f"a rate of {self.text!r} moves nothing", "give at least 1bit")
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """From `200mbit`, `10gbps`, `25MB/s`; UnitError if it is no rate."""
-        value = _number(_BITS_PER_SECOND.sub(_in_bits, text), _RATES, "a rate", "200mbit", text)
-        if value < 1:
-            raise UnitError(f"a rate of {text.strip()!r} moves nothing", "give at least 1bit")
-        return cls(float(value), text.strip())
+    def _normalised(cls, text: str) -> str:
+        return _BITS_PER_SECOND.sub(lambda unit: f"{unit[1].lower()}bit", text)
 
     def seconds(self, nbytes: float) -> float:
-        """How long this many bytes take."""
+        """The time that this many bytes take at this rate."""
         return nbytes * 8 / self.bits_per_second
-
-    def __str__(self) -> str:
-        return self.text or _shortest(Decimal(repr(float(self.bits_per_second))), _BITS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Duration:
-    """Seconds, as in `50ms` or `2min`; prints as it was written."""
+class Duration(Quantity):
+    """Seconds; `Duration.parse` reads `100us`, `50ms`, `2s` or `1min`. A duration prints as it was
+    written."""
 
     seconds: float
     text: str = field(default="", compare=False, repr=False)
+    _noun, _example, _units, _printed_units = "a duration", "50ms", _SECONDS, _SECONDS
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """From `100us`, `50ms`, `2s`, `1min`; UnitError if it is no duration."""
-        written = text.replace("µs", "us").replace("μs", "us")  # micro sign, Greek mu
-        return cls(float(_number(written, _SECONDS, "a duration", "50ms", text)), text.strip())
-
-    def __str__(self) -> str:
-        return self.text or _shortest(Decimal(repr(float(self.seconds))), _SECONDS)
+    def _normalised(cls, text: str) -> str:
+        return text.replace("µs", "us").replace("μs", "us")  # micro sign, Greek mu
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Count:
+class Count(Quantity):
     value: int
     text: str = field(default="", compare=False, repr=False)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        value = _number(text, _COUNTS, "a count", "2.5M")
-        return cls(_whole(value, text, "a count is a whole number", "2.5M"), text.strip())
-
-    def __str__(self) -> str:
-        return self.text or _shortest(Decimal(self.value), _COUNTS)
-
-
-def _number(
-    text: str, units: Mapping[str, Decimal], what: str, example: str, written: str = ""
-) -> Decimal:
-    match = _NUMBER.fullmatch(text)
-    unit = (match["unit"] or "") if match else ""
-    if match is None or unit not in units:
-        known = ", ".join(unit for unit in units if unit)
-        shown = (written or text).strip()
-        meant = [known for known in units if known.lower() == unit.lower()]
-        hint = f"did you mean {match['number']}{meant[0]}? " if match and meant else ""
-        remedy = f"{hint}write it like {example} (units: {known})"
-        raise UnitError(f"{shown!r} is not {what}", remedy)
-    number = Decimal(match["number"])
-    if number.adjusted() > _MAX_MAGNITUDE.adjusted() or number * units[unit] > _MAX_MAGNITUDE:
-        raise UnitError(f"{(written or text).strip()!r} is too large", f"write it like {example}")
-    return number * units[unit]
-
-
-def _in_bits(unit: re.Match[str]) -> str:
-    return f"{unit[1].lower()}bit"
-
-
-def _whole(value: Decimal, text: str, rule: str, example: str) -> int:
-    if value != int(value):
-        raise UnitError(f"{text.strip()!r} is not whole", f"{rule}, like {example}")
-    return int(value)
-
-
-def _shortest(value: Decimal, units: Mapping[str, Decimal]) -> str:
-    """The spelling with the fewest characters that means exactly this value."""
-    numbers = [((value / factor).normalize(), unit) for unit, factor in units.items()]
-    exact = [f"{number:f}{unit}" for number, unit in numbers if number * units[unit] == value]
-    return min(exact, key=len)
+    _noun, _example, _units, _printed_units = "a count", "2.5M", _COUNTS, _COUNTS
+    _whole = "a count is a whole number"
 
 
 def counted(number: int, noun: str) -> str:

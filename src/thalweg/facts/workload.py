@@ -1,4 +1,4 @@
-"""What is known of a training job: its tensors, when their gradients are ready, what a step costs.
+"""A description of a training job: its tensors, when their gradients are ready, its step costs.
 
 Gradients travel in buckets. A bucket takes tensors in the order in which backward finishes them,
 last layer first, keeps to one dtype, never cuts a tensor, and closes once it holds the limit.
@@ -22,7 +22,7 @@ ASSUMED_MATRIX_COLUMNS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A parameter; `ready` is when its gradient is there, counted from the start of backward."""
+    """A parameter; `ready` is when its gradient is computed, from the start of backward."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds of one step on one worker, without communication."""
+    """The compute time of one step on one worker, without communication."""
 
     forward: Duration = Duration(0.0)
     backward: Duration = Duration(0.0)
@@ -59,7 +59,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Tensors that travel together, and the second of backward at which all of them are ready."""
+    """Tensors that are sent together, and the second of backward at which all are ready."""
 
     index: int
     tensors: tuple[Tensor, ...]
@@ -80,13 +80,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A training job: its tensors in the order of the model, first layer first, and what a step
-    computes."""
+    """A training job: its tensors in the order of the model, first layer first, and its compute
+    time."""
 
     name: str
     tensors: tuple[Tensor, ...]
     costs: Costs = Costs()
-    trained_with: str = ""  # its optimizer, like adamw; empty if that isn't known
+    trained_with: str = ""  # its optimizer, like adamw; empty if unknown
 
     def __post_init__(self) -> None:
         if not self.tensors:
@@ -97,15 +97,14 @@ class Workload:
 
     @classmethod
     def of_size(cls, size: Size) -> Self:
-        """So many bytes of float32, cut into matrices of 1024 columns and a vector of the rest."""
+        """A workload of this size in float32: matrices of 1024 columns and a vector of the rest."""
         elements = size.nbytes // ITEM_BYTES["float32"]
         if elements < 1:
             raise WorkloadError(f"{size} holds no float32", "give at least 4B")
-        rows, rest = divmod(elements, ASSUMED_MATRIX_COLUMNS)
-        heights = [ASSUMED_MATRIX_COLUMNS] * (rows // ASSUMED_MATRIX_COLUMNS) + (
-            [rows % ASSUMED_MATRIX_COLUMNS] if rows % ASSUMED_MATRIX_COLUMNS else []
-        )
-        shapes: list[tuple[int, ...]] = [(height, ASSUMED_MATRIX_COLUMNS) for height in heights]
+        side = ASSUMED_MATRIX_COLUMNS
+        rows, rest = divmod(elements, side)
+        heights = [side] * (rows // side) + [rows % side] * (rows % side > 0)
+        shapes: list[tuple[int, ...]] = [(height, side) for height in heights]
         shapes += [(rest,)] if rest else []
         return cls(
             name=str(size),
@@ -114,17 +113,17 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
-        """Of all gradients."""
+        """The size of all gradients in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def in_float32(self) -> Workload:
-        """The same with float32 instead of types of two bytes: as parameters are averaged."""
+        """The workload with float32 instead of types of two bytes, as parameters are averaged."""
         wide = (replace(t, dtype="float32") if t.itemsize == 2 else t for t in self.tensors)
         return replace(self, tensors=tuple(wide))
 
     def buckets(self, limit: Size) -> tuple[Bucket, ...]:
-        """What travels together, last layer first; a bucket closes once it holds `limit`. The first
-        tensor is in the last bucket."""
+        """The buckets, last layer first; a bucket closes once it holds `limit`. The first tensor is
+        in the last bucket."""
         if limit.nbytes < 1:
             raise WorkloadError(f"a bucket of {limit} holds nothing", "give a size like 25MB")
         ready = self._ready_seconds()
@@ -141,8 +140,8 @@ class Workload:
         return tuple(buckets)
 
     def _ready_seconds(self) -> dict[str, float]:
-        """Measured times; a tensor without one is ready when backward, taken to spend its time in
-        proportion to elements, has come to it."""
+        """The time at which each gradient is ready, measured, or as if backward spent its time in
+        proportion to elements."""
         total = sum(tensor.elements for tensor in self.tensors) or 1
         done, ready = 0, {}
         for tensor in reversed(self.tensors):

@@ -24,8 +24,8 @@ _STEP_COST_FIELDS = ("forward", "backward", "optimizer")
 
 
 def read_workload(path: Path) -> Workload:
-    """From a file that `thalweg calibrate` wrote, or a person; WorkloadError names what is wrong
-    with it, and where."""
+    """Read a workload from a file that `thalweg calibrate` or a person wrote; WorkloadError names
+    what is wrong with it, and where."""
     return read_toml(path, parse_workload, WorkloadError)
 
 

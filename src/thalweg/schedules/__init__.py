@@ -1,4 +1,4 @@
-"""Who sends what to whom: moves, schedules, and the check that they keep their promise."""
+"""Schedules of point-to-point moves, and the check of their postconditions."""
 
 from thalweg.schedules.check import check, check_code
 from thalweg.schedules.coded_tree import coded_tree

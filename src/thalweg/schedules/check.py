@@ -31,12 +31,8 @@ from thalweg.schedules.schedule import Content, Schedule, same_content
 
 WRONG_PROGRAM_REMEDY = "the topology's program is wrong: look at the moves of that rank"
 _Key = tuple[int, int, int, int]  # source, target, start, stop
-_SEND, _ANSWER, _COPY, _QUORUM = (
-    MoveKind.SEND,
-    MoveKind.ANSWER,
-    MoveKind.COPY,
-    MoveKind.QUORUM,
-)  # looked up often
+_SEND, _ANSWER, _COPY = MoveKind.SEND, MoveKind.ANSWER, MoveKind.COPY  # looked up often
+_QUORUM = MoveKind.QUORUM
 # Sets of arrivals that are tried; drawn from a fixed seed if there are more.
 MAX_ARRIVAL_SETS = 5000
 
@@ -58,7 +54,7 @@ class _Waiting:
 
 
 class _SymbolicRun:
-    """One symbolic run."""
+    """A symbolic run of one schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -110,8 +106,8 @@ class _SymbolicRun:
         return False
 
     def _park(self, rank: int, move: Move) -> None:
-        """Behind the moves that it waits for, by the rule of `dataflow.order`, which needs the
-        whole list: a send for what changes its chunks, the others also for the sends."""
+        """Queue a move behind those that it waits for, by the rule of `dataflow.order`, which needs
+        the whole list: a send waits for changes of its chunks, the others also for sends."""
         parked, blocked = _Waiting(move), self.blocked[rank]
         sends = move.kind.sends
         before: dict[_Waiting, None] = {}
@@ -131,7 +127,8 @@ class _SymbolicRun:
             self.awaited.setdefault(key, []).append(parked)
 
     def _retry(self, rank: int, parked: _Waiting) -> None:
-        """A message has come for this move. Once it is done, so may be those that wait for it."""
+        """Try a move whose message has arrived; once it is done, so may be those that wait for
+        it."""
         if parked not in self.waiting[rank] or not self._do(rank, parked.move):
             return
         for key in _keys(rank, parked.move):
@@ -162,7 +159,7 @@ class _SymbolicRun:
             self.free.append(rank)
 
     def _do(self, rank: int, move: Move) -> bool:
-        """Whether the move could be done."""
+        """Do a move; False if it has to wait for a message."""
         kind, peer, start, stop, quorum = move
         held = self.contents[rank]
         if not 0 <= start < stop <= len(held):
@@ -209,7 +206,7 @@ class _SymbolicRun:
         return left + right
 
     def _bring_up_next(self, key: _Key) -> None:
-        """The oldest message of this key has been taken."""
+        """Make the next message of this key available, after the oldest one was received."""
         if key in self.later_messages:
             self.messages[key] = self.later_messages[key].popleft()
             if not self.later_messages[key]:

@@ -1,11 +1,11 @@
-"""A gradient code on a tree: every parent goes on without some of its children.
+"""A gradient code on a tree: every parent decodes without some of its children.
 
-Answers climb: a parent decodes what its children's answers stand for, adds its own cells, and
-answers its own parent; what the root decodes is the sum of all cells. It comes down the same tree.
-A star is a tree of one layer (gradient coding); CodedReduce has more.
+A parent decodes its children's answers, adds its own cells, and answers its own parent; the root
+decodes the sum of all cells, which is broadcast down the same tree. A star is a tree of one layer
+(gradient coding); CodedReduce has more.
 
-Who runs it waits for nobody: a result makes all that was still to be done with its chunk
-unnecessary, on whichever rank it comes to.
+No rank waits for stragglers: a result replaces all moves of its chunk that were still to be done on
+the rank that receives it.
 """
 
 from __future__ import annotations

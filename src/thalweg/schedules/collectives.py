@@ -20,7 +20,8 @@ from thalweg.schedules.trees import heap, over_racks
 
 
 def reduce(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
-    """With a fanout of 1 along a chain, in which nobody receives or sends more than the data."""
+    """A reduction in a tree; a fanout of 1 makes a chain, in which every rank sends the data
+    once."""
     tree = over_racks(group.racks_from(_member(group, root)), heap(fanout))
     sizes = split(elements, pieces(group, elements * itemsize, 2 * tree.depth))
     return Schedule(
@@ -141,7 +142,7 @@ def all_to_all(group: Group, elements: int, itemsize: int) -> Schedule:
 def all_reduce(
     name: str, group: Group, sizes: Sequence[int], itemsize: int, program: Program
 ) -> Schedule:
-    """The promise of every exact topology, round whatever program it has."""
+    """The schedule of an exact topology: any program, with the postcondition of an all-reduce."""
     return Schedule(
         name=name,
         ranks=group.ranks,
@@ -156,14 +157,14 @@ def all_reduce(
 def blocks(
     group: Group, elements: int, itemsize: int, hops: int
 ) -> tuple[tuple[int, ...], list[list[Span]]]:
-    """One part of the vector for each member, cut into pieces: all sizes, and each one's spans."""
+    """One part of the vector for each member, cut into pieces: all sizes, and the spans of each."""
     per_member = split(elements, group.size)
     sizes, spans = in_pieces(per_member, pieces(group, per_member[0] * itemsize, hops))
     return tuple(sizes), spans
 
 
 def owners(group: Group, parts: Sequence[SpanSequence]) -> dict[int, int]:
-    """From a chunk to the rank whose part it is in."""
+    """The owner of each chunk: the rank whose part it is in."""
     return {
         chunk: rank
         for rank, part in zip(group.order, parts, strict=True)

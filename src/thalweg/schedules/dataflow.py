@@ -1,10 +1,10 @@
-"""Which move waits for which: the order of a rank's list, chunk by chunk.
+"""The dependencies between the moves of a rank, chunk by chunk.
 
 A send waits for the earlier moves that change its chunks; what changes a chunk waits also for the
 earlier sends of it. Sends don't wait for one another.
 
-Every reader of a schedule that goes through time (the drawing, the simulator, the run) follows
-this order, so that what is drawn and priced is what is run.
+Every user of a schedule in time (the drawing, the simulator, the engine) follows this order, so
+that the drawn and predicted schedule is the one that runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def order(moves: Iterable[Move]) -> Order:
 
 
 class Progress:
-    """How far one rank is: `ready` are the moves that wait for nothing at the start."""
+    """The progress of one rank: `ready` are the moves that wait for nothing at the start."""
 
     def __init__(self, order: Order) -> None:
         self._frees = order.frees
@@ -74,7 +74,7 @@ class Message(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """A message in time, and what its receiver does with it."""
+    """A message in time, and the move that receives it."""
 
     message: Message
     kind: MoveKind
@@ -82,10 +82,10 @@ class Arrow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotTimeline:
-    """A schedule in time, if every message takes one beat, and every rank sends at most one and
-    receives at most one in it.
+    """A schedule in time slots: every message takes one, in which every rank sends at most one and
+    receives at most one.
 
-    `sequential_moves` is the longest way of any one chunk, as if it were alone: the number of
+    `sequential_moves` is the longest path of any one chunk, as if it were alone: the number of
     latencies that the literature counts, whatever the number of chunks.
     """
 
@@ -94,31 +94,29 @@ class SlotTimeline:
 
 
 def timeline(schedule: Schedule) -> SlotTimeline:
-    hands = {rank: _RankCursor(schedule, rank) for rank in schedule.ranks}
-    drawn: list[tuple[Arrow, ...]] = []
+    cursors = {rank: _RankCursor(schedule, rank) for rank in schedule.ranks}
+    slots: list[tuple[Arrow, ...]] = []
     while True:
-        taking: set[int] = set()
+        busy: set[int] = set()
         sent: list[tuple[Message, int]] = []
-        for hand in sorted(
-            hands.values(), key=_RankCursor.next_chunk
-        ):  # the oldest chunk goes first
-            numbered = hand.send_one(taking)
+        for cursor in sorted(cursors.values(), key=_RankCursor.next_chunk):  # oldest chunk first
+            numbered = cursor.send_one(busy)
             if numbered is not None:
-                taking.add(numbered[0].target)
+                busy.add(numbered[0].target)
                 sent.append(numbered)
         if not sent:
-            return SlotTimeline(tuple(drawn), max(hand.longest for hand in hands.values()))
-        drawn.append(tuple(Arrow(m, hands[m.target].purpose(m)) for m, _ in sent))
+            return SlotTimeline(tuple(slots), max(cursor.longest for cursor in cursors.values()))
+        slots.append(tuple(Arrow(m, cursors[m.target].purpose(m)) for m, _ in sent))
         for message, move_number in sent:
-            hands[message.target].receive(message, move_number)
+            cursors[message.target].receive(message, move_number)
 
 
 class _RankCursor:
-    """One rank on its way through its moves.
+    """The position of one rank in its moves.
 
-    The moves of a chunk are numbered along its way, as beats in which it would be alone: a send is
-    one later than what its rank did with the chunk before; a message is received when it is sent,
-    or in the next beat that no earlier receive of the list takes for that chunk.
+    The moves of a chunk are numbered along its path, as time slots of the chunk alone: a send is
+    one later than its rank's last move of the chunk; a message is received when it is sent, or in
+    the next slot that no earlier receive of the list takes for that chunk.
     """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
@@ -126,12 +124,12 @@ class _RankCursor:
         self.order = order(schedule.moves(rank))
         self.progress = Progress(self.order)
         self.purposes = self._purposes()
-        self.arrived: dict[Message, deque[int]] = {}  # the move numbers of what has come
+        self.arrived: dict[Message, deque[int]] = {}  # the move numbers of arrived messages
         self.last_move = [0] * len(schedule.sizes)
         self.receiving: set[tuple[int, int]] = set()  # (chunk, number): taken
         self.longest = 0
         self.sends: list[int] = []
-        self.receives: dict[Message, deque[int]] = {}  # what each awaited message is for
+        self.receives: dict[Message, deque[int]] = {}  # the moves that await each message
         self._start(self.progress.ready)
 
     def next_chunk(self) -> int:
@@ -157,7 +155,7 @@ class _RankCursor:
         return sent
 
     def purpose(self, message: Message) -> MoveKind:
-        """What this rank does with the next such message."""
+        """The kind of the move that receives the next such message."""
         return self.purposes[message].popleft()
 
     def receive(self, message: Message, number: int) -> None:
@@ -173,7 +171,7 @@ class _RankCursor:
         return purposes
 
     def _receive(self, message: Message) -> None:
-        """Do the receive that waits for this message, if it is there and enough has come."""
+        """Do the receive that waits for this message, if it and enough others have arrived."""
         if not self.receives.get(message) or not self.arrived.get(message):
             return
         index = self.receives[message][0]

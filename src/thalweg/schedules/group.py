@@ -1,4 +1,4 @@
-"""The members of a round, and where they stand: what a topology needs to know of a cluster."""
+"""The members of a round and their places in the cluster: the input of a topology."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Group:
 
     @classmethod
     def everybody(cls, cluster: Cluster) -> Group:
-        """All ranks of a cluster."""
+        """The group of all ranks of a cluster."""
         return cls(tuple(range(cluster.workers)), cluster)
 
     @property
     def size(self) -> int:
-        """How many members."""
+        """The number of members."""
         return len(self.ranks)
 
     def racks_from(self, root: int) -> tuple[tuple[int, ...], ...]:
@@ -52,12 +52,12 @@ class Group:
         return ((root, *(rank for rank in own if rank != root)), *others)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
-        """Some of the members, of the same cluster."""
+        """A group of some of the members, of the same cluster."""
         return Group(tuple(ranks), self.cluster, self.contention)
 
     @property
     def contended(self) -> ContendedLinks:
-        """What is too slow to meet the others at every step."""
+        """The links that are too slow for an averaging at every step."""
         return contended_links(self, declared(self)) if self.contention is None else self.contention
 
     def best_connected(self) -> int:
@@ -65,7 +65,7 @@ class Group:
         return max(self.order, key=lambda rank: _slower(self.cluster.host(rank).nic))
 
     def slowest_nic(self) -> float:
-        """Bytes per second of the slowest direction of the members' NICs."""
+        """The rate of the slowest direction of the members' NICs in bytes per second."""
         nics = [self.cluster.host(rank).nic for rank in self.ranks]
         return min(_slower(nic) for nic in nics)
 
@@ -77,11 +77,11 @@ class Group:
         return [(rack, _slower(uplink)) for rack, uplink in limited if uplink is not None]
 
     def slowest_bytes_per_second(self) -> float:
-        """Of all NICs and uplinks that the members use."""
+        """The rate of the slowest NIC or uplink that the members use."""
         return min([self.slowest_nic(), *(rate for _, rate in self.uplinks())])
 
     def longest_seconds(self) -> float:
-        """Latency of the longest way between two members."""
+        """The highest latency between two members."""
         leaders = [rack[0] for rack in self.racks]
         extra = sorted(self.cluster.rack(leader).latency.seconds for leader in leaders)
         across = sum(extra[-2:]) if len(leaders) > 1 else 0.0
@@ -89,5 +89,5 @@ class Group:
 
 
 def _slower(duplex: Duplex) -> float:
-    """Bytes per second of its slower direction."""
+    """The rate of the slower direction in bytes per second."""
     return min(duplex.out, duplex.into).bits_per_second / 8

@@ -1,4 +1,4 @@
-"""Moves: what one rank does with one span of chunks.
+"""Moves: the operations of one rank on one span of chunks.
 
 A *chunk* is a named piece of the data, the same name on every rank; a *span* is a run of
 consecutive chunks, `start` up to but not including `stop`, that travels as one message. The list
@@ -20,10 +20,10 @@ Span = tuple[int, int]
 
 
 class MoveKind(Enum):
-    """Answers to a quorum may come late, and are told apart from what else is sent."""
+    """The kinds of moves; answers to a quorum may arrive late, so they have a kind of their own."""
 
     SEND = "sends"
-    ANSWER = "answers"  # send to a quorum, which may do without it
+    ANSWER = "answers"  # send to a quorum, which may not need it
     ADD = "adds"  # receive and add
     COPY = "copies"  # receive and overwrite
     QUORUM = "decodes"  # receive from enough of these peers, and add what they decode to
@@ -35,9 +35,9 @@ class MoveKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Who may answer, in the order of the code's members. A rank that gathers and is itself a
-    member counts its own chunk as its answer; otherwise its own chunk is added with weight one, or
-    overwritten if it was `sent` to another, who answers for it."""
+    """The peers that may answer, in the order of the code's members. A rank that gathers and is
+    itself a member counts its own chunk as its answer; otherwise its own chunk is added with weight
+    one, or overwritten if it was `sent` to another rank, which answers for it."""
 
     peers: tuple[int, ...]
     code: Code
@@ -55,9 +55,9 @@ class Move(NamedTuple):
         chunks = f"{self.start}" if self.stop == self.start + 1 else f"{self.start}-{self.stop - 1}"
         if self.quorum is not None:
             return f"decode {chunks} from a quorum of {list(self.quorum.peers)}"
-        way = "to" if self.kind.sends else "from"
-        return f"{self.kind.name.lower()} {chunks} {way} {self.peer}"
+        direction = "to" if self.kind.sends else "from"
+        return f"{self.kind.name.lower()} {chunks} {direction} {self.peer}"
 
 
 Program = Callable[[int], Iterator[Move]]
-"""From a rank to its moves, made only when asked for."""
+"""Makes the moves of a rank, lazily."""

@@ -1,7 +1,7 @@
-"""The patterns that every topology is made of, as programs: from a rank to its moves.
+"""The building blocks of topologies as programs, which make the moves of a rank.
 
 A program names chunks and peers, not sizes; a rank that has no part in it gets no moves. Programs
-run one after the other (`in_turn`) or mixed (`side_by_side`); chunks make their own way in both,
+run one after the other (`in_turn`) or mixed (`side_by_side`); chunks proceed independently in both,
 so the phases of a composed all-reduce overlap by themselves.
 """
 
@@ -14,7 +14,7 @@ from thalweg.schedules.moves import Move, MoveKind, Program, Span
 from thalweg.schedules.trees import Tree
 
 SpanSequence = Sequence[Span]
-"""What one position of a ring owns, in the pieces in which it travels."""
+"""The part of one position of a ring, in the pieces in which it is sent."""
 
 
 def in_turn(*programs: Program) -> Program:
@@ -22,7 +22,7 @@ def in_turn(*programs: Program) -> Program:
 
 
 def side_by_side(*programs: Program) -> Program:
-    """One move of each by turns: for programs on different chunks, none of which goes first."""
+    """Alternate the moves of programs on different chunks, none of which has priority."""
 
     def mixed(rank: int) -> Iterator[Move]:
         turns = zip_longest(*(program(rank) for program in programs))
@@ -32,7 +32,7 @@ def side_by_side(*programs: Program) -> Program:
 
 
 def up(tree: Tree, spans: SpanSequence) -> Program:
-    """Sums climb to the root, span by span."""
+    """Reduce to the root of a tree, span by span."""
 
     def program(rank: int) -> Iterator[Move]:
         children, parent = tree.children.get(rank, ()), tree.parent.get(rank)
@@ -46,7 +46,7 @@ def up(tree: Tree, spans: SpanSequence) -> Program:
 
 
 def down(tree: Tree, spans: SpanSequence) -> Program:
-    """What the root holds comes down to everybody."""
+    """Broadcast from the root of a tree, span by span."""
 
     def program(rank: int) -> Iterator[Move]:
         children, parent = tree.children.get(rank, ()), tree.parent.get(rank)
@@ -60,7 +60,7 @@ def down(tree: Tree, spans: SpanSequence) -> Program:
 
 
 def climb(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
-    """Everybody's own block climbs to the root unchanged; whoever is on its way keeps a copy."""
+    """Gather the blocks of all ranks at the root; ranks on the path keep a copy."""
 
     def program(rank: int) -> Iterator[Move]:
         parent = tree.parent.get(rank)
@@ -76,7 +76,7 @@ def climb(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
 
 
 def descend(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
-    """The other way: each block goes from the root to the rank that it is for."""
+    """Scatter the blocks from the root, each to its owner."""
 
     def program(rank: int) -> Iterator[Move]:
         parent = tree.parent.get(rank)
@@ -106,10 +106,7 @@ def _ring(
     order: Sequence[int], parts: Sequence[SpanSequence], first: int, kind: MoveKind
 ) -> Program:
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
-    make, send = (
-        tuple.__new__,
-        MoveKind.SEND,
-    )  # a large ring has millions of moves; this is twice as fast
+    make, send = tuple.__new__, MoveKind.SEND  # twice as fast: a large ring has millions of moves
 
     def program(rank: int) -> Iterator[Move]:
         p = position.get(rank)
@@ -126,18 +123,18 @@ def _ring(
 
 
 def direct_reduce(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
-    """Everybody sends each owner its part, and it adds them up. Parts beyond the end of `order`
-    don't exist, so the first few ranks may own everything."""
+    """Reduce-scatter by direct messages: every rank sends each owner its part, and the owner adds
+    them up. There may be fewer parts than ranks, so that the first few own everything."""
     return _direct(order, parts, MoveKind.ADD)
 
 
 def direct_gather(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
-    """Every owner sends its part to everybody."""
+    """All-gather by direct messages: every owner sends its part to all ranks."""
     return _direct(order, parts, MoveKind.COPY)
 
 
 def exchange(order: Sequence[int]) -> Program:
-    """Everybody sends everybody else the chunk that is for it: i N + j from i-th to j-th."""
+    """All-to-all: the i-th rank sends chunk i N + j to the j-th."""
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
 
     def program(rank: int) -> Iterator[Move]:
@@ -158,7 +155,7 @@ def _direct(order: Sequence[int], parts: Sequence[SpanSequence], kind: MoveKind)
         p = position.get(rank)
         if p is None:
             return
-        for distance in range(1, size):  # by turns, so that nobody is sent to by all at once
+        for distance in range(1, size):  # shifted, so that not all send to one rank at once
             ahead, behind = (p + distance) % size, (p - distance) % size
             outgoing, incoming = (ahead, p) if kind is MoveKind.ADD else (p, behind)
             for start, stop in parts[outgoing] if outgoing < len(parts) else ():

@@ -1,6 +1,6 @@
-"""A schedule: who does which moves, what they start from, and what they promise.
+"""A schedule: the moves of every rank, the precondition, and the postcondition.
 
-It is data with three readings: it is checked (`check`), priced, and run.
+It is data with three uses: it is checked (`check`), its time is predicted, and it is run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from thalweg.errors import LayoutError
 from thalweg.schedules.moves import Move, Program
 
 Content = int | NDArray[np.float64]
-"""What a chunk on a rank is the sum of. Bit r set: the contribution of rank r, once. Under a
+"""The terms of the sum in a chunk on a rank. Bit r set: the contribution of rank r, once. Under a
 gradient code a vector instead: the weight of each data block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What each rank holds of each chunk; None: nothing, or nothing that matters."""
+    """The content of each chunk on each rank; None: nothing, or nothing that matters."""
 
     text: str
     holds: Callable[[int, int], Content | None]
@@ -30,7 +30,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Each rank's moves, in order; what everybody holds before, and promises to hold after."""
+    """The ordered moves of each rank, with the condition before and the one promised after."""
 
     name: str
     ranks: tuple[int, ...]
@@ -46,7 +46,7 @@ class Schedule:
 
     @property
     def elements(self) -> int:
-        """How many numbers are to be added up."""
+        """The number of elements of the whole vector."""
         return self.offsets[-1]
 
     def moves(self, rank: int) -> Iterator[Move]:
@@ -60,8 +60,8 @@ class Schedule:
         return (move for move in self.program(rank) if not self._empty(move))
 
     def divisor(self, rank: int) -> int:
-        """How many contributions this rank's result is the sum of, to make it a mean. Under a
-        gradient code the samples' weights see to that, and it is one."""
+        """The number of contributions in this rank's sum, to make it a mean. Under a gradient code
+        the samples' weights do that, and it is one."""
         promised = self.after.holds(rank, 0)
         return promised.bit_count() if isinstance(promised, int) else 1
 
@@ -70,11 +70,11 @@ class Schedule:
         return bool(chunks) and not any(chunks)
 
     def span_elements(self, move: Move) -> int:
-        """How many numbers a move carries."""
+        """The number of elements in the span of a move."""
         return self.offsets[move.stop] - self.offsets[move.start]
 
     def span_bytes(self, move: Move) -> int:
-        """How many bytes a move carries."""
+        """The size of the span of a move in bytes."""
         return self.span_elements(move) * self.itemsize
 
 

@@ -1,11 +1,12 @@
-"""What a topology declares: a file in `topologies/` holds a `TOPOLOGY`, and nothing else changes.
+"""The declaration of a topology: a file in `topologies/` holds a `TOPOLOGY`, and nothing else
+changes.
 
-`build(group, elements, itemsize, step, **arguments)` is a pure function to a schedule; most ignore
-the step. `coded_fanout(workers, **arguments)` is how many children a node has in the form that goes
-on without stragglers (`schedules.coded`), for topologies that have one; None if that is open.
-`groups(group, step)` are the meetings that begin at a step, for topologies that let members meet by
-turns; the schedule is then built for each. `keeps_apart(group)` is what meets the others less
-often, since it is slow.
+`build(group, elements, itemsize, step, **arguments)` returns a schedule and is pure; most ignore
+the step. `coded_fanout(workers, **arguments)` is the number of children of a node in the form that
+tolerates stragglers (`schedules.coded_tree`), for topologies that have one; None if that is open.
+`groups(group, step)` are the averaging groups that begin at a step, for topologies that average in
+changing groups; the schedule is then built for each. `keeps_apart(group)` are the contended links,
+which average less often.
 """
 
 from __future__ import annotations
@@ -30,5 +31,5 @@ class Topology:
     groups: Callable[[Group, int], tuple[AveragingGroup, ...]] | None = None
     keeps_apart: Callable[[Group], ContendedLinks] | None = None
     period: Callable[[Group], int] = lambda group: 1  # steps after which the groups repeat
-    mixes: bool = False  # averages neighbours, not everybody: replicas differ, their mean is kept
-    backend: bool = False  # the backend's own collective, described here and run there
+    mixes: bool = False  # averages some ranks only: replicas differ, their mean is kept
+    backend: bool = False  # the backend runs its own collective

@@ -1,4 +1,4 @@
-"""How many bytes a schedule puts on every NIC and uplink."""
+"""The bytes that a schedule sends over every NIC and uplink."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ class Traffic:
     links: dict[Link, int]  # bytes by link
 
     def busiest(self, kind: str) -> int:
-        """Bytes on the busiest direction of a NIC or an uplink."""
+        """The bytes on the busiest direction of a NIC or an uplink."""
         return max((n for link, n in self.links.items() if link.kind == kind), default=0)
 
 
 def together(parts: Iterable[Traffic]) -> Traffic:
     """The traffic of several schedules, added up."""
-    sent, received, messages, links = (
-        Counter[int](),
-        Counter[int](),
-        Counter[int](),
-        Counter[Link](),
-    )
+    sent, received, messages = (Counter[int]() for _ in range(3))
+    links = Counter[Link]()
     for part in parts:
         sent.update(part.sent)
         received.update(part.received)
@@ -39,7 +35,7 @@ def together(parts: Iterable[Traffic]) -> Traffic:
 
 
 def traffic(schedule: Schedule, cluster: Cluster) -> Traffic:
-    """What is sent, whether or not a quorum goes on without it."""
+    """The traffic of a schedule, including answers that a quorum may not need."""
     sent, received, messages = (dict.fromkeys(schedule.ranks, 0) for _ in range(3))
     flows: Counter[tuple[int, int]] = Counter()
     for rank in schedule.ranks:

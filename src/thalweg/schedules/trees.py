@@ -1,6 +1,6 @@
 """Trees over a group, shaped so that each rack is entered once.
 
-A shape says, for positions 0..n-1, who is whose parent. `over_racks` applies it twice: between the
+A shape gives the parent of each of the positions 0..n-1. `over_racks` applies it twice: between the
 racks, and inside each rack below the rack's own root.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 TreeShape = Callable[[int], list[int | None]]
-"""From a number of nodes to each node's parent; the root's is None."""
+"""Maps a number of nodes to the parent of each; the root's is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,19 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Edges from the root to the farthest leaf."""
+        """The number of edges from the root to the farthest leaf."""
         depth, layer = 0, self.children[self.root]
         while layer:
             depth, layer = depth + 1, tuple(c for rank in layer for c in self.children[rank])
         return depth
 
     def below(self, rank: int) -> list[int]:
-        """This rank and everybody under it."""
+        """The ranks of a subtree, its root first."""
         return [rank, *(lower for child in self.children[rank] for lower in self.below(child))]
 
 
 def heap(fanout: int) -> TreeShape:
-    """The complete tree in which everybody has up to `fanout` children; 1 makes a chain."""
+    """The complete tree in which every node has up to `fanout` children; 1 makes a chain."""
     return lambda n: [None if i == 0 else (i - 1) // fanout for i in range(n)]
 
 
@@ -64,7 +64,7 @@ def complement(n: int) -> list[int | None]:
 
 
 def over(ranks: tuple[int, ...], shape: TreeShape) -> Tree:
-    return _tree({ranks[i]: _seat(ranks, up) for i, up in enumerate(shape(len(ranks)))})
+    return _tree({ranks[i]: _rank_at(ranks, up) for i, up in enumerate(shape(len(ranks)))})
 
 
 def over_racks(racks: Sequence[tuple[int, ...]], shape: TreeShape) -> Tree:
@@ -77,7 +77,7 @@ def over_racks(racks: Sequence[tuple[int, ...]], shape: TreeShape) -> Tree:
     return _tree(up)
 
 
-def _seat(ranks: tuple[int, ...], position: int | None) -> int | None:
+def _rank_at(ranks: tuple[int, ...], position: int | None) -> int | None:
     return None if position is None else ranks[position]
 
 

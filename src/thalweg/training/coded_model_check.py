@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from thalweg.codes import Allocation
-from thalweg.codes.fractional import FractionalRepetition
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
 
@@ -28,7 +27,7 @@ def refuse_what_differs(model: nn.Module, allocation: Allocation) -> None:
     """PlanError if sums would be wrong whatever the script does."""
     codes = allocation.tree.codes.values()
     found = [*_batch_norms(model), *_dropouts(model)]
-    if found and not all(isinstance(code, FractionalRepetition) for code in codes):
+    if found and not all(code.teams for code in codes):
         raise PlanError(
             f"batch norm or dropout ({_some(found)}) makes workers with different samples disagree",
             "use code=fractional",

@@ -1,4 +1,4 @@
-"""Bytes between ranks."""
+"""Transports: messages between ranks over TCP or within a process."""
 
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
 from thalweg.transports.recorded import RecordedMessage, RecordedTransport

@@ -30,7 +30,7 @@ def derived(material: bytes, salt: bytes, info: bytes, nbytes: int = KEY_NBYTES)
 
 
 class RecordCipher:
-    """One end of a connection's encryption. An end either seals or opens, never both."""
+    """One end of a connection's encryption, which either seals or opens, never both."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -4,10 +4,10 @@ A message is a header of fixed length, whose last eight bytes are the length of 
 payload. On an encrypted connection the payload is cut into records (`cipher`); the header travels
 in the clear and is authenticated with the first record.
 
-Sending: the thread that sends writes to the socket itself. What the socket doesn't take at once
-waits in a bounded queue, and the network thread (`network`) writes it as soon as there is room.
-Receiving: small messages are taken from a buffer, many at a time. The payload of a large one is
-read, or decrypted, straight into the array that is handed out.
+Sending: the thread that sends writes to the socket itself. Messages that the socket doesn't accept
+at once wait in a bounded queue, and the network thread (`endpoint`) writes them as soon as it does.
+Receiving: small messages are parsed from a buffer, many at a time. The payload of a large one is
+read, or decrypted, straight into the array that is delivered.
 """
 
 from __future__ import annotations
@@ -26,28 +26,21 @@ from thalweg.transports.peer_record import PeerRecord
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.transport import Add, Array, Landing
 
-# Seconds of silence after which the kernel asks whether the other end is there.
-KEEPALIVE_IDLE_SECONDS = 5
-CIPHERTEXT_STAGE_BYTES = 4 * (
-    RECORD_NBYTES + TAG_NBYTES
-)  # bytes of ciphertext that are made before they are sent
-READ_BUFFER_BYTES = 1 << 16  # bytes that are read at once, where payloads need not be decrypted
-MIN_DIRECT_READ_BYTES = 1 << 14  # missing bytes of a payload from which on they are read into place
-WRITE_CHUNK_BYTES = (
-    1 << 20
-)  # bytes that one system call is given: more of them stall TCP on fast links
-MAX_BUFFERS_PER_SEND = 64  # pieces of memory that one system call sends
-MAX_BYTES_PER_TURN = (
-    1 << 18
-)  # bytes that are read from one connection before others have their turn
-PAYLOAD_LENGTH_BYTES = 8  # bytes of a header that tell the payload's length
-ELEMENT_ALIGNMENT_BYTES = 16  # bytes of which every element type has a whole number of elements
+KEEPALIVE_IDLE_SECONDS = 5  # before the kernel probes whether the peer is alive
+CIPHERTEXT_STAGE_BYTES = 4 * (RECORD_NBYTES + TAG_NBYTES)  # encrypted before they are sent
+READ_BUFFER_BYTES = 1 << 16  # where payloads need not be decrypted
+MIN_DIRECT_READ_BYTES = 1 << 14  # missing bytes of a payload that are read straight into place
+WRITE_CHUNK_BYTES = 1 << 20  # per system call: more of them stall TCP on fast links
+MAX_BUFFERS_PER_SEND = 64  # per system call
+MAX_BYTES_PER_TURN = 1 << 18  # read from one connection before the others
+PAYLOAD_LENGTH_BYTES = 8  # at the end of a header
+ELEMENT_ALIGNMENT_BYTES = 16  # a whole number of elements of every type
 EMPTY_ARRAY = np.empty(0, np.uint8)
 EMPTY_MEMORY = memoryview(bytearray())
 
 
 class RejectedMessage(Exception):
-    """What came over a connection is not what the other end sent, or cannot be taken in."""
+    """A message on a connection is not what the peer sent, or cannot be received."""
 
     def __init__(self, why: RejectionReason) -> None:
         super().__init__(why.value)
@@ -55,7 +48,7 @@ class RejectedMessage(Exception):
 
 
 def prepare(connection: socket.socket) -> None:
-    """Set what both ends need: no delays, and news of a peer that is gone."""
+    """Set the socket options of both ends: no delays, and detection of a dead peer."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -69,7 +62,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 class Outgoing:
-    """A message that was handed over. Its payload may be changed once it is `done`."""
+    """A submitted message, whose payload may be changed once it is `done`."""
 
     __slots__ = ("at", "done", "header", "payload")
 
@@ -81,7 +74,7 @@ class Outgoing:
 
 
 class Outbound:
-    """This rank's connection to a peer. Used by the thread that sends and by the network thread."""
+    """A connection to a peer, used by the thread that sends and by the network thread."""
 
     def __init__(self, record: PeerRecord) -> None:
         self.peer_record = record
@@ -89,14 +82,12 @@ class Outbound:
         self.socket: socket.socket | None = None  # None while it is down
         self.queue: deque[Outgoing] = deque()
         self.closed = False  # for good
-        self.has_broken = (
-            False  # once it had stood: what was on its way is lost, though it may be back
-        )
-        self.awaited = False  # a thread waits until there is room, or a message is done
+        self.has_broken = False  # after it was up: messages in flight are lost even if it is back
+        self.awaited = False  # a thread waits for room in the queue, or until a message is done
         self._was_up = False
         self._down_since: float | None = None
         self._cipher: RecordCipher | None = None
-        self._parts: list[memoryview] = []  # what the socket takes next
+        self._parts: list[memoryview] = []  # to be written next
         self._ends: deque[tuple[int, Outgoing]] = deque()  # bytes to write until a message is out
         self._staged = bytearray()
 
@@ -105,12 +96,12 @@ class Outbound:
         return self._down_since is not None
 
     def seconds_down(self) -> float:
-        """For how long; 0 while it is up, or nobody has tried yet."""
+        """The time for which the connection has been down; 0 while it is up or was never dialed."""
         since = self._down_since
         return 0.0 if since is None else monotonic() - since
 
     def up(self, connection: socket.socket, cipher: RecordCipher | None) -> None:
-        """The handshake is over; the lock is held."""
+        """Start to use this socket after its handshake; the lock is held."""
         self.socket, self._cipher = connection, cipher
         self._down_since = None
         self._was_up = True
@@ -118,27 +109,28 @@ class Outbound:
             self._staged = bytearray(CIPHERTEXT_STAGE_BYTES)
 
     def mark_down(self) -> socket.socket | None:
-        """It broke, or could not be opened; the lock is held. A message that was partly written is
-        lost, those behind it are not. The socket that the caller is to close."""
+        """Note that the connection broke or could not be opened; the lock is held. A partly written
+        message is lost, those behind it are not. Returns the socket that the caller closes."""
         lost, self.socket = self.socket, None
         self.has_broken = self.has_broken or self._was_up
         if self._down_since is None:
             self._down_since = monotonic()
-        self._forget_what_is_under_way()
+        self._drop_partly_written()
         return lost
 
     def leave(self, record: PeerRecord) -> socket.socket | None:
-        """The peer is elsewhere; the lock is held. What waits for the old one is dropped."""
+        """Note that the peer has a new record, and drop the messages to the old one; the lock is
+        held. Returns the socket that the caller closes."""
         lost, self.socket = self.socket, None
         self.peer_record = record
         self._down_since = None
-        self._forget_what_is_under_way()
+        self._drop_partly_written()
         while self.queue:
             self.queue.popleft().done = True
         return lost
 
     def flush(self) -> bool:
-        """Write what the socket takes; whether nothing is left. The lock is held. OSError if the
+        """Write what the socket accepts; True if nothing is left. The lock is held. OSError if the
         connection is broken."""
         if self.socket is None:
             return not self.queue
@@ -161,11 +153,11 @@ class Outbound:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all messages were written."""
+        """True if all messages were written."""
         return not self.queue and not self._parts
 
     def _stage(self) -> bool:
-        """Lay out what is written next; whether there is anything."""
+        """Prepare the bytes to write next; False if there are none."""
         if not self.queue:
             return False
         if self._cipher is not None:
@@ -225,7 +217,7 @@ class Outbound:
         while ends and ends[0][0] <= 0:
             ends.popleft()[1].done = True
 
-    def _forget_what_is_under_way(self) -> None:
+    def _drop_partly_written(self) -> None:
         self._parts = []
         while self._ends:
             self._ends.popleft()[1].done = True
@@ -234,7 +226,7 @@ class Outbound:
 
 
 class Received(NamedTuple):
-    """A message that came from this rank."""
+    """A message that was received from this rank."""
 
     rank: int
     header: bytes
@@ -242,11 +234,11 @@ class Received(NamedTuple):
 
 
 ChooseLanding = Callable[[int, bytes, int], Landing | None]
-"""Where the payload of a message goes, by sender, header and length; None: into new memory."""
+"""The target of a payload, by sender, header and length; None: new memory."""
 
 
 class Inbound:
-    """A peer's connection to this rank."""
+    """A connection from a peer to this rank."""
 
     def __init__(
         self, connection: socket.socket, rank: int, cipher: RecordCipher | None, header_nbytes: int
@@ -255,23 +247,23 @@ class Inbound:
         self.rank = rank
         self._cipher = cipher
         self._header_nbytes = header_nbytes
-        # A connection that says nothing, or nothing true, costs only the pages that it fills.
+        # A silent or hostile connection costs only the pages that it fills.
         self._view = np.empty(
             READ_BUFFER_BYTES if cipher is None else CIPHERTEXT_STAGE_BYTES, np.uint8
         ).data
-        self._begin = self._end = 0  # of what is in the buffer and was not looked at
-        self._header: bytes | None = None  # of the message that is coming
+        self._begin = self._end = 0  # of the unparsed bytes in the buffer
+        self._header: bytes | None = None  # of the incoming message
         self._nbytes = 0  # of its payload
-        self._at = 0  # bytes of the payload that are there
-        self._array = EMPTY_ARRAY  # the payload, or where it goes
-        self._into = EMPTY_MEMORY  # the same, as memory
-        self._add: Add | None = None  # what is done with pieces, where they are not just kept
+        self._at = 0  # received bytes of the payload
+        self._array = EMPTY_ARRAY  # the payload, or its target
+        self._into = EMPTY_MEMORY  # the memory of this array
+        self._add: Add | None = None  # consumes pieces, where they are not just stored
         self._scratch = EMPTY_MEMORY  # for such pieces
         self._kept = 0  # bytes in it that are not a whole number of elements yet
 
     def read(self, messages: list[Received], place: ChooseLanding) -> bool:
-        """Append the messages that are complete; whether the connection goes on. Refused if what
-        comes next cannot be believed, or never came as a whole."""
+        """Append the messages that are complete; False if the connection has ended. RejectedMessage
+        if the next one does not authenticate, or is incomplete at the end."""
         left = MAX_BYTES_PER_TURN
         while left > 0:
             missing = self._nbytes - self._at
@@ -305,17 +297,17 @@ class Inbound:
                 self._end += number
                 self._parse(messages, place)
             if number < len(room):
-                break  # there was no more
+                break  # no more has arrived
         return True
 
     def detach_target(self) -> None:
-        """Read the rest of the message that is coming into memory of its own: where it was to go is
-        needed for something else. The message is not to be used."""
+        """Read the rest of the incoming message into new memory, since its target is needed for
+        another purpose. The message is not to be used."""
         if self._header is not None:
             self._set_target(np.empty(self._nbytes, np.uint8), None)
 
     def _room(self) -> memoryview:
-        """The part of the buffer that is free; what is left over moves to its beginning."""
+        """The free part of the buffer, after unparsed bytes were moved to its beginning."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._begin:
@@ -359,7 +351,7 @@ class Inbound:
             self._scratch = np.empty(RECORD_NBYTES, np.uint8).data
 
     def _copy(self) -> bool:
-        """What the buffer has of the payload, in plain text; whether that is the rest of it."""
+        """Copy the payload's bytes in the buffer, in plain text; False if the buffer needs more."""
         number = min(self._end - self._begin, self._nbytes - self._at)
         if self._add is not None:
             number = min(number, len(self._scratch) - self._kept)
@@ -372,7 +364,7 @@ class Inbound:
         return self._at == self._nbytes or self._begin < self._end
 
     def _decrypt(self, cipher: RecordCipher) -> bool:
-        """The next record; whether all of it is there."""
+        """Decrypt the next record; False if it has not arrived as a whole."""
         number = min(RECORD_NBYTES, self._nbytes - self._at)
         end = self._begin + number + TAG_NBYTES
         if end > self._end:
@@ -389,16 +381,16 @@ class Inbound:
         return True
 
     def _advance(self, number: int) -> None:
-        """So many bytes more are in their place, or in the scratch."""
+        """Note that this many more bytes are in the target, or in the scratch buffer."""
         self._at += number
         if self._add is None:
             return
-        there = self._kept + number
-        whole = there if self._at == self._nbytes else there - there % ELEMENT_ALIGNMENT_BYTES
-        self._add(self._at - there, self._scratch[:whole])
-        self._kept = there - whole
+        stored = self._kept + number
+        whole = stored if self._at == self._nbytes else stored - stored % ELEMENT_ALIGNMENT_BYTES
+        self._add(self._at - stored, self._scratch[:whole])
+        self._kept = stored - whole
         if self._kept:
-            self._scratch[: self._kept] = self._scratch[whole:there]
+            self._scratch[: self._kept] = self._scratch[whole:stored]
 
     def _finished(self) -> Received:
         assert self._header is not None

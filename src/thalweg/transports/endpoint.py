@@ -1,12 +1,12 @@
-"""A rank's door: where it listens, whom it lets in, and how it finds and reaches the others.
+"""The endpoint of a rank: its listening socket, peer authentication, and lookup of other ranks.
 
-Each door has a key pair of its own, made when it is. The public half stands on the card that goes
-into the store, and each side of a connection shows that it has the private half of its card's key
-(`handshake`). With a job secret a card is believed by its seal alone, and nobody is looked up.
+Each endpoint makes a key pair of its own. The public half is in the record that it publishes in the
+store, and each side of a connection proves that it has the private half of its record's key
+(`handshake`). With a job secret a record is trusted by its signature alone, without a lookup.
 
-The network thread accepts connections, does both sides' handshakes, opens connections again that
-broke, and writes what a socket didn't take at once. It never waits for anybody: a stranger that
-stays silent is dropped after a while, and the oldest ones first if there are many.
+The network thread accepts connections, does both sides' handshakes, opens broken connections again,
+and writes what a socket didn't accept at once. It never waits for a peer: a silent connection is
+dropped after a timeout, and the oldest ones first if there are many.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ from thalweg.transports.tcp_info import answers
 
 log = logging.getLogger("thalweg")
 READ_EVENT, WRITE_EVENT = selectors.EVENT_READ, selectors.EVENT_WRITE
-# Connections that may wait to be accepted, and that may be in a handshake.
-ENDPOINT_BACKLOG_COUNT = 1024
-HANDSHAKE_TIMEOUT_SECONDS = 5.0  # seconds for a connection to say who it is
-DIAL_TIMEOUT_SECONDS = 3.0  # seconds for the other end to take a connection
-LIVENESS_POLL_SECONDS = 1.0  # seconds between two looks whether the other ends still answer
-REDIAL_SECONDS = 0.1  # seconds after which a connection that failed is tried again
-STORE_ANSWER_POLL_SECONDS = 0.005  # seconds between two looks whether the store has answered
+ENDPOINT_BACKLOG_COUNT = 1024  # connections to be accepted, and in a handshake
+HANDSHAKE_TIMEOUT_SECONDS = 5.0
+DIAL_TIMEOUT_SECONDS = 3.0
+LIVENESS_POLL_SECONDS = 1.0  # between two checks that peers still acknowledge
+REDIAL_SECONDS = 0.1  # before a failed connection is tried again
+STORE_ANSWER_POLL_SECONDS = 0.005
 Admit = Callable[[socket.socket, int, RecordCipher | None], None]
-"""Called in the network thread with a connection that a rank has opened to this one."""
+"""Called in the network thread with an authenticated connection from a rank."""
 
 
 @dataclass(slots=True, eq=False)
 class _IncomingHandshake:
-    """A connection that has not shown yet who it is."""
+    """An accepted connection that is not authenticated yet."""
 
     socket: socket.socket
     deadline: float
@@ -69,12 +68,12 @@ class _IncomingHandshake:
     peer_record: PeerRecord | None = None
     reply: bytes = b""
     cipher: RecordCipher | None = None
-    record_lookup: Future[bytes] | None = None  # what the store has as its card
+    record_lookup: Future[bytes] | None = None  # in the store
 
 
 @dataclass(slots=True, eq=False)
 class _OutgoingHandshake:
-    """A connection of this rank's whose handshake is under way."""
+    """A connection from this rank during its handshake."""
 
     outbound: Outbound
     peer_record: PeerRecord
@@ -86,9 +85,9 @@ class _OutgoingHandshake:
 
 
 class Endpoint:
-    """`purpose` keeps the cards of different transports apart in one store, and `room` their
-    connections. `news` is called in the network thread when a connection has come up or gone down,
-    or when somebody waits for it and it has got on."""
+    """The endpoint of one transport of a rank. `purpose` separates the records of different
+    transports in one store, `namespace` their connections. The network thread calls `on_change`
+    when a connection comes up or goes down, or when an awaited one has made progress."""
 
     def __init__(
         self,
@@ -97,16 +96,16 @@ class Endpoint:
         host: str,
         *,
         purpose: str,
-        room: str,
+        namespace: str,
         security: SecurityConfig | None,
         admit: Admit,
-        news: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.rank = rank
         self.protection = security or SecurityConfig(refused=RejectionCounter(rank))
         self.refused = self.protection.refused
         self._admit = admit
-        self._news = news
+        self._on_change = on_change
         self._signer = self.protection.signer(purpose)
         private = X25519PrivateKey.generate() if self.protection.encrypted else None
         self._listener = _listening(rank, host)
@@ -120,7 +119,7 @@ class Endpoint:
             record=self.record,
             private=private,
             signer=self._signer,
-            scope=scope_of(purpose, self.protection.run, room),
+            scope=scope_of(purpose, self.protection.run, namespace),
         )
         self.text = self._identity.text
         self._store_client = StoreClient(store, rank)
@@ -128,8 +127,8 @@ class Endpoint:
         self._callers: dict[_IncomingHandshake, None] = {}  # the oldest first
         self._dialing: dict[Outbound, _OutgoingHandshake] = {}
         self._outbound: set[Outbound] = set()
-        self._looks = 0.0  # when to look after these
-        self._orders: deque[tuple[float, Outbound]] = deque()  # whom to dial from when on
+        self._next_check = 0.0  # of their liveness
+        self._dial_queue: deque[tuple[float, Outbound]] = deque()  # not before these times
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -146,32 +145,32 @@ class Endpoint:
         self._thread.start()
 
     def use_store(self, store: Store) -> None:
-        """Find others in this store from now on, and be found there; RunError if it doesn't
-        answer."""
+        """Look peers up in this store from now on, and publish this rank's record there; RunError
+        if it doesn't answer."""
         client = StoreClient(store, self.rank)
         client.call(self._publish)
         self._store_client = client
 
     def find(self, peer: int) -> PeerRecord | None:
-        """The card of a peer; None if there is none, or no store. NotTrusted if it is not a card
-        of this job's."""
+        """The record of a peer; None if there is none, or no store. NotTrusted if it is not a
+        record of this job."""
         name = self._signer.key_of(peer)
         text = b""
-        with suppress(RunError):  # the store is gone
+        with suppress(RunError):  # the store is lost
             text = self._store_client.call(lambda store: _get(store, name))
         if not text:
             return None
         record = self.trusted(text, peer)
         if record is None:
             raise NotTrusted(
-                f"what is in the store as rank {peer}'s address wasn't put there by a worker with "
-                f"this job's secret, or one with encryption {self.protection.mode}",
+                f"the address of rank {peer} in the store wasn't published with this job's secret, "
+                f"or with encryption {self.protection.mode}",
                 "start all workers with the same THALWEG_SECRET and THALWEG_ENCRYPTION",
             )
         return record
 
     def trusted(self, text: bytes, peer: int) -> PeerRecord | None:
-        """The card that this text is, if it is this peer's."""
+        """The record in this text; None if it isn't a valid one of this peer."""
         record = self._signer.read(text)
         if record is None or record.rank != peer:
             self.refused.count(RejectionReason.FORGED)
@@ -179,31 +178,31 @@ class Endpoint:
         self._known[peer] = record
         return record
 
-    # Connections of this rank's, called by the thread that uses them
+    # Connections from this rank, called by the thread that uses them
 
     def dial(self, outbound: Outbound) -> None:
         """Open this connection, and again whenever it breaks."""
         self._outbound.add(outbound)
-        self._order(outbound, 0.0)
+        self._enqueue(outbound, 0.0)
 
     def move(self, outbound: Outbound, record: PeerRecord) -> bool:
-        """Connect there instead, if that is elsewhere."""
+        """Connect to this record instead; False if the connection has it already."""
         with outbound.lock:
             if record == outbound.peer_record:
                 return False
             self._drop(outbound.leave(record))
-        self._order(outbound, 0.0)
+        self._enqueue(outbound, 0.0)
         return True
 
     def hang_up(self, outbound: Outbound) -> None:
-        """Close this connection for good; what waits in it is dropped."""
+        """Close this connection permanently and drop its messages."""
         self._outbound.discard(outbound)
         with outbound.lock:
             outbound.closed = True
             self._drop(outbound.leave(outbound.peer_record))
 
     def write_on(self, outbound: Outbound, *, here: bool = True) -> None:
-        """Write the rest in the network thread when there is room for it, or no longer do so. The
+        """Write the rest in the network thread when the socket accepts more, or stop doing so. The
         connection's lock is held."""
         if outbound.socket is not None:
             self._selector.modify(
@@ -211,18 +210,18 @@ class Endpoint:
             )
 
     def mark_broken(self, outbound: Outbound) -> None:
-        """Writing to this connection failed; its lock is held."""
+        """Close this connection after a failure and dial it again; its lock is held."""
         self._drop(outbound.mark_down())
-        self._order(outbound, REDIAL_SECONDS)
+        self._enqueue(outbound, REDIAL_SECONDS)
 
     def close(self) -> None:
-        """Once all connections are hung up."""
+        """Stop the network thread, once all connections are closed."""
         self._closed = True
         self._wake()
         self._thread.join(HANDSHAKE_TIMEOUT_SECONDS)
 
-    def _order(self, outbound: Outbound, seconds: float) -> None:
-        self._orders.append((monotonic() + seconds, outbound))
+    def _enqueue(self, outbound: Outbound, seconds: float) -> None:
+        self._dial_queue.append((monotonic() + seconds, outbound))
         self._wake()
 
     def _wake(self) -> None:
@@ -241,11 +240,11 @@ class Endpoint:
         while not self._closed:
             try:
                 for key, events in self._selector.select(self._seconds()):
-                    self._attend_to(key, events)
-                self._follow_orders()
-                self._look_at_the_time()
-            except Exception:  # a defect: the other connections need this thread all the same
-                log.exception("the network thread of rank %d goes on after an error", self.rank)
+                    self._handle(key, events)
+                self._dial_due()
+                self._check_deadlines()
+            except Exception:  # a defect: the other connections still need this thread
+                log.exception("the network thread of rank %d continues after an error", self.rank)
                 sleep(REDIAL_SECONDS)
         for caller in self._callers:
             caller.socket.close()
@@ -253,14 +252,14 @@ class Endpoint:
             dialing.socket.close()
         self._close_sockets()
 
-    def _attend_to(self, key: selectors.SelectorKey, events: int) -> None:
+    def _handle(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
         elif key.fileobj is self._woken:
             with suppress(OSError):
                 self._woken.recv(4096)
         elif isinstance(key.data, Outbound):
-            self._go_on(key.data, events)
+            self._continue(key.data, events)
         elif isinstance(key.data, _IncomingHandshake) and key.data in self._callers:  # still
             self._read_hello(key.data)
         elif isinstance(key.data, _OutgoingHandshake) and key.data in self._dialing.values():
@@ -272,52 +271,53 @@ class Endpoint:
             end.close()
 
     def _seconds(self) -> float | None:
-        """How long there may be nothing to do."""
+        """The time until the next deadline; None if there is none."""
         now = monotonic()
         if any(caller.record_lookup is not None for caller in self._callers):
             return STORE_ANSWER_POLL_SECONDS
         oldest = next(iter(self._callers), None)
-        times = [when for when, _ in tuple(self._orders)]
-        times += [self._looks] if self._outbound else []
+        times = [when for when, _ in tuple(self._dial_queue)]
+        times += [self._next_check] if self._outbound else []
         times += [dialing.deadline for dialing in self._dialing.values()]
         if oldest is not None:
             times.append(oldest.deadline)
         return max(0.0, min(times) - now) if times else None
 
-    def _follow_orders(self) -> None:
-        for _ in range(len(self._orders)):
-            when, outbound = self._orders.popleft()
+    def _dial_due(self) -> None:
+        for _ in range(len(self._dial_queue)):
+            when, outbound = self._dial_queue.popleft()
             if when > monotonic():
-                self._orders.append((when, outbound))
+                self._dial_queue.append((when, outbound))
             elif not outbound.closed:
-                self._call(outbound)
+                self._connect(outbound)
 
-    def _look_at_the_time(self) -> None:
+    def _check_deadlines(self) -> None:
         now = monotonic()
         for dialing in [d for d in self._dialing.values() if d.deadline <= now]:
             self._failed(dialing)
         for caller in list(self._callers):
             if caller.record_lookup is not None and caller.record_lookup.done():
-                self._let_in_as_in_store(caller, caller.record_lookup)
+                self._admit_as_in_store(caller, caller.record_lookup)
             elif caller.deadline <= now:
                 self._turn_away(caller, RejectionReason.UNFINISHED)
             elif caller.record_lookup is None:
                 break  # the others came later
-        if now >= self._looks:
-            self._looks = now + LIVENESS_POLL_SECONDS
+        if now >= self._next_check:
+            self._next_check = now + LIVENESS_POLL_SECONDS
             for outbound in tuple(self._outbound):
-                self._look_after(outbound)
+                self._check_liveness(outbound)
 
-    def _look_after(self, outbound: Outbound) -> None:
-        """A host that is cut off says nothing: its connections break when it doesn't answer."""
+    def _check_liveness(self, outbound: Outbound) -> None:
+        """Close a connection whose peer no longer acknowledges, as that of a host that is cut
+        off."""
         with outbound.lock:
             if outbound.socket is None or answers(outbound.socket):
                 return
             self.mark_broken(outbound)
-        self._news()
+        self._on_change()
 
-    def _go_on(self, outbound: Outbound, events: int) -> None:
-        """A connection that stands has room, or was closed by the other end."""
+    def _continue(self, outbound: Outbound, events: int) -> None:
+        """Write on a connection that accepts more, or close one that the peer closed."""
         with outbound.lock:
             if outbound.socket is None:
                 return
@@ -328,15 +328,15 @@ class Endpoint:
                     self._selector.modify(outbound.socket, READ_EVENT, outbound)
             except OSError:
                 self.mark_broken(outbound)
-                tells = True
+                notify = True
             else:
-                tells, outbound.awaited = outbound.awaited, False
-        if tells:
-            self._news()
+                notify, outbound.awaited = outbound.awaited, False
+        if notify:
+            self._on_change()
 
     # Connections that this rank opens
 
-    def _call(self, outbound: Outbound) -> None:
+    def _connect(self, outbound: Outbound) -> None:
         former = self._dialing.pop(outbound, None)
         if former is not None:
             self._drop(former.socket)
@@ -350,7 +350,7 @@ class Endpoint:
         try:
             hello = Hello(self._identity, record)
             connection = socket.socket(family, socket.SOCK_STREAM)
-        except (ValueError, OSError):  # a key on a card that is none, or no free descriptor
+        except (ValueError, OSError):  # an invalid key in a record, or no free descriptor
             self._fail(outbound, record)
             return
         prepare(connection)
@@ -404,7 +404,7 @@ class Endpoint:
             except OSError:
                 self.mark_broken(outbound)
             outbound.awaited = False
-        self._news()
+        self._on_change()
 
     def _failed(self, handshake: _OutgoingHandshake) -> None:
         del self._dialing[handshake.outbound]
@@ -412,13 +412,13 @@ class Endpoint:
         self._fail(handshake.outbound, handshake.peer_record)
 
     def _fail(self, outbound: Outbound, record: PeerRecord) -> None:
-        """It cannot be opened to where this card says, which is no news of where it is now."""
+        """Mark a connection broken that could not be opened, unless the peer has a new record."""
         with outbound.lock:
             if not outbound.closed and outbound.peer_record == record:
                 self.mark_broken(outbound)
-        self._news()
+        self._on_change()
 
-    # Connections that others open
+    # Connections that peers open
 
     def _accept(self) -> None:
         try:
@@ -432,11 +432,11 @@ class Endpoint:
                     self._turn_away(next(iter(self._callers)), RejectionReason.UNFINISHED)
         except BlockingIOError:
             pass
-        except OSError:  # no descriptor is free: this is tried again at once otherwise
+        except OSError:  # no descriptor is free: don't try again at once
             sleep(REDIAL_SECONDS)
 
     def _read_hello(self, handshake: _IncomingHandshake) -> None:
-        if handshake.record_lookup is not None:  # it says more before it has an answer, or has gone
+        if handshake.record_lookup is not None:  # it sent more before the reply, or closed
             self._turn_away(handshake, RejectionReason.STRANGER)
             return
         try:
@@ -455,7 +455,7 @@ class Endpoint:
             )
         elif len(handshake.hello) == handshake.wanted:
             if handshake.wanted > WIRE_PREFIX_STRUCT.size:
-                self._judge(handshake)
+                self._check_hello(handshake)
                 return
             magic, version, nbytes = WIRE_PREFIX_STRUCT.unpack(handshake.hello)
             if magic != WIRE_MAGIC or not 0 < nbytes <= HELLO_NBYTES:
@@ -465,8 +465,8 @@ class Endpoint:
             else:
                 handshake.wanted += nbytes
 
-    def _judge(self, handshake: _IncomingHandshake) -> None:
-        """All of the hello is there."""
+    def _check_hello(self, handshake: _IncomingHandshake) -> None:
+        """Check a complete hello."""
         hello = bytes(handshake.hello)
         record = handshake.peer_record = sender_of(self._identity, hello)
         if record is None:
@@ -477,12 +477,12 @@ class Endpoint:
         except ValueError:
             self._turn_away(handshake, RejectionReason.STRANGER)
             return
-        # Only those who know this rank's card from the store get as far as a question to it.
-        believes_store = self.protection.secret is None and self.protection.encrypted
-        if believes_store and self._known.get(record.rank) != record:
+        # Only peers that know this rank's record from the store cause a lookup in it.
+        trusts_store = self.protection.secret is None and self.protection.encrypted
+        if trusts_store and self._known.get(record.rank) != record:
             self._look_up_record(handshake, record.rank)
         else:
-            self._let_in(handshake, record)
+            self._admit_peer(handshake, record)
 
     def _look_up_record(self, handshake: _IncomingHandshake, rank: int) -> None:
         name = self._signer.key_of(rank)
@@ -491,7 +491,7 @@ class Endpoint:
         except RunError:
             self._turn_away(handshake, RejectionReason.UNFINISHED)
 
-    def _let_in_as_in_store(self, handshake: _IncomingHandshake, looked_up: Future[bytes]) -> None:
+    def _admit_as_in_store(self, handshake: _IncomingHandshake, looked_up: Future[bytes]) -> None:
         try:
             record = self._signer.read(looked_up.result())
         except RuntimeError:  # torch's DistError is one
@@ -501,9 +501,9 @@ class Endpoint:
             self._turn_away(handshake, RejectionReason.STRANGER)
             return
         self._known[record.rank] = record
-        self._let_in(handshake, record)
+        self._admit_peer(handshake, record)
 
-    def _let_in(self, handshake: _IncomingHandshake, record: PeerRecord) -> None:
+    def _admit_peer(self, handshake: _IncomingHandshake, record: PeerRecord) -> None:
         try:
             handshake.socket.send(handshake.reply)  # a new socket has room for it
         except OSError:
@@ -533,7 +533,7 @@ def _listening(rank: int, host: str) -> socket.socket:
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """The other end says nothing after the handshake: what can be read is its end."""
+    """False if the peer closed the connection: it sends nothing after the handshake."""
     try:
         connection.recv(1)
     except BlockingIOError:
@@ -542,5 +542,5 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def _get(store: Store, name: str) -> bytes:
-    """What the store has under this name; empty if there is nothing."""
+    """The value of this key in the store; empty if there is none."""
     return store.get(name) if store.check([name]) else b""

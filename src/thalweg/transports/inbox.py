@@ -1,7 +1,7 @@
-"""What has arrived and nobody has asked for yet, by sender and label.
+"""Messages that have arrived and were not received yet, by sender and label.
 
-Only messages of the present formation, from its members, are handed out. A peer may have entered
-the next one before this rank: what it sends then is kept until this rank enters too, up to a bound.
+Only messages of the current membership epoch, from its members, are delivered. A peer may enter the
+next epoch before this rank: its messages are kept until this rank enters too, up to a bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thalweg.errors import PeerLate, TransportClosed, TransportError
 from thalweg.transports.rejections import RejectionCounter, RejectionReason
 from thalweg.transports.transport import Address, Array
 
-MAX_EARLY_MESSAGES = 512  # messages of later formations that are kept
+MAX_EARLY_MESSAGES = 512  # messages of later epochs that are kept
 MAX_EARLY_BYTES = 256 << 20
 
 
@@ -27,7 +27,7 @@ class _EarlyMessage(NamedTuple):
 
 
 class Inbox:
-    """Filled by one or more threads, emptied by another."""
+    """A queue of messages that one or more threads fill and another one empties."""
 
     def __init__(self, rank: int, refused: RejectionCounter | None = None) -> None:
         self.rank = rank
@@ -47,26 +47,27 @@ class Inbox:
     def refuse_if_no_member(self, peer: int) -> None:
         if not self.has_member(peer):
             raise TransportError(
-                f"rank {peer} isn't in formation {self.membership_epoch} of rank {self.rank}",
-                "exchange messages with its members, or enter one that has it",
+                f"rank {peer} isn't in membership epoch {self.membership_epoch} of rank "
+                f"{self.rank}",
+                "exchange messages with members, or enter an epoch that has this rank",
             )
 
     def has_member(self, peer: int) -> bool:
         return self._members is None or peer in self._members
 
-    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
-        """Forget what came of older formations, and hand out what came early of this one."""
+    def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
+        """Drop messages of older epochs, and deliver those of this one that came early."""
         with self._changed:
-            self.refuse_if_closed(f"enters formation {formation}")
-            if formation <= self.membership_epoch:
+            self.refuse_if_closed(f"enters membership epoch {epoch}")
+            if epoch <= self.membership_epoch:
                 raise TransportError(
-                    f"rank {self.rank} can't enter formation {formation}: it is in "
+                    f"rank {self.rank} can't enter membership epoch {epoch}: it is in "
                     f"{self.membership_epoch}",
-                    "give each formation a higher number than the one before",
+                    "give each epoch a higher number than the one before",
                 )
-            forgotten = sum(len(queue) for queue in self._messages.values())
-            self.refused.count(RejectionReason.STALE, forgotten)
-            self.membership_epoch = formation
+            dropped = sum(len(queue) for queue in self._messages.values())
+            self.refused.count(RejectionReason.STALE, dropped)
+            self.membership_epoch = epoch
             self._members = frozenset(members)
             self._messages.clear()
             early, self._early = self._early, []
@@ -74,14 +75,14 @@ class Inbox:
                 self._sort_in(message)
             self._changed.notify_all()
 
-    def put(self, address: Address, array: Array, formation: int = 0) -> None:
+    def put(self, address: Address, array: Array, epoch: int = 0) -> None:
         with self._changed:
             if not self.closed:
-                self._sort_in(_EarlyMessage(formation, address, array))
+                self._sort_in(_EarlyMessage(epoch, address, array))
                 self._changed.notify_all()
 
     def receive_now(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
-        """One of these messages, if it is here."""
+        """One of these messages if it has arrived, else None."""
         with self._changed:
             return self._pop(wanted)
 
@@ -96,7 +97,7 @@ class Inbox:
                     raise peer_late_error(self.rank, wanted)
 
     def idle(self, seconds: float) -> None:
-        """Wait until something has come, or `wake` was called."""
+        """Wait until a message has arrived, or `wake` was called."""
         with self._changed:
             if not self._woken:
                 self._changed.wait(seconds)
@@ -115,24 +116,19 @@ class Inbox:
             self._changed.notify_all()
 
     def _sort_in(self, message: _EarlyMessage) -> None:
-        formation, address, array = message
-        if formation > self.membership_epoch:
-            if (
-                len(self._early) < MAX_EARLY_MESSAGES
-                and self._early_bytes() + array.nbytes <= MAX_EARLY_BYTES
-            ):
+        epoch, address, array = message
+        if epoch > self.membership_epoch:
+            nbytes = array.nbytes + sum(early.array.nbytes for early in self._early)
+            if len(self._early) < MAX_EARLY_MESSAGES and nbytes <= MAX_EARLY_BYTES:
                 self._early.append(message)
             else:
                 self.refused.count(RejectionReason.TOO_EARLY)
-        elif formation < self.membership_epoch:
+        elif epoch < self.membership_epoch:
             self.refused.count(RejectionReason.STALE)
         elif not self.has_member(address.peer):
             self.refused.count(RejectionReason.OUTSIDER)
         else:
             self._messages.setdefault(address, deque()).append(array)
-
-    def _early_bytes(self) -> int:
-        return sum(message.array.nbytes for message in self._early)
 
     def _pop(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
         self.refuse_if_closed("receives")

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: schedules run for real, with real waiting, and no network."""
+"""A transport between threads of one process: schedules really run and wait, without a network."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class MemoryTransport:
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._inbox.refuse_if_closed("sends")
         self._inbox.refuse_if_no_member(peer)
-        address, formation = Address(self._rank, label), self._inbox.membership_epoch
-        self._network.inboxes[peer].put(address, array.copy(), formation)
+        address, epoch = Address(self._rank, label), self._inbox.membership_epoch
+        self._network.inboxes[peer].put(address, array.copy(), epoch)
         return SENT
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
@@ -44,8 +44,8 @@ class MemoryTransport:
     ) -> tuple[Address, Array]:
         return self._inbox.receive(wanted, deadline)
 
-    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
-        self._inbox.enter_epoch(formation, members)
+    def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
+        self._inbox.enter_epoch(epoch, members)
 
     def idle(self, seconds: float) -> None:
         self._inbox.idle(seconds)
@@ -54,10 +54,10 @@ class MemoryTransport:
         self._inbox.wake()
 
     def check_sends(self) -> None:
-        """Nothing is lost."""
+        """Do nothing: no message is lost."""
 
     def use_store(self, store: Store) -> None:
-        """They have found one another."""
+        """Do nothing: peers need no addresses."""
 
     def close(self) -> None:
         self._inbox.close()

@@ -1,12 +1,12 @@
-"""What a rank puts into the store: where it listens, and the key that shows that it is it.
+"""The record of a rank in the store: its endpoint, and the public key that authenticates it.
 
-Whoever reaches the store can write there. So a card has a seal, which only those can make who know
-the job secret:
+Anybody who reaches the store can write there. So a record has a signature, which only holders of
+the job secret can make:
 
     HMAC-SHA256(secret, [purpose, run, rank, endpoint, public key])      (RFC 2104)
 
-The secret itself and private keys are never in the store. Without a secret there are no seals, and
-everybody is believed.
+The secret itself and private keys are never in the store. Without a secret there are no signatures,
+and all records are trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from thalweg.transports.cipher import KEY_NBYTES
 
-MAX_RECORD_BYTES = 1024  # bytes of a card's text
+MAX_RECORD_BYTES = 1024
 MAX_PORT = 65535
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[\w.-]+):(\d{1,5})", re.ASCII)
 
@@ -32,7 +32,7 @@ class PeerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSigner:
-    """Writes cards and reads them; of one run, for one purpose."""
+    """Writes and reads the records of one run for one purpose."""
 
     purpose: str
     run: str
@@ -45,12 +45,12 @@ class RecordSigner:
                 "rank": record.rank,
                 "endpoint": record.endpoint,
                 "key": record.key.hex(),
-                "seal": self._seal(record),
+                "seal": self._signature(record),
             }
         )
 
     def read(self, text: bytes) -> PeerRecord | None:
-        """None if it isn't a card, or not one that a holder of the secret wrote."""
+        """The record in this text; None if it isn't one, or wasn't signed with the secret."""
         try:
             parts = json.loads(text) if len(text) <= MAX_RECORD_BYTES else {}
             record = PeerRecord(
@@ -58,13 +58,14 @@ class RecordSigner:
             )
             if not self._is_sound(record) or not isinstance(parts["seal"], str):
                 return None
-            sealed = hmac.compare_digest(parts["seal"].encode(), self._seal(record).encode())
+            signature = self._signature(record).encode()
+            is_signed = hmac.compare_digest(parts["seal"].encode(), signature)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        return record if sealed or self.secret is None else None
+        return record if is_signed or self.secret is None else None
 
     def key_of(self, rank: int) -> str:
-        """Under which a rank's card lies in the store."""
+        """The store key of a rank's record."""
         return f"{self.purpose}/{rank}"
 
     def _is_sound(self, record: PeerRecord) -> bool:
@@ -77,8 +78,8 @@ class RecordSigner:
             and len(record.key) == (KEY_NBYTES if self.encrypted else 0)
         )
 
-    def _seal(self, record: PeerRecord) -> str:
+    def _signature(self, record: PeerRecord) -> str:
         if self.secret is None:
             return ""
-        said = [self.purpose, self.run, record.rank, record.endpoint, record.key.hex()]
-        return hmac.digest(self.secret, json.dumps(said).encode(), "sha256").hex()
+        parts = [self.purpose, self.run, record.rank, record.endpoint, record.key.hex()]
+        return hmac.digest(self.secret, json.dumps(parts).encode(), "sha256").hex()

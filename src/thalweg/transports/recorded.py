@@ -1,4 +1,4 @@
-"""What went over a transport, message by message: a wrapper over any other."""
+"""A transport that records the messages of another one, which it wraps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from time import monotonic
 from thalweg.transports.store_client import Store
 from thalweg.transports.transport import Address, Array, Label, Landings, Sending, Transport
 
-MESSAGE_HISTORY_COUNT = 100_000  # messages
+MESSAGE_HISTORY_COUNT = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedMessage:
-    """When a message was handed over or taken in, by `time.monotonic`."""
+    """A message that was sent or received, with its time by `time.monotonic`."""
 
     seconds: float
     sent: bool
@@ -34,7 +34,7 @@ class RecordedTransport:
         return self._inner.rank
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        self._note(True, peer, label, array)
+        self._record(True, peer, label, array)
         return self._inner.send(peer, label, array, deadline)
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
@@ -44,11 +44,11 @@ class RecordedTransport:
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
     ) -> tuple[Address, Array]:
         address, array = self._inner.receive_any(wanted, deadline, landings)
-        self._note(False, *address, array)
+        self._record(False, *address, array)
         return address, array
 
-    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
-        self._inner.enter_epoch(formation, members)
+    def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
+        self._inner.enter_epoch(epoch, members)
 
     def idle(self, seconds: float) -> None:
         self._inner.idle(seconds)
@@ -65,9 +65,8 @@ class RecordedTransport:
     def close(self) -> None:
         self._inner.close()
 
-    def _note(self, sent: bool, peer: int, label: Label, array: Array) -> None:
-        self.messages.append(
-            RecordedMessage(
-                seconds=monotonic(), sent=sent, peer=peer, label=label, nbytes=array.nbytes
-            )
+    def _record(self, sent: bool, peer: int, label: Label, array: Array) -> None:
+        message = RecordedMessage(
+            seconds=monotonic(), sent=sent, peer=peer, label=label, nbytes=array.nbytes
         )
+        self.messages.append(message)

@@ -1,7 +1,7 @@
-"""What came and wasn't handed out, and how often.
+"""Rejected messages and connections, counted by reason.
 
-Some of it is a matter of course: who is late, or was cut off, still speaks for an older formation.
-The rest comes from a stranger or from a defect, and is said once in a while in the log.
+Some are normal: a straggler, or a member that was cut off, still sends for an older membership
+epoch. The others come from outside the job or from a defect, and are logged at most once a minute.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from threading import Lock
 from time import monotonic
 
 log = logging.getLogger("thalweg")
-REJECTION_LOG_PERIOD_SECONDS = 60.0  # seconds between two lines in the log
+REJECTION_LOG_PERIOD_SECONDS = 60.0  # between two lines in the log
 
 
 class RejectionReason(Enum):
-    STALE = "messages of an older formation"
-    OUTSIDER = "messages from a rank that isn't in the formation"
-    TOO_EARLY = "messages of a formation that it hasn't entered, more than it keeps for later"
-    UNFINISHED = "connections that ended before they said who they are"
-    STRANGER = "connections of strangers"
+    STALE = "messages of an older membership epoch"
+    OUTSIDER = "messages from a rank that isn't in the membership epoch"
+    TOO_EARLY = "messages of a later membership epoch, more than are kept"
+    UNFINISHED = "connections that ended during their handshake"
+    STRANGER = "connections from processes outside the job"
     FORGED = "connections and addresses in another rank's name, or without the job's secret"
-    MALFORMED = "messages not of our making, or of another version"
-    TAMPERED = "messages that were changed, repeated or reordered on their way"
-    TRUNCATED = "messages whose connection ended before all of them had come"
-    TOO_LARGE = "messages longer than there is memory for"
+    MALFORMED = "malformed messages, or messages of another version"
+    TAMPERED = "messages that were changed, repeated or reordered in the network"
+    TRUNCATED = "messages that were cut off by the end of their connection"
+    TOO_LARGE = "messages that don't fit into memory"
 
     @property
     def is_suspicious(self) -> bool:
@@ -44,7 +44,7 @@ _USUAL_REJECTIONS = (
 
 
 class RejectionCounter(Mapping[RejectionReason, int]):
-    """Of one rank; counted by any thread."""
+    """The rejections of one rank by reason; any thread may count."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -53,18 +53,18 @@ class RejectionCounter(Mapping[RejectionReason, int]):
         self._quiet_until = 0.0
 
     def count(self, why: RejectionReason, number: int = 1, *, peer: int | None = None) -> None:
-        """`peer` is whose connection it came by, where that is known."""
+        """Count rejections; `peer` is the rank at the other end of the connection, if known."""
         if not number:
             return
         with self._lock:
             self._counts[why] += number
-            says = why.is_suspicious and monotonic() >= self._quiet_until
-            if says:
+            logs = why.is_suspicious and monotonic() >= self._quiet_until
+            if logs:
                 self._quiet_until = monotonic() + REJECTION_LOG_PERIOD_SECONDS
-        if says:
+        if logs:
             log.warning(
-                "rank %d refused %s%s (%d so far); training goes on, and more of it within %g s is "
-                "counted in run.refused only",
+                "rank %d rejected %s%s (%d so far); training continues, and more of it within %g s "
+                "is counted in run.refused only",
                 self._rank,
                 why.value,
                 "" if peer is None else f", from rank {peer}",

@@ -1,7 +1,7 @@
-"""How a worker's sockets are protected, and what they have refused.
+"""The security configuration of a worker's sockets.
 
-Connections are encrypted (`cipher`) where others than this host can listen in, and plain on the
-loopback interface; THALWEG_ENCRYPTION forces one of them.
+Connections are encrypted (`cipher`) between hosts, and plain on the loopback interface;
+THALWEG_ENCRYPTION forces one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ON, OFF = "on", "off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """`run` is the run's name in the store: a card of one isn't a card of another."""
+    """Encryption and secret of a run; `run` is its name in the store: runs don't share records."""
 
     encrypted: bool = False
     secret: bytes | None = field(default=None, repr=False)
@@ -40,19 +40,19 @@ class SecurityConfig:
 
     @property
     def fingerprint(self) -> str:
-        """By which ranks see that they have the same secret, and nobody sees which."""
+        """A hash by which ranks compare their secrets without revealing them."""
         if self.secret is None:
             return "absent"
         return hmac.digest(self.secret, f"same/{self.run}".encode(), "sha256").hex()[:8]
 
 
 def wants_encryption(environment: Mapping[str, str], address: str) -> bool:
-    """Whether a worker that listens at this address encrypts its connections."""
+    """True if a worker that listens at this address encrypts its connections."""
     name = ENCRYPTION_VARIABLE if environment.get(ENCRYPTION_VARIABLE) else FORMER_VARIABLE
-    said = environment.get(name, "").lower()
-    if said not in ("", ON, OFF):
-        raise LaunchError(f"{name} is {said!r}", f"set it to {ON} or {OFF}, or unset it")
-    return said == ON or (not said and not is_loopback(address))
+    value = environment.get(name, "").lower()
+    if value not in ("", ON, OFF):
+        raise LaunchError(f"{name} is {value!r}", f"set it to {ON} or {OFF}, or unset it")
+    return value == ON or (not value and not is_loopback(address))
 
 
 def is_loopback(address: str) -> bool:

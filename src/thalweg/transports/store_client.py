@@ -1,4 +1,4 @@
-"""A line to the store that never hangs.
+"""A client of the store that never hangs.
 
 Torch bounds the time of a `get`, but neither of `check` nor of `compare_set`: on a store whose host
 is paused or cut off they never return. A `StoreClient` makes such calls in its own thread, on a
@@ -23,9 +23,10 @@ T = TypeVar("T")
 
 
 class Store(Protocol):
-    """What is used of a `torch.distributed.Store`.
+    """The part of `torch.distributed.Store` that Thalweg uses.
 
-    compare_set(key, "", value) sets an absent key; all forms return what the key holds then."""
+    compare_set(key, "", value) sets an absent key; all forms return the value that the key then
+    has."""
 
     def get(self, key: str, /) -> bytes: ...
     def set(self, key: str, value: str, /) -> None: ...
@@ -41,7 +42,7 @@ _STORE_LOST_REMEDY = "look whether the launcher still runs, and whether its host
 
 
 class StoreClient:
-    """One rank's line to the store: a call ends in an answer or in RunError, never in a hang."""
+    """A rank's client of the store: a call ends in an answer or in RunError, never in a hang."""
 
     def __init__(self, store: Store, rank: int) -> None:
         self.rank = rank
@@ -53,10 +54,10 @@ class StoreClient:
         finalize(self, self._calls.put, None)
 
     def call_async(self, call: Callable[[Store], T]) -> Future[T]:
-        """Ask without waiting; what the store raises is in the future."""
+        """Call the store without waiting; the future has its errors, too."""
         if self._process != os.getpid():  # a fork has no threads of its parent's
             raise RunError(
-                f"the line of rank {self.rank} to the store was made in another process",
+                f"the store client of rank {self.rank} was made in another process",
                 "attach in the process that trains",
             )
         if self._broken is not None:
@@ -82,7 +83,8 @@ class StoreClient:
 
 
 def _serve(store: Store, calls: _Calls) -> None:
-    """Answer until None comes; holds no Line, so that a Line nobody uses ends its thread."""
+    """Serve calls until None arrives; holds no StoreClient, so that an unused one ends its
+    thread."""
     own: Store | None = None
     while (call := calls.get()) is not None:
         work, answer = call

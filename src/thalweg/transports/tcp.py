@@ -1,15 +1,16 @@
 """The transport between processes: TCP, encrypted between hosts.
 
-Large messages are sent from where they are, without a copy: their array is left alone until the
-sending is waited for. Queues are bounded: where one is full, `send` waits. Whatever waits takes in
-what arrives meanwhile, so that two ranks with full queues don't wait for each other.
+Large messages are sent from their array without a copy: it must not change until the sending is
+waited for. Queues are bounded: where one is full, `send` waits. A waiting call receives meanwhile,
+so that two ranks with full queues don't wait for each other.
 
-Connections belong to a formation: entering the next one breaks them off, so what waits in them is
-gone at once, and makes them anew where they are needed.
+Connections belong to a membership epoch: entering the next one closes them and drops their messages
+at once; new ones are opened when they are needed.
 
-A connection that breaks comes back by itself, also to a peer that is back at another address; what
-was on its way is lost. A peer that is gone for longer than a short grace is lost: who waits for it
-or sends to it is told. Who waits for a peer that it never sent to connects to it, to see that.
+A broken connection is opened again, also to a peer that restarted at another address; messages in
+flight are lost. A peer that is gone for longer than a short grace is lost: calls that wait for it
+or send to it raise PeerLost. A rank that waits for a peer without a connection opens one, to detect
+this.
 """
 
 from __future__ import annotations
@@ -39,21 +40,19 @@ from thalweg.transports.transport import (
 )
 from thalweg.transports.wire import Wire
 
-TCP_HEADER_STRUCT = struct.Struct(
-    "<QQIIIQ"
-)  # formation, step, round, start, stop, bytes of the payload
+TCP_HEADER_STRUCT = struct.Struct("<QQIIIQ")  # epoch, step, round, start, stop, payload bytes
 TCP_PURPOSE = "tcp"
-MAX_QUEUED_MESSAGES = 256  # messages that may wait for one peer
-MALLOC_THRESHOLD_BYTES = 31 << 20  # bytes, just below what glibc ever keeps for itself
-SEND_CHECK_POLL_SECONDS = 0.1  # seconds of waiting after which connections are looked at
-PEER_RECONNECT_SECONDS = 2.0  # seconds for a peer to come back
+MAX_QUEUED_MESSAGES = 256  # per peer
+MALLOC_THRESHOLD_BYTES = 31 << 20  # just below glibc's maximum
+SEND_CHECK_POLL_SECONDS = 0.1  # between two checks of the connections while waiting
+PEER_RECONNECT_SECONDS = 2.0
 
 
 class TcpTransport:
-    """`store` tells the ranks of one another's addresses; `host` is this one's. A peer whose
-    connection is down for more than `grace` seconds is lost; unless this rank `forgives`, also one
-    whose connection broke and is back. `look` is called while a message doesn't get away, and may
-    raise."""
+    """A transport over TCP. `store` has the addresses of the ranks; `host` is this one's. A peer
+    whose connection is down for more than `grace` seconds is lost; unless this rank `forgives`,
+    also one whose connection broke and is up again. `look` is called while a message can't be sent,
+    and may raise."""
 
     def __init__(
         self,
@@ -89,12 +88,12 @@ class TcpTransport:
 
     @property
     def refused(self) -> Mapping[RejectionReason, int]:
-        """What came and wasn't handed out, and why."""
+        """The number of rejected messages and connections by reason."""
         return self._wire.endpoint.refused
 
     def use_store(self, store: Store) -> None:
-        """Look peers up in this store from now on, and be found there; RunError if it doesn't
-        answer."""
+        """Look peers up in this store from now on, and publish this rank's record there; RunError
+        if it doesn't answer."""
         self._wire.endpoint.use_store(store)
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
@@ -105,7 +104,7 @@ class TcpTransport:
             header = TCP_HEADER_STRUCT.pack(self._inbox.membership_epoch, *label, payload.nbytes)
             outbound = self._connection(peer, label, deadline)
             if outbound.down:
-                self._look_after(peer)
+                self._check_peer(peer)
             while len(outbound.queue) >= MAX_QUEUED_MESSAGES:
                 self._wait_for_room(outbound, label, deadline)
             message = self._wire.send(outbound, header, payload.data)
@@ -124,52 +123,51 @@ class TcpTransport:
                 if found is not None:
                     return found
                 left = deadline - monotonic()
-                if left <= 0 and not self._take_in(0.0):
+                if left <= 0 and not self._receive(0.0):
                     raise peer_late_error(self._rank, wanted)
-                if left > 0 and not self._take_in(min(left, SEND_CHECK_POLL_SECONDS)):
+                if left > 0 and not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
                     for peer in {address.peer for address in wanted}:
-                        self._look_after(peer)
-                    self._look_for_losses()
+                        self._check_peer(peer)
+                    self._check_losses()
 
     def wait_for(
         self, outbound: Outbound, message: Outgoing, label: Label, deadline: float
     ) -> None:
-        """Until the message has left, or is lost."""
+        """Wait until the message was written, or is lost."""
         while not message.done:
-            if monotonic() >= deadline:
-                raise peer_late_error(self._rank, (Address(outbound.peer_record.rank, label),))
+            peer, left = outbound.peer_record.rank, deadline - monotonic()
+            if left <= 0:
+                raise peer_late_error(self._rank, (Address(peer, label),))
             with self._in_use:
                 self._inbox.refuse_if_closed("sends")
                 outbound.awaited = True
-                came = message.done or self._take_in(
-                    min(SEND_CHECK_POLL_SECONDS, max(0.0, deadline - monotonic()))
-                )
-                if not came and self._inbox.has_member(outbound.peer_record.rank):
-                    self._look_after(outbound.peer_record.rank)
-            if not came:
+                moved = message.done or self._receive(min(SEND_CHECK_POLL_SECONDS, left))
+                if not moved and self._inbox.has_member(peer):
+                    self._check_peer(peer)
+            if not moved:
                 self._raise_if_aborted()
 
     def idle(self, seconds: float) -> None:
         with self._in_use:
             if not self._inbox.closed:
-                self._take_in(seconds)
+                self._receive(seconds)
 
     def wake(self) -> None:
         self._wire.wake()
 
     def check_sends(self) -> None:
         with self._in_use:
-            self._look_for_losses()
+            self._check_losses()
 
-    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
+    def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
         with self._in_use:
-            self._inbox.enter_epoch(formation, members)
+            self._inbox.enter_epoch(epoch, members)
             self._landings = None
             self._wire.hang_up()
             self._wire.detach_targets()
 
     def close(self) -> None:
-        """Also lets what was sent last leave, for a moment."""
+        """Close the transport after a short time for the last messages to be written."""
         if self._inbox.closed or self._wire.is_fork:
             return
         self._inbox.close()
@@ -188,8 +186,9 @@ class TcpTransport:
             sleep(SEND_CHECK_POLL_SECONDS / 10)
         return self._wire.connect(record)
 
-    def _look_after(self, peer: int) -> None:
-        """See whether the peer is there, and look for it if not; PeerLost if it was gone long."""
+    def _check_peer(self, peer: int) -> None:
+        """Check the connection to a peer, and look its address up if it is down; PeerLost after
+        the grace."""
         outbound = self._wire.outbound.get(peer)
         if outbound is None:
             record = self._wire.endpoint.find(peer)
@@ -208,8 +207,8 @@ class TcpTransport:
                 peer=peer,
             )
 
-    def _look_for_losses(self) -> None:
-        """Somebody may wait for ever for what was on its way when a connection broke."""
+    def _check_losses(self) -> None:
+        """Raise PeerLost if a connection broke: a peer may wait for ever for lost messages."""
         for peer, outbound in self._wire.outbound.items():
             if outbound.has_broken and not self._forgives:
                 raise PeerLost(
@@ -225,27 +224,27 @@ class TcpTransport:
         if left <= 0:
             raise peer_late_error(self._rank, (Address(peer, label),))
         outbound.awaited = True
-        if not self._take_in(min(left, SEND_CHECK_POLL_SECONDS)):
+        if not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
             self._raise_if_aborted()
-            self._look_after(peer)
+            self._check_peer(peer)
 
-    def _take_in(self, seconds: float) -> bool:
-        """Move what has arrived into the inbox; whether anything happened."""
+    def _receive(self, seconds: float) -> bool:
+        """Move arrived messages into the inbox; False if nothing happened in this time."""
         messages = self._wire.receive(seconds, self._place)
         for rank, header, array in messages or ():
-            formation, *label, _ = TCP_HEADER_STRUCT.unpack(header)
-            self._inbox.put(Address(rank, Label(*label)), array, formation)
+            epoch, *label, _ = TCP_HEADER_STRUCT.unpack(header)
+            self._inbox.put(Address(rank, Label(*label)), array, epoch)
         return messages is not None
 
     def _place(self, rank: int, header: bytes, nbytes: int) -> Landing | None:
-        formation, *label, _ = TCP_HEADER_STRUCT.unpack(header)
-        if self._landings is None or formation != self._inbox.membership_epoch:
+        epoch, *label, _ = TCP_HEADER_STRUCT.unpack(header)
+        if self._landings is None or epoch != self._inbox.membership_epoch:
             return None
         return self._landings(Address(rank, Label(*label)), nbytes)
 
 
 class _Queued:
-    """A message that the socket did not take at once."""
+    """A message that the socket did not accept at once."""
 
     def __init__(
         self, transport: TcpTransport, outbound: Outbound, message: Outgoing, label: Label
@@ -265,7 +264,7 @@ class _Queued:
 
 
 def _keep_freed_memory() -> None:
-    """Let the allocator keep what it frees, up to its own limit. Every message that comes in
-    is allocated; glibc hands large blocks back to the kernel at once, and takes them again page
-    by page, until it has seen a large one freed: let it see one."""
+    """Let the allocator keep freed memory, up to its own limit. Every incoming message is
+    allocated; glibc returns large blocks to the kernel at once, and gets them back page by page,
+    until it has seen a large one freed: free one."""
     torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)

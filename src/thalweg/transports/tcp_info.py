@@ -1,12 +1,12 @@
-"""What the kernel knows of this process's TCP connections, whoever opened them.
+"""The kernel's counters of this process's TCP connections, whichever library opened them.
 
-Linux tells for every connection how many bytes were acknowledged, and for how long it was busy:
-something was under way or waited to be, of which it keeps apart the time in which the receiver had
-no room (`tcp_info`, since Linux 4.9; its clock ticks every few milliseconds). So the rate of a link
-is known without sending anything, also under torch's own collectives, and a receiver that is late
-isn't taken for a slow link.
+Linux counts the acknowledged bytes of every connection, and the time for which it was busy, that
+is, had data in flight or waiting, with the part of it in which the receive window was full
+(`tcp_info`, since Linux 4.9; its clock ticks every few milliseconds). So the rate of a link is
+known without sending anything, also under torch's own collectives, and a receiver that is a
+straggler isn't taken for a slow link.
 
-Elsewhere nothing is told, and nothing is known.
+Other systems have no such counters, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ from typing import NamedTuple
 
 DESCRIPTORS_PATH = Path("/proc/self/fd")
 TCP_INFO_OPTION = getattr(socket, "TCP_INFO", None)
-TCP_INFO_BYTES = 232  # of struct tcp_info that are asked for
-MIN_TCP_INFO_BYTES = 192  # with which it has all that is read here
-UNANSWERED_STRUCT = struct.Struct("=2xBB")  # segments in a row, and questions for room
-MAX_UNANSWERED_COUNT = 4  # after 0.2, 0.4, 0.8 and 1.6 seconds on a quick link
+TCP_INFO_BYTES = 232  # requested bytes of struct tcp_info
+MIN_TCP_INFO_BYTES = 192  # up to the last field that is read here
+UNANSWERED_STRUCT = struct.Struct("=2xBB")  # retransmits, and window probes
+MAX_UNANSWERED_COUNT = 4  # after 0.2, 0.4, 0.8 and 1.6 seconds on a fast link
 RTT_STRUCT = struct.Struct("=68xI")
 ACKED_STRUCT = struct.Struct("=120xQ")
-BUSY_STRUCT = struct.Struct("=168xQQ")  # and what of it the receiver had no room
+BUSY_STRUCT = struct.Struct("=168xQQ")  # and the part with a full receive window
 MICROSECOND_SECONDS = 1e-6
-MIN_OBSERVED_TRAFFIC_BYTES, TRAFFIC_MEMORY_SECONDS = (
-    1 << 16,
-    300.0,
-)  # bytes between two looks at all, and seconds
+MIN_OBSERVED_TRAFFIC_BYTES = 1 << 16  # between two readings of all connections
+TRAFFIC_MEMORY_SECONDS = 300.0
 _Key = tuple[int, str, int]
-"""A descriptor, and the address and port that it leads to."""
+"""A descriptor, and the address and port of its peer."""
 _Counts = tuple[int, int, float]
-"""Bytes that were acknowledged, microseconds busy, and the seconds of a round trip."""
+"""Acknowledged bytes, microseconds busy, and the round-trip time in seconds."""
 
 
 class ConnectionTraffic(NamedTuple):
-    """Over a connection, since it was last looked at. `busy` is without the time in which the peer
-    had no room."""
+    """The traffic of a connection since its last reading. `busy` excludes the time with a full
+    receive window."""
 
     address: str  # the peer's
     port: int
@@ -51,53 +49,55 @@ class ConnectionTraffic(NamedTuple):
 
 
 def answers(connection: socket.socket) -> bool:
-    """Whether the other end's kernel still acknowledges what is sent, be it that it has no room."""
+    """True if the peer's kernel still acknowledges data or window probes."""
     if TCP_INFO_OPTION is None:
         return True
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO_OPTION, TCP_INFO_BYTES)
-    except OSError:  # it isn't told here
+    except OSError:  # not on this system
         return True
-    segments, questions = UNANSWERED_STRUCT.unpack_from(info)
-    return bool(max(segments, questions) < MAX_UNANSWERED_COUNT)
+    retransmits, probes = UNANSWERED_STRUCT.unpack_from(info)
+    return bool(max(retransmits, probes) < MAX_UNANSWERED_COUNT)
 
 
 class Connections:
-    """Of this process, to other hosts: `own` are addresses of this one. One thread looks at all of
-    them from time to time, another at those that much went over, whenever it likes."""
+    """The connections of this process to other hosts; `own` are this host's addresses. One thread
+    reads all of them from time to time, another the busy ones at any time."""
 
     def __init__(self, own: frozenset[str]) -> None:
         self._own = own
         self._all: dict[_Key, _Counts] = {}
         self._busy: dict[_Key, _Counts] = {}
-        self._used: dict[_Key, float] = {}  # when much went over a connection last
-        self._descriptors: list[int] = []  # of those
+        self._used: dict[_Key, float] = {}  # when a connection was busy last
+        self._descriptors: list[int] = []  # of the busy ones
 
     def look_at_all(self) -> list[ConnectionTraffic]:
-        """What moved since the last time; and which connections are worth a look until the next."""
-        told = self._counters(_open())
-        found = _moved(self._all, told)
+        """The traffic since the last call; also selects the busy connections until the next."""
+        counters = self._counters(_open())
+        found = _moved(self._all, counters)
         now = monotonic()
         self._used |= {
             key: now for key, sent in found.items() if sent.nbytes >= MIN_OBSERVED_TRAFFIC_BYTES
         }
         self._used = {
-            k: t for k, t in self._used.items() if k in told and now - t < TRAFFIC_MEMORY_SECONDS
+            key: last
+            for key, last in self._used.items()
+            if key in counters and now - last < TRAFFIC_MEMORY_SECONDS
         }
         self._descriptors = [descriptor for descriptor, _, _ in self._used]
-        self._all = told
+        self._all = counters
         return list(found.values())
 
     def sent(self) -> list[ConnectionTraffic]:
-        """What moved since the last time on those that much goes over."""
-        told = self._counters(self._descriptors)
-        found = _moved(self._busy, told)
-        self._busy = told
+        """The traffic of the busy connections since the last call."""
+        counters = self._counters(self._descriptors)
+        found = _moved(self._busy, counters)
+        self._busy = counters
         return list(found.values())
 
     def _counters(self, descriptors: Iterable[int]) -> dict[_Key, _Counts]:
-        told = (_socket_counters(descriptor) for descriptor in descriptors)
-        return {key: counts for key, counts in filter(None, told) if key[1] not in self._own}
+        found = (_socket_counters(descriptor) for descriptor in descriptors)
+        return {key: counts for key, counts in filter(None, found) if key[1] not in self._own}
 
 
 def _moved(
@@ -115,7 +115,7 @@ def _moved(
 
 
 def _open() -> list[int]:
-    """Descriptors of this process, of whatever kind."""
+    """The open descriptors of this process, of whatever kind."""
     try:
         with os.scandir(DESCRIPTORS_PATH) as entries:
             return [int(entry.name) for entry in entries]
@@ -124,8 +124,8 @@ def _open() -> list[int]:
 
 
 def _socket_counters(descriptor: int) -> tuple[_Key, _Counts] | None:
-    """None if it isn't a TCP connection. The descriptor is another's: it is borrowed and left
-    open."""
+    """The counters of a TCP connection; None for other descriptors. The descriptor belongs to its
+    opener: it is borrowed and left open."""
     try:
         borrowed = socket.socket(fileno=descriptor)
     except OSError:
@@ -143,15 +143,15 @@ def _socket_counters(descriptor: int) -> tuple[_Key, _Counts] | None:
     if len(info) < MIN_TCP_INFO_BYTES:
         return None
     [acked] = ACKED_STRUCT.unpack_from(info)
-    busy, no_room = BUSY_STRUCT.unpack_from(info)
+    busy, window_full = BUSY_STRUCT.unpack_from(info)
     [round_trip] = RTT_STRUCT.unpack_from(info)
     key = descriptor, plain(peer[0]), peer[1]
-    return key, (acked, busy - no_room, round_trip * MICROSECOND_SECONDS)
+    return key, (acked, busy - window_full, round_trip * MICROSECOND_SECONDS)
 
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def plain(address: str) -> str:
-    """The IPv4 address in an IPv6 one that stands for it, and no zone."""
+    """An address without its zone; an IPv4-mapped IPv6 address as IPv4."""
     return address.removeprefix("::ffff:").partition("%")[0]

@@ -1,12 +1,12 @@
-"""Bytes between ranks: what every transport can do.
+"""Messages between ranks: the interface of every transport.
 
 A message is an array under a label: the step and round it belongs to, and its span of chunks.
 Messages with the same sender, receiver and label arrive in the order in which they were sent;
-others in any. What arrives has the bytes that were sent; the receiver knows their type.
-Deadlines are moments of `time.monotonic()`; nothing waits without one.
+others in any. A received array has the bytes that were sent; the receiver knows their type.
+Deadlines are times of `time.monotonic()`; no call waits without one.
 
-A transport is in a formation: the ranks that exchange messages now, under a number. One that was
-told of none is in formation 0, with everybody.
+A transport is in a membership epoch: the ranks that exchange messages now, under a number. At first
+it is in epoch 0, with all ranks.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ class Label(NamedTuple):
 
 
 class Address(NamedTuple):
-    """From whom, and under which label."""
+    """The sender and the label of a message."""
 
     peer: int
     label: Label
 
 
 Add = Callable[[int, memoryview], None]
-"""Takes a piece of a payload, and at which of its bytes the piece begins."""
+"""Receives the offset in bytes of a piece of a payload, and the piece."""
 
 
 class Landing(NamedTuple):
-    """Where the payload of an awaited message goes while it arrives: into these bytes, or, piece by
-    piece, to `add`. The message is handed out with this very array."""
+    """The target of an awaited payload while it arrives: these bytes, or, piece by piece, `add`.
+    The message is delivered with this very array."""
 
     array: Array
     add: Add | None = None
 
 
 Landings = Callable[[Address, int], Landing | None]
-"""The landing of a message, by its address and length; None: it is handed out in new memory."""
+"""The landing of a message, by its address and length; None: it is delivered in new memory."""
 
 
 class Sending(Protocol):
-    """A message that was handed over and may still be read from its array."""
+    """A submitted message, which may still be read from its array."""
 
     @property
     def done(self) -> bool:
-        """Whether the array may be changed."""
+        """True if the array may be changed."""
 
     def wait(self, deadline: float) -> None:
-        """Until the array may be changed; PeerLate if that takes longer than the deadline."""
+        """Wait until the array may be changed; PeerLate if that takes longer than the deadline."""
 
 
 class Transport(Protocol):
@@ -68,43 +68,43 @@ class Transport(Protocol):
     def rank(self) -> int: ...
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        """Hand the array over, which is left alone until the sending is waited for. Waits only
-        while the queue to this peer is full."""
+        """Submit the array, which must not change until the sending is waited for. Waits only while
+        the queue to this peer is full."""
 
     def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        """The next message under this label; PeerLate if it isn't there by the deadline."""
+        """The next message under this label; PeerLate if it doesn't arrive by the deadline."""
 
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
     ) -> tuple[Address, Array]:
-        """The first of these messages to arrive; PeerLate if none is there by the deadline. Until
-        the next call or the next formation, `landings` says where payloads may go."""
+        """The first of these messages to arrive; PeerLate if none arrives by the deadline. Until
+        the next call or the next epoch, `landings` are the targets of payloads."""
 
-    def enter_epoch(self, formation: int, members: Collection[int]) -> None:
-        """From now on send and receive as one of these members. What is under way of an older
-        formation is given up and never handed out; what a member has sent already, because it
-        entered first, is. Called by the thread that sends and receives."""
+    def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
+        """Send and receive as one of these members from now on. Messages of an older epoch are
+        dropped and never delivered; those of members that entered this one first are. Called by the
+        thread that sends and receives."""
 
     def idle(self, seconds: float) -> None:
-        """Take in what arrives, for one that waits for no message, until there is something, or
-        `wake` is called: what early peers send crosses the links before it is needed."""
+        """Receive in the background while no message is awaited, until one arrives or `wake` is
+        called: messages of early peers cross the links before they are needed."""
 
     def wake(self) -> None:
-        """End the `idle` of the thread that sends and receives; called by any thread."""
+        """End the `idle` of the thread that sends and receives; any thread may call this."""
 
     def check_sends(self) -> None:
-        """For one that waits for nothing: PeerLost if what it has sent may not have arrived, where
-        that is a reason for all to meet."""
+        """Raise PeerLost if sent messages may be lost, where that is a reason for a rendezvous; for
+        a rank that waits for no message."""
 
     def use_store(self, store: Store) -> None:
-        """Find one another by this store from now on: the old one is gone."""
+        """Look peers up in this store from now on, since the old one is lost."""
 
     def close(self) -> None:
-        """Give up what is on its way in. Waiting calls raise TransportClosed."""
+        """Drop incoming messages. Waiting calls raise TransportClosed."""
 
 
 def in_bytes(array: Array) -> Array:
-    """Its bytes as a vector; a copy only if they don't lie in one piece or are read-only."""
+    """The bytes of an array as a vector; a copy only if it isn't contiguous or is read-only."""
     return np.require(array, requirements=("C", "W")).reshape(-1).view(np.uint8)
 
 
@@ -112,7 +112,7 @@ class _CompletedSend:
     done = True
 
     def wait(self, deadline: float) -> None:
-        """It was copied."""
+        """Return at once: the array was copied."""
 
 
 SENT: Sending = _CompletedSend()

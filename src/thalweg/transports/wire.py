@@ -1,7 +1,7 @@
-"""Messages between this rank and others over TCP: what the transport and the post have in common.
+"""Messages between ranks over TCP: the common part of the transport and the best-effort transport.
 
 One thread sends and receives. It writes to sockets itself, and reads from them when it waits;
-while it does something else, the network thread (`door`) writes what it had to leave.
+meanwhile, the network thread (`endpoint`) writes the rest.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from thalweg.transports.peer_record import PeerRecord
 from thalweg.transports.security import SecurityConfig
 from thalweg.transports.store_client import Store
 
-SEND_LINGER_SECONDS = 2.0  # seconds for what was sent last to leave
-SEND_LINGER_POLL_SECONDS = 0.005  # seconds between two looks whether it has
+SEND_LINGER_SECONDS = 2.0  # for the last messages to be written
+SEND_LINGER_POLL_SECONDS = 0.005
 
 
-def anywhere(rank: int, header: bytes, nbytes: int) -> None:
-    """Every payload goes into new memory."""
+def in_new_memory(rank: int, header: bytes, nbytes: int) -> None:
+    """Choose new memory for every payload."""
 
 
 class Wire:
-    """`header_nbytes` is the length of every message's header. See `Endpoint` for the rest."""
+    """Connections whose messages have headers of `header_nbytes`. See `Endpoint` for the rest."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Wire:
         purpose: str,
         header_nbytes: int,
         security: SecurityConfig | None,
-        room: str = "",
+        namespace: str = "",
     ) -> None:
         self.outbound: dict[int, Outbound] = {}
         self._inbound: set[Inbound] = set()
         self._header_nbytes = header_nbytes
-        self._full: list[Outbound] = []  # connections with messages that the socket did not take
+        self._full: list[Outbound] = []  # connections whose socket accepts no more
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._woken, False)
@@ -67,10 +67,10 @@ class Wire:
                 store,
                 host,
                 purpose=purpose,
-                room=room,
+                namespace=namespace,
                 security=security,
                 admit=self._admit,
-                news=self.wake,
+                on_change=self.wake,
             )
         except BaseException:
             self._close_selector()
@@ -78,12 +78,12 @@ class Wire:
 
     @property
     def is_fork(self) -> bool:
-        """Whether this is a fork of the process that opened the connections, which alone may use
-        them: two that write to one would encrypt different texts under the same number."""
+        """True in a fork of the process that opened the connections, which alone may use them: two
+        writers would encrypt different texts under the same nonce."""
         return os.getpid() != self._process
 
     def connect(self, record: PeerRecord) -> Outbound:
-        """A connection to this peer, which opens in the background."""
+        """Return a connection to this peer, which opens in the background."""
         outbound = self.outbound[record.rank] = Outbound(record)
         self.endpoint.dial(outbound)
         return outbound
@@ -105,11 +105,11 @@ class Wire:
         return message
 
     def receive(
-        self, seconds: float | None, place: ChooseLanding = anywhere
+        self, seconds: float | None, place: ChooseLanding = in_new_memory
     ) -> list[Received] | None:
-        """The messages that have come. Waits until there is one, or news of a connection, or
-        `wake` was called; None if nothing happened before the time was over. While it waits, this
-        thread also writes what sockets had no room for; otherwise the network thread does."""
+        """Wait for messages, a change of a connection, or `wake`; None if nothing happened in this
+        time. While it waits, this thread also writes the rest of messages; otherwise the network
+        thread does."""
         writing = self._write_here() if self._full else ()
         until = None if seconds is None else monotonic() + seconds
         messages: list[Received] = []
@@ -136,23 +136,23 @@ class Wire:
                 self._write_there(writing)
 
     def wake(self) -> None:
-        """End the wait of the thread that receives; called by any thread."""
+        """End the wait of the thread that receives; any thread may call this."""
         if not self._closed:
             with suppress(OSError):
                 os.write(self._waker, b"!")
 
     def hang_up(self) -> None:
-        """Close all connections to others; what waits in them is dropped."""
+        """Close all connections to peers and drop their messages."""
         while self.outbound:
             self.endpoint.hang_up(self.outbound.popitem()[1])
 
     def detach_targets(self) -> None:
-        """Let no message that is coming in write to where it was to go."""
+        """Let no incoming message write to its target."""
         for inbound in tuple(self._inbound):
             inbound.detach_target()
 
     def close(self, lingers: Iterable[Outbound]) -> None:
-        """Let what waits in these connections leave, for a moment, and close all."""
+        """Close all connections after a short time for the messages in these to be written."""
         deadline = monotonic() + SEND_LINGER_SECONDS
         for outbound in lingers:
             while not outbound.is_empty and not outbound.down and monotonic() < deadline:
@@ -170,13 +170,13 @@ class Wire:
         os.close(self._waker)
 
     def _admit(self, connection: socket.socket, rank: int, cipher: RecordCipher | None) -> None:
-        """Take in what comes over this connection; the network thread calls it."""
+        """Receive from this connection; the network thread calls this."""
         inbound = Inbound(connection, rank, cipher, self._header_nbytes)
         self._inbound.add(inbound)
         self._register(connection, selectors.EVENT_READ, inbound)
 
     def _flush(self, outbound: Outbound) -> bool:
-        """Write what there is room for; whether nothing is left. The lock is held."""
+        """Write what the socket accepts; True if nothing is left. The lock is held."""
         try:
             return outbound.flush()
         except OSError:
@@ -184,7 +184,7 @@ class Wire:
             return True
 
     def _write_here(self) -> list[tuple[Outbound, int]]:
-        """Have this thread's selector tell of room in sockets that had none."""
+        """Watch full sockets in this thread's selector instead of the network thread's."""
         full, self._full = self._full, []
         writing = []
         for outbound in full:
@@ -196,7 +196,7 @@ class Wire:
         return writing
 
     def _write_there(self, writing: list[tuple[Outbound, int]]) -> None:
-        """Leave the rest to the network thread."""
+        """Return full sockets to the network thread."""
         for outbound, descriptor in writing:
             self._unregister(descriptor, outbound)
             with outbound.lock:
@@ -205,35 +205,35 @@ class Wire:
                     self._full.append(outbound)
 
     def _write(self, outbound: Outbound) -> bool:
-        """Go on with a message; whether somebody waits for it."""
+        """Continue to write; True if a thread waits for this connection."""
         with outbound.lock:
             if outbound.socket is not None:
                 descriptor = outbound.socket.fileno()
                 if self._flush(outbound):
                     self._unregister(descriptor, outbound)
-            tells, outbound.awaited = outbound.awaited, False
-        return tells
+            awaited, outbound.awaited = outbound.awaited, False
+        return awaited
 
     def _register(self, connection: socket.socket, events: int, data: object) -> None:
         try:
             self._selector.register(connection, events, data)
-        except KeyError:  # the descriptor of one that was closed meanwhile
+        except KeyError:  # the descriptor of a closed socket
             self._selector.unregister(connection.fileno())
             self._selector.register(connection, events, data)
 
     def _unregister(self, descriptor: int, outbound: Outbound) -> None:
-        """Forget this descriptor of a connection, unless it is another's by now."""
+        """Forget this descriptor of a connection, unless another one has it by now."""
         key = self._selector.get_map().get(descriptor)
         if key is not None and key.data is outbound:
             self._selector.unregister(descriptor)
 
     def _read(self, inbound: Inbound, messages: list[Received], place: ChooseLanding) -> None:
         try:
-            goes_on = inbound.read(messages, place)
-        except RejectedMessage as refused:
-            self.endpoint.refused.count(refused.why, peer=inbound.rank)
-            goes_on = False
-        if not goes_on:
+            is_open = inbound.read(messages, place)
+        except RejectedMessage as rejected:
+            self.endpoint.refused.count(rejected.why, peer=inbound.rank)
+            is_open = False
+        if not is_open:
             self._inbound.discard(inbound)
             self._selector.unregister(inbound.socket)
             inbound.socket.close()

@@ -12,7 +12,6 @@ from fractions import Fraction
 
 from thalweg.catalog import Catalog
 from thalweg.codes import TREE_ROOT, Allocation
-from thalweg.codes.fractional import FractionalRepetition
 from thalweg.codes.tolerance import Quota, Ranks, Tolerance, chance_of_waiting, quotas, tolerance
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of
@@ -75,8 +74,7 @@ class CodedPlanView:
     @property
     def plain(self) -> bool:
         """All weights are one, and replicas send the same bits."""
-        codes = self.allocation.tree.codes.values()
-        return all(isinstance(code, FractionalRepetition) for code in codes)
+        return all(code.teams for code in self.allocation.tree.codes.values())
 
     @property
     def redundancy(self) -> Fraction:

@@ -1,4 +1,4 @@
-"""Some members who average among themselves, beginning at one step, and whether that mixes all."""
+"""Averaging groups, which begin at one step, and the check that they connect all ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from thalweg.schedules.group import Group
 
 @dataclass(frozen=True, slots=True)
 class AveragingGroup:
-    """`lasts` is how many steps its members take until the result is applied. Meanwhile they meet
-    nobody else, so it doesn't matter to the result how long the exchange really takes."""
+    """Members that average among themselves; the result is applied after `lasts` steps. Meanwhile
+    they are in no other group, so the duration of the exchange doesn't affect the result."""
 
     group: Group
     lasts: int = 1
@@ -22,8 +22,8 @@ class AveragingGroup:
 
 
 def connected(ranks: Iterable[int], steps: Iterable[Iterable[tuple[int, ...]]]) -> bool:
-    """Whether what one rank knows gets to all others through the groups that meet at these steps;
-    looks at no more steps than it takes."""
+    """True if information of one rank reaches all others through the groups of these steps; stops
+    at the first step at which it does."""
     root = {rank: rank for rank in ranks}
     apart = len(root)
 
@@ -32,8 +32,8 @@ def connected(ranks: Iterable[int], steps: Iterable[Iterable[tuple[int, ...]]]) 
             root[rank] = rank = root[root[rank]]
         return rank
 
-    for meetings in steps:
-        for members in meetings:
+    for groups in steps:
+        for members in groups:
             for member in members:
                 one, other = find(member), find(members[0])
                 root[one] = other

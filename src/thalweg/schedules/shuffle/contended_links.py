@@ -1,16 +1,16 @@
-"""Which racks and hosts are too slow to meet the others at every step, and how often they do.
+"""The racks and hosts that are too slow to average at every step, and how often they do.
 
 With S bytes of parameters and b bytes per second, a pair takes S/b, a ring of m members 2(m-1)/m of
-it. What a step takes where nothing is slow is the usual exchange, a rack's without its
-representative, and the computation. A link is given as many steps for its pair as it needs:
+it. The usual step is the exchange of a rack without its delegate, and the computation. A link is
+given as many steps for its pair as it needs:
 
     a host    whose NIC has less than 0.6 of the usual rate
     a rack    whose uplink has less than 0.6 of the usual rate of racks, if the exchange between all
               racks would take more than 1.67 of the usual step; all racks, if even pairs of them do
 
-Representatives meet all together if that leaves their uplinks some time to rest in a usual step,
-else in pairs. These mix more slowly, but through an uplink that is always busy one step's exchange
-holds up the next one's.
+Delegates average all together if that leaves their uplinks some idle time in a usual step, else in
+pairs. These mix more slowly, but through an uplink that is always busy one step's exchange delays
+the next one's.
 
 A number of steps is a power of two, so that the windows of slow and slower links nest, and at most
 8: drift grows with it.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from thalweg.schedules.group import Group
 
 CONTENDED_RATE_RATIO = 0.6  # of the usual rate
-MAX_WINDOW_STEPS = 8  # steps
-# Of a usual step, for which an exchange of all racks may keep an uplink busy.
+MAX_WINDOW_STEPS = 8
+# The part of a usual step for which an exchange of all racks may keep an uplink busy.
 PAIRING_STEP_RATIO = 1.0
-# The same while it runs, by whether it began in pairs, and whether it averages in pairs now.
+# That part during training, by whether it began in pairs, and whether it averages in pairs now.
 ADOPTED_PAIRING_STEP_RATIOS = {
     True: {True: 0.85, False: 1.0},  # uplinks are seen through NICs: what is declared is trusted
     False: {True: 1.2, False: 1.4},
@@ -39,12 +39,13 @@ ADOPTED_PAIRING_STEP_RATIOS = {
 PAIR_WINDOW_SLACK_FACTOR = 1.1  # a pair may take so much longer than the steps that it is given
 
 Paces = tuple[tuple[str, int], ...]
-"""By name: it meets others every so many steps."""
+"""The steps from one averaging to the next, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContendedLinks:
-    """`pairs`: the representatives of racks meet in pairs, not all at once."""
+    """The racks and hosts that average less often; with `pairs`, delegates of racks do so in pairs,
+    not all at once."""
 
     racks: Paces = ()
     hosts: Paces = ()
@@ -54,7 +55,7 @@ class ContendedLinks:
         return bool(self.racks or self.hosts)
 
     def at_most(self, steps: int) -> ContendedLinks:
-        """The same, with shorter windows."""
+        """These links with windows of at most `steps`."""
         if steps == 1:
             return ContendedLinks(pairs=self.pairs)
         racks, hosts = (
@@ -64,20 +65,20 @@ class ContendedLinks:
         return ContendedLinks(racks=racks, hosts=hosts, pairs=self.pairs)
 
     def __str__(self) -> str:
-        said = [f"{name} every {steps} steps" for name, steps in (*self.racks, *self.hosts)]
-        return ", ".join(said + (["racks in pairs"] if self.pairs else [])) or "nothing is slow"
+        parts = [f"{name} every {steps} steps" for name, steps in (*self.racks, *self.hosts)]
+        return ", ".join(parts + ["racks in pairs"] * self.pairs) or "nothing is slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What one exchange gets of each link, in bytes per second."""
+    """The rate that one exchange gets of each link, in bytes per second."""
 
     nics: Mapping[str, float]  # by host
     uplinks: Mapping[str, float]  # by rack; absent: never the bottleneck
 
 
 def declared(group: Group) -> Rates:
-    """As the cluster says. The ranks of a host share its NIC."""
+    """The rates that the cluster declares. The ranks of a host share its NIC."""
     cluster = group.cluster
     nics, uplinks = {}, {}
     for rack in cluster.racks:
@@ -94,8 +95,8 @@ def declared(group: Group) -> Rates:
 def contended_links(
     group: Group, rates: Rates, busy: float = 0.0, adopted: ContendedLinks | None = None
 ) -> ContendedLinks:
-    """`busy` is how many seconds are computed for each byte that is exchanged. How representatives
-    meet isn't changed from what is adopted for a small gain."""
+    """The contended links of a group. `busy` is the compute time for each exchanged byte. Pairing
+    of delegates isn't changed from the adopted one for a small gain."""
     usual_nic = median(rates.nics.values())
     usual = _inside(group) / usual_nic + busy
     hosts = {
@@ -113,17 +114,15 @@ def contended_links(
 def in_pairs(
     group: Group, rates: Rates, apart: Paces, busy: float, adopted: ContendedLinks | None
 ) -> bool:
-    """Whether the racks that aren't kept apart meet in pairs."""
+    """True if the racks that aren't contended average in pairs."""
     near = [name for name in _names(group) if name not in dict(apart)]
     if len(near) < 3:
         return False
     usual = _inside(group) / median(rates.nics.values()) + busy
-    rest = (
-        PAIRING_STEP_RATIO
-        if adopted is None
-        else ADOPTED_PAIRING_STEP_RATIOS[group.contended.pairs][adopted.pairs]
-    )
-    return _ring(len(near)) / min(rates.uplinks.get(name, inf) for name in near) > rest * usual
+    ratio = PAIRING_STEP_RATIO
+    if adopted is not None:
+        ratio = ADOPTED_PAIRING_STEP_RATIOS[group.contended.pairs][adopted.pairs]
+    return _ring(len(near)) / min(rates.uplinks.get(name, inf) for name in near) > ratio * usual
 
 
 def _names(group: Group) -> list[str]:
@@ -145,12 +144,13 @@ def _apart(crossing: Mapping[str, float], usual: float) -> dict[str, int]:
 
 
 def _ring(members: int) -> float:
-    """What a ring of so many takes, for each byte that a member has and a rate of one."""
+    """The time of a ring all-reduce per byte at a rate of one."""
     return 2 * (members - 1) / members
 
 
 def _inside(group: Group) -> float:
-    """The same for the usual rack while its representative is away; a pair's if nobody is left."""
+    """The time of the usual rack's all-reduce without its delegate, per byte at a rate of one; at
+    least that of a pair."""
     staying = [len(rack) - (len(group.racks) > 1) for rack in group.racks]
     return max(1.0, median(_ring(max(2, members)) for members in staying))
 

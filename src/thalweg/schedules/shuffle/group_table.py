@@ -1,26 +1,26 @@
-"""A table of meetings: who meets at which step, as a function of the step alone.
+"""The table of averaging groups at each step, as a function of the step alone.
 
-What is too slow to meet the others at every step (`contention.py`) is kept in pairs that take
-several steps: a window. In it the two meet nobody else, and nobody waits for them.
+Contended links (`contended_links.py`) average in pairs that take several steps: a window. In it the
+two members are in no other group, and no rank waits for them.
 
-    a slow rack (Figure 5)   an envoy of it and one of another rack, both of them rotating; the
-                             others of the rack go on among themselves
-    a slow host (Figure 6)   it and another host of its rack by turns; it represents nobody
+    a slow rack (Figure 5)   a delegate of it and one of another rack, both of them rotating; the
+                             other ranks of the rack average among themselves
+    a slow host (Figure 6)   it and another host of its rack in rotation; it is never a delegate
 
-Windows last 2, 4 or 8 steps and begin at multiples of that, so they nest, and who is away is known
-from the step alone. Longer ones choose first. All others meet as usual (Figure 4): the
-representatives of racks, all together or in pairs, and the rest of each rack.
+Windows last 2, 4 or 8 steps and begin at multiples of that, so they nest, and the ranks in them are
+known from the step alone. Longer ones choose first. All others average as usual (Figure 4): the
+delegates of racks, all together or in pairs, and the rest of each rack.
 
-A table is adopted only if the union of its meetings over one period is connected, so that
-everybody's knowledge reaches everybody, and if nobody has to do without a meeting for more than 8
-steps. Where that isn't so (all racks of two, several slow hosts in a small rack), every second step
-is left to whole racks, windows are made shorter, and at last nothing is kept apart.
+A table is adopted only if the union of its groups over one period is connected, so that information
+of every rank reaches all others, and if no rank is without a group for more than 8 steps. Otherwise
+(all racks of two, several slow hosts in a small rack), every second step is left to whole racks,
+windows are made shorter, and at last no link is treated as contended.
 
 Figures are those of DS-Sync (Wang et al., 2022).
 
-Pairs rotate by the circle method: everybody meets everybody in as few turns as can be. One stands
-still, the others move one seat on at each turn, and those who sit opposite meet. With an odd number
-the seat of the one who stands still is empty: who sits opposite has a bye.
+Pairs rotate by the circle method: every pair occurs once in as few turns as possible. One member
+has a fixed seat, the others move by one seat at each turn, and opposite seats form pairs. With an
+odd number the fixed seat is empty, and the opposite member is in no pair.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from thalweg.schedules.group import Group
 from thalweg.schedules.shuffle.averaging_group import AveragingGroup, connected
 from thalweg.schedules.shuffle.contended_links import MAX_WINDOW_STEPS, ContendedLinks
 
-MAX_EXAMINED_PERIOD_STEPS = 2048  # steps, where a period is longer
+MAX_EXAMINED_PERIOD_STEPS = 2048
 
 Members = tuple[int, ...]
 T = TypeVar("T")
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=64)
 def choose_table(group: Group) -> GroupTable:
-    """The first of its tables, the best first, that is sound."""
+    """The first sound table of the candidates for a group, the best first."""
     wanted = group.contended
     tables = [
         GroupTable(group, wanted.at_most(steps), whole_racks=whole_racks)
@@ -55,7 +55,7 @@ def choose_table(group: Group) -> GroupTable:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """`whole_racks`: they meet at every second step."""
+    """A table of averaging groups; with `whole_racks` whole racks average at every second step."""
 
     group: Group
     contention: ContendedLinks
@@ -63,18 +63,18 @@ class GroupTable:
 
     @property
     def is_sound(self) -> bool:
-        """Whether everybody's knowledge reaches everybody, and nobody is alone for long."""
+        """True if the groups connect all ranks, and no rank is alone for long."""
         steps = range(min(self.period, MAX_EXAMINED_PERIOD_STEPS))
-        meetings = ([members for members, _ in self._begin(step)] for step in steps)
-        mixes = connected(self.group.ranks, meetings)
+        groups = ([members for members, _ in self._begin(step)] for step in steps)
+        mixes = connected(self.group.ranks, groups)
         into_the_next = range(steps.stop + MAX_WINDOW_STEPS)
         return mixes and (
             not self.contention or self._longest_pause(into_the_next) <= MAX_WINDOW_STEPS
         )
 
     def _longest_pause(self, steps: range) -> int:
-        """The most steps from one meeting of a rank to its next, from the beginning to its first,
-        or from its last to the end."""
+        """The most steps from one group of a rank to its next, from the beginning to its first, or
+        from its last to the end."""
         last = dict.fromkeys(self.group.ranks, -1)
         pauses = [1]
         for step in steps:
@@ -109,11 +109,11 @@ class GroupTable:
         for members in self._usual(step, away):
             yield members, 1
 
-    # What is slow
+    # Contended links
 
     @cached_property
     def _windows(self) -> list[int]:
-        """The longest first."""
+        """The lengths of windows in steps, the longest first."""
         paces = {
             *(self._pace(rack) for rack in self.group.racks),
             *(self._inner_pace(rack) for rack in self.group.racks),
@@ -128,9 +128,9 @@ class GroupTable:
             yield from self._envoys(turn, away)
 
     def _partners(self, rack: Members, turn: int, away: set[int]) -> Iterator[Members]:
-        """Each slow host with another one; those for whom no other is left, with the last pair, and
-        so is one who would be left alone. One that isn't slow stays, to represent the rack; where
-        there is one at most, the rack is free to meet others in every second window."""
+        """Pairs of a slow host with another one. Slow hosts without a partner, and a host that
+        would be left alone, join the last pair. One host that isn't slow stays as delegate of the
+        rack; where there is one at most, slow hosts have a window only every second time."""
         slow = [rank for rank in rack if self._is_slow(rank)]
         if self._rests(rack) and turn % 2:
             return
@@ -150,7 +150,7 @@ class GroupTable:
         yield (*pairs[-1], *slow[number:], *others[number : number + alone])
 
     def _speaks(self, rack: Members) -> bool:
-        """Whether it has a representative at every step."""
+        """True if the rack has a delegate at every step."""
         return self._pace(rack) == 1 and len(self._near) > 1
 
     @cached_property
@@ -172,7 +172,7 @@ class GroupTable:
 
     @cached_property
     def _host_paces(self) -> dict[int, int]:
-        """Of slow hosts' ranks."""
+        """The number of steps between two groups of each rank on a slow host."""
         paces = dict(self.contention.hosts)
         hosts = ((rank, self.group.cluster.host(rank).name) for rank in self.group.ranks)
         return {rank: paces[name] for rank, name in hosts if name in paces}
@@ -182,7 +182,7 @@ class GroupTable:
 
     @cached_property
     def _paces(self) -> dict[Members, int]:
-        """Of racks among racks."""
+        """The number of steps between two groups of each rack with others."""
         if len(self.group.racks) == 1:
             return {self.group.racks[0]: 1}
         own = dict(self.contention.racks)
@@ -195,12 +195,12 @@ class GroupTable:
         }
 
     def _inner_pace(self, rack: Members) -> int:
-        """Of the slow hosts in it."""
+        """The number of steps between two groups of the slow hosts in a rack."""
         most = MAX_WINDOW_STEPS // 2 if self._rests(rack) else MAX_WINDOW_STEPS
         return min(most, max(self._host_paces.get(rank, 1) for rank in rack))
 
     def _rests(self, rack: Members) -> bool:
-        """Whether it is free of its slow hosts in every second window only."""
+        """True if the slow hosts of a rack have a window only every second time."""
         slow = sum(map(self._is_slow, rack))
         return slow > 0 and len(rack) - slow <= 1
 
@@ -208,7 +208,7 @@ class GroupTable:
     def _outer_pace(self) -> int:
         return max(self._paces.values())
 
-    # What isn't
+    # The other links
 
     def _usual(self, step: int, away: set[int]) -> Iterator[Members]:
         turn, whole = divmod(step, 2) if self.whole_racks else (step, 0)
@@ -223,7 +223,7 @@ class GroupTable:
                 yield staying
 
     def _between(self, turn: int, away: set[int]) -> Iterator[Members]:
-        """Their representatives."""
+        """The groups of the delegates of racks that aren't slow."""
         found = [self._delegate(rack, turn, away) for rack in self._near]
         if self.contention.pairs:
             for one, other in circle_pairs(found, turn):
@@ -235,12 +235,12 @@ class GroupTable:
             yield there
 
     def _delegate(self, rack: Members, turn: int, away: set[int]) -> int | None:
-        """Who is next to speak for its rack."""
+        """The next delegate of a rack; None if all are in windows or slow."""
         free = [rank for rank in _from(rack, turn) if rank not in away]
         return next((rank for rank in free if not self._is_slow_among(rank, rack)), None)
 
     def _is_slow_among(self, rank: int, rack: Members) -> bool:
-        """Slower than others of its rack."""
+        """True if a rank is on a slow host and others of its rack aren't."""
         return self._is_slow(rank) and not all(map(self._is_slow, rack))
 
 
@@ -250,7 +250,7 @@ def _from(rack: Members, turn: int) -> Members:
 
 
 def circle_pairs(members: Sequence[T], turn: int) -> list[tuple[T, T]]:
-    """Who meets whom at this turn."""
+    """The pairs of the circle method at this turn."""
     moving: list[T | None] = list(members) if len(members) % 2 else list(members[:-1])
     standing = None if len(members) % 2 else members[-1] if members else None
     if not moving:
@@ -263,5 +263,5 @@ def circle_pairs(members: Sequence[T], turn: int) -> list[tuple[T, T]]:
 
 
 def circle_turns(number: int) -> int:
-    """After so many, everybody has met everybody, and it begins anew."""
+    """The number of turns after which all pairs have occurred once."""
     return max(1, number if number % 2 else number - 1)

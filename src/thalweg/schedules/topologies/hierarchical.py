@@ -92,7 +92,7 @@ def _shares(rack_sizes: Sequence[int]) -> list[Fraction]:
 
 
 def _owned(members: int, shares: list[Fraction], stretch: list[Span]) -> list[list[Span]]:
-    """For each member of a rack, its equal share of the data as one span."""
+    """The equal share of the data of each member of a rack, as one span."""
     bounds = [shares.index(Fraction(i, members)) for i in range(members + 1)]
     return [[(stretch[low][0], stretch[high - 1][1])] for low, high in pairwise(bounds)]
 

@@ -24,7 +24,7 @@ def ring(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
 
 
 def pieces_of(group: Group, elements: int, itemsize: int) -> int:
-    """In how many each part travels."""
+    """The number of pieces in which each part is sent."""
     part_bytes = split(elements, group.size)[0] * itemsize
     part_seconds = part_bytes / group.slowest_bytes_per_second()
     return 2 if part_seconds > 2 * group.longest_seconds() else 1
@@ -33,7 +33,7 @@ def pieces_of(group: Group, elements: int, itemsize: int) -> int:
 def round_ring(
     name: str, group: Group, order: Sequence[int], elements: int, itemsize: int, pieces: int
 ) -> Schedule:
-    """The all-reduce round a ring in this order, each rank's part in so many pieces."""
+    """The all-reduce round a ring in this order, with each rank's part cut into `pieces`."""
     sizes, spans = in_pieces(split(elements, group.size), pieces)
     program = in_turn(ring_reduce(order, spans), ring_gather(order, spans))
     return all_reduce(name, group, sizes, itemsize, program)

@@ -1,10 +1,10 @@
 """Divide and shuffle (DS-Sync, Wang et al., 2022): small groups average, and members take turns.
 
-At every step one representative of each rack meets those of the other racks, and the rest of each
-rack meet among themselves, all at the same time; the representatives rotate. What is too slow for
-that takes several steps for a meeting, and nobody waits for it (`schedules/table.py`).
+At every step one delegate of each rack averages with those of the other racks, and the rest of each
+rack among themselves, all at the same time; the delegates rotate. Contended links take several
+steps for an averaging, and no rank waits for them (`schedules/shuffle/group_table.py`).
 
-Replicas differ, but everybody's knowledge reaches everybody, and their mean is kept.
+Replicas differ, but information of every rank reaches all others, and their mean is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thalweg.schedules.topology import Topology
 
 
 def groups(group: Group, step: int) -> tuple[AveragingGroup, ...]:
-    """The meetings that begin at this step; nobody is in two at a time."""
+    """The averaging groups that begin at this step; no rank is in two at a time."""
     return tuple(choose_table(group).begin(step))
 
 
@@ -31,13 +31,13 @@ def period(group: Group) -> int:
 
 
 def adopted(group: Group) -> ContendedLinks:
-    """What is kept apart in this group's table."""
+    """The contended links in the table of this group."""
     return choose_table(group).contention
 
 
 def _by_turns(group: Group, elements: int, itemsize: int, step: int, adjust: bool) -> Schedule:
-    """A ring that goes the other way at every second step: then each link is seen with two others,
-    and it can be told which is slow."""
+    """A ring in reverse order at every second step: then each link is measured with two others,
+    which identifies the slow one."""
     order = group.order[:: -1 if step % 2 else 1]
     pieces = 2 * pieces_of(group, elements, itemsize)
     return round_ring("ring", group, order, elements, itemsize, pieces)
@@ -53,7 +53,9 @@ TOPOLOGY = Topology(
     mixes=True,
     parameters={
         "adjust": Parameter(
-            kind=bool, default=True, help="whether groups follow what links give while training"
+            kind=bool,
+            default=True,
+            help="adapt groups to the measured rates of links during training",
         )
     },
 )

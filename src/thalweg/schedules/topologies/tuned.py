@@ -61,7 +61,7 @@ def _costs(group: Group, nbytes: int) -> dict[Build, float]:
 
 
 def _is_aligned(group: Group) -> bool:
-    """Whether only the last exchanges of halves are between racks."""
+    """True if only the last exchanges of halves are between racks."""
     return all(map(_is_power_of_two, map(len, (group.racks, *group.racks))))
 
 
