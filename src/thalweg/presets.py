@@ -13,6 +13,7 @@ from thalweg.declarations import Parameter
 from thalweg.plan import Cadence, Choice, What
 from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 
+BASELINE_PLAN = "ddp"  # the preset that others are compared with
 CODED_PARAMETERS = {
     "stragglers": Parameter(
         kind=int, default=None, least=0, help="how many children of a node may be late"
@@ -78,7 +79,7 @@ def _coded(values: dict[str, Any]) -> Choice:
 
 PRESETS = (
     Preset(
-        name="ddp",
+        name=BASELINE_PLAN,
         summary="what torch's DistributedDataParallel does",
         choose=lambda values: {"topology": Choice("native")},
     ),

@@ -41,6 +41,7 @@ from thalweg.schedules.chunks import split
 from thalweg.schedules.topologies.hierarchical import COMPRESS_BETWEEN
 from thalweg.schedules.topologies.ring import ring
 
+MAX_CHAINS_IN_FLIGHT = 2  # chains that a rank's engine runs at the same time
 ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
 PART_PAYLOAD = "part"  # of a bucket, which is exchanged among those who have the same
 CHAIN_FANOUT = 1  # fanout of a tree

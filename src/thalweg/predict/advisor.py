@@ -21,7 +21,6 @@ from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Machine, Workload, about
 from thalweg.plan import Plan
 from thalweg.predict.candidates import (
-    BASELINE_PLAN,
     Candidates,
     as_strong_as,
     candidates,
@@ -31,6 +30,7 @@ from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sw
 from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
 from thalweg.predict.predictor import predict
 from thalweg.predict.what_if import scaled, slowest_nic
+from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
 
 REBUCKETED_PLAN_COUNT = 4  # of the best plans are tried in smaller ones

@@ -16,11 +16,11 @@ from thalweg.declarations import Promise
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan
+from thalweg.presets import BASELINE_PLAN
 from thalweg.redundancy import spare_ranks, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import compile_rounds
 
-BASELINE_PLAN = "ddp"
 EXACT_PLANS = (
     BASELINE_PLAN,
     "ring",

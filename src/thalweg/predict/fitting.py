@@ -29,14 +29,13 @@ from thalweg.predict.calibration_trials import (
     concurrent_flows,
     schedules,
 )
-from thalweg.predict.flow_simulator import FlowSimulator
+from thalweg.predict.flow_simulator import FREE_TRANSPORT_COSTS, FlowSimulator
 
 FIT_TOLERANCE_RATIO = 1e-3  # of what was measured
 LATENCY_DIGITS = 7  # of the latency's seconds
 MAX_ROOT_SEARCH_STEPS = 20  # of a root's search, at most
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 MIN_BANDWIDTH_SHARE_FRACTION, MAX_BANDWIDTH_SHARE_FRACTION = 0.02, 1.1
-FREE_TRANSPORT_COSTS = TransportCosts()
 # A long ring that gets less has overflowing queues, which a short one hasn't.
 MIN_STEADY_RATE_FRACTION = 0.95
 Shares = tuple[tuple[int, FittedValue], ...]

@@ -23,9 +23,7 @@ from thalweg.facts import Cluster, Costs, Machine, TransportCosts
 from thalweg.predict.compiled_step import Chain, StepChains
 from thalweg.predict.flow_simulator import FlowSimulator
 from thalweg.predict.schedule_run import ScheduleRun
-from thalweg.steps import Round
-
-MAX_CHAINS_IN_FLIGHT = 2  # chains under way
+from thalweg.steps import MAX_CHAINS_IN_FLIGHT, Round
 
 Shares = Mapping[int, float]
 """How many N-th parts of the batch each rank computes."""

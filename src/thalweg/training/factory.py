@@ -103,7 +103,7 @@ class PlanContext:
             self.world.put(RUNNING_PLAN_KEY, json.dumps([str(plan), self.clock.step]))
         parameters = trainable(model)
         tell = self.bad_gradients.report
-        native = is_native(plan)
+        native = default_catalog().is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
             return DdpSynchronizer(
@@ -210,10 +210,6 @@ def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
     if not parameters:
         raise PlanError("the model has no parameter that is trained", "unfreeze some")
     return parameters
-
-
-def is_native(plan: Plan) -> bool:
-    return default_catalog().is_native(plan)
 
 
 def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
