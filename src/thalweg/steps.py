@@ -23,9 +23,9 @@ from thalweg.catalog import Catalog, default_catalog
 from thalweg.compress import Payload, arrange
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
-from thalweg.facts import Bucket, Workload
+from thalweg.facts import Bucket, Size, Workload
 from thalweg.plan import Choice, Plan, What
-from thalweg.redundancy import allocation_of, is_coded
+from thalweg.redundancy import allocation_of, is_coded, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.schedules import (
     AveragingGroup,
     Group,
@@ -45,6 +45,7 @@ MAX_CHAINS_IN_FLIGHT = 2  # chains that a rank's engine runs at the same time
 ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
 PART_PAYLOAD = "part"  # of a bucket, which is exchanged among those who have the same
 CHAIN_FANOUT = 1  # fanout of a tree
+TINY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 RACK_SUM_PAYLOAD, RESULT_PAYLOAD = (
     "rack's sum",
     "result",
@@ -127,6 +128,19 @@ def warm_up(plan: Plan) -> int:
     steps = plan.precision.arguments["warmup"] if plan.precision is not None else 0
     assert isinstance(steps, int)
     return steps
+
+
+def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
+    """Raise PlanError or LayoutError if this group can't run the plan; codes need `has_data`."""
+    if waits_for_nobody(plan):
+        spare_ranks(plan, group)
+    else:
+        compile_rounds(plan, group, TINY_WORKLOAD, 0)
+    if is_relayed(plan) and not has_data:
+        raise PlanError(
+            f"{plan} gives stragglers fewer samples, which needs data= and batch=",
+            "give data= and batch= to attach()",
+        )
 
 
 class _Compiler:
