@@ -1,6 +1,6 @@
-"""The names that people know, as points among the five choices.
+"""The presets: names for combinations of a plan's choices.
 
-Every topology is a preset by its own name; here are those that combine it with other choices.
+Every topology is a preset of its own name; these combine a topology with other choices.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ AVERAGED_PARAMETERS = {
 
 
 def averaged(values: dict[str, Any]) -> What:
-    """What a parameter plan with these values averages."""
+    """The tensors that a parameter plan with these values averages."""
     return What.EVERYTHING if values["optimizer"] == "averaged" else What.PARAMETERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """`choose` makes the choices (fields of `Plan`) from the values of the parameters."""
+    """A named combination; `choose` maps parameter values to choices (fields of `Plan`)."""
 
     name: str
     summary: str
@@ -65,11 +65,7 @@ def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
     return {
         "topology": Choice.of("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
         "what": averaged(values),
-        "cadence": Cadence(
-            every=values["every"],
-            inside=by_rack,
-            delay=values["delay"],
-        ),
+        "cadence": Cadence(every=values["every"], inside=by_rack, delay=values["delay"]),
     }
 
 

@@ -5,9 +5,9 @@ The order of a rank's moves is that of `dataflow.order`. A receive has one more 
 message: the k-th message of a span from one rank to another is taken by the k-th receive of that
 span there. A move without prerequisites waits for its rank to start.
 
-In a schedule with quorums nobody waits for stragglers (as in `engine.tree_node`): once the result of
-a chunk is decoded or received from above, the rank's other moves of that chunk are omitted, even if
-the rank itself hasn't started.
+In a schedule with quorums nobody waits for stragglers (as in `engine.tree_node`): once the result
+of a chunk is decoded or received from above, the rank's other moves of that chunk are omitted, even
+if the rank itself hasn't started.
 """
 
 from __future__ import annotations

@@ -108,4 +108,5 @@ class Advice:
 
     @property
     def best(self) -> RankedPlan:
+        """The first plan of the ranking."""
         return self.ranking[0]

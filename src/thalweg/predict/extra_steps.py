@@ -23,8 +23,8 @@ from thalweg.plan import Cadence, Plan
 
 # adam and adamw differ in weight decay only.
 MEASURED_OPTIMIZERS = {"sgd": "sgd", "adam": "adamw", "adamw": "adamw"}
-UNMEASURED_OPTIMIZERS = tuple(
-    ["adafactor", "adagrad", "lamb", "lars", "lion", "muon", "nadam", "radam", "rmsprop"]
+UNMEASURED_OPTIMIZERS = (
+    *("adafactor", "adagrad", "lamb", "lars", "lion", "muon", "nadam", "radam", "rmsprop"),
 )
 MAX_TRUSTED_EXTRA_FRACTION = 0.25  # a larger fraction isn't reliable in a long run
 ASSUMED_OPTIMIZER = "adamw"  # trains most models, and needs more extra steps

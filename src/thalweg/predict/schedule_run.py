@@ -1,4 +1,4 @@
-"""One execution of a schedule: each rank starts at its own time, and its moves follow when possible.
+"""One execution of a schedule: each rank starts at its own time, and moves when it can.
 
 A rank ends when all its moves are done and its last byte has left: others may still wait for that
 byte, but the rank's buffer may change.

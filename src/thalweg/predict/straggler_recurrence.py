@@ -154,7 +154,7 @@ def async_step_seconds(
     late: Times,
     staleness: int,
 ) -> float:
-    """Seconds of a step, the mean over workers."""
+    """The mean step time of an asynchronous plan over workers."""
     rates, share = cluster.rates(), costs.bandwidth_share(max(1, len(ranks) - 1))
 
     def seconds(source: int, target: int) -> float:
