@@ -96,11 +96,14 @@ def test_any_text_at_all_is_read_or_explained(text: str) -> None:
         ("ring+fp32", "there is no compressor 'fp32'; there are acpsgd"),
         ("ring(fanout=2)", "ring has no argument 'fanout'; it takes none"),
         ("tree(fanuot=2)", "tree has no argument 'fanuot'; it takes fanout (did you mean fanout?)"),
-        ("tree(fanout=two)", "fanout of tree: 'two' is not a whole number; write it so"),
+        ("tree(fanout=two)", "fanout of tree: 'two' is not a whole number; write a whole number"),
         ("tree(fanout=0)", "fanout of tree: 0 is too small; give at least 1"),
         ("ring+topk(ratio=2)", "ratio of topk: 2 is too large; give at most 1"),
-        ("ring+topk(ratio=nan)", "ratio of topk: 'nan' is not a number; write it so"),
-        ("ring+topk(exact=perhaps)", "exact of topk: 'perhaps' is not true or false; write it so"),
+        ("ring+topk(ratio=nan)", "ratio of topk: 'nan' is not a number; write a number"),
+        (
+            "ring+topk(exact=perhaps)",
+            "exact of topk: 'perhaps' is not true or false; write true or false",
+        ),
         (
             "hierarchical(form=flat)",
             "form of hierarchical: flat is not a choice; use parallel or l",

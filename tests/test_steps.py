@@ -200,7 +200,7 @@ def test_a_coded_tree_has_a_quorum_at_every_parent() -> None:
     [
         ("auto", "before it has chosen; name a plan"),
         ("asp", "no common rounds"),
-        ("lgc(k=3)", "no common rounds: what is late comes when it comes; try gc"),
+        ("lgc(k=3)", "no common rounds: stragglers answer a step later; try gc"),
     ],
 )
 def test_plans_without_common_rounds_say_so(text: str, why: str) -> None:

@@ -1,7 +1,7 @@
-"""What there is, what each part declares, what combines, and why not.
+"""The catalog of topologies, codes, compressors and presets, and the rules for combining them.
 
-Parts are found by looking through their folders: a file with a `TOPOLOGY`, `CODE` or `COMPRESSOR`
-in it is enough. A `Catalog` is a value; `with_topology` and its like return a larger one.
+Parts are found in their folders: a module with a `TOPOLOGY`, `CODE` or `COMPRESSOR` is enough. A
+`Catalog` is a value; `with_topology` and `with_compressor` return a larger one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thalweg.plan import TRANSPORT, Cadence, Call, Choice, Plan, PlanText, Setti
 from thalweg.presets import AVERAGED_PARAMETERS, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
 
-COMPENSATE = "compensate"  # redundancy without a code: what was late is made up for
+COMPENSATE = "compensate"  # redundancy without a code: late gradients are added a step later
 SETTING_PARAMETERS = {
     "bucket": Parameter(
         kind=Size, default=Settings().bucket, help="gradients that travel together"
@@ -46,9 +46,8 @@ SETTING_PARAMETERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What a plan promises, what becomes of a worker that is late or dead, and whether connections
-    that can be protected carry all that it sends: torch's own are neither authenticated nor
-    encrypted."""
+    """The promise of a plan, the consequence of a straggling or dead worker, and whether its
+    connections can be authenticated and encrypted, which torch's own can't."""
 
     promise: Promise
     result: str
@@ -75,8 +74,8 @@ class Catalog:
         return replace(self, compressors=_by_name([*self.compressors.values(), compressor]))
 
     def plan(self, text: str) -> Plan:
-        """The plan that this text stands for; PlanError if it can't be read, names what isn't
-        there, or combines what doesn't combine."""
+        """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if the text is
+        malformed, names unknown parts, or combines parts that don't fit."""
         written = PlanText.parse(text)
         if written.preset.name in self.compressors:
             raise PlanError(
@@ -102,8 +101,8 @@ class Catalog:
         return replace(self._promised(plan), protected=not self.is_native(plan))
 
     def is_native(self, plan: Plan) -> bool:
-        """Whether the backend's own collective runs it. What is compressed is run by us, in the
-        rounds that this has."""
+        """True if the backend's own collective runs the plan. Thalweg runs compressed plans itself,
+        in the same rounds."""
         topology = self.topologies.get(plan.topology.name)
         return topology is not None and topology.backend and plan.precision is None
 
@@ -167,7 +166,7 @@ class Catalog:
             _found(Call(plan.redundancy.name), self.codes, "code")
 
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
-        """Why the choices don't go together, each with what to do."""
+        """The reasons why the choices don't fit together, each with a remedy."""
         topology = self.topologies.get(plan.topology.name)
         named = plan.settings.transport
         if self.is_native(plan) and named is not None:
@@ -247,7 +246,7 @@ class Catalog:
 
 @cache
 def default_catalog() -> Catalog:
-    """All that comes with Thalweg."""
+    """The catalog of all parts that come with Thalweg."""
     topologies = declared(thalweg.schedules.topologies, "TOPOLOGY")
     presets = [*map(_preset_of, topologies.values()), *PRESETS]
     return Catalog(
@@ -259,13 +258,13 @@ def default_catalog() -> Catalog:
 
 
 def parse_plan(text: str, catalog: Catalog | None = None) -> Plan:
-    """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if it can't be read,
-    names what isn't there, or combines what doesn't combine."""
+    """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if the text is
+    malformed, names unknown parts, or combines parts that don't fit."""
     return (catalog or default_catalog()).plan(text)
 
 
 def refuse_retired(transport: str | None) -> None:
-    """What people may have in plans and commands that they wrote when it was there."""
+    """Raise PlanError for a transport of earlier versions that old plans may name."""
     if transport == "c10d":
         raise PlanError(
             "the transport c10d was retired, because it was slower than tcp", "leave transport out"
@@ -273,7 +272,7 @@ def refuse_retired(transport: str | None) -> None:
 
 
 def declared(package: ModuleType, constant: str) -> dict[str, Any]:
-    """By name, what the modules of a folder declare under this constant."""
+    """The values that a folder's modules declare under this constant, by name."""
     modules = (
         import_module(f"{package.__name__}.{found.name}")
         for found in pkgutil.iter_modules(package.__path__)

@@ -1,7 +1,7 @@
-"""What every part of a plan declares of itself: its name, its parameters, what it promises.
+"""The types with which parts of a plan declare their parameters and promises.
 
-Topologies, codes and compressors each declare themselves in their own file, in words that need
-neither torch nor a network; the catalog collects them.
+Topologies, codes and compressors each declare themselves in their own module, without torch or a
+network; the catalog collects them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = int | float | bool | str | Size | Count | None
 
 
 class Promise(Enum):
-    """What the result of a step is worth, best first."""
+    """The consistency of a step's result, strongest first."""
 
     EXACT = "exact"
     LOSSY = "lossy"
@@ -31,8 +31,8 @@ class Promise(Enum):
 
 
 class Code(Protocol):
-    """A gradient code for the children of one parent: n blocks of data, of which child i sends the
-    sum weighted by row i, and a way to get the plain sum of all blocks from enough children.
+    """A gradient code for the children of one parent: child i sends the sum of n blocks of data
+    weighted by row i, and the sums of enough children decode to the plain sum of all blocks.
 
     `decode` returns each child's weight in that sum, or None while too few have arrived. `teams`
     are the sizes of the teams of children that send the same block; empty if every child's differs.
@@ -56,8 +56,8 @@ class Code(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One argument in a plan's text. A default of None means that Thalweg chooses; a word without
-    choices is looked up by who uses it."""
+    """One argument in a plan's text. A default of None means that Thalweg chooses; a string without
+    choices is checked where it is used."""
 
     kind: type[int] | type[float] | type[bool] | type[str] | type[Size] | type[Count]
     default: Value
@@ -67,7 +67,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Value:
-        """The value that was written; PlanError if it isn't one."""
+        """The value of a text; PlanError if it isn't valid."""
         value = self._parse(text)
         if isinstance(value, str) and self.choices and value not in self.choices:
             raise PlanError(f"{text} is not a choice", f"use {listed(self.choices, 'or')}")
@@ -92,13 +92,14 @@ class Parameter:
             raise PlanError(error.problem, error.remedy) from None
         except (ValueError, KeyError):
             names = {int: "a whole number", float: "a number", bool: "true or false"}
-            raise PlanError(f"{text!r} is not {names[self.kind]}", "write it so") from None
+            kind = names[self.kind]
+            raise PlanError(f"{text!r} is not {kind}", f"write {kind}") from None
 
 
 def fill_defaults(
     owner: str, written: Iterable[tuple[str, str]], parameters: Mapping[str, Parameter]
 ) -> dict[str, Value]:
-    """Every parameter with the value written or its default; PlanError names what is wrong."""
+    """The value of every parameter, as written or by default; PlanError for invalid ones."""
     values = {name: parameter.default for name, parameter in parameters.items()}
     for name, text in written:
         if name not in parameters:
@@ -112,14 +113,12 @@ def fill_defaults(
 
 
 def listed(names: Iterable[str], last: str = "and") -> str:
-    """`a, b and c`."""
-    words = list(names)
-    return (
-        f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-    )
+    """The names as a text like `a, b and c`."""
+    *first, final = list(names) or [""]
+    return f"{', '.join(first)} {last} {final}" if first else final
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint at what was meant, to append to a message."""
+    """A hint at the most similar name, to append to a message."""
     close = get_close_matches(name.lower(), list(names), n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -1,10 +1,10 @@
-"""A plan: five choices, and the text that people write for them.
+"""A plan: five choices, and their text form.
 
     preset(argument=value, ...) + compressor(argument=value, ...) @ setting=value, ...
 
 `ring`, `hierarchical+powersgd(rank=4)`, `ring+fp16 @ bucket=4MB, overlap=true`. The text is kept
-as it was written but for white space and capitals in names, so parsing and printing gives the same
-text. What the names mean is the catalog's business: `Catalog.plan` turns a text into a `Plan`.
+as written but for white space and capitals in names, so parsing and printing gives the same text.
+`Catalog.plan` resolves the names and turns a text into a `Plan`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from thalweg.errors import PlanError
 from thalweg.facts import Size
 
 PLAN_EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
-TRANSPORT = "tcp"  # the one that there is, wherever something names it
+TRANSPORT = "tcp"  # the only transport
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[+@(),=]))\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A name and its arguments, as written."""
+    """A name and its arguments as written."""
 
     name: str
     arguments: tuple[tuple[str, str], ...] = ()
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanText:
-    """The written form, taken apart; nothing in it has been looked up yet."""
+    """The parsed text of a plan, with unresolved names."""
 
     preset: Call
     compressor: Call | None = None
@@ -67,16 +67,16 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """How often everybody meets, and how fresh the result is."""
+    """The interval of synchronisation, and the age of its result."""
 
     every: int = 1  # steps
-    inside: bool = False  # racks meet among themselves at the steps between
+    inside: bool = False  # racks synchronise among themselves at the other steps
     delay: int = 0  # steps until the result is applied
-    staleness: int | None = None  # asynchronous: how old a result may be; None: in step
+    staleness: int | None = None  # asynchronous: the largest lag in steps; None: synchronous
 
     @property
     def two_levels(self) -> bool:
-        """Racks average at once, and all racks late."""
+        """True if averages in racks are applied at once, and those of all racks later."""
         return self.inside and self.delay > 0
 
     def __str__(self) -> str:
@@ -110,16 +110,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a plan is run; not what it computes."""
+    """The settings that change a plan's speed but not its result."""
 
     bucket: Size = Size.parse("25MB")
-    transport: str | None = None  # as it was written; there is one
-    overlap: bool | None = None  # compress while backward runs; None: whichever is faster
+    transport: str | None = None  # as written; there is only one
+    overlap: bool | None = None  # compress during backward; None: whichever is faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who talks to whom, what is averaged, how often, how many may be late, how small."""
+    """A synchronisation strategy: topology, what is averaged, cadence, redundancy, compression."""
 
     text: PlanText = field(compare=False)
     topology: Choice
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def averages_parameters(self) -> bool:
-        """Each rank takes a step of its own, so replicas differ."""
+        """True if each rank takes a local step, so replicas differ."""
         return self.what is not What.GRADIENTS
 
 
@@ -143,7 +143,7 @@ def _text(value: Value) -> str:
 
 
 class _Reader:
-    """Takes a text apart from the left; says where and why it can't."""
+    """A parser of plan texts whose errors name the position and the reason."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -173,9 +173,7 @@ class _Reader:
 
     def call(self, what: str) -> Call:
         name = self.word(what).lower()  # people write DDP and PowerSGD
-        if not self.took("("):
-            return Call(name)
-        if self.took(")"):
+        if not self.took("(") or self.took(")"):
             return Call(name)
         arguments = self.pairs("an argument")
         if not self.took(")"):

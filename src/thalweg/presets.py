@@ -1,6 +1,6 @@
-"""The names that people know, as points among the five choices.
+"""The presets: names for combinations of a plan's choices.
 
-Every topology is a preset by its own name; here are those that combine it with other choices.
+Every topology is a preset of its own name; these combine a topology with other choices.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from thalweg.declarations import Parameter
 from thalweg.plan import Cadence, Choice, What
 from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 
+BASELINE_PLAN = "ddp"  # the preset that others are compared with
 CODED_PARAMETERS = {
     "stragglers": Parameter(
         kind=int, default=None, least=0, help="how many children of a node may be late"
@@ -45,13 +46,13 @@ AVERAGED_PARAMETERS = {
 
 
 def averaged(values: dict[str, Any]) -> What:
-    """What a parameter plan with these values averages."""
+    """The tensors that a parameter plan with these values averages."""
     return What.EVERYTHING if values["optimizer"] == "averaged" else What.PARAMETERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """`choose` makes the choices (fields of `Plan`) from the values of the parameters."""
+    """A named combination; `choose` maps parameter values to choices (fields of `Plan`)."""
 
     name: str
     summary: str
@@ -64,11 +65,7 @@ def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
     return {
         "topology": Choice.of("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
         "what": averaged(values),
-        "cadence": Cadence(
-            every=values["every"],
-            inside=by_rack,
-            delay=values["delay"],
-        ),
+        "cadence": Cadence(every=values["every"], inside=by_rack, delay=values["delay"]),
     }
 
 
@@ -78,7 +75,7 @@ def _coded(values: dict[str, Any]) -> Choice:
 
 PRESETS = (
     Preset(
-        name="ddp",
+        name=BASELINE_PLAN,
         summary="what torch's DistributedDataParallel does",
         choose=lambda values: {"topology": Choice("native")},
     ),

@@ -1,19 +1,16 @@
-"""Under a plan that waits for nobody: who computes what, and who answers whom.
+"""The trees of plans that don't wait for stragglers: who computes which data, and who answers whom.
 
-That are plans with a gradient code, and the one that takes the fastest workers' share and makes up
-for the rest later: a star without redundancy. `asp` has no such order, only a root.
+These are plans with a gradient code, and `lgc`, which takes the fastest workers' gradients and adds
+the others' a step later: a star without redundancy. `asp` has no tree, only a root.
 
-How many children a node has, and how many of them may be late, follows by a rule from what was
-measured.
+If the plan leaves fanout and tolerated stragglers open, a model of the step time chooses them:
 
-A step takes, in this model,
-
-    load x compute  +  layers x fanout x message  +  P(somebody is missed) x delay
+    load x compute  +  layers x fanout x message  +  P(a node is missing) x delay
 
 Redundancy pays only against delays that don't grow with the load: pauses, failures, the network. A
-`StragglerDelay` is the chance that a worker is late at a step, whatever it computes, and by how
-much. P follows the tree from its leaves: a node is missed if it is late itself, or one of its teams
-is missed altogether.
+`StragglerDelay` is the probability that a worker is late at a step, and its delay, whatever it
+computes. P follows the tree from its leaves: a node is missing if it is late itself, or if one of
+its teams is missing altogether.
 """
 
 from __future__ import annotations
@@ -32,11 +29,8 @@ from thalweg.facts import Duration, StragglerDelay
 from thalweg.plan import Plan
 from thalweg.schedules import Group
 
-DEFAULT_FANOUT, DEFAULT_STRAGGLER_COUNT = 4, 1  # where nobody has measured who is late
-ASSUMED_COMPUTE_SECONDS, ASSUMED_BUCKET_BYTES = (
-    1.0,
-    1 << 20,
-)  # of a whole batch; of a bucket: for the rule
+DEFAULT_FANOUT, DEFAULT_STRAGGLER_COUNT = 4, 1  # without measured stragglers
+ASSUMED_COMPUTE_SECONDS, ASSUMED_BUCKET_BYTES = 1.0, 1 << 20  # of the model
 MAX_STRAGGLER_COUNT = 3
 CANDIDATE_FANOUTS = (2, 3, 4, 6, 8, 12, 16)
 
@@ -47,12 +41,12 @@ def is_coded(plan: Plan, catalog: Catalog | None = None) -> bool:
 
 
 def is_compensated(plan: Plan) -> bool:
-    """Whether the slowest workers' share comes one step late."""
+    """True if the slowest workers' gradients are added one step later."""
     return plan.redundancy is not None and plan.redundancy.name == COMPENSATE
 
 
 def is_relayed(plan: Plan, catalog: Catalog | None = None) -> bool:
-    """Whether results come down a tree to whoever is there."""
+    """True if a tree of relays distributes results to the ranks that are present."""
     return is_coded(plan, catalog) or is_compensated(plan)
 
 
@@ -61,21 +55,20 @@ def waits_for_nobody(plan: Plan, catalog: Catalog | None = None) -> bool:
 
 
 def fastest(plan: Plan, workers: int) -> int:
-    """How many workers such a step waits for; nine of ten if the plan doesn't say."""
+    """The number of workers that a compensated step waits for; by default nine of ten."""
     assert plan.redundancy is not None
     k = plan.redundancy.arguments["k"]
     if k is None:
         return max(1, min(workers - 1, round(0.9 * workers)))
     assert isinstance(k, int)
     if k > workers:
-        raise LayoutError(
-            f"there are no {k} fastest among {workers} workers", f"use k={workers} or less"
-        )
+        raise LayoutError(f"k={k} is more than the {workers} workers", f"use k={workers} or less")
     return k
 
 
 def allocation_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> Allocation:
-    """PlanError for a plan without a code, LayoutError if it doesn't fit these workers."""
+    """The tree of a plan, and the data of each worker; PlanError for a plan without a code,
+    LayoutError if the code doesn't fit these workers."""
     parts = catalog or default_catalog()
     if is_compensated(plan):
         fastest(plan, group.size)
@@ -90,11 +83,11 @@ def allocation_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> A
     is_worker = redundancy["root"] == "worker"
     workers = [host, *others] if is_worker else others
     if not workers:
-        raise PlanError(f"{plan} has a root and nobody to answer it", "use more workers")
+        raise PlanError(f"{plan} has a root and no workers", "use more workers")
     fanout = topology.coded_fanout(len(workers), **plan.topology.arguments)
     fanout, stragglers = _settled(fanout, redundancy["stragglers"], len(workers), group)
     tree = family.build_tree(workers, fanout, stragglers)
-    if is_worker and tree.depth > 1:  # the root's link has enough to carry: a leaf lives there
+    if is_worker and tree.depth > 1:  # the root's host has a leaf, which loads its link least
         tree = family.build_tree([*others, host], fanout, stragglers)
     allocation = allocate(tree, host)
     refuse_inaccurate(allocation, family.name)
@@ -102,8 +95,8 @@ def allocation_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> A
 
 
 def most_reliable_first(group: Group) -> list[int]:
-    """By how late they were found to be; equals as the cluster has them, rack by rack. Who is near
-    the root has most others below it."""
+    """The ranks by measured straggler delay, and equal ones in the order of the racks. Ranks near
+    the root have most others below them."""
     late = {rank: group.cluster.host(rank).late for rank in group.order}
     return sorted(group.order, key=lambda rank: late[rank].probability * late[rank].delay.seconds)
 
@@ -111,20 +104,19 @@ def most_reliable_first(group: Group) -> list[int]:
 def _settled(
     fanout: int | None, stragglers: int | None, workers: int, group: Group
 ) -> tuple[int, int]:
-    """What the plan leaves open, by the rule if it is known who is late, and how often."""
-    late = [group.cluster.host(rank).late for rank in group.ranks]
-    often = fmean(one.probability for one in late)
+    """The fanout and the tolerated stragglers, chosen by the model if the plan leaves them open and
+    straggler delays were measured."""
     if fanout is not None and stragglers is not None:
         return fanout, stragglers
-    if not often:
-        return (
-            fanout or DEFAULT_FANOUT,
-            DEFAULT_STRAGGLER_COUNT if stragglers is None else stragglers,
-        )
-    by = fmean(one.delay.seconds for one in late if one.probability)
+    late = [group.cluster.host(rank).late for rank in group.ranks]
+    probability = fmean(one.probability for one in late)
+    if not probability:
+        default = DEFAULT_STRAGGLER_COUNT if stragglers is None else stragglers
+        return fanout or DEFAULT_FANOUT, default
+    delay = fmean(one.delay.seconds for one in late if one.probability)
     found = choose(
         workers,
-        StragglerDelay(probability=often, delay=Duration(by)),
+        StragglerDelay(probability=probability, delay=Duration(delay)),
         compute=ASSUMED_COMPUTE_SECONDS,
         message=ASSUMED_BUCKET_BYTES / group.slowest_bytes_per_second(),
         fanout=fanout,
@@ -134,13 +126,13 @@ def _settled(
 
 
 def spare_ranks(plan: Plan, group: Group, catalog: Catalog | None = None) -> list[int]:
-    """Whose end doesn't end the run: all but the root's if nobody is waited for."""
+    """The ranks whose end doesn't end the run: all but the root, if the plan waits for nobody."""
     root = root_of(plan, group, catalog)
     return [] if root is None else [rank for rank in group.ranks if rank != root]
 
 
 def root_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> int | None:
-    """The rank that nobody can do without; None if that is so of everybody."""
+    """The rank that all others need; None if the plan needs every rank."""
     if plan.cadence.staleness is not None:
         return most_reliable_first(group)[0]
     return allocation_of(plan, group, catalog).host if is_relayed(plan, catalog) else None
@@ -151,8 +143,8 @@ class CodeCost:
     fanout: int
     stragglers: int
     seconds: float
-    load: float  # part of the data that a worker computes
-    wait_probability: float  # chance that a step has to wait for somebody late
+    load: float  # fraction of the data that a worker computes
+    wait_probability: float  # that a step has to wait for a straggler
 
 
 @lru_cache(maxsize=64)
@@ -165,14 +157,14 @@ def choose(
     fanout: int | None = None,
     stragglers: int | None = None,
 ) -> CodeCost:
-    """The quickest, among those with this fanout and so many stragglers if they are given. Seconds:
-    `compute` for all data, `message` for one over a link."""
+    """The fastest code, with this fanout and these tolerated stragglers if given. `compute` is the
+    seconds for all data, `message` for one message over a link."""
     fanouts = sorted(
         {f for f in (*CANDIDATE_FANOUTS, workers) if f <= workers} if fanout is None else {fanout}
     )
     numbers = range(MAX_STRAGGLER_COUNT + 1) if stragglers is None else [stragglers]
     fitting = [(f, s) for s in numbers for f in fanouts if s < min(f, workers)]
-    if not fitting:  # planting it says why
+    if not fitting:  # building the tree raises the error
         return CodeCost(fanouts[0], max(numbers), 0.0, 1.0, 0.0)
     return min(
         (estimate(workers, f, s, delay, compute, message) for f, s in fitting),

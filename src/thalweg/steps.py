@@ -1,15 +1,15 @@
-"""From a plan and a step to the rounds of that step: the same on every rank, without asking.
+"""The rounds of a plan at a step, computed on every rank alike without communication.
 
 Gradient plans have a round for each payload of each bucket, when the bucket is ready; parameter
-plans after the optimizer step. A payload that can be added goes through the topology's own
-schedule. One that can't is exchanged in two shots (each rank decodes and adds one shard, then all
-gather the shards) or gathered whole, whichever costs less here. Averaging parameters never takes
-two shots: x += mean Q(x) - Q(x) keeps the mean only if all ranks add the same Q's. Before
-compression starts (`warmup`) everything goes as it is; but parameters of two bytes go as float32,
-since a mean that is rounded to their own type would move replicas that are equal.
+plans after the optimizer step. A summable payload takes the topology's own schedule. Others are
+exchanged in two shots (each rank decodes and sums one shard, then all gather the shards) or
+gathered whole, whichever is faster here. Averages of parameters never take two shots:
+x += mean Q(x) - Q(x) preserves the mean only if all ranks add the same Q's. Before compression
+starts (`warmup`) everything is sent uncompressed; but parameters of two bytes as float32, since a
+mean that is rounded to their own type would change replicas that are equal.
 
-A plan may compress between racks alone: each adds up inside, the first of every rack exchange what
-they have, and hand it out.
+A plan may compress between racks only: each rack reduces to its first rank, the first ranks of all
+racks exchange their sums, and broadcast the result in their racks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from thalweg.catalog import Catalog, default_catalog
 from thalweg.compress import Payload, arrange
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
-from thalweg.facts import Bucket, Workload
+from thalweg.facts import Bucket, Size, Workload
 from thalweg.plan import Choice, Plan, What
-from thalweg.redundancy import allocation_of, is_coded
+from thalweg.redundancy import allocation_of, is_coded, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.schedules import (
     AveragingGroup,
     Group,
@@ -41,13 +41,12 @@ from thalweg.schedules.chunks import split
 from thalweg.schedules.topologies.hierarchical import COMPRESS_BETWEEN
 from thalweg.schedules.topologies.ring import ring
 
+MAX_CHAINS_IN_FLIGHT = 2  # chains that a rank's engine runs at the same time
 ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
-PART_PAYLOAD = "part"  # of a bucket, which is exchanged among those who have the same
-CHAIN_FANOUT = 1  # fanout of a tree
-RACK_SUM_PAYLOAD, RESULT_PAYLOAD = (
-    "rack's sum",
-    "result",
-)  # where only racks exchange what is compressed
+PART_PAYLOAD = "part"  # of a bucket, exchanged between the ranks of racks that hold the same part
+CHAIN_FANOUT = 1  # of a tree
+TINY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
+RACK_SUM_PAYLOAD, RESULT_PAYLOAD = "rack's sum", "result"  # of compression between racks only
 
 
 class When(Enum):
@@ -57,17 +56,17 @@ class When(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One exchange among one group. Rounds of different groups may share a number: they run at the
-    same time. A payload that takes two shots has two stages."""
+    """One collective operation of one group on one payload. Rounds of different groups with the
+    same number are concurrent. A payload that takes two shots has two stages."""
 
     step: int
     number: int  # in this step
     stage: int  # of its payload
     when: When
     delay: int  # steps until the result is applied
-    lasts: int  # steps for which its members meet nobody else
+    lasts: int  # steps during which its members have no other round
     bucket: int
-    span: tuple[int, int]  # elements of the bucket, from and to
+    span: tuple[int, int]  # first and end element of the bucket
     group: Group
     what: What
     payload: Payload
@@ -79,8 +78,8 @@ class Round:
         return f"bucket {self.bucket}: {self.payload.name} of {self.what.value}"
 
     def contributions(self, rank: int) -> int:
-        """How many members' this rank's result is made of."""
-        if self.schedule.name in (ALL_GATHER, ALL_TO_ALL):  # which add nothing up
+        """The number of members whose payloads are in this rank's result."""
+        if self.schedule.name in (ALL_GATHER, ALL_TO_ALL):  # which don't reduce
             return self.group.size
         return self.schedule.divisor(rank)
 
@@ -92,13 +91,13 @@ def compile_rounds(
     step: int,
     catalog: Catalog | None = None,
 ) -> tuple[Round, ...]:
-    """All rounds of all groups at this step, in order; a rank takes part in those of its groups."""
+    """All rounds of all groups at this step in order; a rank takes part in those of its groups."""
     compiler = _Compiler(plan, step, catalog or default_catalog())
     return tuple(compiler.rounds(group, travelling(plan, workload)))
 
 
 def travelling(plan: Plan, workload: Workload) -> Workload:
-    """The job, with the types in which its tensors travel if nothing is compressed."""
+    """The workload with the types in which its tensors are sent uncompressed."""
     return workload.in_float32() if plan.averages_parameters else workload
 
 
@@ -111,28 +110,41 @@ def cycle(plan: Plan, group: Group, catalog: Catalog | None = None) -> int:
 
 
 def without_groups(plan: Plan, group: Group, catalog: Catalog | None = None) -> str:
-    """The remark that a plan of changing groups has only one here; empty where that isn't so."""
+    """A warning that a plan of changing groups has only one group here; otherwise empty."""
     divide = (catalog or default_catalog()).topologies[plan.topology.name].groups
     if divide is None or group.size == 1 or len(group.racks) > 1 or len(divide(group, 0)) > 1:
         return ""
     return (
-        f"{plan} has no groups here: all {group.size} workers are in one rack, so all of them "
+        f"{plan} has one group here: all {group.size} workers are in one rack, so all of them "
         "average at every step; describe the racks in a cluster file, or use ring"
     )
 
 
 def warm_up(plan: Plan) -> int:
-    """Steps before compression starts."""
+    """The number of steps before compression starts."""
     steps = plan.precision.arguments["warmup"] if plan.precision is not None else 0
     assert isinstance(steps, int)
     return steps
+
+
+def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
+    """Raise PlanError or LayoutError if this group can't run the plan; codes need `has_data`."""
+    if waits_for_nobody(plan):
+        spare_ranks(plan, group)
+    else:
+        compile_rounds(plan, group, TINY_WORKLOAD, 0)
+    if is_relayed(plan) and not has_data:
+        raise PlanError(
+            f"{plan} gives stragglers fewer samples, which needs data= and batch=",
+            "give data= and batch= to attach()",
+        )
 
 
 class _Compiler:
     def __init__(self, plan: Plan, step: int, catalog: Catalog) -> None:
         self.plan = plan
         self.step = step
-        self.meeting = step // plan.cadence.every  # turns are taken by those who meet
+        self.turn = step // plan.cadence.every  # of groups and directions
         self.catalog = catalog
         self.promise = catalog.guarantee(plan).promise
         self.topology = _schedulable(plan, catalog)
@@ -147,13 +159,13 @@ class _Compiler:
         if self.compresses and self._only_between(group):
             yield from self._between_racks(group, workload)
             return
-        averaging_groups = self._meetings(group)
+        averaging_groups = self._groups(group)
         first = 0
         for bucket in workload.buckets(self.plan.settings.bucket) if averaging_groups else ():
             for payload in self._payloads(bucket):
                 stages = 0
                 for averaging_group in averaging_groups:
-                    schedules = self._schedules_once(averaging_group.group, payload)
+                    schedules = self._cached_schedules(averaging_group.group, payload)
                     stages = max(stages, len(schedules))
                     for stage, schedule in enumerate(schedules):
                         yield self._round(
@@ -162,31 +174,34 @@ class _Compiler:
                 first += stages
 
     def _two_levels(self, group: Group, workload: Workload) -> Iterator[Round]:
-        """Racks average at every step. When all are to meet, the j-th of each rack then average the
-        j-th part of what their racks have, which is applied a step late: while that travels, the
-        next step is computed."""
-        slots = min(len(rack) for rack in group.racks)
-        meet = (self.step + 1) % self.plan.cadence.every == 0
-        across = [group.subgroup([rack[slot] for rack in group.racks]) for slot in range(slots)]
+        """Racks average at every step. When all racks synchronise, the j-th rank of each rack then
+        averages the j-th part of its rack's result with the others, which is applied a step later:
+        the exchange overlaps with the next step."""
+        parts = min(len(rack) for rack in group.racks)
+        across = [group.subgroup([rack[part] for rack in group.racks]) for part in range(parts)]
         number = 0
         for bucket in workload.buckets(self.plan.settings.bucket):
             [payload] = self._payloads(bucket)
             for rack in group.racks:
-                averaging_group = AveragingGroup(group.subgroup(rack))
-                schedule = ring(
-                    averaging_group.group, payload.elements, payload.itemsize, self.step
-                )
-                round_ = self._round(number, 0, bucket, averaging_group, payload, schedule)
+                members = group.subgroup(rack)
+                schedule = ring(members, payload.elements, payload.itemsize, self.step)
+                inside = AveragingGroup(members)
+                round_ = self._round(number, 0, bucket, inside, payload, schedule)
                 yield replace(round_, delay=0)
             start = 0
-            for members, size in zip(across, split(bucket.elements, slots), strict=True):
+            for members, size in zip(across, split(bucket.elements, parts), strict=True):
+                if not self._all_synchronise:
+                    break
                 part = Payload(PART_PAYLOAD, size, bucket.itemsize, exact=True)
                 schedule = ring(members, size, bucket.itemsize, self.step)
                 round_ = self._round(number + 1, 0, bucket, AveragingGroup(members), part, schedule)
+                yield replace(round_, span=(start, start + size))
                 start += size
-                if meet:
-                    yield replace(round_, span=(start - size, start))
             number += 2
+
+    @property
+    def _all_synchronise(self) -> bool:
+        return (self.step + 1) % self.plan.cadence.every == 0
 
     def _only_between(self, group: Group) -> bool:
         return (
@@ -195,15 +210,15 @@ class _Compiler:
         )
 
     def _between_racks(self, group: Group, workload: Workload) -> Iterator[Round]:
-        """The first of each rack adds up what the others have, exchanges it with its like, and
-        hands the result out."""
+        """The first rank of each rack reduces its rack's buckets, exchanges the sum with those of
+        other racks, and broadcasts the result."""
         leaders = AveragingGroup(group.subgroup([rack[0] for rack in group.racks]))
         number = 0
         for bucket in workload.buckets(self.plan.settings.bucket):
             yield from self._inside_racks(number, bucket, group, RACK_SUM_PAYLOAD, reduce)
             number += 1
             for payload in self._payloads(bucket):
-                for stage, schedule in enumerate(self._schedules_once(leaders.group, payload)):
+                for stage, schedule in enumerate(self._cached_schedules(leaders.group, payload)):
                     yield self._round(number, stage, bucket, leaders, payload, schedule)
                     number += 1
             yield from self._inside_racks(number, bucket, group, RESULT_PAYLOAD, broadcast)
@@ -218,19 +233,17 @@ class _Compiler:
         build: Callable[[Group, int, int, int, int], Schedule],
     ) -> Iterator[Round]:
         payload = replace(self._whole(bucket), name=name)
+        size = payload.elements, payload.itemsize
         for rack in group.racks:
-            averaging_group = AveragingGroup(group.subgroup(rack))
-            schedule = build(
-                averaging_group.group, payload.elements, payload.itemsize, rack[0], CHAIN_FANOUT
-            )
-            yield self._round(number, 0, bucket, averaging_group, payload, schedule)
+            members = group.subgroup(rack)
+            schedule = build(members, *size, rack[0], CHAIN_FANOUT)
+            yield self._round(number, 0, bucket, AveragingGroup(members), payload, schedule)
 
-    def _meetings(self, group: Group) -> tuple[AveragingGroup, ...]:
-        cadence = self.plan.cadence
-        if (self.step + 1) % cadence.every == 0:
+    def _groups(self, group: Group) -> tuple[AveragingGroup, ...]:
+        if self._all_synchronise:
             divide = self.topology.groups
-            return (AveragingGroup(group),) if divide is None else divide(group, self.meeting)
-        if cadence.inside:
+            return (AveragingGroup(group),) if divide is None else divide(group, self.turn)
+        if self.plan.cadence.inside:
             return tuple(AveragingGroup(group.subgroup(rack)) for rack in group.racks)
         return ()
 
@@ -241,13 +254,12 @@ class _Compiler:
         return self.compressor.payloads(bucket.tensors, self.step, **arguments)
 
     def _whole(self, bucket: Bucket) -> Payload:
-        """Everything as it is, with what fills tensors up for the compressor."""
+        """The uncompressed payload, with the padding that the compressor needs."""
         arguments = self.plan.precision.arguments if self.plan.precision else {}
         elements = arrange(bucket.tensors, self.compressor, arguments).elements
         return Payload("values", elements, bucket.itemsize, exact=True)
 
-    def _schedules_once(self, group: Group, payload: Payload) -> list[Schedule]:
-        """Buckets of one size share their schedules."""
+    def _cached_schedules(self, group: Group, payload: Payload) -> list[Schedule]:
         key = group.ranks, payload
         if key not in self.built:
             self.built[key] = self._schedules(group, payload)
@@ -269,7 +281,7 @@ class _Compiler:
         arguments = self.plan.topology.arguments
         if is_coded(self.plan, self.catalog):
             return coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))
-        return self.topology.build(group, *size, self.meeting, **arguments)
+        return self.topology.build(group, *size, self.turn, **arguments)
 
     def _round(
         self,
@@ -299,8 +311,8 @@ class _Compiler:
 
 
 def _two_shot_seconds(group: Group, payload: Payload) -> float:
-    """An exchange of shards, in which a rack's members each send to all other racks, and a ring
-    that gathers the shards; each NIC carries (N-1)/N of the payload in both."""
+    """The seconds of an all-to-all of shards, in which a rack's members each send to all other
+    racks, and a ring all-gather; each NIC carries (N-1)/N of the payload in both."""
     others, size = group.size - 1, group.size
     nic = 2 * others / size * payload.nbytes / group.slowest_nic()
     uplinks = [
@@ -311,7 +323,7 @@ def _two_shot_seconds(group: Group, payload: Payload) -> float:
 
 
 def _gather_seconds(group: Group, payload: Payload) -> float:
-    """A ring that gathers everybody's whole payload: N-1 of them on every NIC and uplink."""
+    """The seconds of a ring all-gather of whole payloads: N-1 of them on every NIC and uplink."""
     others = group.size - 1
     transfer = others * payload.nbytes / group.slowest_bytes_per_second()
     return transfer + others * group.longest_seconds()
@@ -323,7 +335,7 @@ def _schedulable(plan: Plan, catalog: Catalog) -> Topology:
         raise PlanError("auto has no rounds before it has chosen", "name a plan")
     topology = catalog.topologies[plan.topology.name]
     if plan.cadence.staleness is not None:
-        raise PlanError(f"{plan} has no common rounds: everybody goes at its own pace", "try ps")
+        raise PlanError(f"{plan} has no common rounds: workers are asynchronous", "try ps")
     if plan.redundancy is not None and not is_coded(plan, catalog):
-        raise PlanError(f"{plan} has no common rounds: what is late comes when it comes", "try gc")
+        raise PlanError(f"{plan} has no common rounds: stragglers answer a step later", "try gc")
     return topology

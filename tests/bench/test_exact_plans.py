@@ -12,7 +12,7 @@ from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster
 from thalweg.schedules import Group
-from thalweg.training.factory import refuse_what_cannot_run
+from thalweg.steps import refuse_what_cannot_run
 from thalweg.workloads import parse_job
 
 WORKERS = 4

@@ -151,7 +151,7 @@ CONTRADICTION = (
         (["ps(servers=5)", "--workers", "4"], "ps has 5 servers but only 4 workers; give"),
         (["gc(stragglers=4)", "--workers", "4"], "can't do without 4"),
         (["auto", "--workers", "20"], "auto has no rounds before it has chosen; name a plan"),
-        (["lgc(k=5)", "--workers", "4"], "no 5 fastest among 4 workers; use k=4 or less"),
+        (["lgc(k=5)", "--workers", "4"], "k=5 is more than the 4 workers; use k=4 or less"),
         (["gc", "--workers", "8", "--batch", "2"], "a batch of 2 has no sample for worker"),
         (["ring", "--workers", "8", "--batch", "64"], "ring has no code, so everybody computes"),
         ([], "Missing argument"),
@@ -335,7 +335,7 @@ def test_a_plan_that_has_no_rounds_here_is_refused_before_it_promises_anything(p
 
 
 def test_groups_that_are_one_group_say_so() -> None:
-    remark = "has no groups here: all 4 workers are in one rack"
+    remark = "has one group here: all 4 workers are in one rack"
     assert remark in thalweg("explain", "dssync", "--workers", "4").stdout
     assert remark not in thalweg("explain", "dssync", "--lab", "2x2").stdout
 

@@ -99,7 +99,7 @@ def test_a_bar_in_proportion() -> None:
     ("options", "said"),
     [
         (["--sync", "rign"], "did you mean ring"),
-        (["--sync", "auto"], "auto has no time"),
+        (["--sync", "auto"], "auto has no step time"),
         (["--sync", "gc(stragglers=1)", "--members", "5000"], "no closed form, and 5000 workers"),
         (["--sync", "ring", "--faster", "0"], "0 times as fast"),
         (["--sync", "ring", "--measured-only"], "not measured: 100us latency"),

@@ -40,11 +40,11 @@ from thalweg.redundancy import allocation_of
         (
             "gc(stragglers=1, root=separate)",
             1,
-            "gc(stragglers=1, root=separate) has a root and nobody to answer it; use more workers",
+            "gc(stragglers=1, root=separate) has a root and no workers; use more workers",
         ),
         ("ring", 4, "ring has no code; try codedreduce or gc"),
         ("asp", 4, "asp has no code; try codedreduce or gc"),
-        ("lgc(k=5)", 4, "there are no 5 fastest among 4 workers; use k=4 or less"),
+        ("lgc(k=5)", 4, "k=5 is more than the 4 workers; use k=4 or less"),
     ],
 )
 def test_what_does_not_fit(text: str, workers: int, message: str) -> None:

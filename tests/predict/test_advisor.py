@@ -64,7 +64,7 @@ def test_what_is_not_allowed_is_not_advised() -> None:
 
 def test_plain_ddp_is_right_where_computing_is_all() -> None:
     advice = advise(Cluster.regular([4], nic="100gbit"), job("1MB", compute=1.0))
-    assert "Plain DDP is the right answer" in advice.verdict
+    assert "Keep DDP" in advice.verdict
 
 
 def test_more_steps_for_lossy_plans_put_exact_ones_first() -> None:
@@ -133,7 +133,7 @@ def test_what_if_computing_were_faster() -> None:
 
 @pytest.mark.parametrize("workers", [0, -3, 10**9])
 def test_impossible_workers(workers: int) -> None:
-    with pytest.raises(UsageError, match="workers can't be"):
+    with pytest.raises(UsageError, match="workers are not possible"):
         with_workers(RACKS, workers)
 
 

@@ -65,7 +65,7 @@ def test_workloads_with_their_costs() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(WorkloadError, match="there is no model 'resnet51'; there are resnet50"):
         assumptions.workload_of("resnet51")
-    with pytest.raises(WorkloadError, match="nobody knows what a step of 'mlp' takes"):
+    with pytest.raises(WorkloadError, match="the step time of 'mlp' is not known"):
         assumptions.costs_of("mlp", "v100", 1)
     with pytest.raises(WorkloadError, match="there is no GPU 'voodoo'"):
         assumptions.costs_of("gpt2", "voodoo", 1)

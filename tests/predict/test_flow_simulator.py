@@ -184,7 +184,7 @@ def test_a_wait_in_a_circle_is_refused() -> None:
         rank: [Move(MoveKind.COPY, 1 - rank, 0, 1), Move(MoveKind.SEND, 1 - rank, 0, 1)]
         for rank in (0, 1)
     }
-    with pytest.raises(ScheduleError, match="rank 0 waits for what never comes"):
+    with pytest.raises(ScheduleError, match="rank 0 waits for a message that is never sent"):
         simulate(schedule_of(circle, 1), Cluster.flat(2))
 
 

@@ -364,7 +364,7 @@ def test_a_rank_that_never_attaches(missing: int) -> None:
 
 def test_a_code_without_data() -> None:
     model, optimizer = line()
-    with pytest.raises(PlanError, match="gives late workers less of the data to go through"):
+    with pytest.raises(PlanError, match="gives stragglers fewer samples"):
         _alone_of(2, lambda: attach(model, optimizer, sync="gc(stragglers=1)", timeout=TIMEOUT))
 
 

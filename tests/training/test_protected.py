@@ -109,7 +109,7 @@ def two(sync: str) -> Iterator[tuple[Run, Any]]:
         ("ddp", "ddp would send over torch's own connections"),
         ("star(root=7)", "root 7 is not in the group"),
         ("rinq", "there is no plan 'rinq'"),
-        ("gc", "gc gives late workers less of the data"),
+        ("gc", "gc gives stragglers fewer samples"),
     ],
 )
 def test_what_stands_in_the_store_is_refused_by_every_rank(

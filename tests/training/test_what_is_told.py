@@ -57,7 +57,7 @@ def test_a_refusal_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_group_plan_without_groups_says_so(tmp_path: Path) -> None:
-    assert "dssync has no groups here" in run(tmp_path, "dssync").stderr
+    assert "dssync has one group here" in run(tmp_path, "dssync").stderr
 
 
 def test_hosts_are_known_by_their_names_and_told_apart() -> None:

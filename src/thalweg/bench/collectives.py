@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from thalweg.bench.ddp_hooks import OneBucket, ddp_hook_text, hook_of
 from thalweg.bench.site import Deployment, run_on_all
-from thalweg.catalog import parse_plan
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
@@ -42,7 +42,6 @@ from thalweg.steps import travelling, warm_up
 from thalweg.training.buckets import DTYPES, Layout
 from thalweg.training.compiled_steps import CompiledSteps, RankRound
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.factory import is_native
 from thalweg.transports import Transport
 
 ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
@@ -70,7 +69,7 @@ def entries(syncs: Sequence[str], *, both_ways: bool = False) -> list[Collective
     rows = [CollectiveCase(GLOO, GLOO)]
     for text in syncs:
         plan = parse_plan(text)
-        if is_native(plan):
+        if default_catalog().is_native(plan):
             rows.append(CollectiveCase(text, GLOO))
         else:
             rows += [CollectiveCase(text, way) for way in ways]

@@ -28,7 +28,6 @@ from thalweg.plan import TRANSPORT
 from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training.auto.request import plan_at_first
-from thalweg.training.factory import is_native
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab
@@ -135,7 +134,7 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[TrainingRun], error: st
     promise = catalog.guarantee(plan).promise
     if not error and promise is Promise.EXACT and not row["replicas_equal"]:
         row["error"] = "replicas differ under an exact plan; please report this"
-    transport = "gloo" if is_native(plan_at_first(plan)) else TRANSPORT
+    transport = "gloo" if catalog.is_native(plan_at_first(plan)) else TRANSPORT
     return {**row, "promise": promise.value, "transport": transport}
 
 

@@ -1,8 +1,8 @@
-"""When a compressor pays: arithmetic on what was measured, for N workers on links of one speed.
+"""The link speeds at which a compressor pays, from measured codec times, for N workers.
 
-Steps take what `predict.observed` says, with messages that cost nothing but their bytes. Without
-DDP's overlap a step takes backward + encode + decode + wire / speed, where `wire` are the bytes
-that a worker sends, so a compressor that saves bytes pays below
+Step times are those of `predict.closed_form.ddp_step`, with messages that cost only their bytes.
+Without DDP's overlap a step takes backward + encode + decode + wire / speed, where `wire` are the
+bytes that a worker sends, so a compressor that saves bytes pays below
 
     breakeven = (dense wire - wire) / (encode + decode).
 """
@@ -24,12 +24,12 @@ SWEPT_BITS_PER_SECOND = tuple(
     MIN_SWEPT_BITS_PER_SECOND * 10 ** (i / SPEEDS_PER_DECADE_COUNT)
     for i in range(SWEPT_DECADE_COUNT * SPEEDS_PER_DECADE_COUNT + 1)
 )
-"""Bits per second, from 10 Mbit/s to 100 Gbit/s."""
-ONE_BYTE_PER_SECOND = AlphaBetaNetwork(0.0, 1.0)  # where seconds are bytes
+"""From 10 Mbit/s to 100 Gbit/s."""
+ONE_BYTE_PER_SECOND = AlphaBetaNetwork(0.0, 1.0)  # on which seconds are bytes
 
 
 class PayloadPattern(Enum):
-    SUM = "sum"  # added up on the way, by a ring; also what goes uncompressed
+    SUM = "sum"  # reduced by a ring; also uncompressed payloads
     TWO_SHOT = "two-shot"
     ALL_GATHER = "all-gather"
 
@@ -38,23 +38,23 @@ class PayloadPattern(Enum):
         return SentPayload(payload, ddp_step.all_gather if gathers else ddp_step.ring)
 
     def wire(self, payload: float, workers: int) -> float:
-        """Bytes that each worker sends."""
+        """The bytes that each worker sends."""
         return self.sent(payload).collective(ONE_BYTE_PER_SECOND, payload, workers)
 
 
 def at_all_speeds(step: ddp_step.UncompressedStep | ddp_step.CompressedStep) -> list[float]:
-    """Seconds of a step at each of `SWEPT_BITS_PER_SECOND`."""
+    """The step time in seconds at each of `SWEPT_BITS_PER_SECOND`."""
     return [step.seconds(AlphaBetaNetwork(0.0, speed / 8)) for speed in SWEPT_BITS_PER_SECOND]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionCost:
-    """What compressing costs, beside a step without it."""
+    """The cost of a compressed step beside an uncompressed one."""
 
     dense: ddp_step.UncompressedStep
     exchange: PayloadPattern
     payload: float  # bytes of one worker
-    exact: float  # bytes that go along uncompressed
+    exact: float  # bytes that are sent uncompressed
     seconds: float  # to encode and decode
 
     @property
@@ -69,9 +69,8 @@ class CompressionCost:
     @property
     def wire(self) -> float:
         workers = self.dense.workers
-        return self.exchange.wire(self.payload, workers) + PayloadPattern.SUM.wire(
-            self.exact, workers
-        )
+        exact = PayloadPattern.SUM.wire(self.exact, workers)
+        return self.exchange.wire(self.payload, workers) + exact
 
     @property
     def ratio(self) -> float:
@@ -79,32 +78,33 @@ class CompressionCost:
 
     @property
     def breakeven(self) -> float | None:
-        """Bits per second, against an uncompressed step without overlap; None: saves nothing."""
+        """The break-even rate in bits per second against an uncompressed step without overlap; None
+        if no bytes are saved."""
         saved = 8 * (dense_wire(self.dense) - self.wire)
         return saved / self.seconds if saved > 0 else None
 
     @property
     def pays_below(self) -> float:
-        """Bits per second, against DDP; 0 where it never pays, inf where always."""
+        """The rate in bits per second below which it pays against DDP: 0 is never, inf always."""
         return 8 * ddp_step.pays_below(self.dense, self.step, alpha=0.0)
 
 
 def dense_wire(dense: ddp_step.UncompressedStep) -> float:
-    """Bytes that each worker sends without compression."""
+    """The bytes that each worker sends without compression."""
     return PayloadPattern.SUM.wire(sum(dense.buckets), dense.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A compressor with its arguments, as it was written."""
+    """A compressor with its arguments, and its text as written."""
 
     text: str
     compressor: Compressor
     arguments: dict[str, Value]
 
     def exchange(self, workers: int) -> PayloadPattern:
-        """As rounds are compiled where all links are alike: among two, two shots send as much as
-        gathering, later."""
+        """The exchange that is compiled if all links are equal: with two workers, two shots send as
+        much as an all-gather, and later."""
         if self.compressor.summable:
             return PayloadPattern.SUM
         shards = self.compressor.elementwise and workers > 2
@@ -112,7 +112,7 @@ class Method:
 
 
 def method_of(text: str) -> Method:
-    """PlanError if it can't be read, or there is none of this name."""
+    """The compressor of a text; PlanError if the text is malformed or names none."""
     plan = parse_plan(f"ring+{text}")
     precision = plan.precision
     if precision is None or plan.text.settings:
@@ -122,5 +122,5 @@ def method_of(text: str) -> Method:
 
 
 def all_methods() -> list[Method]:
-    """Every compressor, as it is without arguments."""
+    """Every compressor with its default arguments."""
     return [method_of(name) for name in default_catalog().compressors]

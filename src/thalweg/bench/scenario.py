@@ -50,8 +50,8 @@ from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 from thalweg.lab import Event
 from thalweg.lab.event import links_of
 from thalweg.schedules import Group
+from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.auto.request import plan_at_first
-from thalweg.training.factory import refuse_what_cannot_run
 from thalweg.workloads import Job, find_job
 
 SKIPPED_STEPS_AFTER_EVENT = 15  # steps after an event that don't count

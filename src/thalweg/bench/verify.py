@@ -21,11 +21,11 @@ from thalweg.bench.site import Deployment, run_on_all
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
+from thalweg.presets import BASELINE_PLAN
 from thalweg.workloads import Job
 
 VERIFY_TOLERANCE_RATIO = 1e-5
 METRIC_TOLERANCE_RATIO = 0.1
-BASELINE_PLAN = "ddp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,10 @@ from thalweg.errors import (
 from thalweg.members.abort import AbortFlag
 from thalweg.members.membership import Membership
 from thalweg.members.membership_epoch import MembershipEpoch
+from thalweg.steps import MAX_CHAINS_IN_FLIGHT
 from thalweg.transports import Address, Array, Landing, Transport
 from thalweg.transports.store_client import Store
 
-MAX_CHAINS_IN_FLIGHT = 2  # chains under way
 ENGINE_ABORT_POLL_SECONDS = 0.5  # seconds of waiting after which the alarm is listened to
 # Seconds of waiting after which it looks whether the members are to meet.
 RENDEZVOUS_CHECK_SECONDS = 0.1

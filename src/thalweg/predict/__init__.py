@@ -1,4 +1,4 @@
-"""What synchronising would cost, reckoned before anything is run; and which plan to take."""
+"""Step time predictions without a run, and the choice of a plan."""
 
 from thalweg.predict.advisor import advise
 from thalweg.predict.closed_form.exchange import synchronisation_seconds

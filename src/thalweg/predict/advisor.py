@@ -1,10 +1,10 @@
-"""`advise()`: all sound plans of the classes that are allowed, predicted and put in order.
+"""`advise()`: the ranking of all sound plans of the allowed classes by their predicted time.
 
-What a step takes is predicted; how many more steps a lossy or eventual plan needs was measured
-(`extra_steps.py`), and plans are ranked by the product. Those of which that isn't known come last.
-The best plans of gradients are also tried in smaller buckets, which overlap more with backward and
-cost more messages. On more than a few workers only plans that are good by their closed forms are
-replayed; `Estimate.form` says which were.
+The step time is predicted; the extra steps of a lossy or eventual plan were measured
+(`extra_steps.py`), and plans are ranked by the product. Plans with unknown extra steps come last.
+The best gradient plans are also tried with smaller buckets, which overlap more with backward and
+cost more messages. On more than a few workers only the best plans by their closed forms are
+simulated; `Estimate.form` says which.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Machine, Workload, about
 from thalweg.plan import Plan
 from thalweg.predict.candidates import (
-    BASELINE_PLAN,
     Candidates,
     as_strong_as,
     candidates,
@@ -29,15 +28,16 @@ from thalweg.predict.candidates import (
 )
 from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sweep
 from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
-from thalweg.predict.predictor import predict
+from thalweg.predict.predictor import FREE_MACHINE, predict
 from thalweg.predict.what_if import scaled, slowest_nic
+from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
 
-REBUCKETED_PLAN_COUNT = 4  # of the best plans are tried in smaller ones
-MAX_WORKERS_ALL_SIMULATED = 8  # workers up to which every plan is
-SIMULATED_PLAN_COUNT = 10  # of the others the best by their closed forms are
-MIN_ADVISED_SPEEDUP = 1.05  # speed-up below which plain DDP is the right answer
-SWEPT_PLAN_COUNT = 5  # plans whose time is drawn against the links' rate
+REBUCKETED_PLAN_COUNT = 4  # best plans that are tried with smaller buckets
+MAX_WORKERS_ALL_SIMULATED = 8  # workers up to which every plan is simulated
+SIMULATED_PLAN_COUNT = 10  # plans simulated on more workers, the best by their closed forms
+MIN_ADVISED_SPEEDUP = 1.05  # below this speed-up, DDP is advised
+SWEPT_PLAN_COUNT = 5  # plans whose time is drawn over the links' rate
 SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
 _Estimated = tuple[Plan, Estimate]
@@ -62,22 +62,22 @@ def advise(
     catalog: Catalog | None = None,
     progress: Progress = no_progress,
 ) -> Advice:
-    """Plans in order, best first.
+    """The ranking of all candidate plans, best first.
 
     allow        the weakest promise that is acceptable
-    optimizer    what trains the model, like "sgd" or "adamw"; by default what is usual for it
-    extra_steps  how many more steps, relative to exact plans, those of each class need for the same
-                 result; by default what was measured with the optimizer
+    optimizer    the name of the optimizer, like "sgd" or "adamw"; by default the workload's
+    extra_steps  the fraction of extra steps, relative to exact plans, that plans of each class need
+                 for the same result; by default as measured with the optimizer
     declared     as in `predict`
-    has_data     whether attach() is given the data, which codes need
+    has_data     True if attach() is given the data, which codes need
     refuse       raises PlanError for plans that can't be run for other reasons
-    sweep        also reckon the best plans' time for slower and faster links
+    sweep        also predict the best plans for slower and faster links
     """
     used = optimizer or workload.trained_with or ASSUMED_OPTIMIZER
     advisor = _Advisor(
         cluster=cluster,
         workload=workload,
-        machine=machine or Machine(assumed=("messages cost nothing",)),
+        machine=machine or FREE_MACHINE,
         declared=declared,
         has_data=has_data,
         refuse=refuse,
@@ -88,14 +88,13 @@ def advise(
     found = advisor.candidates(allow)
     estimates = advisor.ranked(found.plans)
     ddp = next((estimate for plan, estimate in estimates if str(plan) == BASELINE_PLAN), None)
-    ddp = ddp or advisor.predicted(advisor.catalog.plan(BASELINE_PLAN))  # if that one can't be run
+    ddp = ddp or advisor.predicted(advisor.catalog.plan(BASELINE_PLAN))  # if DDP can't be run
     ranking = tuple(advisor.ranked_plan(one, ddp) for one in estimates)
     left_out = {**found.left_out, **advisor.left_out}
     weaker = advisor.next_class(allow, ddp) if ranking[0].gain < MIN_ADVISED_SPEEDUP else None
-    priced = [*ranking, *([weaker] if weaker else [])]
     assumed = [
         *(text for ranked in ranking for text in ranked.estimate.assumed),
-        *_assumed_steps(priced, advisor.extra, optimizer),
+        *_assumed_steps([*ranking, *([weaker] if weaker else [])], advisor.extra, optimizer),
     ]
     return Advice(
         cluster=cluster,
@@ -114,7 +113,7 @@ def advise(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Advisor:
-    """The arguments of `advise`, and why plans couldn't be predicted."""
+    """The arguments of `advise`, and the reasons why plans couldn't be predicted."""
 
     cluster: Cluster
     workload: Workload
@@ -144,27 +143,22 @@ class _Advisor:
 
     def ranked(self, plans: Sequence[Plan]) -> list[_Estimated]:
         estimates: list[_Estimated] = []
-        rough = (
-            self._not_among_the_best(plans)
-            if self.cluster.workers > MAX_WORKERS_ALL_SIMULATED
-            else {}
-        )
+        large = self.cluster.workers > MAX_WORKERS_ALL_SIMULATED
+        rough = self._closed_forms(plans) if large else {}
         for number, plan in enumerate(plans):
             self.progress(number, len(plans))
             if (estimate := rough.get(plan) or self._estimated(plan)) is not None:
                 estimates.append((plan, estimate))
         estimates.sort(key=self._order)
-        baseline = [
-            one for one in estimates[REBUCKETED_PLAN_COUNT:] if str(one[0]) == BASELINE_PLAN
-        ]
-        for plan, _ in [*estimates[:REBUCKETED_PLAN_COUNT], *baseline]:
+        best, others = estimates[:REBUCKETED_PLAN_COUNT], estimates[REBUCKETED_PLAN_COUNT:]
+        for plan, _ in [*best, *(one for one in others if str(one[0]) == BASELINE_PLAN)]:
             for smaller in with_buckets(plan, self.workload, self.catalog):
                 if (estimate := self._estimated(smaller)) is not None:
                     estimates.append((smaller, estimate))
         return sorted(_best_buckets(estimates), key=self._order)
 
     def next_class(self, allow: Promise, ddp: Estimate) -> RankedPlan | None:
-        """The best plan of the strongest class that isn't allowed and has one that is worth it."""
+        """The best plan of the strongest class that isn't allowed and gains enough."""
         for promise in list(Promise)[len(as_strong_as(allow)) :]:
             plans = [
                 plan
@@ -207,8 +201,8 @@ class _Advisor:
         return self.extra.is_reliable(promise, self.extra.of(plan, promise))
 
     def _order(self, one: _Estimated) -> tuple[int, bool, float]:
-        """By cost; plans whose steps can't be relied on come last, class by class, and of those
-        the ones that weren't measured."""
+        """The sort key of a plan: its cost. Plans with unreliable extra steps come last, class by
+        class, and among those the unmeasured ones."""
         plan, estimate = one
         promise = self._promise(plan)
         more = self.extra.of(plan, promise)
@@ -222,9 +216,9 @@ class _Advisor:
             self.left_out[str(plan)] = error.problem
             return None
 
-    def _not_among_the_best(self, plans: Sequence[Plan]) -> dict[Plan, Estimate]:
-        """Plans whose closed form has to do: all but the first ones by it, and `ddp`, which all are
-        compared with."""
+    def _closed_forms(self, plans: Sequence[Plan]) -> dict[Plan, Estimate]:
+        """The closed-form estimates of plans that aren't simulated: all but the best by it, and
+        `ddp`, the baseline of all."""
         known = []
         for plan in plans:
             if plan.text.preset.name != BASELINE_PLAN:
@@ -234,8 +228,8 @@ class _Advisor:
 
 
 def _best_buckets(estimates: Iterable[_Estimated]) -> list[_Estimated]:
-    """Of a plan in several bucket sizes the best; the default where nothing is gained. `ddp` as it
-    comes stays, beside its best."""
+    """The best bucket size of each plan, the default unless another gains. `ddp` with its default
+    stays, beside its best."""
     best: dict[str, _Estimated] = {}
     for plan, estimate in estimates:
         name = str(plan).partition(" @")[0]
@@ -247,57 +241,45 @@ def _best_buckets(estimates: Iterable[_Estimated]) -> list[_Estimated]:
 
 
 def _why(estimate: Estimate, ddp: Estimate) -> str:
-    """What of a step differs most from ddp's, and what that costs."""
+    """The parts of the step time that differ most from DDP's."""
+    own, other = _named_parts(estimate), _named_parts(ddp)
+    largest = max(own, key=own.__getitem__)
+    mostly = f"{own[largest] / (estimate.seconds or 1.0):.0%} of the step time is {largest}"
     if estimate.sync == BASELINE_PLAN:
-        return f"what torch does: {_mostly(estimate)}"
-    own, other = estimate.parts, ddp.parts
-    gains = {
-        "transfers that nothing hides": other.transfer - own.transfer,
-        "waiting for late workers": other.waiting - own.waiting,
-    }
-    costs = {
-        "computing": own.compute - other.compute,
-        "encoding and decoding": own.encode + own.decode - other.encode - other.decode,
-        "transfers": own.transfer - other.transfer,
-        "waiting": own.waiting - other.waiting,
-    }
-    noticed = 0.02 * ddp.seconds
-    gained = [f"{about(s, 's')} less of {what}" for what, s in gains.items() if s > noticed]
-    lost = [f"{about(s, 's')} more of {what}" for what, s in costs.items() if s > noticed]
-    said = " and ".join(gained) + (", for " if gained and lost else "") + " and ".join(lost)
-    return said or f"as ddp: {_mostly(estimate)}"
+        return f"the baseline: {mostly}"
+    more = {name: own[name] - other[name] for name in own}
+    noticed = sorted((s, name) for name, s in more.items() if abs(s) > 0.02 * ddp.seconds)
+    changes = [f"{'-' if s < 0 else '+'}{about(abs(s), 's')} {name}" for s, name in noticed]
+    return ", ".join(changes) or f"like ddp: {mostly}"
 
 
-def _mostly(estimate: Estimate) -> str:
+def _named_parts(estimate: Estimate) -> dict[str, float]:
     parts = estimate.parts
-    shares = {
-        "computing": parts.compute,
-        "encoding and decoding": parts.encode + parts.decode,
-        "transfers that nothing hides": parts.transfer,
-        "waiting for late workers": parts.waiting,
+    return {
+        "compute": parts.compute,
+        "encode/decode": parts.encode + parts.decode,
+        "exposed communication": parts.transfer,
+        "straggler wait": parts.waiting,
     }
-    what = max(shares, key=shares.__getitem__)
-    whole = estimate.seconds or 1.0
-    return f"{shares[what] / whole:.0%} of a step is {what}"
 
 
 def _verdict(ranking: Sequence[RankedPlan]) -> str:
     best = ranking[0]
     if best.gain < MIN_ADVISED_SPEEDUP:
-        return "Plain DDP is the right answer here: nothing that is allowed gains 5 % on it."
+        return "Keep DDP: no allowed plan is predicted to be 5 % faster."
     estimate = best.estimate
     whole = f", {best.gain:.2f}x with its extra steps" if best.gain != best.vs_ddp else ""
     return (
-        f"Use {best.plan}: {about(estimate.seconds, 's')} a step "
-        f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
-        f"{best.vs_ddp:.2f}x ddp's speed step by step{whole}."
+        f"Use {best.plan}: predicted step time {about(estimate.seconds, 's')} "
+        f"(80 % interval {about(estimate.low, 's')} to {about(estimate.high, 's')}), "
+        f"speed-up {best.vs_ddp:.2f}x per step over DDP{whole}."
     )
 
 
 def _assumed_steps(
     ranking: Sequence[RankedPlan], extra: ExtraSteps, optimizer: str | None
 ) -> Iterator[str]:
-    """What the extra steps of these plans rest on; nothing if none has any."""
+    """The assumptions behind the extra steps of these plans."""
     classes = {ranked.promise for ranked in ranking} - {Promise.EXACT}
     for promise in Promise:
         if promise in classes and promise in extra.given:
@@ -313,29 +295,23 @@ def _assumed_steps(
 def _sweep(ranking: Sequence[RankedPlan], advisor: _Advisor) -> Sweep:
     ddp = next(ranked for ranked in ranking if str(ranked.plan) == BASELINE_PLAN)
     plans = list(dict.fromkeys([*(ranked.plan for ranked in ranking[:SWEPT_PLAN_COUNT]), ddp.plan]))
-    others = [
-        replace(advisor, cluster=scaled(advisor.cluster, factor)) for factor in SWEPT_RATE_FACTORS
-    ]
-    seconds = {
-        str(plan): tuple(other.predicted(plan).seconds for other in others) for plan in plans
-    }
+    others = [replace(advisor, cluster=scaled(advisor.cluster, x)) for x in SWEPT_RATE_FACTORS]
+    seconds = {str(plan): tuple(each.predicted(plan).seconds for each in others) for plan in plans}
     rates = tuple(slowest_nic(advisor.cluster) * factor for factor in SWEPT_RATE_FACTORS)
     return Sweep(rates=rates, seconds=seconds, breaks=tuple(crossovers(rates, seconds)))
 
 
 def crossovers(rates: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> list[Crossover]:
-    """Where the fastest plan changes, between two rates on a straight line of logarithms."""
+    """The rates at which the fastest plan changes, interpolated in logarithms."""
     found = []
-    for (low, high), (first, second) in zip(
-        pairwise(rates), pairwise(range(len(rates))), strict=True
-    ):
-        here = min(seconds, key=lambda sync: seconds[sync][first])
-        there = min(seconds, key=lambda sync: seconds[sync][second])
+    for i, (low, high) in enumerate(pairwise(rates)):
+        here = min(seconds, key=lambda sync: seconds[sync][i])
+        there = min(seconds, key=lambda sync: seconds[sync][i + 1])
         if here == there:
             continue
-        gap = log(seconds[there][first] / seconds[here][first])
-        end = log(seconds[there][second] / seconds[here][second])
-        way = gap / (gap - end) if gap != end else 0.5
-        rate = exp(log(low) + way * log(high / low))
+        gap = log(seconds[there][i] / seconds[here][i])
+        end = log(seconds[there][i + 1] / seconds[here][i + 1])
+        fraction = gap / (gap - end) if gap != end else 0.5
+        rate = exp(log(low) + fraction * log(high / low))
         found.append(Crossover(slower_links=here, faster_links=there, bits_per_second=rate))
     return found

@@ -1,8 +1,8 @@
-"""What is taken where nobody measured, and why. All of it gives way to measurements.
+"""Assumed rates, speeds and times with their sources, used only where nothing was measured.
 
-Rates are *effective*: what a collective gets out of a link, which is a fifth of the nominal rate on
-the fastest ones. Codec times are those of ResNet-50's 25.6 million elements, and scale by elements;
-where only a total is known, how it divides into encoding and decoding is a guess.
+Rates are *effective*: those that a collective reaches on a link, a fifth of the nominal rate on the
+fastest ones. Codec times are those of ResNet-50's 25.6 million elements, and scale with elements;
+where only a total is known, its division into encoding and decoding is a guess.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from thalweg.errors import ClusterError, PlanError, WorkloadError
 from thalweg.facts import CodecCost, Costs, Duration, FittedValue, Machine, Workload, model_named
 from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
 
-RESNET50_ELEMENTS = 25_557_032  # elements
-ASSUMED_SPREAD_FRACTION = 0.3  # of an assumed figure
+RESNET50_ELEMENTS = 25_557_032
+ASSUMED_SPREAD_FRACTION = 0.3  # of an assumed value
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedNetwork:
     gbps: float
-    latency: float  # seconds of a message
+    latency: float  # seconds per message
     source: str
 
 
@@ -51,7 +51,7 @@ GPUS: Mapping[str, AssumedSpeed] = {
 
 @dataclass(frozen=True, slots=True)
 class AssumedStep:
-    """Seconds a sample on V100; forward is half of backward, which does twice as many products."""
+    """The seconds per sample on V100; forward is half of backward, which has twice the products."""
 
     backward: float
     source: str
@@ -73,8 +73,7 @@ ASSUMED_STEPS: Mapping[str, AssumedStep] = {
     "bert-large": AssumedStep(70e-3, "BERT-base, times their ratio of products"),
     "gpt2": AssumedStep(60e-3, "BERT-base, times their ratio of products, 1024 tokens"),
 }
-# Seconds an element on V100: reads and writes at the rate of its memory.
-OPTIMIZER_SECONDS_PER_ELEMENT = 3e-11
+OPTIMIZER_SECONDS_PER_ELEMENT = 3e-11  # on V100: reads and writes at the rate of its memory
 
 
 def network_named(name: str) -> AlphaBetaNetwork:
@@ -85,14 +84,16 @@ def network_named(name: str) -> AlphaBetaNetwork:
 
 
 def costs_of(model: str, gpu: str, batch: int) -> Costs:
-    """Of a step of so many samples a worker."""
+    """The compute times of a step with this many samples per worker."""
     if model not in ASSUMED_STEPS:
         raise WorkloadError(
-            f"nobody knows what a step of {model!r} takes",
+            f"the step time of {model!r} is not known",
             f"there are {', '.join(ASSUMED_STEPS)}, or give a workload file with forward and "
             "backward",
         )
-    step, speed = ASSUMED_STEPS[model], _speed(gpu)
+    if gpu not in GPUS:
+        raise WorkloadError(f"there is no GPU {gpu!r}", f"there are {', '.join(GPUS)}")
+    step, speed = ASSUMED_STEPS[model], GPUS[gpu].relative
     elements = sum(tensor.elements for tensor in model_named(model).tensors)
     return Costs(
         forward=Duration(batch * step.forward / speed),
@@ -102,19 +103,13 @@ def costs_of(model: str, gpu: str, batch: int) -> Costs:
 
 
 def workload_of(name: str, gpu: str = "v100", batch: int = 32) -> Workload:
-    """A well-known model, with what its steps take."""
+    """A well-known model with its assumed compute times."""
     return replace(model_named(name), costs=costs_of(name, gpu, batch))
-
-
-def _speed(gpu: str) -> float:
-    if gpu not in GPUS:
-        raise WorkloadError(f"there is no GPU {gpu!r}", f"there are {', '.join(GPUS)}")
-    return GPUS[gpu].relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedCodec:
-    """Milliseconds for ResNet-50; `gathered` is for the payload of each worker."""
+    """The milliseconds for ResNet-50; `gathered` is per worker's payload."""
 
     encode: float
     decode: float = 0.0
@@ -175,7 +170,7 @@ ASSUMED_CODECS: Mapping[str, Mapping[str, AssumedCodec]] = {
 
 
 def assumed_machine(codecs: str = "cpu") -> Machine:
-    """`codecs` says where compressors run: `v100` or `cpu`."""
+    """A machine whose codecs run on a `v100` or a `cpu`, at assumed speeds."""
     if codecs not in ASSUMED_CODECS:
         raise PlanError(
             f"there are no codec times for {codecs!r}", f"use {', '.join(ASSUMED_CODECS)}"

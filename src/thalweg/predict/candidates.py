@@ -1,9 +1,8 @@
-"""Which plans the advisor looks at: every sound one that people would try, of the classes that are
-allowed.
+"""The candidate plans of the advisor: all sound plans of the allowed classes that people would try.
 
-Topologies by themselves; then with every compressor that they carry; then averages of parameters in
-groups, or every few steps. What doesn't fit the cluster (a tree for two workers, racks where there
-is one) is left out, with the reason.
+These are topologies alone, topologies with every compressor that they support, and averages of
+parameters in groups or every few steps. Plans that don't fit the cluster (a tree for two workers,
+racks where there is one) are left out, with the reason.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from thalweg.declarations import Promise
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan
-from thalweg.redundancy import spare_ranks, waits_for_nobody
+from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
-from thalweg.steps import compile_rounds
+from thalweg.steps import refuse_what_cannot_run
 
-BASELINE_PLAN = "ddp"
 EXACT_PLANS = (
     BASELINE_PLAN,
     "ring",
@@ -51,15 +49,13 @@ AVERAGING_RACK_PLANS = (
     "local_sgd(every=8, levels=rack)",
     "local_sgd(every=1, levels=rack, delay=1)",
 )
-# Workers; larger groups are never replayed, so nothing is compiled for them.
-MAX_COMPILED_WORKERS = 256
-MIN_BUCKET_BYTES = 64 * 1024  # bytes
-TINY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
+MAX_COMPILED_WORKERS = 256  # larger groups are never simulated, so nothing is compiled for them
+MIN_BUCKET_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
 class Candidates:
-    """`left_out` says why of those that don't fit."""
+    """The candidate plans, and by text the reasons why other plans don't fit."""
 
     plans: list[Plan] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -73,13 +69,14 @@ def candidates(
     has_data: bool = True,
     refuse: Callable[[Plan], None] = lambda plan: None,
 ) -> Candidates:
-    """`has_data`: whether workers can be given more samples than their share, as codes need.
-    `refuse` raises PlanError for what else can't be run."""
+    """The plans with at least this promise that fit the group. Codes need `has_data`: workers can
+    be given more samples than their share. `refuse` raises PlanError for other plans to exclude."""
     found = Candidates()
     for text in dict.fromkeys(_texts(group, allow, catalog)):
         try:
             plan = catalog.plan(text)
-            _refuse_what_does_not_fit(plan, group, has_data)
+            if group.size <= MAX_COMPILED_WORKERS:  # closed forms take every group or refuse it
+                refuse_what_cannot_run(plan, group, has_data=has_data)
             refuse(plan)
         except (PlanError, LayoutError) as error:
             found.left_out[text] = error.problem
@@ -100,36 +97,21 @@ def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:
             yield from (f"{text}+{compressor}" for compressor in compressors)
         yield from ASYNC_PLANS
     if allow is Promise.EVENTUAL:
+        unbiased = [name for name, one in sorted(catalog.compressors.items()) if not one.biased]
         for text in (*AVERAGING_PLANS, *(AVERAGING_RACK_PLANS if racks else ())):
             yield text
-            yield from (f"{text}+{name}" for name in _unbiased(catalog))
-
-
-def _unbiased(catalog: Catalog) -> list[str]:
-    """Compressors that parameters may be averaged with."""
-    return [name for name, one in sorted(catalog.compressors.items()) if not one.biased]
-
-
-def _refuse_what_does_not_fit(plan: Plan, group: Group, has_data: bool) -> None:
-    if group.size > MAX_COMPILED_WORKERS:
-        return  # closed forms take every group, or say that there is none
-    if waits_for_nobody(plan):
-        spare_ranks(plan, group)
-    else:
-        compile_rounds(plan, group, TINY_WORKLOAD, 0)
-    if plan.redundancy is not None and not has_data:
-        raise PlanError(f"{plan} needs data= and batch= in attach()", "give them")
+            yield from (f"{text}+{name}" for name in unbiased)
 
 
 def as_strong_as(promise: Promise) -> list[Promise]:
-    """This promise and the stronger ones, the strongest first."""
+    """The promises at least as strong as this one, the strongest first."""
     return list(Promise)[: list(Promise).index(promise) + 1]
 
 
 def with_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[Plan]:
-    """The same in smaller buckets: a half to a sixteenth of all, in round numbers."""
+    """Variants of the plan with smaller buckets: a half to a sixteenth of all bytes, rounded."""
     if plan.averages_parameters or plan.cadence.staleness is not None:
-        return  # nothing overlaps with backward there
+        return  # nothing overlaps with backward
     for parts in (2, 4, 8, 16):
         nbytes = workload.nbytes / parts
         if nbytes >= MIN_BUCKET_BYTES and nbytes < plan.settings.bucket.nbytes:

@@ -1,13 +1,13 @@
-"""A schedule made ready to be replayed: each rank's moves, which waits for which, and which receive
-takes which message.
+"""A schedule compiled for simulation: each rank's moves, their prerequisites, and the receive that
+takes each message.
 
-The order of a rank's moves is that of `dataflow.order`. A receive waits for one thing more, its
+The order of a rank's moves is that of `dataflow.order`. A receive has one more prerequisite, its
 message: the k-th message of a span from one rank to another is taken by the k-th receive of that
-span there. Whatever has nothing to wait for waits for its rank to start.
+span there. A move without prerequisites waits for its rank to start.
 
-In a schedule with quorums nobody waits for who is late (as in `runtime.node`): once the result of a
-chunk is there, decoded or from above, what its rank had still to do with that chunk is left out,
-even if the rank itself hasn't started.
+In a schedule with quorums nobody waits for stragglers (as in `engine.tree_node`): once the result
+of a chunk is decoded or received from above, the rank's other moves of that chunk are omitted, even
+if the rank itself hasn't started.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import NamedTuple, TypeAlias
 
 from thalweg.schedules import Move, MoveKind, Order, Quorum, Schedule, order
 
-NO_SEND_TARGET = -1  # where a send has its target
-NO_RECEIVER = 1 << 62  # takes a message that no receive is for
-MAX_CACHED_RANK_CHUNKS = 100_000  # ranks times chunks of what is kept for the next replay
+NO_SEND_TARGET = -1  # target of a move that isn't a send
+NO_RECEIVER = 1 << 62  # of a message without a receive
+MAX_CACHED_RANK_CHUNKS = 100_000  # ranks times chunks of a cached schedule
 Numbers: TypeAlias = "array[int]"  # a large schedule has millions of moves
 _SEND, _ANSWER = MoveKind.SEND, MoveKind.ANSWER  # looked up often
 
 
 class Answer(NamedTuple):
-    """One member's, to the quorum of this move."""
+    """The answer of one member to the quorum of a move."""
 
     move: int
     member: int
@@ -37,12 +37,12 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class CompiledRank:
-    """One rank's, by the number of a move. `taken_by` is the move of the target that a
-    message frees, or the complement of a number in its `answers`."""
+    """The moves of one rank by number. `received_by` is the move of the target that a message
+    frees, or the complement of an index in its `answers`."""
 
-    waits: Numbers
+    waits: Numbers  # prerequisites
     frees: list[tuple[int, ...]]
-    first: list[int]  # what the rank's start frees
+    first: list[int]  # moves that the rank's start frees
     targets: Numbers
     sizes: Numbers  # bytes of a send
     received_by: Numbers
@@ -53,13 +53,13 @@ class CompiledRank:
 
 
 def compiled_ranks(schedule: Schedule) -> dict[int, CompiledRank]:
-    """By rank. Those of small schedules are kept, since an advisor replays them many times."""
+    """The compiled ranks. Small schedules are cached, since an advisor simulates them often."""
     small = len(schedule.ranks) * len(schedule.sizes) <= MAX_CACHED_RANK_CHUNKS
-    return _kept(schedule) if small else _parts(schedule)
+    return _cached(schedule) if small else _compiled(schedule)
 
 
 class _PairMessages:
-    """Messages from one rank to another: their spans, each as one number, and their moves."""
+    """The messages from one rank to another: their spans, each as one number, and their moves."""
 
     __slots__ = ("moves", "spans")
 
@@ -72,23 +72,22 @@ class _PairMessages:
         self.moves.append(move)
 
 
-_MessagesByPair = defaultdict[
-    int, _PairMessages
-]  # by the other rank, or its complement for answers
+# By the other rank, or its complement for answers.
+_MessagesByPair = defaultdict[int, _PairMessages]
 
 
-def _parts(schedule: Schedule) -> dict[int, CompiledRank]:
-    made: dict[int, CompiledRank] = {}
+def _compiled(schedule: Schedule) -> dict[int, CompiledRank]:
+    compiled: dict[int, CompiledRank] = {}
     sent: dict[int, _MessagesByPair] = {}
     received: dict[int, _MessagesByPair] = {}
     patterns: dict[bytes, _Pattern] = {}
     for rank in schedule.ranks:
         moves = tuple(schedule.moves(rank))
-        seen = _seen_through(moves)
-        if seen not in patterns:
-            patterns[seen] = _Pattern(order(moves))
-        pattern = patterns[seen]
-        made[rank] = part = CompiledRank(
+        key = _pattern_key(moves)
+        if key not in patterns:
+            patterns[key] = _Pattern(order(moves))
+        pattern = patterns[key]
+        compiled[rank] = part = CompiledRank(
             waits=pattern.waits[:],
             frees=pattern.frees,
             first=pattern.first,
@@ -99,18 +98,18 @@ def _parts(schedule: Schedule) -> dict[int, CompiledRank]:
         sent[rank], received[rank] = _addressed(schedule, rank, moves, part)
         if part.quorums or any(peer < 0 for peer in sent[rank]):
             _let_results_overtake(rank, moves, part)
-    for source, letterbox in sent.items():
-        for target, letters in letterbox.items():
-            here = received[max(target, ~target)]
-            _match(letters, here[source if target >= 0 else ~source], made[source].received_by)
-    return made
+    for source, by_target in sent.items():
+        for target, messages in by_target.items():
+            there = received[max(target, ~target)][source if target >= 0 else ~source]
+            _match(messages, there, compiled[source].received_by)
+    return compiled
 
 
-_kept = lru_cache(maxsize=32)(_parts)
+_cached = lru_cache(maxsize=32)(_compiled)
 
 
 class _Pattern:
-    """Which moves wait for which. Ranks that do the same with other chunks have the same."""
+    """The prerequisites of moves, shared by ranks that do the same with other chunks."""
 
     def __init__(self, steps: Order) -> None:
         self.waits = _numbers([max(waits, 1) for waits in steps.waits])
@@ -118,30 +117,30 @@ class _Pattern:
         self.first = [index for index, waits in enumerate(steps.waits) if not waits]
 
 
-def _seen_through(moves: Sequence[Move]) -> bytes:
-    """All that the order of these moves depends on: who sends, and chunks that are told apart by
-    when they come first."""
+def _pattern_key(moves: Sequence[Move]) -> bytes:
+    """All that the order of these moves depends on: which are sends, and their chunks, numbered by
+    first use."""
     names: dict[int, int] = {}
     name = names.setdefault
-    seen = _numbers()
+    key = _numbers()
     for kind, _, start, stop, _ in moves:
         sends = kind is _SEND or kind is _ANSWER
         if stop == start + 1:
-            seen.append(2 * name(start, len(names)) + sends)
+            key.append(2 * name(start, len(names)) + sends)
         else:
-            seen.append(-2 * (stop - start) - sends)
-            seen.extend(name(chunk, len(names)) for chunk in range(start, stop))
-    return seen.tobytes()
+            key.append(-2 * (stop - start) - sends)
+            key.extend(name(chunk, len(names)) for chunk in range(start, stop))
+    return key.tobytes()
 
 
-def _numbers(some: Iterable[int] = ()) -> Numbers:
-    return array("q", some)
+def _numbers(values: Iterable[int] = ()) -> Numbers:
+    return array("q", values)
 
 
 def _addressed(
     schedule: Schedule, rank: int, moves: Sequence[Move], part: CompiledRank
 ) -> tuple[_MessagesByPair, _MessagesByPair]:
-    """What is sent to whom, and what comes from whom."""
+    """The messages sent by target, and received by source."""
     sent, received = _MessagesByPair(_PairMessages), _MessagesByPair(_PairMessages)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
     targets, sizes, waits = part.targets, part.sizes, part.waits
@@ -167,23 +166,23 @@ def _addressed(
     return sent, received
 
 
-def _match(sent: _PairMessages, received: _PairMessages, taken_by: Numbers) -> None:
-    if sent.spans == received.spans:  # most often they are taken in the order in which they leave
+def _match(sent: _PairMessages, received: _PairMessages, received_by: Numbers) -> None:
+    if sent.spans == received.spans:  # mostly messages are received in the order of sending
         for index, receive in zip(sent.moves, received.moves, strict=True):
-            taken_by[index] = receive
+            received_by[index] = receive
         return
     waiting: dict[int, deque[int]] = {}
     for span, receive in zip(received.spans, received.moves, strict=True):
         waiting.setdefault(span, deque()).append(receive)
     for span, index in zip(sent.spans, sent.moves, strict=True):
         if waiting.get(span):
-            taken_by[index] = waiting[span].popleft()
+            received_by[index] = waiting[span].popleft()
 
 
 def _let_results_overtake(rank: int, moves: Sequence[Move], part: CompiledRank) -> None:
-    """The last gather of each chunk waits for its message, or for enough answers, and for nothing
-    before it; a member's own answer to it is a message to itself."""
-    part.frees, part.first = part.frees.copy(), part.first.copy()  # other ranks have the same
+    """Let the last gather of each chunk wait only for its message, or for enough answers; a
+    member's own answer to it is a message to itself."""
+    part.frees, part.first = part.frees.copy(), part.first.copy()  # shared with other ranks
     of_chunk: dict[int, list[int]] = {}
     for index, move in enumerate(moves):
         of_chunk.setdefault(move.start, []).append(index)

@@ -1,9 +1,9 @@
-"""What every rank does at a step: its buckets, when they are ready, through which rounds
-they go, and what the compressor takes before and after them.
+"""The chains of each rank at a step: its buckets, when they are ready, their rounds, and the codec
+time before and after them.
 
-It follows what the runtime does: uncompressed rounds are handed in one by one, a compressed bucket
-is a chain (encode, exchange, exchange again, decode). The backend has buckets of its own: the first
-closes at 1 MiB unless the plan says how large buckets are.
+They follow the engine: uncompressed rounds are submitted one by one, a compressed bucket is one
+chain (encode, exchange, exchange again, decode). The backend has buckets of its own: the first
+closes at 1 MiB unless the plan sets the bucket size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKEND_FIRST_BUCKET_SIZE = Size.parse("1MiB")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rounds that run at once, after `codec` seconds of work."""
+    """Concurrent rounds after `codec` seconds of encoding or decoding."""
 
     codec: float
     rounds: tuple[Round, ...]
@@ -40,13 +40,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One bucket's way, on one rank; `decode` is the work at its end, `delay` how many steps later
-    the result is needed."""
+    """The communication stages of one bucket on one rank."""
 
-    ready: float  # seconds of backward
+    ready: float  # seconds since backward began
     stages: tuple[Stage, ...]
-    decode: float
-    delay: int
+    decode: float  # seconds
+    delay: int  # steps until the result is needed
 
 
 class StepChains:
@@ -60,30 +59,30 @@ class StepChains:
         self._cost = codec_cost(plan.precision, machine)
         compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         self._always_gathers = compressor is not None and not compressor.elementwise
-        self._first = warm_up(plan)
+        self._warm_up = warm_up(plan)
         self._workload = workload
         self._buckets = _buckets(plan, workload, catalog)
-        self._kept: dict[int, dict[int, tuple[Chain, ...]]] = {}
+        self._cached: dict[int, dict[int, tuple[Chain, ...]]] = {}
 
     @property
     def buckets(self) -> int:
         return len(self._buckets)
 
     def at(self, step: int) -> dict[int, tuple[Chain, ...]]:
-        """The chains of every rank, in the order in which they are handed in."""
-        place = step % self.cycle
-        if place not in self._kept:
-            warm = -(-self._first // self.cycle) * self.cycle  # compression has begun
-            rounds = list(self._rounds(warm + place))
-            self._kept[place] = {rank: tuple(self._chains(rounds, rank)) for rank in self.ranks}
-        return self._kept[place]
+        """The chains of every rank in order of submission, after the compressor's warm-up."""
+        phase = step % self.cycle
+        if phase not in self._cached:
+            warm = -(-self._warm_up // self.cycle) * self.cycle
+            rounds = list(self._rounds(warm + phase))
+            self._cached[phase] = {rank: tuple(self._chains(rounds, rank)) for rank in self.ranks}
+        return self._cached[phase]
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return self._group.ranks
 
     def _rounds(self, step: int) -> Iterator[Round]:
-        """Of the compiled rounds, or of those of the backend's own buckets."""
+        """The rounds of the plan's buckets, or of the backend's own."""
         if not self._catalog.is_native(self.plan):
             yield from compile_rounds(self.plan, self._group, self._workload, step, self._catalog)
             return
@@ -96,37 +95,34 @@ class StepChains:
     def _chains(self, rounds: Iterable[Round], rank: int) -> Iterator[Chain]:
         own = [r for r in rounds if rank in r.group.ranks]
         for index, of_bucket in groupby(own, key=lambda r: r.bucket):
-            bucket, stops = self._buckets[index], list(of_bucket)
-            if any(
-                r.codec is not None or r.payload.name in (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
-                for r in stops
-            ):
-                yield self._compressed(bucket, stops)
+            bucket, chain = self._buckets[index], list(of_bucket)
+            inside_racks = (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
+            if any(r.codec is not None or r.payload.name in inside_racks for r in chain):
+                yield self._compressed(bucket, chain)
             else:
-                for round_ in stops:
-                    stage = Stage(0.0, (round_,))
-                    yield Chain(bucket.ready_seconds, (stage,), 0.0, round_.delay)
+                for r in chain:
+                    yield Chain(bucket.ready_seconds, (Stage(0.0, (r,)),), 0.0, r.delay)
 
-    def _compressed(self, bucket: Bucket, stops: Sequence[Round]) -> Chain:
-        ways = [r for r in stops if r.codec is not None]
-        inside = [r for r in stops if r.payload.name == RACK_SUM_PAYLOAD]
-        back = [r for r in stops if r.payload.name == RESULT_PAYLOAD]
-        beside = [r for r in stops if r not in ways and r not in inside and r not in back]
-        encode, decode = self._codec_seconds(bucket, ways)
+    def _compressed(self, bucket: Bucket, rounds: Sequence[Round]) -> Chain:
+        compressed = [r for r in rounds if r.codec is not None]
+        inside = [r for r in rounds if r.payload.name == RACK_SUM_PAYLOAD]
+        back = [r for r in rounds if r.payload.name == RESULT_PAYLOAD]
+        beside = [r for r in rounds if r not in compressed and r not in inside and r not in back]
+        encode, decode = self._codec_seconds(bucket, compressed)
         stages = [Stage(0.0, tuple(inside))] if inside else []
-        for number, way in enumerate(ways):
-            stages.append(Stage(0.0 if number else encode, (way, *([] if number else beside))))
-        if not ways and beside:
+        for number, round_ in enumerate(compressed):
+            stages.append(Stage(0.0 if number else encode, (round_, *([] if number else beside))))
+        if not compressed and beside:
             stages.append(Stage(0.0, tuple(beside)))
         if back:
             stages.append(Stage(decode, tuple(back)))
             decode = 0.0
-        return Chain(bucket.ready_seconds, tuple(stages), decode, stops[0].delay)
+        return Chain(bucket.ready_seconds, tuple(stages), decode, rounds[0].delay)
 
-    def _codec_seconds(self, bucket: Bucket, ways: Sequence[Round]) -> tuple[float, float]:
-        if not ways:
+    def _codec_seconds(self, bucket: Bucket, compressed: Sequence[Round]) -> tuple[float, float]:
+        if not compressed:
             return 0.0, 0.0
-        cost, elements, first = self._cost, bucket.elements, ways[0]
+        cost, elements, first = self._cost, bucket.elements, compressed[0]
         decode = cost.decode.value
         if first.schedule.name == ALL_TO_ALL:
             decode = cost.decoding_shards
@@ -136,19 +132,19 @@ class StepChains:
 
 
 def assumed_of_codec(precision: Choice | None, machine: Machine) -> list[str]:
-    """What had to be assumed of a compressor, in words."""
+    """The assumptions about a compressor's speed, in words."""
     if precision is None:
         return []
     timed = _timed_like(precision, machine)
     if timed is None:
-        return ["compressors that weren't timed take 1 ns an element each way"]
+        return ["compressors without measurement: 1 ns per element for encode and decode each"]
     if _arguments(timed) <= _arguments(str(precision)):
         return []
-    return ["compressors take as long as with the arguments that they were timed with"]
+    return ["compressors are as fast as with the arguments that were measured"]
 
 
 def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
-    """As measured for this choice, or else for the same compressor with other arguments."""
+    """The codec cost measured for this choice, or for the same compressor with other arguments."""
     if precision is None:
         return CodecCost()
     timed = _timed_like(precision, machine)
@@ -156,7 +152,7 @@ def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
 
 
 def _timed_like(precision: Choice, machine: Machine) -> str | None:
-    """The compressor of this name that was timed with the most arguments in common."""
+    """The measured compressor of this name with the most arguments in common."""
     own = _arguments(str(precision))
     same = [text for text in machine.codecs if PlanText.parse(text).preset.name == precision.name]
     return max(same, key=lambda text: len(own & _arguments(text)), default=None)
@@ -177,16 +173,9 @@ def _buckets(plan: Plan, workload: Workload, catalog: Catalog) -> tuple[Bucket, 
     others = tuple(tensor for tensor in workload.tensors if tensor not in first.tensors)
     if not others:
         return (first,)
-    rest = replace(workload, tensors=others)
     ready = {t.name: b.ready_seconds for b in workload.buckets(Size(1)) for t in b.tensors}
-    return (
-        first,
-        *(
-            replace(
-                bucket,
-                index=bucket.index + 1,
-                ready_seconds=max(ready[t.name] for t in bucket.tensors),
-            )
-            for bucket in rest.buckets(limit)
-        ),
+    rest = (
+        replace(b, index=b.index + 1, ready_seconds=max(ready[t.name] for t in b.tensors))
+        for b in replace(workload, tensors=others).buckets(limit)
     )
+    return (first, *rest)

@@ -1,5 +1,4 @@
-"""What a step is predicted to take, and what of; and what the advisor says of it: plans in order,
-and why."""
+"""The results of predictions and of the advisor: step times, their breakdown, and ranked plans."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from thalweg.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Seconds of a step, which add up to all of it."""
+    """The parts of a step time in seconds, which add up to it."""
 
     compute: float = 0.0  # forward, backward, optimizer
     encode: float = 0.0
     decode: float = 0.0
-    transfer: float = 0.0  # that nothing hides
-    waiting: float = 0.0  # for late workers
+    transfer: float = 0.0  # exposed communication
+    waiting: float = 0.0  # for stragglers
 
     @property
     def seconds(self) -> float:
@@ -28,8 +27,8 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of one plan: the mean of a step's seconds, and an interval that it is in four times of five.
-    `form` says how it was reckoned: by replay, or in closed form."""
+    """The predicted mean step time of one plan in seconds, and its 80 % prediction interval. `form`
+    is how it was computed: by simulation (`replay`) or in closed form."""
 
     sync: str
     workers: int
@@ -41,34 +40,34 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The mean of a step."""
+        """The mean step time in seconds."""
         return self.parts.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
-    """A plan in the ranking. `steps` is how many steps it needs for one of `ddp`'s, None if nobody
-    measured that; plans are ranked by `steps` times seconds, those last whose `steps`
-    can't be relied on."""
+    """A plan in the ranking. `steps` is the number of steps that it needs per step of `ddp`, None
+    if not measured; plans are ranked by `steps` times seconds, those with unreliable `steps`
+    last."""
 
     plan: Plan
     estimate: Estimate
-    vs_ddp: float  # speed-up of a step: above 1 is faster
+    vs_ddp: float  # speed-up per step: above 1 is faster
     promise: Promise
     steps: float | None
-    reliable: bool = True  # whether `steps` holds in a long run too
+    reliable: bool = True  # True if `steps` holds in a long run too
     survives: str
     why: str
 
     @property
     def gain(self) -> float:
-        """The speed-up with the steps that it needs on top; 0 if those can't be relied on."""
+        """The speed-up including extra steps; 0 if those aren't reliable."""
         return self.vs_ddp / self.steps if self.steps and self.reliable else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:
-    """Two plans take the same time at this rate of the links, in bits per second."""
+    """The link rate in bits per second at which two plans take the same time."""
 
     slower_links: str  # the plan that is better below
     faster_links: str  # and the one above
@@ -77,7 +76,7 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Seconds of a step by plan, with all links at each of these rates times what they are."""
+    """The step time of each plan in seconds, with all links scaled to each of these rates."""
 
     rates: tuple[float, ...]  # bits per second of the slowest NIC
     seconds: Mapping[str, tuple[float, ...]]
@@ -86,28 +85,28 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What `advise` says. `ranking` has the best first; `ddp` is always among them.
-    `left_out` says why of plans that weren't ranked."""
+    """The result of `advise`. `ranking` has the best plan first and always includes `ddp`;
+    `left_out` has the reasons for plans that weren't ranked."""
 
     cluster: Cluster
     workload: Workload
     machine: Machine
     allow: Promise
     ranking: tuple[RankedPlan, ...]
-    verdict: str  # one sentence: what to do, and whether plain DDP would do as well
+    verdict: str  # one sentence: the plan to use
     optimizer: str = ""
-    next_class: RankedPlan | None = None  # if nothing allowed gains enough: what would, if allowed
+    next_class: RankedPlan | None = None  # the best plan of a weaker class, if no allowed one gains
     assumed: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     sweep: Sweep | None = None
 
     def hint(self, option: str = "With --allow {}") -> str:
-        """What the next class would gain, if nothing that is allowed gains enough; or nothing."""
+        """A hint at the gain of a weaker class, if no allowed plan gains enough; else empty."""
         if (ranked := self.next_class) is None:
             return ""
         return f"{option.format(ranked.promise.value)}: {ranked.plan} {ranked.gain:.2f}x"
 
     @property
     def best(self) -> RankedPlan:
-        """The first of the ranking."""
+        """The first plan of the ranking."""
         return self.ranking[0]

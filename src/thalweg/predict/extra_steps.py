@@ -1,11 +1,11 @@
-"""How many more steps a lossy or eventual plan needs than an exact one for the same loss.
+"""The extra steps that a lossy or eventual plan needs for the same loss as an exact one.
 
-It depends on the optimizer. `extra_steps.toml` has what `scripts/measure-extra-steps` measured; of
-other plans and optimizers nothing is known, and nothing is assumed. A compressor's figure, which
-comes from a ring, is taken for every topology; other plans are looked up as they are written.
+They depend on the optimizer. `extra_steps.toml` has the measurements of
+`scripts/measure-extra-steps`; for other plans and optimizers nothing is assumed. A compressor's
+value was measured on a ring and holds for every topology; other plans are looked up as written.
 
-A small share was the same at every target; a large one grew with the target, so what it comes to
-in a long run isn't known either.
+A small fraction was the same at every target loss; a large one grew with the target, so its value
+in a long run is unknown.
 """
 
 from __future__ import annotations
@@ -21,28 +21,17 @@ from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.plan import Cadence, Plan
 
-MEASURED_OPTIMIZERS = {
-    "sgd": "sgd",
-    "adam": "adamw",
-    "adamw": "adamw",
-}  # those two differ in weight decay
+# adam and adamw differ in weight decay only.
+MEASURED_OPTIMIZERS = {"sgd": "sgd", "adam": "adamw", "adamw": "adamw"}
 UNMEASURED_OPTIMIZERS = (
-    "adafactor",
-    "adagrad",
-    "lamb",
-    "lars",
-    "lion",
-    "muon",
-    "nadam",
-    "radam",
-    "rmsprop",
+    *("adafactor", "adagrad", "lamb", "lars", "lion", "muon", "nadam", "radam", "rmsprop"),
 )
-MAX_TRUSTED_EXTRA_FRACTION = 0.25  # a larger share is no guide to a long run
-ASSUMED_OPTIMIZER = "adamw"  # what most models are trained with, and under which more is lost
+MAX_TRUSTED_EXTRA_FRACTION = 0.25  # a larger fraction isn't reliable in a long run
+ASSUMED_OPTIMIZER = "adamw"  # trains most models, and needs more extra steps
 
 
 def optimizer_named(text: str) -> str:
-    """The optimizer's name as the tables have it; UsageError if there is none."""
+    """The optimizer's name as in the tables; UsageError if it is unknown."""
     name, known = text.strip().lower(), (*MEASURED_OPTIMIZERS, *UNMEASURED_OPTIMIZERS)
     if name not in known:
         raise UsageError(
@@ -53,13 +42,13 @@ def optimizer_named(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraSteps:
-    """The extra steps under one optimizer; a class of plans in `given` needs that share instead."""
+    """The extra steps under one optimizer, or the fraction `given` for a class of plans."""
 
     optimizer: str
     given: Mapping[Promise, float] = field(default_factory=dict)
 
     def of(self, plan: Plan, promise: Promise) -> float | None:
-        """The share of an exact plan's steps that come on top; None if nobody measured it."""
+        """The extra steps as a fraction of an exact plan's steps; None if not measured."""
         if promise in self.given or promise is Promise.EXACT:
             return self.given.get(promise, 0.0)
         text = str(replace(plan.text, settings=()))
@@ -69,12 +58,12 @@ class ExtraSteps:
         return None if median is None else max(0.0, round(median, 2))
 
     def is_reliable(self, promise: Promise, share: float | None) -> bool:
-        """Whether that share holds in a long run too; one that was given does."""
+        """True if that fraction holds in a long run too, as given ones do."""
         return share is not None and (promise in self.given or share <= MAX_TRUSTED_EXTRA_FRACTION)
 
     @property
     def source(self) -> str:
-        """What the figures come from, in words; empty if there are none for this optimizer."""
+        """The source of the measurements in words; empty if this optimizer has none."""
         if not self._table:
             return ""
         name = MEASURED_OPTIMIZERS[self.optimizer]

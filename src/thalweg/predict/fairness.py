@@ -1,8 +1,8 @@
-"""Max-min fair sharing: nobody can get more without taking it from one who has no more.
+"""Max-min fair bandwidth sharing: no flow can get more without taking it from a flow with no more.
 
-All flows grow alike until a channel is full; those that cross it stay at that, the others go on
-(Bertsekas and Gallager, Data Networks, 6.5.2). Only flows that share a channel, directly or by way
-of others, matter to one another.
+All rates grow equally until a resource is full; its flows keep that rate, and the others go on
+growing (Bertsekas and Gallager, Data Networks, 6.5.2). The rates of two flows depend on each other
+only if they share a resource, directly or through other flows.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from thalweg.facts.machine import TransportCosts
 
 
 class SharedResource:
-    """What flows share: one direction of a link, or a rank's hand. `burst` are the bytes that it
-    carries at once after a rest (`buckets`)."""
+    """One direction of a link, or the sending or receiving side of a rank, that flows share. It is
+    a token bucket of `burst` bytes."""
 
     __slots__ = (
         "_capacities",
-        "_road",
+        "_costs",
         "burst",
         "dry_at",
         "flows",
@@ -35,29 +35,30 @@ class SharedResource:
     def __init__(
         self, rate: float, costs: TransportCosts | None = None, burst: float = 0.0
     ) -> None:
-        """`rate` in bytes per second; without a road, a crowd loses none of it."""
+        """A resource with a rate in bytes per second; without `costs`, several flows use all of
+        it."""
         self.rate = rate
         self.flows: dict[FluidFlow, None] = {}
-        self.room = 0.0  # while rates are found: what is left, less than nothing with tokens
-        self.open = 0  # and how many flows may still grow
+        self.room = 0.0  # while rates are computed: the unused rate, negative with tokens
+        self.open = 0  # and the number of flows that may still grow
         self.burst = self.tokens = burst
-        self.spare = 0.0  # bytes per second that its flows leave of it, or take of the tokens
-        self.since = 0.0  # when it had these tokens
+        self.spare = 0.0  # unused bytes per second, negative if tokens are used
+        self.since = 0.0  # the time at which it had these tokens
         self.dry_at = inf
-        self._road = costs
+        self._costs = costs
         self._capacities: dict[int, float] = {}
 
     def capacity(self, flows: int) -> float:
-        """For so many flows together."""
+        """The joint rate of this number of flows."""
         found = self._capacities.get(flows)
         if found is None:
-            share = 1.0 if self._road is None else self._road.bandwidth_share(max(flows, 1))
+            share = 1.0 if self._costs is None else self._costs.bandwidth_share(max(flows, 1))
             found = self._capacities[flows] = self.rate * share
         return found
 
 
 class FluidFlow:
-    """What goes from one rank to another: `left` bytes at `since`, at a rate."""
+    """The message in flight from one rank to another: its bytes `left` at `since`, and its rate."""
 
     __slots__ = ("alone", "channels", "due", "left", "rate", "since")
 
@@ -67,11 +68,11 @@ class FluidFlow:
         self.left = 0.0
         self.since = 0.0
         self.rate = 0.0
-        self.due = inf  # when nothing is left at this rate
+        self.due = inf  # the time at which no bytes are left at this rate
 
 
 def neighbours(channels: Iterable[SharedResource]) -> tuple[list[FluidFlow], list[SharedResource]]:
-    """All flows and channels whose rates depend on these channels."""
+    """All flows and resources whose rates depend on these resources."""
     reached = dict.fromkeys(channels)
     to_visit = list(reached)
     flows: dict[FluidFlow, None] = {}
@@ -87,8 +88,8 @@ def neighbours(channels: Iterable[SharedResource]) -> tuple[list[FluidFlow], lis
 
 
 def fair_rates(flows: list[FluidFlow], channels: list[SharedResource]) -> dict[FluidFlow, float]:
-    """Of flows that cross no other channels than these. A channel with tokens doesn't limit; who
-    crosses no other kind has no rate."""
+    """The rates of flows that use only these resources. A resource with tokens doesn't limit; flows
+    without a limiting resource have no rate."""
     rates: dict[FluidFlow, float] = {}
     limiting = [channel for channel in channels if channel.flows and not channel.tokens]
     for channel in channels:
@@ -102,7 +103,7 @@ def fair_rates(flows: list[FluidFlow], channels: list[SharedResource]) -> dict[F
         if not channel.open:
             heappop(levels)
             continue
-        now = channel.room / channel.open  # those that others hold back leave more
+        now = channel.room / channel.open  # flows limited elsewhere leave more
         if now > level:
             heapreplace(levels, (now, i))
             continue

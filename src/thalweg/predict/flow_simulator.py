@@ -1,15 +1,15 @@
-"""Replay schedules on a cluster's links: when each rank would be done.
+"""The simulation of schedules on a cluster's links: when each rank ends.
 
-Messages are fluids. One from a source to a target occupies every link of its path and the hands of
-both ranks; what shares a link shares it max-min fairly (`fairness`), and a crowd on it loses some
-of it (`TransportCosts.bandwidth_share`). Messages of one source to one target leave one after the
-other, as on a connection. After its last byte a message travels for the latency, and then keeps its
-receiver busy for a while, one message at a time. What is done when is up to the ranks (`exchange`).
+Messages are fluids. A message occupies every link of its path, the sending side of its source and
+the receiving side of its target; flows share a link max-min fairly (`fairness.py`), and many flows
+lose some of its rate (`TransportCosts.bandwidth_share`). Messages from one rank to another leave
+one after the other, as on a connection. After its last byte a message travels for the latency, and
+then keeps its receiver busy for a while, one message at a time. The ranks decide when they send
+(`schedule_run.py`).
 
-After a rest a link carries so many bytes at once, as a token bucket does: it holds up to `burst`
-tokens, a byte each, and gains them at the rate that it has for the flows on it. While it has some
-it doesn't limit; flows that nothing else limits take them in an instant, in equal parts as far as
-they need them.
+An idle link collects a burst, as a token bucket does: it holds up to `burst` tokens, a byte each,
+and gains them at the rate that its flows leave. While it has tokens it doesn't limit; flows that
+nothing else limits use them at once, in equal parts as far as needed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from thalweg.predict.fairness import FluidFlow, SharedResource, fair_rates, neig
 from thalweg.predict.schedule_run import ScheduleRun
 from thalweg.schedules import Schedule
 
-FREE_TRANSPORT_COSTS = TransportCosts()  # messages cost nothing but their way
-# What lies less than this part of the time apart happens at the same moment.
-SAME_TIME_TOLERANCE = 1e-12
-ROUNDING_BYTES = 1e-6  # bytes: less is a matter of rounding
-ROUNDING_RATE_RATIO = 1e-9  # and so is less than this part of a rate
+FREE_TRANSPORT_COSTS = TransportCosts()  # messages cost nothing but latency and bandwidth
+SAME_TIME_TOLERANCE = 1e-12  # relative difference of simultaneous events
+ROUNDING_BYTES = 1e-6  # less is rounding
+ROUNDING_RATE_RATIO = 1e-9  # less of a rate is rounding
 
 
 def simulate(
@@ -44,23 +43,23 @@ def simulate(
     starts: Mapping[int, float] | None = None,
     burst: float = 0.0,
 ) -> dict[int, float]:
-    """Seconds after which each rank has done its part; who isn't in `starts` begins at 0."""
+    """The time in seconds at which each rank ends; ranks that aren't in `starts` begin at 0."""
     flows = FlowSimulator(cluster, costs, burst)
     ends: dict[int, float] = {}
 
     def ended(rank: int) -> None:
         ends[rank] = flows.now
 
-    exchange = flows.exchange(schedule, ended)
+    run = flows.exchange(schedule, ended)
     for rank in schedule.ranks:
-        late = 0.0 if starts is None else starts.get(rank, 0.0)
-        flows.at(late, partial(exchange.start, rank))
+        flows.at((starts or {}).get(rank, 0.0), partial(run.start, rank))
     flows.run()
     return ends
 
 
 class SimulatedMessage(NamedTuple):
-    """`left` is called with its last byte, and `arrived(number)` once its receiver has it."""
+    """A message: `left` is called when its last byte leaves, `arrived(number)` when it was
+    received."""
 
     nbytes: int
     arrived: Callable[[int], None]
@@ -69,19 +68,19 @@ class SimulatedMessage(NamedTuple):
 
 
 class SimulatedConnection(FluidFlow):
-    """The messages from one rank to another: the first is under way, the others wait for it."""
+    """The messages from one rank to another: the first is in flight, the others wait for it."""
 
     __slots__ = ("messages", "seconds", "target")
 
     def __init__(self, target: int, channels: tuple[SharedResource, ...], seconds: float) -> None:
         super().__init__(channels)
         self.target = target
-        self.seconds = seconds  # of a byte's way
+        self.seconds = seconds  # latency
         self.messages: deque[SimulatedMessage] = deque()
 
 
 class FlowSimulator:
-    """A cluster's links, what is on them, and a clock."""
+    """A cluster's links, the flows on them, and a clock."""
 
     def __init__(
         self, cluster: Cluster, costs: TransportCosts = FREE_TRANSPORT_COSTS, burst: float = 0.0
@@ -95,36 +94,35 @@ class FlowSimulator:
             link: SharedResource(rate.bits_per_second / 8, costs, burst)
             for link, rate in cluster.rates().items()
         }
-        self._hands: dict[tuple[int, str], SharedResource] = {}
+        self._sides: dict[tuple[int, str], SharedResource] = {}  # of ranks, by direction
         self._connections: dict[tuple[int, int], SimulatedConnection] = {}
-        self._changed: dict[SharedResource, None] = {}  # whose flows aren't the same any more
-        self._free_again: dict[int, float] = {}  # when each receiver has handled what has come
+        self._changed: dict[SharedResource, None] = {}  # resources whose flows have changed
+        self._free_at: dict[int, float] = {}  # the time until which each receiver is busy
         self._events: list[tuple[float, int, Callable[..., None], object]] = []
         self._numbers = count()
-        self._under_way: dict[ScheduleRun, None] = {}
-        self._parts: dict[
-            int, tuple[Schedule, dict[int, CompiledRank]]
-        ] = {}  # by the schedule's id
+        self._running: dict[ScheduleRun, None] = {}
+        # By the schedule's id; keeping the schedule keeps its id unique.
+        self._compiled: dict[int, tuple[Schedule, dict[int, CompiledRank]]] = {}
 
     def at(self, when: float, do: Callable[[], None]) -> None:
-        """Do this then, or at once if it is past."""
+        """Call `do` at this time, or now if it is past."""
         self._plan(max(when, self.now), lambda _: do(), None)
 
     def exchange(
         self, schedule: Schedule, ended: Callable[[int], None] = lambda rank: None
     ) -> ScheduleRun:
-        """One execution of a schedule; `ended` is told each rank that has done its part."""
-        if id(schedule) not in self._parts:
-            self._parts[id(schedule)] = schedule, compiled_ranks(schedule)
-        its_parts = self._parts[id(schedule)][1]
-        drag = self._costs.slowdown_of(schedule.name).value
-        exchange = ScheduleRun(schedule, its_parts, self.post, ended, self._under_way.pop, drag)
-        self._under_way[exchange] = None
-        return exchange
+        """One execution of a schedule; `ended` is called with each rank that has ended."""
+        if id(schedule) not in self._compiled:
+            self._compiled[id(schedule)] = schedule, compiled_ranks(schedule)
+        parts = self._compiled[id(schedule)][1]
+        slowdown = self._costs.slowdown_of(schedule.name).value
+        run = ScheduleRun(schedule, parts, self.post, ended, self._running.pop, slowdown)
+        self._running[run] = None
+        return run
 
     def run(self) -> None:
-        """Until nothing is left to happen; ScheduleError if that leaves an exchange unended, though
-        all of its ranks have started."""
+        """Process all events; ScheduleError if an exchange then hasn't ended although all of its
+        ranks have started."""
         self._share_out()
         events = self._events
         while events:
@@ -133,8 +131,8 @@ class FlowSimulator:
                 self.now, _, do, what = heappop(events)
                 do(what)
             self._share_out()
-        for exchange in self._under_way:
-            exchange.refuse_to_hang()
+        for run in self._running:
+            run.refuse_to_hang()
 
     def post(
         self,
@@ -145,8 +143,8 @@ class FlowSimulator:
         number: int,
         left: Callable[[], None] = lambda: None,
     ) -> None:
-        """Hand over a message; `left` is called with its last byte, and `arrived(number)` once its
-        receiver has it."""
+        """Send a message; `left` is called when its last byte leaves, `arrived(number)` when it was
+        received."""
         connection = self._connections.get((source, target)) or self._connect(source, target)
         message = SimulatedMessage(nbytes, arrived, number, left)
         if not connection.channels:
@@ -159,23 +157,17 @@ class FlowSimulator:
 
     def _connect(self, source: int, target: int) -> SimulatedConnection:
         path = self._cluster.path(source, target)
-        links = [self._links[link] for link in path if link in self._links]
-        hands = (
-            [self._hand(source, "out"), self._hand(target, "in")] if self._costs.byte.value else []
-        )
+        shared = [self._links[link] for link in path if link in self._links]
+        if byte := self._costs.byte.value:
+            for side in ((source, "out"), (target, "in")):
+                shared.append(self._sides.setdefault(side, SharedResource(1 / byte)))
         seconds = self._cluster.seconds_between(source, target)
-        made = self._connections[source, target] = SimulatedConnection(
-            target, (*links, *hands), seconds
-        )
-        return made
-
-    def _hand(self, rank: int, way: str) -> SharedResource:
-        if (rank, way) not in self._hands:
-            self._hands[rank, way] = SharedResource(1 / self._costs.byte.value)
-        return self._hands[rank, way]
+        connection = SimulatedConnection(target, tuple(shared), seconds)
+        self._connections[source, target] = connection
+        return connection
 
     def _enter(self, flow: SimulatedConnection, nbytes: int) -> None:
-        """A message sets out; with nobody else on its way its rate is known."""
+        """Begin a message; without other flows on its path its rate is known."""
         alone = not self._burst
         for channel in flow.channels:
             channel.flows[flow] = None
@@ -194,9 +186,9 @@ class FlowSimulator:
 
     def _last_byte(self, flow: SimulatedConnection) -> None:
         if flow.due != self.now:
-            return  # it has been given another rate since
+            return  # its rate has changed since
         message = flow.messages.popleft()
-        if flow.messages and flow.rate < inf:  # the next takes its place, so no rate changes
+        if flow.messages and flow.rate < inf:  # the next message replaces it: no rate changes
             flow.left, flow.since = flow.messages[0].nbytes, self.now
             self._give(flow, flow.rate)
         else:
@@ -220,18 +212,18 @@ class FlowSimulator:
         else:
             self._plan(arrives, message.arrived, message.number)
 
-    def _handle(self, come: tuple[int, SimulatedMessage]) -> None:
-        """One after the other, a receiver takes in what has come to it."""
-        target, message = come
-        begins = max(self.now, self._free_again.get(target, 0.0))
-        self._free_again[target] = begins + self._handling
-        self._plan(begins + self._handling, message.arrived, message.number)
+    def _handle(self, received: tuple[int, SimulatedMessage]) -> None:
+        """A receiver handles its messages one after the other."""
+        target, message = received
+        end = max(self.now, self._free_at.get(target, 0.0)) + self._handling
+        self._free_at[target] = end
+        self._plan(end, message.arrived, message.number)
 
     def _plan(self, when: float, do: Callable[..., None], what: object) -> None:
         heappush(self._events, (when, next(self._numbers), do, what))
 
     def _share_out(self) -> None:
-        """New rates for all flows that have to do with those which came and went."""
+        """Set new rates for all flows that depend on changed resources."""
         if not self._changed:
             return
         flows, channels = neighbours(self._changed)
@@ -254,7 +246,7 @@ class FlowSimulator:
                 self._plan(channel.dry_at, self._dry, channel)
 
     def _dry(self, channel: SharedResource) -> None:
-        if channel.dry_at == self.now:  # else its flows have changed since
+        if channel.dry_at == self.now:  # otherwise its flows have changed since
             channel.tokens, channel.spare = 0.0, 0.0
             self._changed[channel] = None
 
@@ -264,7 +256,7 @@ def _call(do: Callable[[], None]) -> None:
 
 
 def refill(channels: Iterable[SharedResource], now: float) -> None:
-    """What each has by now, its flows having been as they were since it was last looked at."""
+    """Update the tokens of each resource, whose flows haven't changed since the last update."""
     for channel in channels:
         if channel.burst:
             gained = channel.spare * (now - channel.since)
@@ -275,7 +267,7 @@ def refill(channels: Iterable[SharedResource], now: float) -> None:
 
 
 def burst_through(flows: Iterable[FluidFlow]) -> set[FluidFlow]:
-    """Let through at once what no channel limits; the flows of which that is some."""
+    """Let flows with tokens on all their resources use them at once; return these flows."""
     free = [flow for flow in flows if all(channel.tokens for channel in flow.channels)]
     moved = set(free)
     while free:
@@ -291,7 +283,7 @@ def burst_through(flows: Iterable[FluidFlow]) -> set[FluidFlow]:
 
 
 def run_down(channels: Iterable[SharedResource]) -> list[SharedResource]:
-    """After `fair_rates`: the channels whose tokens will be used up, if that is news."""
+    """The resources whose tokens will be used up at another time than before `fair_rates`."""
     emptying = []
     for channel in channels:
         if channel.burst:

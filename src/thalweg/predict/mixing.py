@@ -1,34 +1,35 @@
-"""Whether replicas averaged in groups come together, how fast, and how far apart they stay.
+"""Convergence of replicas that are averaged in groups: whether and how fast they agree, and their
+drift.
 
-*Mixing*: which replicas a plan mixes at each step, with what weights: W_t, read off its rounds.
-After a local step x_i + u_i on every rank, the averages of step t give
+*Mixing*: the weights W_t with which a plan mixes replicas at each step, read off its rounds. After
+a local step x_i + u_i on every rank, the averages of step t give
 
     x(t) = W_t (x(t-1) + u(t))
 
-W_t has a block for each exchange that begins at t: row i holds equal weights on those whose sum the
-exchange promises to rank i (the postcondition of the schedule that is run). Who meets nobody keeps
-its own. Rows and columns add up to one, so the mean over all ranks is kept.
+W_t has a block for each exchange that begins at t: row i has equal weights on the ranks whose sum
+the exchange promises to rank i (the postcondition of its schedule). A rank without an exchange
+keeps its own values. Rows and columns add up to one, so the mean over all ranks is preserved.
 
-An average that is applied `delay` steps later, as those of DS-Sync's windows are, mixes the same as
-if it were applied at once: x += mean(sent) - sent keeps the steps taken meanwhile, and its members
-meet nobody else until then. Only in between do replicas differ by more: see `expected_drift`.
+An average that is applied `delay` steps later, as in DS-Sync's windows, mixes as if it were applied
+at once: x += mean(sent) - sent keeps the steps taken meanwhile, and its members have no other
+exchange until then. Only in between do replicas differ by more: see `expected_drift`.
 
-Compressed averages add the mean of what was sent to each of them, so their mean is kept too; how
-they mix is worked out as if nothing were lost.
+Compressed averages add the mean of all payloads to each replica, so their mean is preserved too;
+their mixing is computed as if compression were lossless.
 
-*Contraction*: how fast a table of exchanges brings replicas together, if nothing drives them apart.
-With P = W_{T-1} ... W_0 over a period of T steps, less the mean:
+*Contraction*: the rate at which a table of exchanges brings replicas together, without noise. With
+P = W_{T-1} ... W_0 over a period of T steps, less the mean:
 
-    lambda_2   the largest absolute eigenvalue: the rate in the long run, lambda_2^(1/T) a step
-    sigma_2    the largest singular value: what one period leaves of the worst disagreement
-    k(eps)     steps until eps is left of the worst disagreement, from the worst step to begin with
+    lambda_2   the largest absolute eigenvalue: the asymptotic rate, lambda_2^(1/T) per step
+    sigma_2    the largest singular value: the part of the worst disagreement left by one period
+    k(eps)     steps until eps of the worst disagreement is left, from the worst first step
 
 Both are one for tables that aren't connected and zero for those that reach the mean exactly. Long
-periods leave less than a floating-point number tells from rounding, so products are kept scaled;
-lambda_2 is Gelfand's lim ||P^m||^(1/m), by squaring.
+periods leave less than rounding errors, so products are kept scaled; lambda_2 is Gelfand's
+lim ||P^m||^(1/m), by squaring.
 
-*Drift*: how far apart a table lets replicas be expected, the root mean square of their distances to
-their mean. If every rank's step adds independent noise of variance one to each value,
+*Drift*: the expected root mean square distance of replicas to their mean. If every rank's step adds
+independent noise of variance one to each value,
 
     B_t = A_{t-1} + I - 11'/N      covariance of the differences to the mean, before averaging
     A_t = W_t B_t W_t'             and after it
@@ -37,14 +38,14 @@ has one periodic solution for a connected table. With A_0' = P A_0 P' + Q over a
 A_0 = sum of P^k Q P'^k, added up by doubling (Smith, SIAM J. Appl. Math., 1968). Expected drift is
 tr(A_t)/N, averaged over the period; before averaging it is (N-1)/N more, one step's noise.
 
-A result that is applied d steps later leaves its members as they were for d steps: each adds
-tr(B_t) - tr(A_t) over its members. With delay=1 and a meeting at every step this makes tr(B_t), as
-it must: x(t) = W_{t-1} x(t-1) + u(t) is averaged a step later.
+A result that is applied d steps later leaves its members unchanged for d steps: each adds
+tr(B_t) - tr(A_t) over its members. With delay=1 and an exchange at every step this makes tr(B_t),
+as it must: x(t) = W_{t-1} x(t-1) + u(t) is averaged a step later.
 Units: variance of one rank's step, for one value. With noise of variance v in each of n values,
 replicas are sqrt(drift * v * n) from their mean.
 
-*Crossing*: what a table costs where it hurts, bytes that leave the busiest rack a step. Drift can
-always be bought with bytes, so tables are to be compared by both.
+*Uplink traffic*: the bytes per step that leave the busiest rack. More bytes always reduce drift, so
+tables are to be compared by both.
 """
 
 from __future__ import annotations
@@ -65,34 +66,34 @@ from thalweg.schedules import Group, connected, traffic
 from thalweg.steps import PART_PAYLOAD, Round, compile_rounds, cycle
 
 Matrix = NDArray[np.float64]
-MAX_MIXING_STEPS = 4096  # of a longer period, only so many are looked at
+MAX_MIXING_STEPS = 4096  # of a longer period
 ONE_VALUE_WORKLOAD = Workload.of_size(Size.parse("4B"))
-ROUNDING_NORM_RATIO = 1e-10  # a step that leaves less of what was there leaves nothing but rounding
+ROUNDING_NORM_RATIO = 1e-10  # a step that leaves less leaves only rounding errors
 MAX_SQUARING_COUNT = 30
-MAX_COUNTED_STEPS = 512  # steps, where k(eps) is counted and not estimated
-MAX_START_PHASES = 512  # to begin with; of longer periods, the first
+MAX_COUNTED_STEPS = 512  # up to which k(eps) is counted and not estimated
+MAX_START_PHASES = 512  # first steps that are tried for k(eps)
 MAX_DOUBLING_COUNT = 60
-VARIANCE_TOLERANCE_RATIO = 1e-12  # of the whole
-SMALL_DISAGREEMENT_RATIO = 1e-3  # of the disagreement
+VARIANCE_TOLERANCE_RATIO = 1e-12  # of the total
+SMALL_DISAGREEMENT_RATIO = 1e-3
 MAX_UPLINK_TRAFFIC_STEPS = 64
 UPLINK_TRAFFIC_WORKLOAD = Workload.of_size(Size.parse("100KB"))  # large enough for even chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixingBlock:
-    """Those who mix, and how: a block of W, for the members in the order of `ranks`."""
+    """The block of W of one exchange, for the members in the order of `ranks`."""
 
     ranks: tuple[int, ...]
-    places: NDArray[np.intp]  # of the members among all
+    places: NDArray[np.intp]  # indices of the members among all ranks
     weights: Matrix
-    lasts: int = 1  # steps for which its members meet nobody else
+    lasts: int = 1  # steps during which its members have no other exchange
     delay: int = 0  # steps until its result is applied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixing:
-    """The exchanges that begin at each of the first steps of a period, mostly all of them. One that
-    comes later in a step is of what the earlier ones have made."""
+    """The exchanges that begin at each step of a period, or at its first steps. A later exchange
+    of a step averages the results of earlier ones."""
 
     ranks: tuple[int, ...]
     period: int
@@ -104,50 +105,47 @@ class Mixing:
 
     @property
     def is_connected(self) -> bool:
-        """Whether everybody's knowledge reaches everybody. If and only if it does, the product of
-        the W_t of a period, again and again, goes to the mean of all (von Neumann and Halperin on
-        products of projections; for gossip, every W_t has a positive diagonal)."""
+        """True if values of every rank reach every rank. If and only if they do, the powers of a
+        period's product of W_t converge to the mean of all (von Neumann and Halperin on products
+        of projections; for gossip, every W_t has a positive diagonal)."""
         reached = (
-            (
-                exchange.ranks[i],
-                *(exchange.ranks[j] for j in np.flatnonzero(exchange.weights[i])),
-            )
-            for exchanges in self.steps
-            for exchange in exchanges
-            for i in range(len(exchange.ranks))
+            (block.ranks[i], *(block.ranks[j] for j in np.flatnonzero(block.weights[i])))
+            for blocks in self.steps
+            for block in blocks
+            for i in range(len(block.ranks))
         )
         return connected(self.ranks, ([members] for members in reached))
 
     @property
     def longest_pause(self) -> int | None:
-        """The most steps from one meeting of a rank to its next; None if somebody has none."""
-        met: dict[int, list[int]] = {rank: [] for rank in self.ranks}
-        for step, exchanges in enumerate(self.steps):
-            for exchange in exchanges:
-                for rank in exchange.ranks:
-                    met[rank].append(step)
-        if not all(met.values()):
+        """The most steps between two exchanges of a rank; None if a rank has none."""
+        steps_of: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        for step, blocks in enumerate(self.steps):
+            for block in blocks:
+                for rank in block.ranks:
+                    steps_of[rank].append(step)
+        if not all(steps_of.values()):
             return None
         length = len(self.steps)
         return max(
             later - earlier
-            for steps in met.values()
+            for steps in steps_of.values()
             for earlier, later in zip(steps, [*steps[1:], steps[0] + length], strict=True)
         )
 
     def only(self, exchanges: Sequence[MixingBlock]) -> Mixing:
-        """As if there were one step, with these alone."""
+        """The mixing of a single step with these exchanges."""
         return Mixing(self.ranks, 1, (tuple(exchanges),))
 
     def mixed(self, step: int, values: Matrix) -> Matrix:
-        """W_t times values, a row for each rank."""
+        """W_t times values, which have a row for each rank."""
         result = values.copy()
         for exchange in self.steps[step % len(self.steps)]:
             result[exchange.places] = exchange.weights @ result[exchange.places]
         return result
 
     def mixed_first(self, step: int, values: Matrix) -> Matrix:
-        """Values times W_t: what a later product becomes if step t comes before it."""
+        """Values times W_t: a product of later steps, extended by step t before it."""
         result = values.copy()
         for exchange in reversed(self.steps[step % len(self.steps)]):
             result[:, exchange.places] = result[:, exchange.places] @ exchange.weights
@@ -155,7 +153,7 @@ class Mixing:
 
 
 def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
-    """Of any plan that averages parameters."""
+    """The mixing of a plan that averages parameters; PlanError for others."""
     if not plan.averages_parameters:
         raise PlanError(f"{plan} averages {plan.what.value}, replicas never differ", "try dssync")
     plain = replace(plan, precision=None)
@@ -169,20 +167,20 @@ def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
             for step in range(min(period, MAX_MIXING_STEPS))
         )
     ]
-    if period == len(steps):  # rings go both ways by turns, which mixes the same
+    if period == len(steps):  # rings alternate their direction, which mixes the same
         period = _repeats(steps)
     return Mixing(ranks, period, tuple(steps[:period]))
 
 
 def _repeats(steps: list[tuple[MixingBlock, ...]]) -> int:
-    """The least number of steps after which everything is the same."""
+    """The least number of steps after which the exchanges repeat."""
     seen = [{(each.ranks, each.weights.tobytes(), each.lasts) for each in step} for step in steps]
     lengths = (n for n in range(1, len(steps)) if len(steps) % n == 0)
     return next((n for n in lengths if seen == seen[:n] * (len(seen) // n)), len(steps))
 
 
 def _exchanges(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[MixingBlock]:
-    """Parts that racks exchange among their like are together an average of everybody's."""
+    """The blocks of a step's rounds; the parts that racks exchange make one average of all."""
     across = None
     for round_ in rounds:
         if round_.payload.name == PART_PAYLOAD:
@@ -208,7 +206,7 @@ def _exchange(round_: Round, places: dict[int, int]) -> MixingBlock:
 
 
 def _row(round_: Round, rank: int, members: tuple[int, ...]) -> list[float]:
-    """The mean that this rank is promised."""
+    """The weights of the mean that the round promises to this rank."""
     promised = round_.schedule.after.holds(rank, 0)
     assert isinstance(promised, int), "parameters are averaged without a code"
     return [(promised >> peer & 1) / promised.bit_count() for peer in members]
@@ -238,8 +236,8 @@ def contraction_of(mixing: Mixing) -> Contraction:
 
 
 def steps_to(mixing: Mixing, eps: float, rate: float) -> int | None:
-    """k(eps): None if never. Estimated by `rate`, that of a step in the long run, where it is
-    slow."""
+    """The number of steps k(eps), None if infinite; estimated from the asymptotic `rate` per step
+    where it is large."""
     if rate >= 1.0:
         return None
     expected = ceil(log(eps) / log(rate)) if rate > 0 else 0
@@ -257,14 +255,14 @@ def steps_to(mixing: Mixing, eps: float, rate: float) -> int | None:
 
 
 class _MatrixWindow:
-    """The product of the matrices of steps in a row, later ones to the left; drops the first step,
-    takes in the next. What the longest windows have to take in never gets less, since no W_t makes
-    replicas differ by more: so the search goes forward only."""
+    """The product of the matrices of consecutive steps, later ones to the left; it drops the first
+    step and appends the next. No W_t increases disagreement, so the longest window never gets
+    shorter and the search goes forward only."""
 
     def __init__(self, mixing: Mixing) -> None:
         self.mixing = mixing
         self.begins = self.ends = 0
-        self.older: deque[Matrix] = deque()  # products from each step to where `newer` begins
+        self.older: deque[Matrix] = deque()  # products from each step to the begin of `newer`
         self.newer = _centred(np.eye(mixing.size))
 
     def grow(self, ends: int) -> None:
@@ -289,13 +287,13 @@ class _MatrixWindow:
 
 
 def _centred(values: Matrix) -> Matrix:
-    """Less the mean over ranks, which rounding brings back."""
+    """The values less their mean over ranks, which rounding errors bring back."""
     means: Matrix = values.mean(axis=0)
     return values - means
 
 
 def _scaled(product: Matrix, scale: float) -> tuple[Matrix, float]:
-    """With a norm of one, and the logarithm of what it had."""
+    """The product with a norm of one, and the logarithm of its scale."""
     norm = float(np.linalg.norm(product))
     if norm < ROUNDING_NORM_RATIO:
         return np.zeros_like(product), -inf
@@ -304,8 +302,8 @@ def _scaled(product: Matrix, scale: float) -> tuple[Matrix, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedDrift:
-    """Variances: of the replicas between two steps, and of what they are after a step and before
-    anything of it is averaged; both averaged over a period, and `worst` before averaging."""
+    """The variance of the replicas after averaging, and before it, both averaged over a period, and
+    the `worst` before averaging."""
 
     after: float
     before: float
@@ -313,7 +311,7 @@ class ExpectedDrift:
 
 
 def expected_drift(mixing: Mixing) -> ExpectedDrift:
-    """Infinite if the table isn't connected."""
+    """The drift of a table of exchanges; infinite if it isn't connected."""
     if not mixing.is_connected:
         return ExpectedDrift(after=inf, before=inf, worst=inf)
     steps, noise = len(mixing.steps), 1 - 1 / mixing.size
@@ -334,8 +332,8 @@ def expected_drift(mixing: Mixing) -> ExpectedDrift:
 
 
 def _stationary(mixing: Mixing) -> Matrix:
-    """A after the last step of a period."""
-    own = np.zeros((mixing.size, mixing.size))  # what one period's noise leaves
+    """The matrix A after the last step of a period."""
+    own = np.zeros((mixing.size, mixing.size))  # covariance from one period's noise
     product = _noise(mixing.size)
     for step in range(len(mixing.steps)):
         own = _averaged(mixing, step, own + _noise(mixing.size))
@@ -355,25 +353,25 @@ def _averaged(mixing: Mixing, step: int, covariance: Matrix) -> Matrix:
 
 
 def _noise(size: int) -> Matrix:
-    """Of independent steps of variance one, less their mean."""
+    """The covariance of independent steps of variance one, less their mean."""
     return np.eye(size) - 1 / size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingSummary:
-    """`looked_at`: so many steps of the period; the figures are those of a table that begins anew
-    after them."""
+    """The convergence of a plan, computed from the first `looked_at` steps of its period as if they
+    repeated."""
 
     connected: bool
     gap: float  # 1 - lambda_2 of a period's product
     sigma_gap: float  # 1 - sigma_2
-    contraction: float  # a step, in the long run
+    contraction: float  # asymptotic rate per step
     steps_to_little: int | None  # until a thousandth is left; None: never
     drift: float  # variance, in units of one step's noise
-    drift_before: float  # averaging
+    drift_before: float  # before averaging
     period: int
     looked_at: int
-    longest_pause: int | None  # steps from a meeting of a rank to its next; None: never
+    longest_pause: int | None  # steps between two exchanges of a rank; None: never
 
 
 def mixing_summary(plan: Plan, group: Group, catalog: Catalog) -> MixingSummary:
@@ -397,8 +395,8 @@ def mixing_summary_of(mixing: Mixing) -> MixingSummary:
 
 
 def uplink_traffic(plan: Plan, group: Group, catalog: Catalog, period: int) -> float | None:
-    """In units of the model, averaged over a period or its first steps; None for a single rack. A
-    window's bytes are counted once, however many steps it lasts."""
+    """The bytes per step out of the busiest rack, in units of the model size, averaged over a
+    period or its first steps; None for a single rack. A window's bytes are counted once."""
     if len(group.racks) == 1:
         return None
     steps = min(period, MAX_UPLINK_TRAFFIC_STEPS)

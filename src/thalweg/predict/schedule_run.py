@@ -1,7 +1,7 @@
-"""One execution of a schedule: each rank starts when it likes, and its moves follow as they can.
+"""One execution of a schedule: each rank starts at its own time, and moves when it can.
 
-A rank's part is over when all its moves are done, and the last byte that it sends has left: others
-may still wait for that, but what it was made of is free to change.
+A rank ends when all its moves are done and its last byte has left: others may still wait for that
+byte, but the rank's buffer may change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from thalweg.predict.compiled_schedule import NO_RECEIVER, NO_SEND_TARGET, Compi
 from thalweg.schedules import Schedule
 
 SimulatedSend = Callable[[int, int, int, Callable[[int], None], int, Callable[[], None]], None]
-"""Source, target, bytes; what is called with which number once the target has the message, and what
-is called once its last byte has left."""
-MOVE_OMITTED = -1  # instead of what a move waits for: it won't be done
+"""Source, target, bytes; the function to call when the target has received the message, and its
+argument; the function to call when the last byte has left."""
+MOVE_OMITTED = -1  # in place of a move's number of prerequisites
 
 
 class ScheduleRun:
@@ -25,18 +25,18 @@ class ScheduleRun:
         self,
         schedule: Schedule,
         parts: Mapping[int, CompiledRank],
-        post: SimulatedSend,
+        send: SimulatedSend,
         ended: Callable[[int], None],
         over: Callable[[ScheduleRun], object],
-        drag: float = 1.0,
+        slowdown: float = 1.0,
     ) -> None:
-        """`ended` is told each rank that has done its part, and `over` when all have. Bytes count
-        `drag` times."""
+        """`ended` is called with each rank that has ended, and `over` when all have. Bytes count
+        `slowdown` times."""
         self.schedule = schedule
-        self.send = post
+        self.send = send
         self._ended = ended
         self._over = over
-        self.slowdown = drag
+        self.slowdown = slowdown
         self._unended = len(schedule.ranks)
         self._not_started = set(schedule.ranks)
         self.roles: dict[int, _RankRun] = {
@@ -44,7 +44,7 @@ class ScheduleRun:
         }
 
     def start(self, rank: int) -> None:
-        """This rank begins its moves now."""
+        """Begin the moves of a rank now."""
         self._not_started.remove(rank)
         role = self.roles[rank]
         if role.to_do:
@@ -53,7 +53,7 @@ class ScheduleRun:
             self.end(rank)
 
     def end(self, rank: int) -> None:
-        """It has nothing left to do; that counts once it has started, too."""
+        """Report the end of a rank, unless it hasn't started."""
         if rank in self._not_started:
             return
         self._unended -= 1
@@ -68,13 +68,13 @@ class ScheduleRun:
         stuck = next(index for index, waits in enumerate(role.waits) if waits > 0)
         move = list(self.schedule.moves(rank))[stuck]
         raise ScheduleError(
-            f"{self.schedule.name}: rank {rank} waits for what never comes ({move})",
+            f"{self.schedule.name}: rank {rank} waits for a message that is never sent ({move})",
             "check the schedule: the topology's program is wrong",
         )
 
 
 class _RankRun:
-    """One rank in an exchange."""
+    """The progress of one rank."""
 
     __slots__ = ("_answered", "exchange", "leaving", "part", "rank", "to_do", "waits")
 
@@ -85,17 +85,17 @@ class _RankRun:
         self.waits = part.waits[:]
         self.to_do = len(part.waits)
         self.leaving = 0  # messages that have bytes left to send
-        self._answered: dict[int, frozenset[int]] | None = None  # members by the quorum's move
+        self._answered: dict[int, frozenset[int]] | None = None  # members, by the quorum's move
 
     def arrived(self, number: int) -> None:
-        """A message is there, and has been handled."""
+        """A message was received and handled."""
         if number < 0:
             self._answer(~number)
         elif number != NO_RECEIVER:
             self.free((number,))
 
     def free(self, moves: Sequence[int]) -> None:
-        """One thing less to wait for: do what is ready, in the order of the list."""
+        """Remove one prerequisite of these moves, and do what is ready in the schedule's order."""
         part, waits = self.part, self.waits
         ready: list[int] = []
         while True:
@@ -112,14 +112,13 @@ class _RankRun:
             if target != NO_SEND_TARGET:
                 self._send(move, target)
             elif part.overtakes:
-                self._leave_out(part.overtakes.get(move, ()))
+                self._omit(part.overtakes.get(move, ()))
             moves = part.frees[move]
             self.to_do -= 1
             if not self.to_do and not self.leaving:
                 self.exchange.end(self.rank)
 
     def _left(self) -> None:
-        """All bytes of a message."""
         self.leaving -= 1
         if not self.to_do and not self.leaving:
             self.exchange.end(self.rank)
@@ -136,7 +135,8 @@ class _RankRun:
         exchange.send(self.rank, target, nbytes, arrived, number, self._left)
 
     def _answer(self, number: int) -> None:
-        """One more member of a quorum; it goes on when there are enough for the first time."""
+        """Count a member of a quorum; its move is freed when there are enough for the first
+        time."""
         move, member = self.part.answers[number]
         if self._answered is None:
             self._answered = dict(self.part.counted)
@@ -145,7 +145,7 @@ class _RankRun:
         if not _enough(code, there) and _enough(code, self._answered[move]):
             self.free((move,))
 
-    def _leave_out(self, moves: Sequence[int]) -> None:
+    def _omit(self, moves: Sequence[int]) -> None:
         for move in moves:
             if self.waits[move] > 0:
                 self.waits[move] = MOVE_OMITTED

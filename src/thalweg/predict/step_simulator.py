@@ -1,14 +1,13 @@
-"""Steps of a plan replayed: every rank computes, hands in its buckets, and goes on when it has what
-it needs, over links that all of them share.
+"""The simulation of a plan's steps: every rank computes, submits its buckets, and continues when it
+has the results that it needs, over links that all ranks share.
 
-    gradients    a bucket is handed in when backward has come to its last gradient; the step ends
-                 when all averages are there, and the optimizer has stepped
-    parameters   all buckets are handed in after the optimizer; what is due is waited for
+    gradients    a bucket is submitted when backward has computed its last gradient; the step ends
+                 when all averages have arrived and the optimizer has stepped
+    parameters   all buckets are submitted after the optimizer; the rank waits for those due
 
-No rank waits for anybody whom its rounds don't make it wait for, so a group that is slow holds up
-the others only when they meet it. A rank's engine has two chains under way at once, as the real one
-has. Encoding and decoding take the engine's time, and while backward runs also some of backward's:
-both compute.
+A rank waits only for the members of its rounds, so a slow group delays the others only when they
+synchronise with one of its members. A rank's engine runs two chains at once, like the real one.
+Encoding and decoding take the engine's time, and during backward also some of backward's.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from thalweg.facts import Cluster, Costs, Machine, TransportCosts
 from thalweg.predict.compiled_step import Chain, StepChains
 from thalweg.predict.flow_simulator import FlowSimulator
 from thalweg.predict.schedule_run import ScheduleRun
-from thalweg.steps import Round
-
-MAX_CHAINS_IN_FLIGHT = 2  # chains under way
+from thalweg.steps import MAX_CHAINS_IN_FLIGHT, Round
 
 Shares = Mapping[int, float]
-"""How many N-th parts of the batch each rank computes."""
+"""The number of N-th parts of the batch that each rank computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketTimes:
-    """A bucket's way through one rank's engine: handed in, begun, and its result there."""
+    """The times at which one rank submits a bucket, begins to exchange it, and has its result."""
 
     step: int
     handed_in: float
@@ -43,7 +40,7 @@ class BucketTimes:
 
 @dataclass(slots=True, kw_only=True)
 class RankTimes:
-    """One rank's moments, by step: its computation was over, and its step was."""
+    """The times at which one rank ends its computation and its step, by step."""
 
     computed: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
@@ -53,22 +50,22 @@ class RankTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSteps:
     marks: Mapping[int, RankTimes]
-    skipped: int  # steps at the beginning that don't count
+    skipped: int  # warm-up steps
 
     @property
     def seconds(self) -> float:
-        """Of a step, the mean over ranks."""
-        return fmean(self._pace(marks) for marks in self.marks.values())
+        """The mean step time over ranks."""
+        return fmean(self._step_seconds(marks.ended) for marks in self.marks.values())
 
-    def _pace(self, marks: RankTimes) -> float:
-        since = marks.ended[self.skipped - 1] if self.skipped else 0.0
-        return (marks.ended[-1] - since) / (len(marks.ended) - self.skipped)
+    def _step_seconds(self, ended: list[float]) -> float:
+        since = ended[self.skipped - 1] if self.skipped else 0.0
+        return (ended[-1] - since) / (len(ended) - self.skipped)
 
 
 def simulate_steps(
-    script: StepChains,
+    chains: StepChains,
     cluster: Cluster,
-    road: TransportCosts,
+    transport: TransportCosts,
     machine: Machine,
     costs: Costs,
     steps: int,
@@ -77,10 +74,10 @@ def simulate_steps(
     serial: bool = False,
     shares: Shares | None = None,
 ) -> SimulatedSteps:
-    """So many steps on these links; with `serial`, buckets are held back until backward is over."""
-    flows = FlowSimulator(cluster, road, machine.burst)
-    course = _SharedExchanges(script, flows, costs, steps, machine.contention, serial)
-    ranks = [_SimulatedRank(course, rank, (shares or {}).get(rank, 1.0)) for rank in script.ranks]
+    """The simulation of `steps` steps; with `serial`, buckets are submitted after backward."""
+    flows = FlowSimulator(cluster, transport, machine.burst)
+    job = _SharedExchanges(chains, flows, costs, steps, machine.contention, serial)
+    ranks = [_SimulatedRank(job, rank, (shares or {}).get(rank, 1.0)) for rank in chains.ranks]
     for rank in ranks:
         rank.begin()
     flows.run()
@@ -88,58 +85,57 @@ def simulate_steps(
 
 
 class _SharedExchanges:
-    """What the ranks have in common: the exchanges under way."""
+    """The exchanges in flight and the settings, shared by all ranks."""
 
     def __init__(
         self,
-        script: StepChains,
+        chains: StepChains,
         flows: FlowSimulator,
         costs: Costs,
         steps: int,
         contention: float,
         serial: bool,
     ) -> None:
-        self.script = script
+        self.chains = chains
         self.flows = flows
         self.costs = costs
         self.steps = steps
         self.contention = contention
         self.serial = serial
-        self._exchanges: dict[tuple[int, int, tuple[int, ...]], ScheduleRun] = {}
+        self._runs: dict[tuple[int, int, tuple[int, ...]], ScheduleRun] = {}
         self._waiting: dict[tuple[int, int, tuple[int, ...]], dict[int, Callable[[], None]]] = {}
 
     def join(self, step: int, round_: Round, rank: int, ended: Callable[[], None]) -> None:
-        """This rank begins its part of the round now; `ended` is called when it is over."""
+        """Begin the rank's part of the round; `ended` is called at its end."""
         key = step, round_.number, round_.group.ranks
-        if key not in self._exchanges:
-            waiting: dict[int, Callable[[], None]] = {}
-            self._waiting[key] = waiting
-            self._exchanges[key] = self.flows.exchange(
-                round_.schedule, lambda member: waiting.pop(member)()
-            )
+        if key not in self._runs:
+            waiting = self._waiting[key] = {}
+            run = self.flows.exchange(round_.schedule, lambda member: waiting.pop(member)())
+            self._runs[key] = run
         self._waiting[key][rank] = ended
-        self._exchanges[key].start(rank)
+        self._runs[key].start(rank)
 
 
 class _SimulatedEngine:
-    """One rank's communication thread."""
+    """The communication thread of one rank."""
 
-    def __init__(self, course: _SharedExchanges, rank: _SimulatedRank) -> None:
-        self._exchanges = course
+    def __init__(self, job: _SharedExchanges, rank: _SimulatedRank) -> None:
+        self._job = job
+        self._flows = job.flows
         self._rank = rank
         self._queue: deque[_ChainInFlight] = deque()
-        self._under_way = 0
+        self._in_flight = 0
         self._busy_until = 0.0
 
     def submit(self, chain: _ChainInFlight) -> None:
         self._queue.append(chain)
-        self._go_on()
+        self._begin_waiting()
 
-    def _go_on(self) -> None:
-        while self._queue and self._under_way < MAX_CHAINS_IN_FLIGHT:
-            self._under_way += 1
+    def _begin_waiting(self) -> None:
+        while self._queue and self._in_flight < MAX_CHAINS_IN_FLIGHT:
+            self._in_flight += 1
             chain = self._queue.popleft()
-            chain.began = self._exchanges.flows.now
+            chain.began = self._flows.now
             self._advance(chain)
 
     def _advance(self, chain: _ChainInFlight) -> None:
@@ -152,7 +148,7 @@ class _SimulatedEngine:
 
     def _begin(self, chain: _ChainInFlight) -> None:
         for round_ in chain.chain.stages[chain.stage].rounds:
-            self._exchanges.join(chain.step, round_, self._rank.number, lambda: self._ended(chain))
+            self._job.join(chain.step, round_, self._rank.number, lambda: self._ended(chain))
 
     def _ended(self, chain: _ChainInFlight) -> None:
         chain.left -= 1
@@ -161,26 +157,24 @@ class _SimulatedEngine:
             self._advance(chain)
 
     def _over(self, chain: _ChainInFlight) -> None:
-        self._under_way -= 1
+        self._in_flight -= 1
         chain.over = True
-        passage = BucketTimes(chain.step, chain.handed_in, chain.began, self._exchanges.flows.now)
-        self._rank.marks.passages.append(passage)
+        times = BucketTimes(chain.step, chain.handed_in, chain.began, self._flows.now)
+        self._rank.marks.passages.append(times)
         self._rank.resume()
-        self._go_on()
+        self._begin_waiting()
 
     def _work(self, seconds: float, then: Callable[[], None]) -> None:
         if not seconds:
             then()
             return
-        self._rank.hold_up(seconds)
-        self._busy_until = max(self._exchanges.flows.now, self._busy_until) + seconds
-        self._exchanges.flows.at(self._busy_until, then)
+        self._rank.slow_backward(seconds)
+        self._busy_until = max(self._flows.now, self._busy_until) + seconds
+        self._flows.at(self._busy_until, then)
 
 
 @dataclass(slots=True, eq=False)
 class _ChainInFlight:
-    """A chain on its way."""
-
     chain: Chain
     step: int
     handed_in: float
@@ -191,113 +185,106 @@ class _ChainInFlight:
 
 
 class _SimulatedRank:
-    def __init__(self, course: _SharedExchanges, number: int, shares: float) -> None:
+    def __init__(self, job: _SharedExchanges, number: int, shares: float) -> None:
         self.number = number
         self.marks = RankTimes()
-        self._exchanges = course
-        self._engine = _SimulatedEngine(course, self)
+        self._job = job
+        self._flows = job.flows
+        self._engine = _SimulatedEngine(job, self)
         self._shares = shares
         self._step = 0
-        self._codec_seconds = 0.0  # seconds that codecs took from backward
+        self._codec_seconds = 0.0  # by which codecs delay backward
         self._computes = False
-        self._under_way: list[tuple[int, _ChainInFlight]] = []  # by the step at which it is due
-        self._then: Callable[[], None] | None = None  # when all that is due is there
+        self._in_flight: list[tuple[int, _ChainInFlight]] = []  # by the step at which it is due
+        self._then: Callable[[], None] | None = None  # called when all due results have arrived
 
     def begin(self) -> None:
-        chains = self._exchanges.script.at(self._step)[self.number]
-        costs = self._exchanges.costs
+        chains, costs = self._job.chains.at(self._step)[self.number], self._job.costs
         forward = costs.forward.seconds * self._shares
         backward = costs.backward.seconds * self._shares
-        optimizer = costs.optimizer.seconds
         self._computes, self._codec_seconds = True, 0.0
-        if self._exchanges.script.plan.averages_parameters:
-            self._compute([(forward + backward + optimizer, lambda: self._average(chains))])
+        if self._job.chains.plan.averages_parameters:
+            compute = forward + backward + costs.optimizer.seconds
+            self._compute([(compute, lambda: self._average(chains))])
             return
         milestones: list[tuple[float, Callable[[], None]]] = []
-        if not self._exchanges.serial:
+        if not self._job.serial:
             for chain in chains:
                 moment = forward + min(chain.ready * self._shares, backward)
-                milestones.append((moment, partial(self._send, chain)))
-        milestones.append((forward + backward, lambda: self._backward_is_over(chains)))
+                milestones.append((moment, partial(self._submit, chain)))
+        milestones.append((forward + backward, lambda: self._end_backward(chains)))
         self._compute(milestones)
 
-    def hold_up(self, seconds: float) -> None:
-        """A codec computes meanwhile."""
+    def slow_backward(self, seconds: float) -> None:
+        """Account for a codec that computes at the same time."""
         if self._computes:
-            self._codec_seconds += seconds * self._exchanges.contention
-
-    # Computing
+            self._codec_seconds += seconds * self._job.contention
 
     def _compute(
         self, milestones: list[tuple[float, Callable[[], None]]], since: float = 0.0
     ) -> None:
-        """Reach one after the other; what was taken away from backward is made up for."""
+        """Reach the milestones one after the other, each delayed by concurrent codecs."""
         (moment, act), *others = milestones
 
         def reach() -> None:
             if self._codec_seconds:
-                debt, self._codec_seconds = self._codec_seconds, 0.0
-                self._exchanges.flows.at(self._exchanges.flows.now + debt, reach)
+                delay, self._codec_seconds = self._codec_seconds, 0.0
+                self._flows.at(self._flows.now + delay, reach)
                 return
             act()
             if others:
                 self._compute(others, moment)
 
-        self._exchanges.flows.at(self._exchanges.flows.now + max(0.0, moment - since), reach)
+        self._flows.at(self._flows.now + max(0.0, moment - since), reach)
 
-    def _backward_is_over(self, chains: tuple[Chain, ...]) -> None:
+    def _end_backward(self, chains: tuple[Chain, ...]) -> None:
         self._computes = False
-        self.marks.computed.append(self._exchanges.flows.now)
-        if self._exchanges.serial:
+        self.marks.computed.append(self._flows.now)
+        if self._job.serial:
             for chain in chains:
-                self._send(chain)
-        optimizer = self._exchanges.costs.optimizer.seconds
-        self._wait(
-            lambda: self._exchanges.flows.at(self._exchanges.flows.now + optimizer, self._end)
-        )
+                self._submit(chain)
+        optimizer = self._job.costs.optimizer.seconds
+        self._wait(lambda: self._flows.at(self._flows.now + optimizer, self._end))
 
     def _average(self, chains: tuple[Chain, ...]) -> None:
-        """After the optimizer's step: what is due is applied, then parameters leave."""
+        """After the optimizer's step, apply the results that are due and submit parameters."""
         self._computes = False
-        self.marks.computed.append(self._exchanges.flows.now)
-        self._wait(lambda: self._leave(chains))
+        self.marks.computed.append(self._flows.now)
+        self._wait(lambda: self._submit_parameters(chains))
 
-    def _leave(self, chains: tuple[Chain, ...]) -> None:
-        at_once = [chain for chain in chains if not chain.delay]
-        late = [chain for chain in chains if chain.delay]
-        if not self._exchanges.script.plan.cadence.two_levels:
-            at_once, late = list(chains), []
-        for chain in at_once:
-            self._send(chain)
+    def _submit_parameters(self, chains: tuple[Chain, ...]) -> None:
+        two_levels = self._job.chains.plan.cadence.two_levels
+        delayed = [chain for chain in chains if two_levels and chain.delay]
+        for chain in chains:
+            if not (two_levels and chain.delay):
+                self._submit(chain)
 
         def rest() -> None:
-            for chain in late:
-                self._send(chain)
+            for chain in delayed:
+                self._submit(chain)
             self._end()
 
         self._wait(rest)
 
-    def _send(self, chain: Chain) -> None:
-        way = _ChainInFlight(chain, self._step, self._exchanges.flows.now)
-        self._under_way.append((self._step + chain.delay, way))
-        self._engine.submit(way)
-
-    # Waiting
+    def _submit(self, chain: Chain) -> None:
+        submitted = _ChainInFlight(chain, self._step, self._flows.now)
+        self._in_flight.append((self._step + chain.delay, submitted))
+        self._engine.submit(submitted)
 
     def _wait(self, then: Callable[[], None]) -> None:
         self._then = then
         self.resume()
 
     def resume(self) -> None:
-        """Go on if all that is due is there."""
-        self._under_way = [(due, chain) for due, chain in self._under_way if not chain.over]
-        if self._then is None or any(due <= self._step for due, _ in self._under_way):
+        """Continue if all results that are due have arrived."""
+        self._in_flight = [(due, chain) for due, chain in self._in_flight if not chain.over]
+        if self._then is None or any(due <= self._step for due, _ in self._in_flight):
             return
         then, self._then = self._then, None
         then()
 
     def _end(self) -> None:
-        self.marks.ended.append(self._exchanges.flows.now)
+        self.marks.ended.append(self._flows.now)
         self._step += 1
-        if self._step < self._exchanges.steps:
+        if self._step < self._job.steps:
             self.begin()

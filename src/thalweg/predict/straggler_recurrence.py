@@ -1,26 +1,25 @@
-"""What late workers cost: a plan's steps as a recurrence in time, with lateness drawn at random.
+"""The cost of stragglers: a plan's steps as a recurrence in time, with delays drawn at random.
 
-    in groups     t(k+1) = max over the group of [t(k) + computing + lateness] + its exchange, so a
-                  late worker holds up its group now, and others when they meet one of it
-    by a quorum   a step is over when enough have answered; who is late still computes an old step
-                  then, and takes part again in the step that is under way when it is done
+    in groups     t(k+1) = max over the group of [t(k) + compute + delay] + its exchange, so a
+                  straggler delays its group now, and others when they synchronise with a member
+    by a quorum   a step ends when enough ranks have answered; a straggler then still computes an
+                  old step, and takes part again in the step that is current when it has ended
 
-What an exchange takes is known (`replay.py`); only the waiting is found here. Draws depend on the
-seed alone, so every plan meets the same late workers.
+The seconds of an exchange are given (`step_simulator.py`); only the waiting is computed here. Draws
+depend on the seed alone, so every plan has the same stragglers.
 
-Where everybody goes at its own pace (`asp`) there is a queue at the root: a worker computes, sends
-its gradients to the root, and gets parameters back. The root's NIC serves one worker after the
-other, in and out at the same time; its own worker crosses no link. Nobody may be more than
-`staleness` steps ahead of the slowest.
+Asynchronous plans (`asp`) have a queue at the root: a worker computes, sends its gradients to the
+root, and receives parameters. The root's NIC serves one worker after the other, in both directions
+at the same time; its own worker crosses no link. No worker may be more than `staleness` steps ahead
+of the slowest.
 
-Where all wait for all, nothing need be drawn. Waiting for all of N is waiting for their maximum;
-doing without s of them, for the order statistic of rank N-s. Both are integrals of the chance that
-too few have come by t:
+Where all wait for all, nothing need be drawn. The wait for all of N is their expected maximum; the
+wait for all but s is the order statistic of rank N-s. Both are integrals over time:
 
-    E[k-th of N] = integral over t of P(fewer than k of N are there at t)
+    E[k-th of N] = integral over t of P(fewer than k of N have arrived at t)
 
-A host is on time, or with probability p late by its delay; hosts may differ. They are independent
-of each other: what delays several at once, as a congested uplink does, is not in here.
+A host is on time, or with probability p late by its delay; hosts may differ. They are independent:
+a common cause, like a congested uplink, is not modelled.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from numpy.typing import NDArray
 from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.facts import Cluster, StragglerDelay, TransportCosts
 
-MIN_SAMPLED_STEPS, MAX_SAMPLED_STEPS = 400, 4000  # steps that are drawn
-SAMPLED_STRAGGLER_STEPS = 200  # of them, in which somebody is late
-SAMPLED_WARMUP_STEPS = 20  # of them, which don't count
+MIN_SAMPLED_STEPS, MAX_SAMPLED_STEPS = 400, 4000
+SAMPLED_STRAGGLER_STEPS = 200  # expected number of delays in the sample
+SAMPLED_WARMUP_STEPS = 20
 STRAGGLER_SAMPLE_SEED = 3
+SIMULATED_STEPS_PER_WORKER = 60  # of asynchronous plans
 
 Times = NDArray[np.float64]
-SIMULATED_STEPS_PER_WORKER = 60  # steps a worker
 Quorum = Callable[[Times], float]
-"""From when each rank has computed its part to when a step can do with what is there."""
+"""Maps the times at which ranks have computed to the time at which a step has enough of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupExchange:
-    """Members, by their place in the order of ranks, and the seconds of their exchange; the result
-    is needed `delay` steps later."""
+    """The members of a group by index, and the seconds of their exchange, whose result is needed
+    `delay` steps later."""
 
     members: tuple[int, ...]
     seconds: float
@@ -64,29 +63,21 @@ def draw(
     steps: int | None = None,
     seed: int = STRAGGLER_SAMPLE_SEED,
 ) -> Times:
-    """Seconds by which each rank is late at each step; more steps where that is rare."""
+    """The delay of each rank at each step in seconds; more steps where stragglers are rare."""
     late = [cluster.host(rank).late for rank in ranks]
-    often = np.array([one.probability for one in late])
+    probability = np.array([one.probability for one in late])
     if steps is None:
-        steps = round(
-            min(
-                MAX_SAMPLED_STEPS,
-                max(MIN_SAMPLED_STEPS, SAMPLED_STRAGGLER_STEPS / max(1e-9, float(often.sum()))),
-            )
-        )
+        enough = SAMPLED_STRAGGLER_STEPS / max(1e-9, float(probability.sum()))
+        steps = round(min(MAX_SAMPLED_STEPS, max(MIN_SAMPLED_STEPS, enough)))
     chances = np.random.default_rng(seed).random((steps, len(ranks)))
-    by = np.array([one.delay.seconds for one in late])
-    return np.where(chances < often, by, 0.0)
-
-
-def is_punctual(delay: StragglerDelay) -> bool:
-    return not delay.probability * delay.delay.seconds
+    delays = np.array([one.delay.seconds for one in late])
+    return np.where(chances < probability, delays, 0.0)
 
 
 def group_step_seconds(
-    meetings: Sequence[Sequence[GroupExchange]], compute: float, late: Times
+    exchanges: Sequence[Sequence[GroupExchange]], compute: float, late: Times
 ) -> float:
-    """Seconds of a step: `meetings` are those of each step of a period."""
+    """The mean step time, from the exchanges of each step of a period."""
     steps, ranks = late.shape
     time = np.zeros(ranks)
     due: dict[int, list[tuple[list[int], float]]] = {}
@@ -97,20 +88,20 @@ def group_step_seconds(
         time = time + compute + late[step]
         for members, end in due.pop(step, []):
             time[members] = np.maximum(time[members], end)
-        for meet in meetings[step % len(meetings)]:
-            members = list(meet.members)
-            end = float(time[members].max()) + meet.seconds
-            if meet.delay:
-                due.setdefault(step + meet.delay, []).append((members, end))
+        for exchange in exchanges[step % len(exchanges)]:
+            members = list(exchange.members)
+            end = float(time[members].max()) + exchange.seconds
+            if exchange.delay:
+                due.setdefault(step + exchange.delay, []).append((members, end))
             else:
                 time[members] = end
     return float((time.mean() - since) / (steps - SAMPLED_WARMUP_STEPS))
 
 
 def quorum_step_seconds(enough: Quorum, compute: Times, exchange: float, late: Times) -> float:
-    """Seconds of a step that waits for a quorum; `compute` is by rank."""
+    """The mean step time of a plan that waits for a quorum; `compute` is by rank."""
     steps, ranks = late.shape
-    free = np.zeros(ranks)  # when each is done with what it computes
+    free = np.zeros(ranks)  # the time at which each rank has computed
     now = since = 0.0
     for step in range(steps):
         if step == SAMPLED_WARMUP_STEPS:
@@ -123,17 +114,17 @@ def quorum_step_seconds(enough: Quorum, compute: Times, exchange: float, late: T
 
 
 def first_k_arrival(k: int) -> Quorum:
-    """The k that are first."""
+    """The quorum of the first k ranks."""
     return lambda ready: float(np.partition(ready, k - 1)[k - 1])
 
 
 def decodes(allocation: Allocation, ranks: Sequence[int]) -> Quorum:
-    """When the root of a coded tree has enough: a parent answers once it has its own part, and its
-    children's answers decode."""
-    tree, place = allocation.tree, {rank: i for i, rank in enumerate(ranks)}
+    """The quorum of a coded tree: a parent answers once it has its own part and its children's
+    answers decode."""
+    tree, index = allocation.tree, {rank: i for i, rank in enumerate(ranks)}
 
     def answered(node: int, ready: Times) -> float:
-        own = 0.0 if node == TREE_ROOT else float(ready[place[node]])
+        own = 0.0 if node == TREE_ROOT else float(ready[index[node]])
         children = tree.children.get(node, ())
         if not children:
             return own
@@ -149,7 +140,7 @@ def decodes(allocation: Allocation, ranks: Sequence[int]) -> Quorum:
 
 
 def loads(allocation: Allocation, ranks: Sequence[int]) -> Mapping[int, float]:
-    """How many N-th parts of the batch each rank computes under a code."""
+    """The number of N-th parts of the batch that each rank computes under a code."""
     return {rank: float(len(ranks) * allocation.loads.get(rank, 0)) for rank in ranks}
 
 
@@ -163,7 +154,7 @@ def async_step_seconds(
     late: Times,
     staleness: int,
 ) -> float:
-    """Seconds of a step, the mean over workers."""
+    """The mean step time of an asynchronous plan over workers."""
     rates, share = cluster.rates(), costs.bandwidth_share(max(1, len(ranks) - 1))
 
     def seconds(source: int, target: int) -> float:
@@ -179,10 +170,10 @@ def async_step_seconds(
     ended: dict[int, list[float]] = {rank: [] for rank in ranks}
     computed: list[tuple[float, int]] = []
     waiting: list[tuple[float, int]] = []
-    into = out = 0.0  # when the root's NIC is free, each way
-    for place, rank in enumerate(ranks):
-        heappush(computed, (compute + float(late[0][place]), rank))
-    place_of = {rank: place for place, rank in enumerate(ranks)}
+    into = out = 0.0  # the times from which the root's NIC is free, in each direction
+    index = {rank: i for i, rank in enumerate(ranks)}
+    for rank in ranks:
+        heappush(computed, (compute + float(late[0][index[rank]]), rank))
     while computed:
         moment, rank = heappop(computed)
         into = max(into, moment) + there[rank]
@@ -192,24 +183,24 @@ def async_step_seconds(
         ended[rank].append(now)
         waiting.append((now, rank))
         slowest = min(taken.values())
-        for back_at, who in list(waiting):
-            if taken[who] >= steps:
-                waiting.remove((back_at, who))
-            elif taken[who] <= slowest + staleness:
-                waiting.remove((back_at, who))
-                lateness = float(late[taken[who]][place_of[who]])
-                heappush(computed, (max(back_at, moment) + compute + lateness, who))
+        for back_at, worker in list(waiting):
+            if taken[worker] >= steps:
+                waiting.remove((back_at, worker))
+            elif taken[worker] <= slowest + staleness:
+                waiting.remove((back_at, worker))
+                delayed = float(late[taken[worker]][index[worker]])
+                heappush(computed, (max(back_at, moment) + compute + delayed, worker))
     return sum(times[-1] for times in ended.values()) / (len(ranks) * steps)
 
 
 def expected_latest(hosts: Sequence[StragglerDelay]) -> float:
-    """Seconds until the last of them has come."""
+    """The expected seconds until the last host has arrived."""
     return expected_arrival(hosts, len(hosts))
 
 
 def expected_arrival(hosts: Sequence[StragglerDelay], number: int) -> float:
-    """Seconds until so many of them have come: the delays cut time into stretches, in each of which
-    the number of hosts that are still out is a sum of independent chances."""
+    """The expected seconds until `number` hosts have arrived: the delays divide time into
+    intervals, in each of which the number of missing hosts is a sum of independent events."""
     spare = len(hosts) - number
     seconds = start = 0.0
     for stop in sorted({host.delay.seconds for host in hosts if host.probability > 0}):
@@ -220,7 +211,7 @@ def expected_arrival(hosts: Sequence[StragglerDelay], number: int) -> float:
 
 
 def chance_of_more(chances: Sequence[float], number: int) -> float:
-    """That more than so many of these independent events happen."""
+    """The probability that more than `number` of these independent events happen."""
     happening = np.ones(1)
     for chance, times in Counter(chances).items():
         happening = np.convolve(happening, binomial(times, chance)[: number + 1])[: number + 1]
@@ -230,8 +221,8 @@ def chance_of_more(chances: Sequence[float], number: int) -> float:
 
 
 def binomial(trials: int, chance: float) -> NDArray[np.float64]:
-    """The chance of 0, 1, ..., `trials` successes, by logarithms so that 100,000 don't underflow:
-    P(k+1) / P(k) = (n-k)/(k+1) p/(1-p)."""
+    """The probability of 0, 1, ..., `trials` successes, in logarithms so that 100,000 trials don't
+    underflow: P(k+1) / P(k) = (n-k)/(k+1) p/(1-p)."""
     if chance in (0.0, 1.0):
         certain = np.zeros(trials + 1)
         certain[round(trials * chance)] = 1.0

@@ -1,19 +1,19 @@
-"""Does compression pay? The study of Agarwal et al. (MLSys 2022), over many set-ups at once.
+"""The study of Agarwal et al. (MLSys 2022) on whether compression pays, over many configurations.
 
-Each set-up is a model with a batch a worker, so many workers, a rate of their links, and a
-compressor. Its step is compared with DDP's (`observed`), in seconds of backward and what follows.
-Buckets are DDP's 25 MB, from real shapes. Compression comes after backward, as the paper has it,
-all tensors at once.
+Each configuration is a model with a batch per worker, a number of workers, a link rate, and a
+compressor. Its step time is compared with DDP's (`ddp_step`), in seconds from the begin of
+backward. Buckets are DDP's 25 MB, from real shapes. Compression follows backward, as in the paper,
+for all tensors at once.
 
-Two sets of constants. *Paper*: its encode and decode times on V100, payloads that can't be added up
-gathered by everybody. *Yours*: a machine's codecs, and payloads of which shards can be reduced go
-in two shots where that sends less.
+There are two sets of constants. *Paper*: its encode and decode times on V100, and an all-gather of
+payloads that can't be summed. *Yours*: a machine's codecs, and two shots for payloads whose shards
+can be reduced, where that sends less.
 
-The grid is what the paper's repository (uw-mad-dash/GradCompressionUtility) shows: 16 hosts with
-4 V100 each; ResNet-50 and -101 with 16, 32 and 64 images a worker, and BERT; PowerSGD, SignSGD,
-Top-K and MSTop-K at the ranks and shares below; links held to 1, 2, 4, 8 and 20 Gbit/s, and the 10
-of those hosts (p3.8xlarge) themselves. It doesn't say BERT's batch: 4, 8 and 12 sequences of 512
-tokens are taken. A data centre's links are those of these hosts, or faster.
+The grid is that of the paper's repository (uw-mad-dash/GradCompressionUtility): 16 hosts with 4
+V100 each; ResNet-50 and -101 with 16, 32 and 64 images per worker, and BERT; PowerSGD, SignSGD,
+Top-K and MSTop-K at the ranks and ratios below; links limited to 1, 2, 4, 8 and 20 Gbit/s, and the
+10 of those hosts (p3.8xlarge) themselves. BERT's batch isn't given: 4, 8 and 12 sequences of 512
+tokens are assumed. A data centre's links are those of these hosts, or faster.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from thalweg.catalog import default_catalog, parse_plan
-from thalweg.compress import Compressor
-from thalweg.declarations import Value
-from thalweg.errors import PlanError
+from thalweg.bench.compress_costs import method_of
 from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
 from thalweg.predict.assumptions import assumed_machine, workload_of
 from thalweg.predict.closed_form import ddp_step
@@ -38,15 +35,15 @@ from thalweg.predict.closed_form.ddp_step import (
 )
 
 STUDY_BUCKET_SIZE = Size.parse("25MiB")
-STUDY_MESSAGE_SECONDS = 15e-6  # seconds of a message: TCP in a data centre
-DATA_CENTRE_GBPS = 10.0  # Gbit/s
+STUDY_MESSAGE_SECONDS = 15e-6  # TCP in a data centre
+DATA_CENTRE_GBPS = 10.0
 STUDY_JOBS: Mapping[str, tuple[int, ...]] = {
     "resnet50": (16, 32, 64),
     "resnet101": (16, 32, 64),
     "bert-base": (4, 8, 12),
 }
 STUDY_WORKER_COUNTS = (64,)
-STUDY_RATES_GBPS = (1.0, 2.0, 4.0, 8.0, 10.0, 20.0)  # Gbit/s
+STUDY_RATES_GBPS = (1.0, 2.0, 4.0, 8.0, 10.0, 20.0)
 PAPER_METHODS = (
     "powersgd(rank=4)",
     "powersgd(rank=8)",
@@ -64,7 +61,7 @@ PAPER_METHODS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Where steps and codecs take their times from; `two_shot`: whether shards are reduced."""
+    """The sources of step and codec times; `two_shot` is True if shards are reduced."""
 
     name: str
     whose: str  # in words, for headings
@@ -112,7 +109,7 @@ class CompressionCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """It pays below so many Gbit/s: 0 is never, inf always."""
+    """The rate in Gbit/s below which a compressor pays: 0 is never, inf always."""
 
     model: str
     batch: int
@@ -123,7 +120,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sufficient:
-    """How many times smaller gradients must be, at no cost, for links to keep up with backward."""
+    """The compression ratio, at no cost, with which links keep up with backward."""
 
     model: str
     batch: int
@@ -145,7 +142,7 @@ class CompressionStudy:
 
 
 def wins(outcomes: Iterable[CompressionCase]) -> tuple[int, int]:
-    """In how many compression wins, and of how many."""
+    """The number of cases in which compression wins, and of all cases."""
     found = [each.wins for each in outcomes]
     return sum(found), len(found)
 
@@ -230,7 +227,7 @@ def dense_step(workload: Workload, workers: int) -> UncompressedStep:
 def compressed_step(
     constants: Constants, method: str, workload: Workload, workers: int
 ) -> CompressedStep:
-    compressor, _ = _parsed(method)
+    compressor = method_of(method).compressor
     shards = constants.two_shot and compressor.elementwise and workers > 2
     gathers = not compressor.summable and not shards
     collective = ddp_step.all_gather if gathers else ddp_step.ring
@@ -245,15 +242,9 @@ def compressed_step(
     )
 
 
-def _parsed(method: str) -> tuple[Compressor, Mapping[str, Value]]:
-    precision = parse_plan(f"ring+{method}").precision
-    if precision is None:
-        raise PlanError(f"{method!r} is no compressor", "write it like powersgd(rank=2)")
-    return default_catalog().compressors[precision.name], precision.arguments
-
-
 def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> CodecTimes:
-    """Who reduces a shard decodes a p-th of every payload, and then the shards' sums."""
+    """The codec times; a rank that reduces a shard decodes a p-th of every payload, and then the
+    sums of all shards."""
     elements = sum(tensor.elements for tensor in workload.tensors)
     decode = cost.decode.value if all_payloads else cost.decoding_shards
     own = cost.bucket.value + (cost.encode.value + decode) * elements
@@ -262,8 +253,9 @@ def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> CodecT
 
 @lru_cache(maxsize=256)  # the same for every batch, and any number of workers
 def _payloads(method: str, tensors: tuple[Tensor, ...]) -> tuple[tuple[float, bool], ...]:
-    """Bytes, and whether they go as they are; where steps differ, of a step in their mean."""
-    compressor, arguments = _parsed(method)
+    """The bytes of each payload and whether it is uncompressed, averaged over differing steps."""
+    found = method_of(method)
+    compressor, arguments = found.compressor, found.arguments
     steps = [compressor.payloads(tensors, step, **arguments) for step in range(compressor.period)]
     if len(steps) == 1:
         return tuple((payload.nbytes, payload.exact) for payload in steps[0])

@@ -27,13 +27,12 @@ from thalweg.plan import Plan
 from thalweg.probing.coordinator import host_description
 from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
-from thalweg.steps import without_groups
+from thalweg.steps import refuse_what_cannot_run, without_groups
 from thalweg.training.auto.request import is_auto, plan_at_first
 from thalweg.training.consistency_check import agree, compare, description, host_names, hosts_of_all
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.data.sampler import BatchSampler
-from thalweg.training.factory import refuse_what_cannot_run
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.rendezvous import EpochTransition
 from thalweg.training.run import Run

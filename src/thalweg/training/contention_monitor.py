@@ -21,7 +21,6 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from thalweg.engine.arrivals import Arrival, Arrivals
-from thalweg.engine.engine import MAX_CHAINS_IN_FLIGHT
 from thalweg.members.agreement import Agreement, Json
 from thalweg.members.world import World
 from thalweg.schedules import ContendedLinks, Group, Rates, contended_links
@@ -30,6 +29,7 @@ from thalweg.schedules.shuffle.contended_links import (
     MAX_WINDOW_STEPS,
     in_pairs,
 )
+from thalweg.steps import MAX_CHAINS_IN_FLIGHT
 
 CONTENTION_CHANGE = "contention"  # in the agreement
 RECOVERED_RATE_RATIO = 0.85  # of the usual rate

@@ -19,14 +19,12 @@ from thalweg.compress import arrange
 from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError
-from thalweg.facts import Size, Workload
 from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
 from thalweg.plan import Plan, What
-from thalweg.redundancy import is_relayed, root_of, spare_ranks, waits_for_nobody
+from thalweg.redundancy import is_relayed, root_of, waits_for_nobody
 from thalweg.schedules import Group
-from thalweg.steps import compile_rounds
 from thalweg.training.compressor_state import CompressorState
 from thalweg.training.contention_monitor import ContentionMonitor
 from thalweg.training.data.position import DataPosition
@@ -43,7 +41,6 @@ from thalweg.training.sources.parameters import ParameterSynchronizer, TwoLevelS
 from thalweg.transports import Array
 
 RUNNING_PLAN_KEY = "plan"  # in the store: which one runs, and since when
-ANY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
 class Synchronizer(Protocol):
@@ -103,7 +100,7 @@ class PlanContext:
             self.world.put(RUNNING_PLAN_KEY, json.dumps([str(plan), self.clock.step]))
         parameters = trainable(model)
         tell = self.bad_gradients.report
-        native = is_native(plan)
+        native = default_catalog().is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
             return DdpSynchronizer(
@@ -210,20 +207,3 @@ def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
     if not parameters:
         raise PlanError("the model has no parameter that is trained", "unfreeze some")
     return parameters
-
-
-def is_native(plan: Plan) -> bool:
-    return default_catalog().is_native(plan)
-
-
-def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
-    """Plans that this version doesn't run, or not here: said before anything moves."""
-    if waits_for_nobody(plan):
-        spare_ranks(plan, group)
-    else:
-        compile_rounds(plan, group, ANY_WORKLOAD, 0)
-    if is_relayed(plan) and not has_data:
-        raise PlanError(
-            f"{plan} gives late workers less of the data to go through, which your loader can't",
-            "give data= and batch= to attach()",
-        )

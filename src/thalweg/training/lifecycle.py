@@ -27,6 +27,7 @@ from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
+from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.checkpoint_io import Resumable, load, save
 from thalweg.training.coded_model_check import refuse_what_differs
 from thalweg.training.compressor_state import CompressorState, add_to_next_gradient, summable_state
@@ -35,7 +36,7 @@ from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
 from thalweg.training.exchanges.server import AsynchronousSynchronizer, Ledger
 from thalweg.training.exchanges.tree import CodedSynchronizer, TreeMember
-from thalweg.training.factory import PlanContext, Synchronizer, refuse_what_cannot_run, trainable
+from thalweg.training.factory import PlanContext, Synchronizer, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.shutdown import Shutdown

@@ -17,7 +17,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.catalog import parse_plan
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost
 from thalweg.facts import Size, Workload
 from thalweg.members.membership_epoch import MemberPhase, MembershipEpoch, MemberStatus
@@ -33,7 +33,6 @@ from thalweg.training.compressor_state import (
 )
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.data.sampler import BatchSampler
-from thalweg.training.factory import is_native
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.rendezvous import EpochTransition
 from thalweg.training.snapshot import Snapshot
@@ -132,7 +131,7 @@ class Recovery:
             raise  # the store is gone, and nobody can meet
         session, data_position = self._session, self._session.data_position
         # Torch's own all-reduce has written over the gradients: means, parts of sums, or anything.
-        spoilt = is_native(session.plan)
+        spoilt = default_catalog().is_native(session.plan)
         taken = self._regroup(MemberPhase.STEP)
         if taken is None and session.replicas_differ:
             return
@@ -345,7 +344,7 @@ class Recovery:
 def _fitting(plan: Plan, group: Group) -> Plan:
     """For members that have met anew: a code needs more than one worker, and torch's process group
     can't lose any."""
-    if is_native(plan):
+    if default_catalog().is_native(plan):
         return with_settings(parse_plan("ring"), plan)
     if is_relayed(plan):
         try:

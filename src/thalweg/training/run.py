@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from thalweg.catalog import parse_plan
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.digest import digest
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
@@ -42,7 +42,7 @@ from thalweg.training.data.loader import IsOver
 from thalweg.training.exchanges.native import NativeSynchronizer
 from thalweg.training.exchanges.server import AsynchronousSynchronizer
 from thalweg.training.exchanges.tree import CodedSynchronizer
-from thalweg.training.factory import is_native, trainable
+from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.membership_change import MembershipChange
@@ -543,7 +543,7 @@ class Run:
         self._session.refuse_what_does_not_run(plan)
         if is_relayed(plan) and not self._course.weighed:
             raise PlanError(f"{plan} needs losses that run.mean has weighed", "use run.mean")
-        if is_native(plan) and not self._suits_ddp:
+        if default_catalog().is_native(plan) and not self._suits_ddp:
             problem = f"{plan} needs a model that is called, and used whole, at every step"
             raise PlanError(problem, "use every parameter, or another plan")
         if is_coded(plan):

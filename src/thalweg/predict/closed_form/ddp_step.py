@@ -1,25 +1,25 @@
 """The closed form of a data-parallel step (Agarwal et al., "On the Utility of Gradient Compression
 in Distributed Training Systems", MLSys 2022), and of one that compresses.
 
-Buckets are sent while backward goes on, which slows it down by lambda (observed: 1.04 to 1.1). Of k
-buckets, k-1 can hide behind it; the last is made of the gradients that backward finishes last:
+Buckets are sent during backward, which slows it down by lambda (measured: 1.04 to 1.1). Of k
+buckets, k-1 can overlap with it; the last has the gradients that backward computes last:
 
     T_obs = max(lambda T_comp, (k-1) T_comm(b)) + T_comm(b^)
 
-b^ stands outside the maximum because nothing is left to hide it. `as_printed` is the variant with
-it inside, for comparison: it lets the last bucket overlap with a backward that is over. Nor is b^
-what remains after k-1 full buckets: tensors aren't cut, so BERT's last one holds its embedding, 91
+b^ stands outside the maximum because it is always exposed. `as_printed` is the paper's variant with
+it inside, for comparison: it overlaps the last bucket with a backward that has ended. Nor is b^ the
+remainder after k-1 full buckets: tensors aren't split, so BERT's last one holds its embedding, 91
 MiB with a limit of 25. Take buckets from real shapes (`Workload.buckets`).
 
 Compression is serial: it competes with backward for the same processor, and overlapping them was
-slower than not. So nothing hides its payloads:
+slower. So all its payloads are exposed:
 
     T = T_comp + T_ed + sum of T_comm of the payloads
 
 T_comm is alpha-beta: alpha for a message, and bytes at the *effective* rate of the slowest link,
-which TCP keeps below the nominal one. Assumed are workers that are alike and never late, links that
-carry nothing else, and one link at a time that counts. Left out are model parallelism and
-asynchrony: there is one barrier a step. T_comp is backward; forward and optimizer come on top.
+which TCP keeps below the nominal one. The model assumes equal workers without stragglers, links
+without other traffic, and one bottleneck link at a time. It leaves out model parallelism and
+asynchrony: there is one barrier per step. T_comp is backward; forward and optimizer are extra.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-OVERLAP_SLOWDOWN_FACTOR = 1.07  # how much longer backward takes while gradients are sent
-MAX_SECONDS_PER_BYTE = 1e12  # seconds of a byte, which nothing but bytes matters beside
+OVERLAP_SLOWDOWN_FACTOR = 1.07  # slowdown of backward while gradients are sent
+MAX_SECONDS_PER_BYTE = 1e12  # makes everything but bytes negligible
 
 
 @dataclass(frozen=True, slots=True)
 class AlphaBetaNetwork:
-    alpha: float  # seconds of a message
+    alpha: float  # seconds per message
     bytes_per_second: float  # effective
 
     @classmethod
@@ -46,24 +46,22 @@ class AlphaBetaNetwork:
 
 
 Collective = Callable[[AlphaBetaNetwork, float, int], float]
-"""Seconds for so many bytes of each of p workers."""
+"""The seconds of a collective, from the bytes of each worker and the number of workers p."""
 
 
 def ring(network: AlphaBetaNetwork, nbytes: float, workers: int) -> float:
-    """2(p-1) alpha + 2(p-1)/p b/BW"""
+    """The ring all-reduce: 2(p-1) alpha + 2(p-1)/p b/BW."""
     hops = 2 * (workers - 1)
     return hops * network.alpha + network.transfer(hops / workers * nbytes)
 
 
 def all_gather(network: AlphaBetaNetwork, nbytes: float, workers: int) -> float:
-    """(p-1)(alpha + b/BW)"""
+    """The ring all-gather: (p-1)(alpha + b/BW)."""
     return (workers - 1) * (network.alpha + network.transfer(nbytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncompressedStep:
-    """A step without compression."""
-
     compute: float  # seconds of backward
     buckets: Sequence[float]  # bytes, in the order in which they are sent
     workers: int
@@ -71,11 +69,11 @@ class UncompressedStep:
     collective: Collective = ring
 
     def seconds(self, network: AlphaBetaNetwork) -> float:
-        *hidden, last = self._sent(network)
-        return max(self._backward, sum(hidden)) + last
+        *overlapped, last = self._sent(network)
+        return max(self._backward, sum(overlapped)) + last
 
     def corner(self, alpha: float) -> float:
-        """The seconds for a byte at which what backward hides takes as long as backward."""
+        """The seconds per byte at which overlapped communication takes as long as backward."""
         at_once, slowly = (
             sum(self._sent(AlphaBetaNetwork(alpha, rate))[:-1]) for rate in (inf, 1.0)
         )
@@ -83,13 +81,12 @@ class UncompressedStep:
         return max(0.0, (self._backward - at_once) / (slowly - at_once)) if rises else 0.0
 
     def as_printed(self, network: AlphaBetaNetwork) -> float:
-        """max(lambda T_comp, (k-1) T_comm(b) + T_comm(b^))"""
+        """The paper's formula: max(lambda T_comp, (k-1) T_comm(b) + T_comm(b^))."""
         return max(self._backward, sum(self._sent(network)))
 
     @property
     def _backward(self) -> float:
-        """Alone, a worker sends nothing that would slow it down."""
-        return self.compute * (self.slowed if self.workers > 1 else 1.0)
+        return self.compute * (self.slowed if self.workers > 1 else 1.0)  # one worker sends nothing
 
     def _sent(self, network: AlphaBetaNetwork) -> list[float]:
         return [self.collective(network, nbytes, self.workers) for nbytes in self.buckets]
@@ -97,7 +94,7 @@ class UncompressedStep:
 
 @dataclass(frozen=True, slots=True)
 class SentPayload:
-    """A payload of each worker, and how it travels."""
+    """The bytes of one worker's payload, and the collective that exchanges it."""
 
     nbytes: float
     collective: Collective
@@ -105,11 +102,11 @@ class SentPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTimes:
-    """Seconds of T_ed in a step. Where payloads are gathered, every worker decodes those of all, so
-    T_ed grows with p."""
+    """The seconds of T_ed in a step. With an all-gather each worker decodes all payloads, so T_ed
+    grows with p."""
 
     own: float  # encoding, and decoding one result
-    gathered: float = 0.0  # for the payload of each worker, if all of them are decoded
+    gathered: float = 0.0  # decoding each worker's payload, if all are decoded
 
     def seconds(self, workers: int) -> float:
         return self.own + self.gathered * workers
@@ -117,7 +114,7 @@ class CodecTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedStep:
-    """A step that compresses when backward is over, and sends then."""
+    """A step that compresses and sends after backward."""
 
     compute: float
     codec: CodecTimes
@@ -130,11 +127,11 @@ class CompressedStep:
 
 
 def pays_below(dense: UncompressedStep, compressed: CompressedStep, alpha: float) -> float:
-    """Bytes per second below which the compressed step is always shorter; 0 where it isn't on the
-    slowest links either, inf where it is on all.
+    """The rate in bytes per second below which the compressed step is always shorter: 0 if it is on
+    no link, inf if it is on all.
 
-    In x = 1 / rate both are straight but for one corner of the dense step's, which bends upwards.
-    So their difference is convex: least at the corner or at x = 0, and beyond that it changes sign
+    In x = 1 / rate both are linear but for one corner of the dense step's, which bends upwards. So
+    their difference is convex: least at the corner or at x = 0, and beyond that it changes sign
     once at most."""
 
     def gain(x: float) -> float:
@@ -156,8 +153,8 @@ def pays_below(dense: UncompressedStep, compressed: CompressedStep, alpha: float
 
 
 def sufficient_ratio(dense: UncompressedStep, network: AlphaBetaNetwork) -> float:
-    """How many times smaller gradients must be, at no cost, for the network to keep up with
-    backward: sum of T_comm(b / ratio) <= lambda T_comp. inf if messages alone take longer."""
+    """The compression ratio, at no cost, with which the network keeps up with backward: sum of
+    T_comm(b / ratio) <= lambda T_comp. inf if messages alone take longer."""
     backward = dense.compute * dense.slowed
     latency = sum(dense.collective(network, 0.0, dense.workers) for _ in dense.buckets)
     whole = sum(dense.collective(network, nbytes, dense.workers) for nbytes in dense.buckets)

@@ -1,15 +1,15 @@
-"""A step in closed form, for clusters that are too large to be replayed.
+"""A step in closed form, for clusters that are too large to simulate.
 
 Nothing is compiled and no link is counted: 100,000 workers take as long as a hundred. Uneven
-clusters are taken for even ones with their largest rack, slowest NIC and slowest uplink. Every
-bucket's exchange takes what its form says (`closed_forms.py`), in as many chunks as are best for
-it; buckets follow one another on the links: bucket b begins when it is ready and b-1 is over, so
-the last one is exposed.
+clusters are taken for even ones with their largest rack, slowest NIC and slowest uplink. Each
+bucket's exchange takes the seconds of its form (`topologies.py`), in the optimal number of chunks;
+buckets follow one another on the links: bucket b begins when it is ready and b-1 has ended, so the
+last one is exposed.
 
     T = forward + max{ backward, end of the last bucket } + encode + decode + optimizer
 
-Nobody codes on another device here: encoding and decoding take backward's time. Late workers cost
-the expected maximum of their lateness, as if all waited for all.
+Encoding and decoding add to backward, as on one device. Stragglers cost the expected maximum of
+their delays, as if all ranks waited for all.
 """
 
 from __future__ import annotations
@@ -21,18 +21,9 @@ from math import sqrt
 from thalweg.catalog import Catalog
 from thalweg.compress import Compressor, Payload
 from thalweg.errors import PlanError
-from thalweg.facts import (
-    Bucket,
-    Cluster,
-    CodecCost,
-    Machine,
-    StragglerDelay,
-    TransportCosts,
-    Workload,
-)
+from thalweg.facts import Bucket, CodecCost, Machine, TransportCosts, Workload
 from thalweg.plan import Plan
 from thalweg.predict.closed_form import topologies as forms
-from thalweg.predict.closed_form.exchange import ClosedForm, form_of
 from thalweg.predict.closed_form.symbols import Cost, Symbols
 from thalweg.predict.compiled_step import codec_cost
 from thalweg.predict.estimate import Breakdown
@@ -41,40 +32,36 @@ from thalweg.schedules import Group
 from thalweg.schedules.topologies.hierarchical import COMPRESS_BETWEEN
 from thalweg.steps import warm_up
 
-UNPIPELINED_TOPOLOGIES = ("halving_doubling",)  # that no chunks follow one another through
+UNPIPELINED_TOPOLOGIES = ("halving_doubling",)  # their chunks don't overlap
 
 
 def closed_form_breakdown(
     plan: Plan,
     group: Group,
     workload: Workload,
-    road: TransportCosts,
+    transport: TransportCosts,
     machine: Machine,
     catalog: Catalog,
 ) -> Breakdown:
-    """Of a step; PlanError for plans without a form."""
-    exchanges = _PlanExchangeCosts(plan, group, road, catalog)
+    """The breakdown of a step; PlanError for plans without a closed form."""
+    exchanges = _PlanExchangeCosts(plan, group, transport, catalog)
     buckets = workload.buckets(plan.settings.bucket)
     seconds = [exchanges.seconds(bucket) for bucket in buckets]
     costs = workload.costs
     compute = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
     if plan.averages_parameters:
-        hidden = plan.cadence.delay * compute  # by the steps that it travels for
+        hidden = plan.cadence.delay * compute  # by the steps until the result is applied
         exposed = max(0.0, sum(seconds) - hidden) / plan.cadence.every
     else:
-        over = 0.0
+        end = 0.0
         for bucket, lasts in zip(buckets, seconds, strict=True):
-            over = max(over, bucket.ready_seconds) + lasts
-        exposed = max(0.0, over - costs.backward.seconds)
+            end = max(end, bucket.ready_seconds) + lasts
+        exposed = max(0.0, end - costs.backward.seconds)
     encode, decode = _codec_seconds(plan, buckets, exchanges, machine)
-    waiting = expected_latest(_lateness(group.cluster, group))
+    waiting = expected_latest([group.cluster.host(rank).late for rank in group.ranks])
     return Breakdown(
         compute=compute, encode=encode, decode=decode, transfer=exposed, waiting=waiting
     )
-
-
-def _lateness(cluster: Cluster, group: Group) -> list[StragglerDelay]:
-    return [cluster.host(rank).late for rank in group.ranks]
 
 
 def _codec_seconds(
@@ -92,10 +79,10 @@ def _codec_seconds(
 
 @dataclass(frozen=True, slots=True)
 class _AffineCost:
-    """A form's seconds for any number of bytes: it is a straight line in them but for the chunks,
-    which grow with their root."""
+    """The seconds of a form as a function of bytes: affine but for the number of chunks, which
+    grows with their square root."""
 
-    whole: Cost  # of one byte, in one piece
+    whole: Cost  # of one byte, in one chunk
     is_cut: bool
 
     def seconds(self, nbytes: float) -> float:
@@ -108,10 +95,10 @@ class _AffineCost:
 
 
 class _GroupCosts:
-    """Exchanges of payloads among one group, with the form of what adds them up there."""
+    """The costs of one group's exchanges; `form` is that of its all-reduce."""
 
     def __init__(
-        self, x: Symbols, form: ClosedForm, plan: Plan, compressor: Compressor | None
+        self, x: Symbols, form: forms.ClosedForm, plan: Plan, compressor: Compressor | None
     ) -> None:
         one_byte = replace(x, S=1.0)
         self.size = x.N
@@ -129,7 +116,7 @@ class _GroupCosts:
         return min(whole, self._two_shots(payload)) if self._shards else whole
 
     def decoding(self, payload: Payload, cost: CodecCost) -> float:
-        """Seconds for an element of it."""
+        """Seconds per element to decode the payload's result."""
         if self._is_added(payload):
             return cost.decode.value
         whole = self._gathered.seconds(self.size * payload.nbytes)
@@ -145,15 +132,15 @@ class _GroupCosts:
 
 
 class _PlanExchangeCosts:
-    """What a plan's exchanges take, in closed form."""
+    """The costs of a plan's exchanges in closed form."""
 
     def __init__(self, plan: Plan, group: Group, costs: TransportCosts, catalog: Catalog) -> None:
         topology = plan.topology
-        form = form_of(topology.name, topology.arguments, group) if not _waits(plan) else None
-        if form is None:
+        form, _ = forms.form_of(topology.name, topology.arguments, group)
+        if form is None or _needs_simulation(plan):
             raise PlanError(
-                f"{plan} has no closed form, and {group.size} workers are too many for a replay",
-                "predict it for fewer",
+                f"{plan} has no closed form, and {group.size} workers are too many to simulate",
+                "predict it for fewer workers",
             )
         x = _symbols(group, costs)
         rack, leaders = replace(x, N=x.G, C=1), replace(x, N=x.C, G=1)
@@ -162,16 +149,17 @@ class _PlanExchangeCosts:
         self._between = plan.topology.arguments.get("compress") == COMPRESS_BETWEEN and x.C > 1
         self._chain = _AffineCost(forms.chain(replace(rack, S=1.0)), True)
         scopes = [leaders if self._between else x]
-        if plan.topology.name == "shuffle":  # one of each rack, and at the same time the others
+        if plan.topology.name == "shuffle":  # one rank of each rack, concurrent with the others
             rest = replace(rack, N=x.G - 1, G=x.G - 1)
             scopes = [leaders, rest] if x.G > 1 else [leaders]
-        self._at_once = [_GroupCosts(scope, form, plan, self._compressor) for scope in scopes]
+        self._concurrent = [_GroupCosts(scope, form, plan, self._compressor) for scope in scopes]
         self._in_racks = _GroupCosts(rack, form, plan, self._compressor)
 
     def seconds(self, bucket: Bucket) -> float:
-        """Until all meet again: of their meeting, and of what racks do at the steps between."""
+        """Seconds per period of the cadence: of the exchange among all ranks, and of those inside
+        the racks at the other steps."""
         payloads = self._payloads(bucket)
-        total = sum(max(among.seconds(one) for among in self._at_once) for one in payloads)
+        total = sum(max(group.seconds(each) for group in self._concurrent) for each in payloads)
         if self._between:
             total += 2 * self._chain.seconds(bucket.nbytes)
         if self._plan.cadence.inside:
@@ -180,9 +168,9 @@ class _PlanExchangeCosts:
         return total
 
     def decoding(self, bucket: Bucket, cost: CodecCost) -> float:
-        """Seconds for an element when all meet."""
+        """Seconds per element to decode the exchange among all ranks."""
         payloads = self._payloads(bucket)
-        return max(among.decoding(one, cost) for among in self._at_once for one in payloads)
+        return max(group.decoding(each, cost) for group in self._concurrent for each in payloads)
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
         if self._compressor is None or self._plan.precision is None:
@@ -192,7 +180,7 @@ class _PlanExchangeCosts:
 
 
 def _symbols(group: Group, costs: TransportCosts) -> Symbols:
-    """With the rates that one flow reaches, and messages that take their receiver's time."""
+    """The symbols with the rates that one flow reaches, and the per-message cost in alpha."""
     x, share = Symbols.of(group, 1.0), costs.bandwidth_share(1)
     return replace(
         x,
@@ -202,7 +190,7 @@ def _symbols(group: Group, costs: TransportCosts) -> Symbols:
     )
 
 
-def _waits(plan: Plan) -> bool:
-    """For a quorum, for nobody, or on two levels at once: what only a replay tells."""
+def _needs_simulation(plan: Plan) -> bool:
+    """True for quorums, asynchronous plans and two concurrent levels, which have no closed form."""
     cadence = plan.cadence
     return plan.redundancy is not None or cadence.staleness is not None or cadence.two_levels

@@ -7,23 +7,22 @@
     P             parameter servers
     L             messages that S is sent in, one synchronisation each (a layer, a bucket)
     k             chunks that each of them is cut into, to be passed on while others arrive
-    crossing      seconds that the way from one rack into another adds; 0 in the paper
+    crossing      seconds that the path from one rack into another adds; 0 in the paper
 
 All links are full duplex, and S, G and the betas are those of one direction. A byte between racks
-crosses two NICs as well as two uplinks, so it takes max(beta1, beta2) where it is alone.
+crosses two NICs as well as two uplinks, so it takes max(beta1, beta2) on idle links.
 
-What one synchronisation costs is put together from phases. A phase moves all S bytes one stage
-further; it takes the longer of its busiest NIC's and its busiest uplink's bytes. One after the
-other, phases add up. In k chunks that follow one another, the first goes through all phases alone,
-and each further one is held up only by the busiest link, which serves all phases, and by the phase
-with the most messages:
+The cost of one synchronisation is the sum of its phases. A phase moves all S bytes one stage
+further; it takes the longer of its busiest NIC's and its busiest uplink's seconds. With k pipelined
+chunks, the first goes through all phases alone, and each further one is delayed only by the busiest
+link, which serves all phases, and by the phase with the most messages:
 
     latency  = L [ sum(moves) + (k-1) max(moves) ] alpha  +  L sum(crossings) crossing
     transfer = sum(phases) / k  +  (1 - 1/k) busiest
 
 With k = 1 nothing overlaps; with many chunks only the busiest link counts. For h equal hops over
-links of their own this is the pipeline's (k + h - 1)(alpha + S beta / k), which `schedules.chunks`
-cuts by.
+links of their own this is the pipeline's (k + h - 1)(alpha + S beta / k), from which
+`schedules.chunks` derives the number of chunks.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Symbols:
 
     @classmethod
     def of(cls, group: Group, nbytes: float) -> Self:
-        """Of members that may be uneven: the largest rack, the slowest NIC and uplink. A form is
-        exact then only if the group `is_even`."""
+        """The symbols of a group: its largest rack, slowest NIC and slowest uplink. A form is exact
+        with them only if the group `is_even`."""
         return cls(
             N=group.size,
             C=len(group.racks),
@@ -66,16 +65,16 @@ class Symbols:
 
 
 def is_even(group: Group) -> bool:
-    """Racks of one size, a host for each member, and the same rates everywhere in both directions:
-    what the symbols assume."""
+    """True if racks have one size, each member has a host of its own, and rates are the same
+    everywhere in both directions, as the symbols assume."""
     cluster = group.cluster
     sizes = {len(rack) for rack in group.racks}
     hosts = {cluster.host(rank).name for rank in group.ranks}
     nics = {_rates(cluster.host(rank).nic) for rank in group.ranks}
     uplinks = {_rates(cluster.rack(rack[0]).uplink) for rack in group.racks}
     alike = len(sizes) == len(nics) == 1 and (len(uplinks) == 1 or len(group.racks) == 1)
-    one_way = all(rates is None or rates[0] == rates[1] for rates in (*nics, *uplinks))
-    return alike and one_way and len(hosts) == group.size
+    symmetric = all(rates is None or rates[0] == rates[1] for rates in (*nics, *uplinks))
+    return alike and symmetric and len(hosts) == group.size
 
 
 def _rates(link: Duplex | None) -> tuple[float, float] | None:
@@ -84,8 +83,8 @@ def _rates(link: Duplex | None) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """`moves` messages one after the other, of which so many `crossings` lead into another rack;
-    bytes are those on the busiest NIC and the busiest uplink, in one direction."""
+    """A number of sequential messages, `moves`, of which `crossings` lead into another rack, and
+    the bytes on the busiest NIC and the busiest uplink in one direction."""
 
     moves: int = 0
     crossings: int = 0
@@ -103,8 +102,8 @@ class Cost:
     uplink: float
     latency: float  # seconds
     transfer: float
-    busiest: float  # seconds that the busiest link is at work, of `transfer`
-    each: float  # seconds of latency that one more chunk costs
+    busiest: float  # seconds of `transfer` in which the busiest link is busy
+    each: float  # seconds of latency per further chunk
 
     @property
     def seconds(self) -> float:
@@ -112,8 +111,9 @@ class Cost:
 
 
 def cost(x: Symbols, *phases: Phase, busiest: Phase | None = None) -> Cost:
-    """Of these phases of all S bytes in x.k chunks. `busiest` is the load of the busiest links over
-    all phases, and the moves of one more chunk; if absent, all phases load the same links."""
+    """The cost of phases that move all S bytes in x.k chunks. `busiest` is the load of the busiest
+    links over all phases, and the moves per further chunk; if None, all phases load the same
+    links."""
     if busiest is None:
         busiest = Phase(
             moves=max((phase.moves for phase in phases), default=0),
@@ -122,14 +122,14 @@ def cost(x: Symbols, *phases: Phase, busiest: Phase | None = None) -> Cost:
         )
     moves = sum(phase.moves for phase in phases)
     crossings = sum(phase.crossings for phase in phases)
-    at_work = busiest.seconds(x)
+    busy = busiest.seconds(x)
     each = x.L * busiest.moves * x.alpha
     return Cost(
         moves=moves,
         nic=busiest.nic,
         uplink=busiest.uplink,
         latency=x.L * (moves * x.alpha + crossings * x.crossing) + (x.k - 1) * each,
-        transfer=sum(p.seconds(x) for p in phases) / x.k + (1 - 1 / x.k) * at_work,
-        busiest=at_work,
+        transfer=sum(p.seconds(x) for p in phases) / x.k + (1 - 1 / x.k) * busy,
+        busiest=busy,
         each=each,
     )

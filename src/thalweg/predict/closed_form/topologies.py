@@ -1,14 +1,14 @@
-"""What each way of synchronising costs, in closed form, on even racks with full-duplex links.
+"""The closed-form cost of each topology on even racks with full-duplex links.
 
-Every form says which bytes its busiest NIC and uplink carry, in how many sequential moves, and what
-can't overlap. Where Table II of DS-Sync has another term, the docstring says why.
-Costs are those of messages and bytes alone: nothing is said of adding up, of compressing, of TCP's
-headers, or of what it makes of many flows on one link.
+Every form gives the bytes on its busiest NIC and uplink, the number of sequential moves, and the
+phases that can't overlap. Where Table II of DS-Sync has another term, the docstring says why.
+Forms count messages and bytes only: no additions, no compression, no TCP headers, and no bandwidth
+lost to many flows on one link.
 
-In a tree, whatever climbs comes down the same edge, so in each direction a node's NIC carries its
-degree times the tree's data, and a rack's uplink the rack's degree among the racks. A chunk takes
-`depth` hops up and as many down; at a hop, a parent takes its children's chunks in through one NIC.
-Each further chunk costs two moves, one on the way up and one on the way down:
+In a tree, the sums go up and the results go down the same edges, so in each direction a node's NIC
+carries its degree times the tree's data, and a rack's uplink the rack's degree among the racks. A
+chunk takes `depth` hops up and as many down; at a hop, a parent receives its children's chunks
+through one NIC. Each further chunk costs two moves, one up and one down:
 
     2(depth + k - 1) alpha;   (1 - 1/k) degree S beta  +  2 depth children S beta / k
 
@@ -22,18 +22,23 @@ rack, ceil(log2 C) + ceil(log2 G), and a rack's root has children in both, so it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, log2
+from statistics import fmean
 
+from thalweg.declarations import Value
 from thalweg.predict.closed_form.symbols import Cost, Phase, Symbols, cost
+from thalweg.schedules import Group
 from thalweg.schedules.trees import Tree, TreeShape, binary, complement, heap, over, over_racks
+
+ClosedForm = Callable[[Symbols], Cost]
 
 
 def star(x: Symbols) -> Cost:
     """One master (UMW): N-1 times S come in through its NIC, N-G of them through its uplink, and
-    as much goes out. In k chunks it answers the first while the rest is still coming, in and out
-    being two directions:
+    as much goes out. With k chunks it answers the first while it receives the others, since NICs
+    are full duplex:
 
         2(N-1) alpha for the first chunk;  (1 + 1/k) max{(N-1) S beta1, (N-G) S beta2}
 
@@ -44,15 +49,15 @@ def star(x: Symbols) -> Cost:
 
 
 def ps(x: Symbols) -> Cost:
-    """P servers among the workers, spread over the racks. A server takes N-1 shards of S/P and
-    gives them back, and takes part as a worker with the P-1 others. A rack with p servers sends G
-    shards to each of the P-p others, and p shards to each of the N-G workers outside:
+    """P servers among the workers, spread over the racks. A server receives N-1 shards of S/P and
+    sends as many results, and is a worker of the P-1 others. A rack with p servers sends G shards
+    to each of the P-p others, and p shards to each of the N-G workers outside:
 
         NIC (N+P-2)/P S;   uplink [G (P-p) + p (N-G)]/P S  = 2 G (C-1)/C S  if p = P/C
 
-    The table divides the uplink's bytes by P. That holds while there is one server to a rack at
-    most: nothing is added up on the way, so G members send G times what a hierarchy does, into
-    however many shards it is cut."""
+    The table divides the uplink's bytes by P. That holds for one server per rack at most: no rack
+    reduces before it sends, so G members send G times what a hierarchy does, however many shards
+    there are."""
     most, least = ceil(x.P / x.C), floor(x.P / x.C)
     one_way = max(x.G * (x.P - least), most * (x.N - x.G)) if x.C > 1 else 0
     both = max(x.G * (x.P - p) + p * (x.N - x.G) for p in (most, least)) if x.C > 1 else 0
@@ -67,20 +72,17 @@ def ps(x: Symbols) -> Cost:
 
 
 def ring(x: Symbols, leaving: int = 1) -> Cost:
-    """Everybody sends 2(N-1) parts of S/N, and receives as many (Patarasuk and Yuan, 2009):
+    """Every member sends 2(N-1) parts of S/N, and receives as many (Patarasuk and Yuan, 2009):
 
         2(N-1) alpha;   2(N-1)/N S max{beta1, r beta2}
 
-    where r, `leaving`, is how many members of a rack are followed by one of another rack. A ring
-    that follows the racks leaves each once; one that goes round them leaves at every hop, r = G.
-    The table has r = 1, and beta2 for max{beta1, beta2}."""
-    share = 2 * (x.N - 1) / x.N * x.S
-    crossings = min(2 * (x.N - 1), 2 * x.C * leaving) if x.C > 1 else 0
+    where r, `leaving`, is the number of members of a rack whose successor is in another rack. A
+    ring in the order of the racks leaves each once; one that alternates between racks leaves at
+    every hop, r = G. The table has r = 1, and beta2 for max{beta1, beta2}."""
+    moves, share = 2 * (x.N - 1), 2 * (x.N - 1) / x.N * x.S
+    crossings = min(moves, 2 * x.C * leaving) if x.C > 1 else 0
     uplink = share * leaving if x.C > 1 else 0.0
-    return cost(
-        replace(x, k=1),
-        Phase(moves=2 * (x.N - 1), crossings=crossings, nic=share, uplink=uplink),
-    )
+    return cost(replace(x, k=1), Phase(moves=moves, crossings=crossings, nic=share, uplink=uplink))
 
 
 def halving_doubling(x: Symbols) -> Cost:
@@ -89,9 +91,9 @@ def halving_doubling(x: Symbols) -> Cost:
 
         2 log2 N alpha;   2(G-1)/G S beta1 + 2(C-1)/C S max{beta2, beta1/G}
 
-    The stages are one after the other, so this is what a hierarchy takes whose phases don't
-    overlap. If N is no power of two, some give all they have to a neighbour first, and get the
-    result last: 2 moves and S each way more, on p = 2^floor(log2 N) members. Not in the table."""
+    The stages are sequential, so this is the time of a hierarchy without overlap. If N is no power
+    of two, some members first send all of S to a neighbour and receive the result last: 2 moves
+    and S in each direction more, on p = 2^floor(log2 N) members. Not in the table."""
     core = 1 << floor(log2(x.N))
     inside = min(core, 1 << floor(log2(x.G)))
     across = core // inside if x.C > 1 else 1
@@ -105,18 +107,18 @@ def halving_doubling(x: Symbols) -> Cost:
         nic=2 * (across - 1) / core * x.S,
         uplink=2 * (across - 1) / across * x.S,
     )
-    # one who has a guest takes S from it first and gives it S last: one of them in each direction
+    # A member with a guest first receives S from it and last sends it S: one in each direction.
     load = Phase(nic=near.nic + far.nic + guest.nic, uplink=far.uplink)
     return cost(replace(x, k=1), guest, near, far, guest, busiest=load)
 
 
 def hierarchical(x: Symbols) -> Cost:
-    """Reduce-scatter in the racks, all-reduce of every part between its owners, all-gather:
+    """Reduce-scatter in the racks, all-reduce of each part between its owners, all-gather:
 
         2(G+C-2) alpha;   2(G-1)/G S beta1 + 2(C-1)/C S max{beta2, beta1/G}   with k = 1,
         max{ [2(G-1)/G + 2(C-1)/N] S beta1, 2(C-1)/C S beta2 }                as k grows
 
-    The table has the first. It overlaps nothing: the racks idle while the uplinks work. An uplink
+    The table has the first, without overlap: NICs idle while the uplinks are busy. An uplink
     carries as much as with DS-Sync's whole inter-rack group; no all-reduce sends less."""
     inside = Phase(moves=x.G - 1, nic=(x.G - 1) / x.G * x.S)
     across = Phase(
@@ -129,8 +131,8 @@ def hierarchical(x: Symbols) -> Cost:
 
 
 def hierarchical_by_leaders(x: Symbols) -> Cost:
-    """A chain in each rack ends at its leader, the leaders form a ring, and the chain brings the
-    result back: 2(G-1) hops of S, and 2(C-1)/C S through a leader's NIC and uplink besides.
+    """A chain in each rack reduces to its leader, the leaders form a ring, and the chain broadcasts
+    the result: 2(G-1) hops of S, and 2(C-1)/C S through a leader's NIC and uplink besides.
 
         2(G+C-2) alpha;   2(G-1) S beta1 + 2(C-1)/C S max{beta1, beta2}       with k = 1,
         max{ 2 S beta1, [1 + 2(C-1)/C] S beta1, 2(C-1)/C S beta2 }            as k grows
@@ -140,43 +142,38 @@ def hierarchical_by_leaders(x: Symbols) -> Cost:
     chain, share = x.G - 1, 2 * (x.C - 1) / x.C * x.S
     hop = Phase(moves=1, nic=x.S)
     leaders = Phase(moves=2 * (x.C - 1), crossings=2 * (x.C - 1), nic=share, uplink=share)
-    in_chain = min(chain, 2) * x.S  # one who isn't at an end sends up and down
-    load = Phase(
-        moves=max(1, leaders.moves),
-        nic=max(in_chain, min(chain, 1) * x.S + share),
-        uplink=share,
-    )
+    in_chain = min(chain, 2) * x.S  # an inner member sends in both directions
+    nic = max(in_chain, min(chain, 1) * x.S + share)
+    load = Phase(moves=max(1, leaders.moves), nic=nic, uplink=share)
     return cost(x, *[hop] * chain, leaders, *[hop] * chain, busiest=load)
 
 
 def all_gather(x: Symbols) -> Cost:
-    """Round a ring that follows the racks, S being what everybody has in the end:
+    """A ring in the order of the racks, S being the bytes that every member has in the end:
 
         (N-1) alpha;   (N-1)/N S max{beta1, beta2}
 
-    Compressed payloads that can't be added are gathered so: N of them, S = N times one."""
-    share = (x.N - 1) / x.N * x.S
-    crossings, uplink = (min(x.N - 1, x.C), share) if x.C > 1 else (0, 0.0)
-    return cost(
-        replace(x, k=1), Phase(moves=x.N - 1, crossings=crossings, nic=share, uplink=uplink)
-    )
+    Payloads that can't be summed are gathered by it: N of them, S = N times one."""
+    moves, share = x.N - 1, (x.N - 1) / x.N * x.S
+    crossings, uplink = (min(moves, x.C), share) if x.C > 1 else (0, 0.0)
+    return cost(replace(x, k=1), Phase(moves=moves, crossings=crossings, nic=share, uplink=uplink))
 
 
 def all_to_all(x: Symbols) -> Cost:
-    """Everybody sends an N-th of its S to each of the others. Nothing is added up on the way, so
-    all that a rack's G members have for the N-G others goes through its uplink:
+    """Every member sends an N-th of its S to each of the others. No rack reduces before it sends,
+    so all messages of a rack's G members to the N-G others go through its uplink:
 
         (N-1) alpha;   S max{ (N-1)/N beta1, G (N-G)/N beta2 }
 
-    The first of the two shots of a compressor; an all-gather of as much is the second."""
+    A two-shot exchange of compressed payloads is this and an all-gather of as many bytes."""
     outside = x.G * (x.N - x.G) / x.N * x.S if x.C > 1 else 0.0
     there = Phase(moves=x.N - 1, crossings=int(x.C > 1), nic=(x.N - 1) / x.N * x.S, uplink=outside)
     return cost(replace(x, k=1), there)
 
 
 def chain(x: Symbols) -> Cost:
-    """S from one end of a line of N to the other, or all sums to one end, in a rack: N-1 hops,
-    each over links of its own.
+    """A chain of N members in a rack that broadcasts S, or reduces to one end: N-1 hops, each over
+    links of its own.
 
         (N+k-2) (alpha + S beta1/k)"""
     hop = Phase(moves=1, nic=x.S)
@@ -184,38 +181,40 @@ def chain(x: Symbols) -> Cost:
 
 
 def gossip(x: Symbols) -> Cost:
-    """S to both neighbours in a ring that follows the racks, and S from both:
+    """S to both neighbours in a ring in the order of the racks, and S from both:
 
         2 alpha;   2 S max{beta1, beta2}      (half of both if there are two members)
 
-    Twice, not four times S as in the table: what comes in doesn't hold up what goes out."""
-    neighbours = min(x.N - 1, 2)
-    uplink = neighbours * x.S if x.C > 1 else 0.0
-    return cost(
-        replace(x, k=1),
-        Phase(moves=neighbours, crossings=int(x.C > 1), nic=neighbours * x.S, uplink=uplink),
-    )
+    The table has four times S; but links are full duplex, so sends don't delay receives."""
+    peers, racks = min(x.N - 1, 2), int(x.C > 1)
+    sent = peers * x.S
+    return cost(replace(x, k=1), Phase(moves=peers, crossings=racks, nic=sent, uplink=racks * sent))
 
 
 def gossip_exponential(x: Symbols, distance: int) -> Cost:
-    """S to the member at this distance in the order of the racks. Of a rack's G members, those
-    cross whose peer isn't in it: all, unless the distance or the way round is shorter than G.
+    """S to the member at this distance in the order of the racks. A rack's member crosses the
+    uplink if its peer isn't in the rack: all G do, unless d or N-d is less than G.
 
         alpha;   S max{beta1, min(G, d, N-d) beta2}
 
-    One-peer exponential gossip has d = 1, 2, 4, ... by turns; not in the table."""
+    One-peer exponential gossip cycles through d = 1, 2, 4, ...; not in the table."""
     if x.N == 1:
         return cost(x)
-    leaving = min(x.G, distance, x.N - distance) if x.C > 1 else 0
-    return cost(
-        replace(x, k=1),
-        Phase(moves=1, crossings=int(x.C > 1), nic=x.S, uplink=leaving * x.S),
-    )
+    leaving, racks = min(x.G, distance, x.N - distance), int(x.C > 1)
+    uplink = racks * leaving * x.S
+    return cost(replace(x, k=1), Phase(moves=1, crossings=racks, nic=x.S, uplink=uplink))
+
+
+def _all_distances(x: Symbols) -> Cost:
+    """The mean cost of one-peer exponential gossip over its distances."""
+    turns = [gossip_exponential(x, 1 << turn) for turn in range((x.N - 1).bit_length())]
+    transfer, busiest = fmean(t.transfer for t in turns), fmean(t.busiest for t in turns)
+    return replace(turns[0], transfer=transfer, busiest=busiest)
 
 
 def tree(x: Symbols, fanout: int) -> Cost:
-    """Everybody has up to `fanout` children in its rack, and the racks' roots as many racks. A
-    single tree leaves one direction of the leaves' NICs idle. Not in the table."""
+    """A tree in which each member has up to `fanout` children in its rack, and each rack's root as
+    many racks. It leaves one direction of the leaves' NICs idle. Not in the table."""
     return _trees(x, [heap(fanout)])
 
 
@@ -225,22 +224,18 @@ def double_tree(x: Symbols) -> Cost:
 
 
 def _trees(x: Symbols, shapes: Sequence[TreeShape]) -> Cost:
-    """S in equal parts on trees of these shapes, side by side."""
+    """The cost of S in equal parts on trees of these shapes, side by side."""
     part = x.S / len(shapes)
     racks = [tuple(range(rack * x.G, (rack + 1) * x.G)) for rack in range(x.C)]
     whole = [over_racks(racks, shape) for shape in shapes]
     between = [over(tuple(range(x.C)), shape) for shape in shapes]
     inside = [over(tuple(range(x.G)), shape) for shape in shapes]
-    far = Phase(
-        moves=1,
-        crossings=1,
-        nic=part * _most_children(between),
-        uplink=part * _most_children(between),
-    )
+    received = part * _most_children(between)
+    far = Phase(moves=1, crossings=1, nic=received, uplink=received)
     near = Phase(moves=1, nic=part * _most_children(inside))
     load = Phase(moves=2, nic=part * _busiest_degree(whole), uplink=part * _busiest_degree(between))
-    way = [far] * max(t.depth for t in between) + [near] * max(t.depth for t in inside)
-    return cost(x, *way, *way, busiest=load)
+    up = [far] * max(t.depth for t in between) + [near] * max(t.depth for t in inside)
+    return cost(x, *up, *up, busiest=load)
 
 
 def _most_children(trees: Sequence[Tree]) -> int:
@@ -248,9 +243,63 @@ def _most_children(trees: Sequence[Tree]) -> int:
 
 
 def _busiest_degree(trees: Sequence[Tree]) -> int:
-    """Edges of a node in all trees together, of the node that has the most."""
-    degrees: Counter[int] = Counter()
-    for tree in trees:
-        for child, parent in tree.parent.items():
-            degrees.update((child, parent))
+    """The largest number of edges that a node has in all trees together."""
+    degrees = Counter(node for tree in trees for edge in tree.parent.items() for node in edge)
     return max(degrees.values(), default=0)
+
+
+CLOSED_FORMS: Mapping[str, ClosedForm] = {
+    "star": star,
+    "ring": ring,
+    "shuffle": ring,  # in each of its groups
+    "double_tree": double_tree,
+    "halving_doubling": halving_doubling,
+    "hierarchical": hierarchical,
+    "gossip": gossip,
+    "all_to_all": all_to_all,
+    "all_gather": all_gather,
+    "reduce": chain,
+    "broadcast": chain,
+}
+
+
+def form_of(
+    name: str, arguments: Mapping[str, Value], group: Group, turn: int | None = None
+) -> tuple[ClosedForm | None, int]:
+    """The closed form of a schedule of this name, built with these arguments, and the number of its
+    chunks that travel side by side. A `turn` of a period selects the form of that turn; otherwise
+    it is the mean over the period."""
+    match name:
+        case "ps":
+            servers = _integer(arguments["servers"], group.size)
+            return lambda x: ps(replace(x, P=servers)), servers
+        case "native":
+            crossing = leaving(group, sorted(group.ranks))
+            return lambda x: ring(x, leaving=crossing), 1
+        case "tree":
+            return lambda x: tree(x, _integer(arguments["fanout"], 2)), 1
+        case "double_tree":
+            return double_tree, 2
+        case "hierarchical" if arguments.get("form") == "leader":
+            return hierarchical_by_leaders, len(group.racks)
+        case "hierarchical":
+            parts = {i / len(rack) for rack in group.racks for i in range(len(rack))}
+            return hierarchical, len(group.racks) * len(parts)
+        case "gossip" if arguments["graph"] == "exponential":
+            if turn is None:
+                return _all_distances, 1
+            distance = 1 << turn % max(1, (group.size - 1).bit_length())
+            return lambda x: gossip_exponential(x, distance), 1
+    return CLOSED_FORMS.get(name), 1
+
+
+def leaving(group: Group, order: Sequence[int]) -> int:
+    """The largest number of members of a rack whose successor in the ring is in another rack."""
+    rack_of = {rank: number for number, rack in enumerate(group.racks) for rank in rack}
+    pairs = zip(order, (*order[1:], order[0]), strict=True)
+    crossing = Counter(rack_of[a] for a, b in pairs if rack_of[a] != rack_of[b])
+    return max(crossing.values(), default=0)
+
+
+def _integer(value: Value, default: int) -> int:
+    return value if isinstance(value, int) else default

@@ -47,7 +47,7 @@ from thalweg.training.auto.policy import (
 )
 from thalweg.training.auto.request import allowed, plan_at_first, with_settings
 from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WARMUP_STEPS
-from thalweg.training.factory import PlanContext, is_native
+from thalweg.training.factory import PlanContext
 
 ADVICE_CHANGE = "advice"  # in the agreement
 PROFILED_STEPS = 8  # steps before the first advice
@@ -89,7 +89,7 @@ class PlanRanker:
         plan = with_settings(candidate, self.requested)
         _refuse_own_pace(plan)
         self.refuse_here(plan)
-        if is_native(plan) and not self.situation.native:
+        if default_catalog().is_native(plan) and not self.situation.native:
             raise PlanError(f"the backend of {plan} can't be tried here", "name it")
 
     def ranking(self, advice: Advice, before: Plan) -> list[CandidatePlan]:

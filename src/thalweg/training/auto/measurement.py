@@ -21,7 +21,7 @@ from thalweg.probing.calibration import calibrate
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
-from thalweg.training.factory import PlanContext, is_native
+from thalweg.training.factory import PlanContext
 
 RUN_WORKLOAD_NAME = "this model"
 NO_COMPUTE_ASSUMPTION = "computing takes no time"
@@ -137,7 +137,7 @@ def profiles_compute_alone(plan: Plan) -> bool:
     """Whether a profile of its steps is of computing alone: not where a step ends with averaging,
     nor where torch sends behind our back, nor where a compressor works during backward."""
     shared = plan.averages_parameters or plan.precision is not None
-    return not (shared or waits_for_nobody(plan) or is_native(plan))
+    return not (shared or waits_for_nobody(plan) or default_catalog().is_native(plan))
 
 
 def compressors(group: Group, allow: Promise) -> list[Choice]:
