@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.bench.site import Deployment
+from thalweg.bench.run_everywhere import Deployment
 from thalweg.codes import Allocation
 from thalweg.errors import UsageError
 from thalweg.facts import Rate

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
-from thalweg.bench.site import Deployment, run_on_all
 from thalweg.engine.engine import Engine
 from thalweg.facts import (
     Cluster,
@@ -83,16 +83,15 @@ def calibrate_at(
     declared: Cluster | None,
     codecs: Sequence[Choice],
     progress: Progress,
-) -> JobCalibration:
-    """By forks of this process at that site."""
+) -> JobCalibration | None:
+    """The calibration of a deployment; None if this process is a launched rank other than 0."""
 
-    def work(rank: int, tell: Progress) -> dict[str, Any]:
-        found = calibrate_job(job, declared, codecs, tell)
+    def work(rank: int, report: Report) -> Result:
+        found = calibrate_job(job, declared, codecs, report)
         return found.packed() if rank == 0 else {}
 
-    return JobCalibration.unpacked(
-        run_on_all(deployment, work, progress, limit=CALIBRATION_TIMEOUT_SECONDS)[0]
-    )
+    packed = run_everywhere(deployment, work, progress, timeout=CALIBRATION_TIMEOUT_SECONDS)[0]
+    return JobCalibration.unpacked(packed) if packed else None
 
 
 def calibrate_job(

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from thalweg.bench.ddp_hooks import OneBucket, ddp_hook_text, hook_of
-from thalweg.bench.site import Deployment, run_on_all
+from thalweg.bench.run_everywhere import Deployment, Report, run_everywhere
 from thalweg.catalog import parse_plan
 from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
@@ -92,12 +92,11 @@ def bench_collectives(
     rows = entries(syncs, both_ways=both_ways)
     total = len(rows) * (repeats + COLLECTIVE_WARMUP_COUNT)
 
-    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
-        return _measure(rows, workload, repeats, lambda done: tell(done, total))
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        return _measure(rows, workload, repeats, lambda done: report(done, total))
 
-    results = run_on_all(
-        deployment, work, progress, limit=60.0 + total * COLLECTIVE_TIMEOUT_SECONDS
-    )
+    timeout = 60.0 + total * COLLECTIVE_TIMEOUT_SECONDS
+    results = run_everywhere(deployment, work, progress, timeout=timeout)
     least = None if deployment.cluster is None else bound(deployment.cluster, workload.nbytes)
     forms = [predicted(entry, deployment.cluster, workload) for entry in rows]
     return _rows(rows, [result["seconds"] for result in results], least, forms)

@@ -16,7 +16,6 @@ from thalweg.bench.metrics import TrainingRun, row_of, row_of_failure
 from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
-from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
@@ -120,7 +119,7 @@ def _trial(
     )
 
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
-        return result_of(train(scenario.job, sync, recipe, report))
+        return train(scenario.job, sync, recipe, report)[1]
 
     spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
     trial = run_all(work, on_message, spare)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.bench.site import Deployment
+from thalweg.bench.run_everywhere import Deployment
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about
 from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, StragglerTrial

@@ -26,13 +26,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from thalweg.bench.site import Deployment
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.codes import Allocation
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, pieces_of
 from thalweg.engine.tree_relay import Relay
 from thalweg.errors import RunError, ScheduleError
-from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.schedules import Group, Schedule, coded_tree
@@ -70,32 +69,26 @@ def run_trial(
     prepared: PreparedTrial, deployment: Deployment, progress: Progress
 ) -> StragglerTrialResult:
     trial = prepared.trial
-    lateness = trial.lateness()
+    delayed = trial.lateness()
+    in_tree = prepared.schedule is not None
+    timed_rank = MASTER_RANK if in_tree else FIRST_WORKER_RANK
 
-    def work(rank: int, report: SendMessage) -> dict[str, Any]:
-        play = _TrialRank(prepared, rank, lateness[:, rank].tolist(), report)
-        return play.in_tree() if prepared.schedule is not None else play.in_ring()
+    def work(rank: int, report: Report) -> Result:
+        trial_rank = _TrialRank(prepared, rank, delayed[:, rank].tolist(), report)
+        return trial_rank.in_tree() if in_tree else trial_rank.in_ring()
 
-    def heard(rank: int, told: dict[str, Any]) -> None:
-        progress(told["done"], told["of"])
-
-    longest = (
-        60
-        + 2 * trial.budget
-        + (UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS) * ITERATION_TIMEOUT_SECONDS
-    )
-    results = run_workers(
-        trial.workers + 1, work, timeout=longest, on_message=heard, place=deployment.place
-    )
-    told = results[MASTER_RANK if prepared.schedule is not None else FIRST_WORKER_RANK]
-    return StragglerTrialResult(seconds=tuple(told["seconds"]), wrong=tuple(told["wrong"]))
+    iterations = UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS
+    timeout = 60 + 2 * trial.budget + iterations * ITERATION_TIMEOUT_SECONDS
+    found = run_everywhere(deployment, work, progress, timeout=timeout, reporting_rank=timed_rank)
+    timed = found[timed_rank]
+    return StragglerTrialResult(seconds=tuple(timed["seconds"]), wrong=tuple(timed["wrong"]))
 
 
 class _TrialRank:
     """What one rank does."""
 
     def __init__(
-        self, prepared: PreparedTrial, rank: int, late: Sequence[bool], report: SendMessage
+        self, prepared: PreparedTrial, rank: int, late: Sequence[bool], report: Report
     ) -> None:
         self.prepared = prepared
         self.trial = prepared.trial
@@ -214,7 +207,7 @@ class _IterationTimer:
     """Where iterations end: their times, and whether their gradients are exact. Says after the
     warm-up how many there will be."""
 
-    def __init__(self, prepared: PreparedTrial, world: World, report: SendMessage) -> None:
+    def __init__(self, prepared: PreparedTrial, world: World, report: Report) -> None:
         self.count = WARMUP_ITERATIONS
         self._prepared = prepared
         self._world = world
@@ -232,7 +225,7 @@ class _IterationTimer:
         if not arrays or not self._prepared.is_exact(step, arrays):
             self._wrong.append(step)
         if now - self._reported > PROGRESS_PERIOD_SECONDS:
-            self._report({"done": step + 1, "of": self.count})
+            self._report(step + 1, self.count)
             self._reported = now
 
     def result(self) -> dict[str, Any]:
