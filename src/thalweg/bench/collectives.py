@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thalweg.bench.ddp_hooks import OneBucket, ddp_hook_text, hook_of
+from thalweg.bench.ddp_hooks import DdpHook, OneBucket, ddp_hook_text
 from thalweg.bench.run_everywhere import Deployment, Report, run_everywhere
 from thalweg.catalog import parse_plan
 from thalweg.engine.engine import Engine
@@ -293,15 +293,15 @@ class _DdpHookCase:
     """Torch's own, on one bucket."""
 
     def __init__(self, choice: Choice, workload: Workload) -> None:
-        self.bucket = OneBucket.of(workload.tensors)
-        self.hook = hook_of(choice)
+        self.bucket = OneBucket(workload.tensors)
+        self.hook = DdpHook(choice)
         self.random = torch.Generator().manual_seed(dist.get_rank())
 
     def fill(self, repeat: int) -> None:
         self.bucket.buffer().normal_(generator=self.random)
 
     def run(self, number: int, repeat: int) -> None:
-        self.hook(self.bucket)
+        self.hook.run(self.bucket)
 
     def check(self, repeat: int) -> None:
         """That is torch's business."""
