@@ -25,7 +25,7 @@ ALONE = "alone"  # the launcher of a process that none has started
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Where workers run: as forks on this machine or in a lab, or as a launcher started them."""
+    """The place of a run's workers: this machine, a lab, or wherever a launcher started them."""
 
     workers: int
     place: Place = HERE
@@ -41,7 +41,7 @@ class Deployment:
 
     @classmethod
     def of_this_process(cls) -> Deployment:
-        """This process and the other workers of its launcher, if there is one."""
+        """The deployment of which this process is a worker; of one worker without a launcher."""
         assignment = read_rank_assignment(os.environ)
         return cls(workers=assignment.size, launcher=assignment.launcher)
 
