@@ -26,7 +26,7 @@ from thalweg.bench.compress_costs import (
     dense_wire,
     method_of,
 )
-from thalweg.bench.ddp_hooks import alone_in_a_group
+from thalweg.bench.ddp_hooks import single_process_group
 from thalweg.catalog import default_catalog
 from thalweg.compress import Segment, ShardableCodec, SummableCodec
 from thalweg.compress.codec import Array
@@ -303,13 +303,13 @@ def test_all_methods_that_compress() -> None:
 
 def test_errors_are_told_as_before_afterwards() -> None:
     before = sys.excepthook
-    with alone_in_a_group():
+    with single_process_group():
         pass
     assert sys.excepthook is before
 
 
 def test_without_a_process_group_hooks_are_left_out() -> None:
-    with alone_in_a_group():  # there can't be a second
+    with single_process_group():  # there can't be a second
         found = run([method_of("fp16")])
     assert [row["method"] for row in found.rows] == ["fp16", *PEERS[2:]]
     assert "torch's hooks are left out" in found.notes[0]

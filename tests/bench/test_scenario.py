@@ -136,7 +136,7 @@ def test_targets_are_reached_from_their_side() -> None:
         ('host = "host2"', "host = 4", "10s: kill host 4: there is no host 4; give a"),
         ('host = "host2"', 'host = "h"', "10s: kill host h: there is no host 'h'; give a"),
         ('"degrade"', '"slow"', "[[lab.event]] 0 has no action 'slow'; give one of degrade"),
-        ("at_step = 20", "at_step = 100", "step 100: degrade rack 1 at 5mbit: there are 100 st"),
+        ("at_step = 20", "at_step = 100", "step 100: degrade rack 1 at 5mbit: the scenario has o"),
         ("[[lab.event]]\nat = ", "[lab.event]\nat = ", "not TOML"),
         ("backward = 0.5", "backward = 2", "backward of [compute] is 2; give a number from 0"),
         ("probability = 0.05", "probability = 5", "late of [compute]: 5 is no probability; give"),
@@ -146,15 +146,15 @@ def test_targets_are_reached_from_their_side() -> None:
         ("steps = 100", "steps = 0", "steps of [workload] is 0; give a whole number from 1"),
         ("steps = 100", "", "steps of [workload] is missing; give a whole number from 1"),
         ("batch = 16", "batch = 3", "a batch of 3 has no sample for each of 4 workers; write b"),
-        ('metric = "loss"', 'metric = "accuracy"', "synthetic(params=1k) isn't judged by its acc"),
-        (", value = 0.5", "", "target of [workload] lacks 'value'; say what is to be reached"),
+        ('metric = "loss"', 'metric = "accuracy"', "the metric of synthetic(params=1k) is loss, n"),
+        (", value = 0.5", "", "target of [workload] lacks 'value'; give the value to reach"),
         ("target =", "traget =", "[workload] has an unknown key 'traget'"),
-        ("warmup = 10", "warmup = 100", "none of 100 steps counts: 100 warm up, and so do 15"),
-        ('["ddp", "gc(stragglers=1)"]', "[]", "sync of [compare] is no list of plans; write"),
+        ("warmup = 10", "warmup = 100", "none of 100 steps is counted: 100 are warm-up, and 15"),
+        ('["ddp", "gc(stragglers=1)"]', "[]", "sync of [compare] isn't a list of plans; write"),
         ('"ddp"', '"dpd"', "there is no plan 'dpd'"),
         ('"ddp"', '"gc+int8"', "gc+int8 is unsound: a code adds weighted messages, and int8 of"),
         ('"ddp"', '"gc(stragglers=4)"', "4 workers can't do without 4; use"),
-        ('"ddp", ', '"gc(stragglers=1)", ', "gc(stragglers=1) is to be compared with itself; l"),
+        ('"ddp", ', '"gc(stragglers=1)", ', "gc(stragglers=1) is listed twice under [compare]; l"),
         ("repeats = 2", "repeats = 0", "repeats of [compare] is 0; give a whole number from 1"),
     ],
 )  # fmt: skip
@@ -169,7 +169,7 @@ def test_mistakes_are_one_line_with_their_place(
 
 
 def test_two_places_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"\[cluster\] and hosts of \[lab\] both say what the"):
+    with pytest.raises(ScenarioError, match=r"\[cluster\] and hosts of \[lab\] both describe the"):
         read(LEAST + '[cluster]\nfile = "c.toml"\n', tmp_path)
     with pytest.raises(ScenarioError, match=r"some.toml: can't read .*c.toml: No such file"):
         read(LEAST.replace("[lab]\nhosts = 2", '[cluster]\nfile = "c.toml"'), tmp_path)

@@ -114,7 +114,7 @@ def test_a_plan_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
         ("none.toml", "can't read none.toml: No such file or directory; name a TOML file"),
         ("small.toml --sync rign", "there is no plan 'rign'"),
         ("small.toml --sync dssync+topk", "dssync+topk is unsound: topk leaves out most of a"),
-        ("small.toml --steps 3", "none of 3 steps counts"),
+        ("small.toml --steps 3", "none of 3 steps is counted"),
         ("small.toml --repeats 0", "--repeats"),
     ],
 )

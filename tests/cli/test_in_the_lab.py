@@ -98,7 +98,7 @@ def test_a_plan_that_does_not_survive_the_scenario_has_a_row_that_says_so(tmp_pa
     assert done.returncode == 1
     [row] = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert row["seconds_per_step"] is None
-    assert row["error"].startswith("no worker came to the end")
+    assert row["error"].startswith("no worker finished")
 
 
 @pytest.mark.parametrize(

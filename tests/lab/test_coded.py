@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.lab import Lab
 from thalweg.launch.worker_process import SendMessage
@@ -30,7 +29,7 @@ def trained(name: str, nic: str, events: list[dict[str, Any]]) -> list[dict[str,
 
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         recipe = Recipe(steps=STEPS, timeout="60s")
-        return result_of(train(job, SYNC, recipe, report))
+        return train(job, SYNC, recipe, report)[1]
 
     with Lab(hosts=HOSTS, nic=nic, name=name) as lab:
         results = lab.run(work, events=events, process_group=False, timeout="5min")

@@ -29,8 +29,11 @@ def job() -> Job:
     [
         ("", "can't read the job ''; write it like digits or synthetic(params=2.5M), or name a"),
         ("synthetic(params=1k", "can't read the job 'synthetic(params=1k'; write it like digits"),
-        ("digits+fp16", "'digits+fp16' says how to train, and a job only what; write digits, and"),
-        ("digits @ bucket=4MB", "'digits @ bucket=4MB' says how to train, and a job only what;"),
+        ("digits+fp16", "'digits+fp16' has options of a plan, and a job takes none; write"),
+        (
+            "digits @ bucket=4MB",
+            "'digits @ bucket=4MB' has options of a plan, and a job takes none;",
+        ),
         (
             "digit",
             "there is no job 'digit'; there are digits, logistic, synthetic and tinygpt, or name a "
@@ -111,7 +114,7 @@ def test_files_without_a_job(tmp_path: Path, source: str, message: str) -> None:
 def test_what_thalweg_says_in_a_file_is_said_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN.replace("= 16", "= 0"))
-    with pytest.raises(WorkloadError, match=r"^a step of mine takes 0 samples; take some$"):
+    with pytest.raises(WorkloadError, match=r"^the batch of mine is 0; give at least 1$"):
         read_job(file)
 
 

@@ -1,7 +1,7 @@
-"""Calibration of a site, and a profile of a job there, by all workers of a run.
+"""Calibration of a deployment and profile of a job there, by all of its workers.
 
-The job is profiled in a few steps at which nobody meets, so what is seen is computation alone, with
-all workers busy. Its model is thrown away afterwards.
+The job is profiled in a few steps without synchronisation, so only computation is measured, with
+all workers busy. Its model is discarded afterwards.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 import torch
 
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
-from thalweg.bench.site import Deployment, run_on_all
 from thalweg.engine.engine import Engine
 from thalweg.facts import (
     Cluster,
@@ -37,27 +36,27 @@ from thalweg.training.auto.profile import Profile, ProfileResult, merged
 from thalweg.workloads import Job
 from thalweg.workloads.job import describe
 
-UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"  # nobody meets
-CALIBRATION_JOB_STEPS = 12  # of the job
-CALIBRATION_SLACK_SECONDS = 60.0  # seconds for anything beyond what it should take
-CALIBRATION_TIMEOUT_SECONDS = 3600.0  # seconds for all of it
+UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
+CALIBRATION_JOB_STEPS = 12
+CALIBRATION_SLACK_SECONDS = 60.0  # beyond the expected time
+CALIBRATION_TIMEOUT_SECONDS = 3600.0  # for the whole calibration
 _JOB_NAME_FORBIDDEN = re.compile(r"[^A-Za-z0-9]+")
 Progress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much of it is done, and of how much (0: not known)."""
+"""Called with what is being measured, how much of it is done, and of how much (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCalibration:
-    """Hosts of the cluster are as late as they were seen."""
+    """The facts that predictions need; hosts straggle as they did during the calibration."""
 
     cluster: Cluster
     machine: Machine
     workload: Workload
-    spread: float  # of a step's computation, relative to it
-    seconds: float  # that all of it took
+    spread: float  # relative standard deviation of a step's compute time
+    seconds: float  # duration of the calibration
 
-    def packed(self) -> dict[str, Any]:
-        """As JSON can have it."""
+    def packed(self) -> Result:
+        """The fields as JSON can represent them."""
         return {
             "cluster": format_cluster(self.cluster),
             "machine": format_machine(self.machine),
@@ -67,14 +66,13 @@ class JobCalibration:
         }
 
     @classmethod
-    def unpacked(cls, fields: dict[str, Any]) -> JobCalibration:
-        return cls(
-            cluster=parse_cluster(fields["cluster"]),
-            machine=parse_machine(fields["machine"]),
-            workload=parse_workload(fields["workload"]),
-            spread=fields["spread"],
-            seconds=fields["seconds"],
-        )
+    def unpacked(cls, fields: Result) -> JobCalibration:
+        parsed = {
+            "cluster": parse_cluster(fields["cluster"]),
+            "machine": parse_machine(fields["machine"]),
+            "workload": parse_workload(fields["workload"]),
+        }
+        return cls(**{**fields, **parsed})
 
 
 def calibrate_at(
@@ -83,16 +81,15 @@ def calibrate_at(
     declared: Cluster | None,
     codecs: Sequence[Choice],
     progress: Progress,
-) -> JobCalibration:
-    """By forks of this process at that site."""
+) -> JobCalibration | None:
+    """The calibration of a deployment; None if this process is a launched rank other than 0."""
 
-    def work(rank: int, tell: Progress) -> dict[str, Any]:
-        found = calibrate_job(job, declared, codecs, tell)
+    def work(rank: int, report: Report) -> Result:
+        found = calibrate_job(job, declared, codecs, report)
         return found.packed() if rank == 0 else {}
 
-    return JobCalibration.unpacked(
-        run_on_all(deployment, work, progress, limit=CALIBRATION_TIMEOUT_SECONDS)[0]
-    )
+    packed = run_everywhere(deployment, work, progress, timeout=CALIBRATION_TIMEOUT_SECONDS)[0]
+    return JobCalibration.unpacked(packed) if packed else None
 
 
 def calibrate_job(
@@ -104,7 +101,7 @@ def calibrate_job(
     steps: int = CALIBRATION_JOB_STEPS,
     injection: SimulatedCompute | None = None,
 ) -> JobCalibration:
-    """As one of a run's workers; the same on all."""
+    """Calibrate as one rank of a run; all ranks get the same result."""
     start = monotonic()
     world = World.join(CALIBRATION_SLACK_SECONDS)
     abort_flag = world.abort_flag()
@@ -142,7 +139,7 @@ def profile_job(
     seed: int = 0,
     injection: SimulatedCompute | None = None,
 ) -> ProfileResult:
-    """On all ranks of a run at once; the same on all."""
+    """Profile steps on all ranks of a run at once; all ranks get the same result."""
     model = job.model(seed)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
     run = attach(
@@ -150,14 +147,13 @@ def profile_job(
     )
     try:
         with Profile(model, optimizer) as profile:
-            sleeps = None if injection is None else ComputeSleeper(injection, run.rank)
-            if sleeps is not None:
-                sleeps.attach(model)
-            for batch in (
-                batch for epoch in run.epochs(sys.maxsize) for batch in run.batches(epoch)
-            ):
-                if sleeps is not None:
-                    sleeps.begin(run.step)
+            sleeper = None if injection is None else ComputeSleeper(injection, run.rank)
+            if sleeper is not None:
+                sleeper.attach(model)
+            epochs = run.epochs(sys.maxsize)
+            for batch in (batch for epoch in epochs for batch in run.batches(epoch)):
+                if sleeper is not None:
+                    sleeper.begin(run.step)
                 torch.autograd.backward(run.mean(job.losses(model, tuple(batch))))
                 optimizer.step()
                 optimizer.zero_grad()
@@ -173,5 +169,5 @@ def profile_job(
 
 
 def name_of(job: Job) -> str:
-    """As files can have it: `synthetic(params=2.5M)` is `synthetic-params-2-5M`."""
+    """The job's name for files: `synthetic(params=2.5M)` becomes `synthetic-params-2-5M`."""
     return _JOB_NAME_FORBIDDEN.sub("-", job.name).strip("-") or "job"

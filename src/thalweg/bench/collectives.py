@@ -1,17 +1,17 @@
-"""One synchronisation of so many bytes, under several plans and by torch's own all_reduce.
+"""The time of one all-reduce under several plans, and by torch's own all_reduce.
 
 The plans take turns, so that all see the same noise; a repetition takes as long as its slowest
-rank. Every result is compared with the right one; what a compressor makes of random values, which
-it encodes and decodes within that time, must be the same on all ranks. Where torch has a hook for
-the same compressor, it is timed too.
+rank. Every result is checked: an exact sum against the expected one, a compressed sum of random
+values, encoded and decoded within the measured time, for equality on all ranks. If DDP has a hook
+for the same compressor, the hook is timed too.
 
-Where the links' rates are known, so is a bound that no way of summing S bytes over N hosts in R
-racks can beat. Of every cut through the network, the sum of what is on one side must cross it, and
-the result must come back: S over the rate of each link. And each of the S bytes must be sent 2(N-1)
-times in all, N-1 to be summed and N-1 to be told: 2(N-1) S over the rate of all NICs together, and
-likewise 2(R-1) S over that of all uplinks.
+If the rates of the links are known, an all-reduce of S bytes over N hosts in R racks has a lower
+bound. Across every cut of the network one side's sum must be sent and the result must come back: S
+over the rate of each link. And each of the S bytes must be sent 2(N-1) times in all, N-1 to be
+summed and N-1 to be distributed: 2(N-1) S over the total rate of all NICs, and likewise 2(R-1) S
+over that of all uplinks.
 
-Beside what each row took stands what its plan's closed form predicts (`thalweg.predict`).
+Each row also has the prediction of its plan's closed form (`thalweg.predict`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thalweg.bench.ddp_hooks import OneBucket, ddp_hook_text, hook_of
-from thalweg.bench.site import Deployment, run_on_all
+from thalweg.bench.ddp_hooks import DdpHook, OneBucket, ddp_hook_text
+from thalweg.bench.run_everywhere import Deployment, Report, run_everywhere
 from thalweg.catalog import default_catalog, parse_plan
+from thalweg.compress import arrange
 from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
@@ -40,22 +41,22 @@ from thalweg.predict import synchronisation_seconds
 from thalweg.schedules import Content, Group
 from thalweg.steps import travelling, warm_up
 from thalweg.training.buckets import DTYPES, Layout
-from thalweg.training.compiled_steps import CompiledSteps, RankRound
+from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.transports import Transport
 
 ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
 GLOO = "gloo"
-COLLECTIVE_WARMUP_COUNT = 2  # repetitions that don't count
-COLLECTIVE_TIMEOUT_SECONDS = 300.0  # seconds for one synchronisation
+COLLECTIVE_WARMUP_COUNT = 2  # repetitions that aren't counted
+COLLECTIVE_TIMEOUT_SECONDS = 300.0  # for one repetition of one plan
 
 Progress = Callable[[int, int], None]
-"""Called with how many synchronisations are done, and of how many."""
+"""Called with the number of repetitions done, of all plans, and their total number."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCase:
-    """One row: a plan on our transport, or what torch has for its compressor."""
+    """One row: a plan on our transport, torch's all_reduce, or the DDP hook for a compressor."""
 
     sync: str
     transport: str
@@ -63,19 +64,19 @@ class CollectiveCase:
 
 
 def entries(syncs: Sequence[str], *, both_ways: bool = False) -> list[CollectiveCase]:
-    """A row for each plan, and torch's own; for each plan of ours one with encryption and one
-    without, if both ways are asked for."""
-    ways = (ENCRYPTED, PLAIN) if both_ways else (TRANSPORT,)
+    """A row for torch's all_reduce, for each plan, and for the DDP hooks of their compressors.
+
+    With `both_ways` each plan on our transport has a row with encryption and one without.
+    """
+    transports = (ENCRYPTED, PLAIN) if both_ways else (TRANSPORT,)
     rows = [CollectiveCase(GLOO, GLOO)]
     for text in syncs:
         plan = parse_plan(text)
-        if default_catalog().is_native(plan):
-            rows.append(CollectiveCase(text, GLOO))
-        else:
-            rows += [CollectiveCase(text, way) for way in ways]
-        peer = plan.precision and ddp_hook_text(plan.precision)
-        if peer and all(row.sync != peer for row in rows):
-            rows.append(CollectiveCase(peer, GLOO, plan.precision))
+        used = (GLOO,) if default_catalog().is_native(plan) else transports
+        rows += [CollectiveCase(text, transport) for transport in used]
+        hook = plan.precision and ddp_hook_text(plan.precision)
+        if hook and all(row.sync != hook for row in rows):
+            rows.append(CollectiveCase(hook, GLOO, plan.precision))
     return rows
 
 
@@ -91,73 +92,70 @@ def bench_collectives(
     rows = entries(syncs, both_ways=both_ways)
     total = len(rows) * (repeats + COLLECTIVE_WARMUP_COUNT)
 
-    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
-        return _measure(rows, workload, repeats, lambda done: tell(done, total))
+    def work(rank: int, report: Report) -> dict[str, Any]:
+        return _measure(rows, workload, repeats, lambda done: report(done, total))
 
-    results = run_on_all(
-        deployment, work, progress, limit=60.0 + total * COLLECTIVE_TIMEOUT_SECONDS
-    )
-    least = None if deployment.cluster is None else bound(deployment.cluster, workload.nbytes)
-    forms = [predicted(entry, deployment.cluster, workload) for entry in rows]
-    return _rows(rows, [result["seconds"] for result in results], least, forms)
+    timeout = 60.0 + total * COLLECTIVE_TIMEOUT_SECONDS
+    results = run_everywhere(deployment, work, progress, timeout=timeout)
+    return _rows(rows, [result["seconds"] for result in results], deployment.cluster, workload)
 
 
 def predicted(entry: CollectiveCase, cluster: Cluster | None, workload: Workload) -> float | None:
-    """Seconds by the closed form of what this row runs; None where the rates aren't known."""
-    if cluster is None:
-        return None
-    if entry.hook is not None:
+    """The closed-form prediction in seconds; None for DDP hooks and where rates are unknown."""
+    if cluster is None or entry.hook is not None:
         return None
     plan = parse_plan("ddp" if entry.sync == GLOO else entry.sync)
-    if entry.transport == GLOO:  # all bytes at once, as `_GlooCase` does
-        whole = replace(plan.settings, bucket=Size(workload.nbytes))
-        plan = replace(plan, settings=whole)
+    if entry.transport == GLOO:  # `_GlooCase` sends all bytes at once
+        plan = replace(plan, settings=replace(plan.settings, bucket=Size(workload.nbytes)))
     return synchronisation_seconds(plan, Group.everybody(cluster), workload)
 
 
 def bound(cluster: Cluster, nbytes: int) -> float | None:
-    """Seconds that an all-reduce of so many bytes takes at least; None where nothing limits it."""
+    """The minimum time of an all-reduce in seconds; None if no link has a rate."""
     rates = {link: rate.bits_per_second / 8 for link, rate in cluster.rates().items()}
     least = [0.0]
     for kind, owners in (("nic", len(cluster.hosts)), ("uplink", len(cluster.racks))):
         for direction in ("out", "in"):
-            ways = [r for link, r in rates.items() if link[0] == kind and link[2] == direction]
-            if owners > 1 and ways:
-                least.append(nbytes / min(ways))
-            if owners > 1 and len(ways) == owners:
-                least.append(2 * (owners - 1) * nbytes / sum(ways))
+            found = [r for link, r in rates.items() if link[0] == kind and link[2] == direction]
+            if owners > 1 and found:
+                least.append(nbytes / min(found))
+            if owners > 1 and len(found) == owners:
+                least.append(2 * (owners - 1) * nbytes / sum(found))
     return max(least) or None
 
 
 def _rows(
     entries: list[CollectiveCase],
     by_rank: list[list[list[float]]],
-    least: float | None,
-    forms: list[float | None],
+    cluster: Cluster | None,
+    workload: Workload,
 ) -> list[dict[str, Any]]:
-    rows = []
-    for index, (entry, form) in enumerate(zip(entries, forms, strict=True)):
+    least = None if cluster is None else bound(cluster, workload.nbytes)
+    rows: list[dict[str, Any]] = []
+    for index, entry in enumerate(entries):
         seconds = [max(times) for times in zip(*(rank[index] for rank in by_rank), strict=True)]
+        middle = median(seconds)
+        form = predicted(entry, cluster, workload)
         rows.append(
             {
                 "sync": entry.sync,
                 "transport": entry.transport,
                 "seconds": seconds,
-                "median": median(seconds),
+                "median": middle,
                 "bound": least,
-                "fraction_of_bound": None if least is None else least / median(seconds),
+                "fraction_of_bound": None if least is None else least / middle,
                 "predicted": form,
-                "predicted_over_measured": None if form is None else form / median(seconds),
+                "predicted_over_measured": None if form is None else form / middle,
+                "vs_gloo": (rows[0]["median"] if rows else middle) / middle,
             }
         )
-    torchs_own = rows[0]["median"]
-    return [{**row, "vs_gloo": torchs_own / row["median"]} for row in rows]
+    return rows
 
 
 def _measure(
     entries: list[CollectiveCase], workload: Workload, repeats: int, done: Callable[[int], None]
 ) -> dict[str, Any]:
-    """In a worker: seconds by entry and repetition."""
+    """The seconds of this rank by entry and repetition."""
     world = World.join(COLLECTIVE_TIMEOUT_SECONDS)
     world.join_process_group()
     abort_flag = world.abort_flag()
@@ -167,19 +165,20 @@ def _measure(
         if any(entry.transport == name for entry in entries)
     }
     group = Group.everybody(find_cluster(None, world.size, os.environ))
-    subjects = [_subject(entry, workload, group, engines) for entry in entries]
+    cases = [_case(entry, workload, group, engines) for entry in entries]
     seconds: list[list[float]] = [[] for _ in entries]
     for repeat in range(repeats + COLLECTIVE_WARMUP_COUNT):
-        for index, subject in enumerate(subjects):
-            subject.fill(repeat)
+        for index, case in enumerate(cases):
+            number = repeat * len(cases) + index
+            case.fill(repeat)
             dist.barrier()
             start = perf_counter()
-            subject.run(repeat * len(subjects) + index, repeat)
+            case.run(number, repeat)
             elapsed = perf_counter() - start
-            subject.check(repeat)
+            case.check(repeat)
             if repeat >= COLLECTIVE_WARMUP_COUNT:
                 seconds[index].append(elapsed)
-            done(repeat * len(subjects) + index + 1)
+            done(number + 1)
     world.leave(COLLECTIVE_TIMEOUT_SECONDS, abort_flag)
     for engine in engines.values():
         engine.close()
@@ -189,77 +188,69 @@ def _measure(
 def _transport(world: World, name: str) -> Transport:
     if name == TRANSPORT:
         return world.transport()
-    way = replace(world.security, encrypted=name == ENCRYPTED)
-    return replace(world.namespace(name), security=way).transport()
+    security = replace(world.security, encrypted=name == ENCRYPTED)
+    return replace(world.namespace(name), security=security).transport()
 
 
-def _subject(
+def _case(
     entry: CollectiveCase, workload: Workload, group: Group, engines: dict[str, Engine]
 ) -> _PlanCase | _CompressedCase | _DdpHookCase | _GlooCase:
     if entry.hook is not None:
         return _DdpHookCase(entry.hook, workload)
     if entry.transport == GLOO:
         return _GlooCase(workload, group)
-    plan, engine = parse_plan(entry.sync), engines[entry.transport]
-    compression = Compression.of(plan)
-    if compression is not None:
-        return _CompressedCase(plan, compression, workload, group, engine)
-    return _PlanCase(plan, workload, group, engine)
+    plan = parse_plan(entry.sync)
+    kind = _PlanCase if plan.precision is None else _CompressedCase
+    return kind(plan, workload, group, engines[entry.transport])
 
 
 class _PlanCase:
-    """A plan on our transport."""
+    """An uncompressed plan on our transport."""
 
     def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
         self.plan = plan
-        self.rank = engine.rank
         self.engine = engine
-        self.layout = Layout.of(_tensors(travelling(plan, workload)), plan.settings.bucket)
-        self.compiled_steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
+        self.compression = Compression.of(plan)
+        arranged = self.compression.arrange if self.compression else arrange
+        tensors = _tensors(travelling(plan, workload))
+        self.layout = Layout.of(tensors, plan.settings.bucket, arranged)
+        self.steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
 
     def fill(self, repeat: int) -> None:
-        for rank_round in self.compiled_steps.at(_meeting(self.plan, repeat)).rounds:
+        for rank_round in self.at(repeat).rounds:
             for view in self._views(rank_round):
-                view.fill_(_value(rank_round.program.schedule.before.holds(self.rank, 0)))
+                view.fill_(_value(rank_round.program.schedule.before.holds(self.engine.rank, 0)))
 
     def run(self, number: int, repeat: int) -> None:
-        tasks = [
-            rank_round.task(self.layout.buckets[rank_round.round.bucket], number, 0)
-            for rank_round in self.compiled_steps.at(_meeting(self.plan, repeat)).rounds
-        ]
-        self.engine.run(tasks)
+        buckets = self.layout.buckets
+        self.engine.run(
+            [each.task(buckets[each.round.bucket], number, 0) for each in self.at(repeat).rounds]
+        )
 
     def check(self, repeat: int) -> None:
-        for rank_round in self.compiled_steps.at(_meeting(self.plan, repeat)).rounds:
-            expected = _value(rank_round.program.schedule.after.holds(self.rank, 0))
+        rank = self.engine.rank
+        for rank_round in self.at(repeat).rounds:
+            expected = _value(rank_round.program.schedule.after.holds(rank, 0))
             if not all(bool((view == expected).all()) for view in self._views(rank_round)):
                 raise ScheduleError(
-                    f"{self.plan} gave rank {self.rank} a wrong sum", "please report this"
+                    f"{self.plan}: the sum on rank {rank} is wrong", "please report this"
                 )
+
+    def at(self, repeat: int) -> RankStep:
+        return self.steps.at(_synchronised_step(self.plan, repeat))
 
     def _views(self, rank_round: RankRound) -> Iterable[torch.Tensor]:
         return self.layout.buckets[rank_round.round.bucket].views.values()
 
 
-class _CompressedCase:
-    """A plan with a compressor, from values to values."""
+class _CompressedCase(_PlanCase):
+    """A compressed plan on our transport, including encoding and decoding."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        compression: Compression,
-        workload: Workload,
-        group: Group,
-        engine: Engine,
-    ) -> None:
-        self.plan = plan
-        self.engine = engine
-        tensors = _tensors(travelling(plan, workload))
-        self.layout = Layout.of(tensors, plan.settings.bucket, compression.arrange)
-        self.compiled_steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
-        self.buckets = [
-            CompressedBucket(bucket, compression, engine.rank) for bucket in self.layout.buckets
-        ]
+    def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
+        super().__init__(plan, workload, group, engine)
+        assert self.compression is not None
+        rank, compression = engine.rank, self.compression
+        self.buckets = [CompressedBucket(each, compression, rank) for each in self.layout.buckets]
         self.random = torch.Generator().manual_seed(engine.rank)
 
     def fill(self, repeat: int) -> None:
@@ -268,47 +259,45 @@ class _CompressedCase:
                 view.normal_(generator=self.random)
 
     def run(self, number: int, repeat: int) -> None:
-        step = _meeting(self.plan, repeat)
-        rank_step = self.compiled_steps.at(step)
-        first = number * rank_step.numbers
+        rank_step = self.at(repeat)
         chains = [
-            compressed.chain(rank_rounds, step, first)
-            for compressed, bucket in zip(self.buckets, self.layout.buckets, strict=True)
-            if (rank_rounds := rank_step.of(bucket.index))
+            bucket.chain(rounds, _synchronised_step(self.plan, repeat), number * rank_step.numbers)
+            for index, bucket in enumerate(self.buckets)
+            if (rounds := rank_step.of(index))
         ]
         self.engine.run(chains)
 
     def check(self, repeat: int) -> None:
         if self.plan.averages_parameters:
-            return  # replicas differ
-        digests = [zlib.crc32(bucket.vector.tobytes()) for bucket in self.layout.buckets]
-        least, most = torch.tensor(digests), torch.tensor(digests)
+            return  # replicas may differ
+        digests = torch.tensor([zlib.crc32(each.vector.tobytes()) for each in self.layout.buckets])
+        least, most = digests.clone(), digests.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         if not torch.equal(least, most):
-            raise ScheduleError(f"{self.plan} gave ranks different results", "please report this")
+            raise ScheduleError(f"{self.plan}: results differ by rank", "please report this")
 
 
 class _DdpHookCase:
-    """Torch's own, on one bucket."""
+    """A DDP hook on a single bucket."""
 
     def __init__(self, choice: Choice, workload: Workload) -> None:
-        self.bucket = OneBucket.of(workload.tensors)
-        self.hook = hook_of(choice)
+        self.bucket = OneBucket(workload.tensors)
+        self.hook = DdpHook(choice)
         self.random = torch.Generator().manual_seed(dist.get_rank())
 
     def fill(self, repeat: int) -> None:
         self.bucket.buffer().normal_(generator=self.random)
 
     def run(self, number: int, repeat: int) -> None:
-        self.hook(self.bucket)
+        self.hook.run(self.bucket)
 
     def check(self, repeat: int) -> None:
-        """That is torch's business."""
+        """Do nothing: torch's results aren't checked."""
 
 
-def _meeting(plan: Plan, repeat: int) -> int:
-    """The repeat-th step at which all meet, and something is compressed."""
+def _synchronised_step(plan: Plan, repeat: int) -> int:
+    """The `repeat`-th step after the warm-up in which all ranks synchronise."""
     every = plan.cadence.every
     first = -(-warm_up(plan) // every)
     return (first + repeat) * every + every - 1
@@ -322,8 +311,10 @@ def _tensors(workload: Workload) -> dict[str, torch.Tensor]:
 
 
 def _value(content: Content | None) -> float:
-    """A number for what a schedule says a rank holds: rank r contributes r + 1, and so does block
-    r of a code. Whole numbers, so that sums have no rounding."""
+    """The value of a chunk's content, if rank r, or block r of a code, contributes r + 1.
+
+    Whole numbers have exact sums.
+    """
     if content is None:
         return 0.0
     if isinstance(content, int):
@@ -347,4 +338,4 @@ class _GlooCase:
 
     def check(self, repeat: int) -> None:
         if not bool((self.tensor == self.expected).all()):
-            raise ScheduleError("torch's all_reduce gave a wrong sum", "please report this")
+            raise ScheduleError("torch's all_reduce: the sum is wrong", "please report this")

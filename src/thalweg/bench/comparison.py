@@ -1,9 +1,9 @@
-"""A scenario's plans against one another: the same job, the same start, the same mishaps.
+"""A comparison of a scenario's plans: the same job, the same start, the same events.
 
 Every run has fresh workers. The plans take turns and the whole is repeated, each time from another
-start with samples in another order, so that the noise of the machine and luck meet them all alike.
-A plan that fails in the scenario is left out of the remaining turns, and its row says why; the
-others go on.
+start with samples in another order, so that noise and chance affect all plans alike. A plan that
+fails in the scenario is left out of the remaining turns, and its row has the error; the others
+continue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from thalweg.bench.metrics import TrainingRun, row_of, row_of_failure
 from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
-from thalweg.bench.train_job import result_of
 from thalweg.bench.training import Recipe, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
@@ -34,15 +33,14 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
-"""Runs fresh workers in the scenario's cluster, of which some are spare; `side_by_side` and
-`in_lab` make one."""
+"""Runs fresh workers in the scenario's cluster; `spare` ranks may fail."""
 Progress = Callable[[int, int, str], None]
-"""Called with how many steps are done, of how many, and under which plan."""
-COMPARISON_TIMEOUT = "5min"  # for a worker to wait for another
+"""Called with the number of steps done, their total number, and the current plan."""
+COMPARISON_TIMEOUT = "5min"  # how long a worker waits for another
 
 
 def side_by_side(workers: int) -> RunAll:
-    """On this machine, where links have no rates and no events happen."""
+    """A runner on this machine, where links have no rates and no events happen."""
 
     def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
         return TrainingRun(
@@ -53,7 +51,7 @@ def side_by_side(workers: int) -> RunAll:
 
 
 def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
-    """In the lab, whose links are as declared when a run begins."""
+    """A runner in the lab, whose links are restored to their declared rates before each run."""
 
     def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
         lab.restore()
@@ -78,8 +76,7 @@ def compare(
     progress: Progress,
     forecast: ScenarioPrediction | None = None,
 ) -> list[Row]:
-    """A row for each plan, in the scenario's order; with what was predicted, if there is a
-    forecast."""
+    """A row for each plan, in the scenario's order, with its prediction if there is a forecast."""
     trials: dict[str, list[TrainingRun]] = {sync: [] for sync in scenario.syncs}
     errors: dict[str, str] = {}
     total = scenario.repeats * len(scenario.syncs) * scenario.steps
@@ -87,9 +84,9 @@ def compare(
     for repeat in range(scenario.repeats):
         for sync in scenario.syncs:
             if sync not in errors:
-                told = partial(_tell, progress, done, total, sync)
+                report = partial(_report, progress, done, total, sync)
                 try:
-                    trials[sync].append(_trial(scenario, sync, repeat, run_all, told))
+                    trials[sync].append(_trial(scenario, sync, repeat, run_all, report))
                 except LabError:
                     raise
                 except ThalwegError as error:
@@ -99,10 +96,10 @@ def compare(
     return rows if forecast is None else [_predicted(row, scenario, forecast) for row in rows]
 
 
-def _tell(
+def _report(
     progress: Progress, before: int, total: int, sync: str, rank: int, message: Mapping[str, Any]
 ) -> None:
-    if rank == 0:  # one is enough for a bar
+    if rank == 0:
         progress(before + message["step"], total, sync)
 
 
@@ -119,12 +116,12 @@ def _trial(
     )
 
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
-        return result_of(train(scenario.job, sync, recipe, report))
+        return train(scenario.job, sync, recipe, report)[1]
 
     spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
     trial = run_all(work, on_message, spare)
     if not trial.reported:
-        raise RunError("no worker came to the end", "let the events leave one alive")
+        raise RunError("no worker finished", "let the events leave one alive")
     return trial
 
 
@@ -139,7 +136,7 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[TrainingRun], error: st
 
 
 def _predicted(row: Row, scenario: Scenario, forecast: ScenarioPrediction) -> Row:
-    """Nothing of `auto`, whose choices hold predictions of their own."""
+    """The row with its prediction; `auto` has none, since its choices have their own."""
     automatic = row["sync"] in auto_plans(scenario)
     estimate = None if automatic else forecast.of(scenario, row["sync"])
     return {

@@ -1,10 +1,9 @@
-"""What compressing a model's gradients costs, and on which links that pays.
+"""The cost of compressing a model's gradients, and the links on which that pays.
 
 Each method encodes and decodes all buckets of the model as one of N workers does: in one process,
 by one thread, in processor time, which other work on the machine doesn't change. Buckets are
-measured one by one, so a large model needs no more memory than a few of its buckets.
-
-Beside our own methods stand those that people use today (`compress_peers.py`), in the same run.
+measured one by one, so a large model needs no more memory than a few of its buckets. Baselines
+(`compress_baselines.py`) are measured in the same run.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from time import process_time
 from typing import Any
@@ -22,17 +20,17 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils.data import default_collate
 
-from thalweg.bench.compress_baselines import CompressionBaseline, compression_baselines
+from thalweg.bench.compress_baselines import CompressionBaseline, Trial, compression_baselines
 from thalweg.bench.compress_costs import CompressionCost, Method, PayloadPattern, at_all_speeds
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
 from thalweg.predict.closed_form.ddp_step import UncompressedStep
-from thalweg.probing.codec_trials import Gradients, TimedCodec, least_seconds, timed_codec_of
+from thalweg.probing.codec_trials import Gradients, least_seconds, timed_codec_of
 from thalweg.workloads.job import Batch, Job
 
-TIMED_BACKWARD_COUNT = 5  # of which the fastest counts
+TIMED_BACKWARD_COUNT = 5  # the fastest counts
 Progress = Callable[[int, int, str], None]
-"""Called with how many methods are done, of how many, and which comes next."""
+"""Called with the number of methods done, their total number, and the name of the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +55,18 @@ def bench_compress(
     )
     gradients = Gradients()
     rows: list[dict[str, Any]] = []
-    with _one_thread(), compression_baselines(workers) as (rivals, notes):
-        own = [_as_peer(each, workers) for each in methods]
-        entries = [*own, *rivals]
+    with _one_thread(), compression_baselines(workers) as (baselines, notes):
+        entries = [*(_entry(method, workers) for method in methods), *baselines]
         for number, entry in enumerate(entries):
             progress(number, len(entries), entry.name)
             trials = (entry.trial(gradients, bucket) for bucket in buckets)
-            measured = _row(entry, trials, dense, repeats, peer=number >= len(own))
-            rows.append(measured)
+            rows.append(_row(entry, trials, dense, repeats, peer=number >= len(methods)))
         progress(len(entries), len(entries), "")
     return CompressBenchResult(rows=rows, dense=dense, notes=notes)
 
 
 def backward_seconds(job: Job, workers: int) -> float:
-    """The processor time that one worker's backward takes here, by one thread: the least of some,
-    as with encoding and decoding."""
+    """The least processor time of one worker's backward pass on this machine, by one thread."""
     model = job.model()
     samples = [job.data[i] for i in range(max(1, job.batch // workers))]
     with _one_thread():
@@ -89,7 +84,7 @@ def _backward(job: Job, model: nn.Module, batch: Batch) -> float:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """For torch and for numpy's products."""
+    """Limit torch and numpy to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -99,28 +94,26 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as_peer(each: Method, workers: int) -> CompressionBaseline:
-    return CompressionBaseline(each.text, each.exchange(workers), partial(_trial, each, workers))
+def _entry(method: Method, workers: int) -> CompressionBaseline:
+    exchange = method.exchange(workers)
 
+    def trial(gradients: Gradients, bucket: Bucket) -> Trial:
+        codec, rest = timed_codec_of(
+            method.compressor,
+            method.arguments,
+            bucket.tensors,
+            workers,
+            gradients,
+            two_shot=exchange is PayloadPattern.TWO_SHOT,
+        )
+        return codec, rest * bucket.itemsize
 
-def _trial(
-    each: Method, workers: int, gradients: Gradients, bucket: Bucket
-) -> tuple[TimedCodec | None, int]:
-    """And the bytes that go as they are."""
-    trial, rest = timed_codec_of(
-        each.compressor,
-        each.arguments,
-        bucket.tensors,
-        workers,
-        gradients,
-        two_shot=each.exchange(workers) is PayloadPattern.TWO_SHOT,
-    )
-    return trial, rest * bucket.itemsize
+    return CompressionBaseline(method.text, exchange, trial)
 
 
 def _row(
     entry: CompressionBaseline,
-    trials: Iterable[tuple[TimedCodec | None, int]],
+    trials: Iterable[Trial],
     dense: UncompressedStep,
     repeats: int,
     *,
@@ -137,12 +130,9 @@ def _row(
             payload += trial.payload
             exact += trial.exact
             splits = splits and trial.splits
+    seconds = encode + decode
     cost = CompressionCost(
-        dense=dense,
-        exchange=entry.exchange,
-        payload=payload,
-        exact=exact,
-        seconds=encode + decode,
+        dense=dense, exchange=entry.exchange, payload=payload, exact=exact, seconds=seconds
     )
     return {
         "method": entry.name,
@@ -150,13 +140,13 @@ def _row(
         "exchange": entry.exchange.value,
         "encode_ms": 1e3 * encode,
         "decode_ms": 1e3 * decode if splits else None,
-        "total_ms": 1e3 * (encode + decode),
+        "total_ms": 1e3 * seconds,
         **derived_metrics(cost),
     }
 
 
 def derived_metrics(cost: CompressionCost) -> dict[str, Any]:
-    """Of a row, all that follows from what was measured. `pays` is against DDP."""
+    """The figures of a row that follow from the measured ones; `pays` compares with DDP."""
     below = cost.pays_below
     return {
         "payload_bytes": round(cost.payload + cost.exact),

@@ -1,66 +1,93 @@
-"""What people compress with today, measured beside our methods in the same run: torch's hooks, and
-what papers' scripts do: `torch.topk` on every tensor; signs as whole bytes, or packed but unpacked
-to floats to be counted; PowerSGD with its factors as the paper writes them, n x r and m x r; bare
-casts to half precision. They allocate as scripts do.
+"""Compression as it is used elsewhere, measured in the same run as our methods.
+
+These are torch's DDP hooks, and the methods of published scripts: `torch.topk` on every tensor;
+signs as whole bytes, or packed but unpacked to floats to be counted; PowerSGD with its factors as
+the paper writes them, n x r and m x r; bare casts to half precision. The scripts' methods allocate
+memory as the scripts do.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 
 from thalweg.bench.compress_costs import PayloadPattern
-from thalweg.bench.ddp_hooks import alone_in_a_group, fp16_hook, powersgd_hook
+from thalweg.bench.ddp_hooks import (
+    POWERSGD_START_ITERATION,
+    DdpHook,
+    OneBucket,
+    single_process_group,
+)
 from thalweg.catalog import default_catalog
 from thalweg.compress import Arrangement, arrange
 from thalweg.compress.codec import Array
 from thalweg.compress.compressor import as_matrix, kept_elements
 from thalweg.facts import Bucket
+from thalweg.plan import Choice
 from thalweg.probing.codec_trials import Gradients, TimedCodec
 
 DIVISION_NOTE = (
-    "torch's hooks are one call, which also divides by the number of workers; it isn't known which "
-    "part of it is decoding"
+    "torch's hooks encode, divide by the number of workers and decode in one call: their decoding "
+    "time is included in encoding"
 )
 BASELINE_POWERSGD_RANK, BASELINE_TOPK_RATIO = 4, 0.01  # our defaults too
+Trial = tuple[TimedCodec | None, int]
+"""One bucket under a codec, None if nothing is compressed; and the bytes sent uncompressed."""
 
 
-def on_our_tensors(
-    workers: int,
-    compressor: str,
-    kind: Callable[[Arrangement, Iterator[Array]], TimedCodec],
-    gradients: Gradients,
-    bucket: Bucket,
-) -> tuple[TimedCodec | None, int]:
-    """On the tensors that our compressor of this name takes."""
-    declared = default_catalog().compressors[compressor]
-    arguments = {name: each.default for name, each in declared.parameters.items()}
-    arrangement = arrange(bucket.tensors, declared, arguments)
-    rest = arrangement.rest * bucket.itemsize
-    if not arrangement.compressed:
-        return None, rest
-    segments, length = arrangement.compressed, arrangement.length
-    by_rank = (gradients.of(segments, length, rank) for rank in range(workers))
-    return kind(arrangement, by_rank), rest
+@dataclass(frozen=True, slots=True)
+class CompressionBaseline:
+    """A compression method, with a function that prepares one bucket for timing."""
+
+    name: str
+    exchange: PayloadPattern
+    trial: Callable[[Gradients, Bucket], Trial]
+
+
+class _TimedHook(TimedCodec):
+    """A DDP hook in a process group of one: it computes everything and sends nothing."""
+
+    splits = False
+
+    def __init__(self, choice: Choice, gradients: Gradients, bucket: Bucket) -> None:
+        self._bucket = OneBucket(bucket.tensors)
+        self._fresh = torch.from_numpy(gradients.of(self._bucket.segments, bucket.elements))
+        self._hook = DdpHook(choice)
+        for step in range(POWERSGD_START_ITERATION + 1):
+            self.refill()
+            self.encode(step)
+        self.payload = self._hook.payload(self._bucket)
+
+    def refill(self) -> None:
+        self._bucket.buffer().copy_(self._fresh)
+
+    def encode(self, step: int) -> None:
+        self._hook.run(self._bucket)
+
+    def decode(self, step: int) -> None:
+        pass
 
 
 class _Scripted(TimedCodec):
-    """`gradient` is where backward leaves it and the result goes; tensors are views of it."""
+    """A published script's method; tensors are views of `gradient`, which also gets the result."""
 
     def __init__(self, arrangement: Arrangement, by_rank: Iterator[Array]) -> None:
         self.segments = arrangement.compressed
         self.fresh = torch.from_numpy(next(by_rank))
         self.gradient = self.fresh.clone()
-        self.ready(map(torch.from_numpy, by_rank))
+        self.prepare(map(torch.from_numpy, by_rank))
 
-    def ready(self, others: Iterator[torch.Tensor]) -> None:
-        """What is there before the first step, with what the other ranks sent."""
+    @abstractmethod
+    def prepare(self, others: Iterator[torch.Tensor]) -> None:
+        """Make the state before the first step, and the payloads of the other ranks."""
 
     def refill(self) -> None:
         self.gradient.copy_(self.fresh)
@@ -70,9 +97,9 @@ class _Scripted(TimedCodec):
 
 
 class Casts(_Scripted):
-    """Nothing but the two."""
+    """Casts to half precision and back."""
 
-    def ready(self, others: Iterator[torch.Tensor]) -> None:
+    def prepare(self, others: Iterator[torch.Tensor]) -> None:
         self.half = torch.empty(len(self.gradient), dtype=torch.float16)
         self.payload = 2.0 * len(self.half)
 
@@ -84,23 +111,20 @@ class Casts(_Scripted):
 
 
 class ScriptTopK(_Scripted):
-    def ready(self, others: Iterator[torch.Tensor]) -> None:
-        self.payload = 8.0 * sum(
-            kept_elements(segment.elements, BASELINE_TOPK_RATIO) for segment in self.segments
-        )
+    """`torch.topk` on every tensor, with error feedback."""
+
+    def prepare(self, others: Iterator[torch.Tensor]) -> None:
+        kept = (kept_elements(each.elements, BASELINE_TOPK_RATIO) for each in self.segments)
+        self.payload = 8.0 * sum(kept)
         self.residual = torch.zeros_like(self.gradient)
-        self.payloads = [
-            self._largest(self.tensors(each)) for each in chain([self.gradient], others)
-        ]
+        everyone = chain([self.gradient], others)
+        self.payloads = [self._largest(self.tensors(each)) for each in everyone]
 
     def _largest(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
         for tensor in tensors:
-            places = (
-                tensor.abs()
-                .topk(kept_elements(len(tensor), BASELINE_TOPK_RATIO), sorted=False)
-                .indices
-            )
+            kept = kept_elements(len(tensor), BASELINE_TOPK_RATIO)
+            places = tensor.abs().topk(kept, sorted=False).indices
             found.append((tensor[places], places.to(torch.int32)))
         return found
 
@@ -120,12 +144,20 @@ class ScriptTopK(_Scripted):
 
 
 class ByteSigns(_Scripted):
-    def ready(self, others: Iterator[torch.Tensor]) -> None:
-        self.payload = float(len(self.gradient))
+    """Signs sent as whole bytes, with a majority vote."""
+
+    elements_per_byte = 1
+
+    def prepare(self, others: Iterator[torch.Tensor]) -> None:
+        self.payload = len(self.gradient) / self.elements_per_byte
         self.payloads = [self._signs(each) for each in chain([self.gradient], others)]
 
-    def _signs(self, values: torch.Tensor) -> torch.Tensor:
+    def _signs(self, values: torch.Tensor) -> Any:
         return (values >= 0).to(torch.uint8)
+
+    def _bits(self, signs: Any) -> torch.Tensor:
+        bits: torch.Tensor = signs
+        return bits
 
     def encode(self, step: int) -> None:
         self.payloads[0] = self._signs(self.gradient)
@@ -133,36 +165,30 @@ class ByteSigns(_Scripted):
     def decode(self, step: int) -> None:
         votes = torch.zeros_like(self.gradient)
         for payload in self.payloads:
-            votes += payload.to(torch.float32) * 2 - 1
+            votes += self._bits(payload).to(torch.float32) * 2 - 1
         self.gradient.copy_(votes.sign())
 
 
-class FloatSigns(_Scripted):
-    def ready(self, others: Iterator[torch.Tensor]) -> None:
-        self.payload = len(self.gradient) / 8
-        self.payloads = [self._bits(each) for each in chain([self.gradient], others)]
+class FloatSigns(ByteSigns):
+    """Signs sent as bits that are unpacked to floats."""
 
-    def _bits(self, values: torch.Tensor) -> Array:
-        bits: Array = np.packbits(values.numpy() >= 0)
-        return bits
+    elements_per_byte = 8
 
-    def encode(self, step: int) -> None:
-        self.payloads[0] = self._bits(self.gradient)
+    def _signs(self, values: torch.Tensor) -> Any:
+        return np.packbits(values.numpy() >= 0)
 
-    def decode(self, step: int) -> None:
-        votes = torch.zeros_like(self.gradient)
-        for payload in self.payloads:
-            bits = torch.from_numpy(np.unpackbits(payload, count=len(votes)))
-            votes += bits.to(torch.float32) * 2 - 1
-        self.gradient.copy_(votes.sign())
+    def _bits(self, signs: Any) -> torch.Tensor:
+        return torch.from_numpy(np.unpackbits(signs, count=len(self.gradient)))
 
 
 class ScriptPowerSGD(_Scripted):
-    def ready(self, others: Iterator[torch.Tensor]) -> None:
+    """PowerSGD with the products as the paper writes them, with error feedback."""
+
+    def prepare(self, others: Iterator[torch.Tensor]) -> None:
         self.residual = torch.zeros_like(self.gradient)
         self.shapes = [as_matrix(segment.shape) for segment in self.segments]
         ranks = [min(BASELINE_POWERSGD_RANK, *shape) for shape in self.shapes]
-        random = torch.Generator().manual_seed(0)  # its own: the user's stays
+        random = torch.Generator().manual_seed(0)  # leaves the user's generator alone
         self.right = [
             torch.randn(columns, rank, generator=random)
             for (_, columns), rank in zip(self.shapes, ranks, strict=True)
@@ -181,7 +207,7 @@ class ScriptPowerSGD(_Scripted):
         matrices = self._matrices(self.residual)
         for number, matrix in enumerate(matrices):
             self.left[number] = matrix @ self.right[number]
-        for number, matrix in enumerate(matrices):  # all are summed before the first goes on
+        for number, matrix in enumerate(matrices):  # all left factors are summed first
             self.left[number] = torch.linalg.qr(self.left[number]).Q
             self.right[number] = matrix.T @ self.left[number]
 
@@ -191,53 +217,63 @@ class ScriptPowerSGD(_Scripted):
         self.residual -= self.gradient
 
 
-@dataclass(frozen=True, slots=True)
-class CompressionBaseline:
-    """`trial` also says how many bytes of a bucket go as they are."""
-
-    name: str
-    exchange: PayloadPattern
-    trial: Callable[[Gradients, Bucket], tuple[TimedCodec | None, int]]
-
-
 @contextmanager
 def compression_baselines(workers: int) -> Iterator[tuple[list[CompressionBaseline], list[str]]]:
-    """Those that can run here, and a note on each that can't."""
+    """The baselines that can run here, and notes on them."""
     found = _scripts(workers)
-    notes = [DIVISION_NOTE]
     with ExitStack() as stack:
         try:
-            stack.enter_context(alone_in_a_group())
-            found = [*_hooks(), *found]
-        except (RuntimeError, ValueError) as reason:
-            said = str(reason).splitlines()[0]
-            notes = [f"torch's hooks are left out: no process group to be had here ({said})"]
+            stack.enter_context(single_process_group())
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            notes = [f"torch's hooks are left out: making a process group failed ({reason})"]
+        else:
+            notes = [DIVISION_NOTE]
+            rank = BASELINE_POWERSGD_RANK
+            found = [
+                _hook("torch fp16 hook", Choice("fp16")),
+                _hook(f"torch powersgd hook (rank={rank})", Choice("powersgd", (("rank", rank),))),
+                *found,
+            ]
         yield found, notes
 
 
-def _hooks() -> list[CompressionBaseline]:
-    powersgd = partial(powersgd_hook, rank=BASELINE_POWERSGD_RANK)
-    return [
-        CompressionBaseline("torch fp16 hook", PayloadPattern.SUM, fp16_hook),
-        CompressionBaseline(
-            f"torch powersgd hook (rank={BASELINE_POWERSGD_RANK})", PayloadPattern.SUM, powersgd
-        ),
-    ]
+def _hook(name: str, choice: Choice) -> CompressionBaseline:
+    def trial(gradients: Gradients, bucket: Bucket) -> Trial:
+        return _TimedHook(choice, gradients, bucket), 0
+
+    return CompressionBaseline(name, PayloadPattern.SUM, trial)
 
 
 def _scripts(workers: int) -> list[CompressionBaseline]:
-    on_ours = partial(partial, on_our_tensors, workers)
-    gathered = PayloadPattern.ALL_GATHER
+    summed, gathered = PayloadPattern.SUM, PayloadPattern.ALL_GATHER
+    topk = f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)"
     return [
-        CompressionBaseline("bare fp16 casts", PayloadPattern.SUM, on_ours("fp16", Casts)),
-        CompressionBaseline(
-            f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)", gathered, on_ours("topk", ScriptTopK)
-        ),
-        CompressionBaseline("uint8 signs", gathered, on_ours("sign", ByteSigns)),
-        CompressionBaseline("signs unpacked to floats", gathered, on_ours("sign", FloatSigns)),
-        CompressionBaseline(
-            "powersgd, straightforward products",
-            PayloadPattern.SUM,
-            on_ours("powersgd", ScriptPowerSGD),
-        ),
+        CompressionBaseline(name, exchange, partial(_on_our_tensors, workers, compressor, codec))
+        for name, exchange, compressor, codec in (
+            ("bare fp16 casts", summed, "fp16", Casts),
+            (topk, gathered, "topk", ScriptTopK),
+            ("uint8 signs", gathered, "sign", ByteSigns),
+            ("signs unpacked to floats", gathered, "sign", FloatSigns),
+            ("powersgd, straightforward products", summed, "powersgd", ScriptPowerSGD),
+        )
     ]
+
+
+def _on_our_tensors(
+    workers: int,
+    compressor: str,
+    codec: Callable[[Arrangement, Iterator[Array]], TimedCodec],
+    gradients: Gradients,
+    bucket: Bucket,
+) -> Trial:
+    """The script's method on the tensors that our compressor of this name compresses."""
+    declared = default_catalog().compressors[compressor]
+    arguments = {name: each.default for name, each in declared.parameters.items()}
+    arrangement = arrange(bucket.tensors, declared, arguments)
+    rest = arrangement.rest * bucket.itemsize
+    segments, length = arrangement.compressed, arrangement.length
+    if not segments:
+        return None, rest
+    by_rank = (gradients.of(segments, length, rank) for rank in range(workers))
+    return codec(arrangement, by_rank), rest

@@ -1,16 +1,16 @@
-"""What the runs of a plan say: from every worker's steps to one row.
+"""The metrics of a plan in a scenario: one row from the steps of every worker in every run.
 
-    seconds_per_step   mean over ranks, steps and repeats; without the first steps and those that
-                       follow an event
-    seconds_to_target  training until the target was met; mean over the repeats that met it
-    seconds_all        all steps of a run; mean over repeats
+    seconds_per_step   mean over ranks, counted steps and repeats
+    seconds_to_target  training time until the target was reached; mean over the repeats that did
+    seconds_all        time of all steps of a run; mean over repeats
     backward_seconds, exposed_seconds, codec_seconds
-                       of the same steps: from the first gradient to the last, from there to the
+                       of the counted steps: from the first gradient to the last, from there to the
                        last average, and CPU time of compressing; where the plan has common steps
     drift              sqrt(mean over ranks of (|x_i - mean| / |mean|)^2) of the parameters x
 
-Evaluations take no part in any of them. At each all ranks wait for one another, so training took
-as long as, stretch by stretch, its slowest rank.
+Warm-up steps and the steps after an event aren't counted, and evaluations take no part. All ranks
+wait for one another at each evaluation, so the training time between two evaluations is that of the
+slowest rank.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """One run: every worker's result by rank, nothing for one that was killed, and what happened
-    meanwhile."""
+    """One run: the workers' results by rank, empty for a killed worker, and the applied events."""
 
     results: Sequence[Result | None]
     fired: Sequence[AppliedEvent] = ()
 
     @property
     def reported(self) -> list[Result]:
-        """The results there are."""
+        """The results of the workers that finished."""
         return [result for result in self.results if result]
 
     def by_step(self, key: str) -> dict[int, float]:
         """Seconds or losses by step: the mean over the ranks that took it."""
-        courses = [_steps(result, key) for result in self.reported]
-        steps = sorted(set().union(*courses))
-        return {step: fmean(c[step] for c in courses if step in c) for step in steps}
+        series = [_steps(result, key) for result in self.reported]
+        steps = sorted(set().union(*series))
+        return {step: fmean(each[step] for each in series if step in each) for step in steps}
+
+    def counted(self, scenario: Scenario) -> set[int]:
+        return set(scenario.counted(fired.step for fired in self.fired))
 
 
 def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, Any]:
-    """Figures of all repeats together, those of each, and the course for a picture."""
+    """The metrics of all repeats together and of each, and the series for a plot."""
     counted = [_counted(scenario, trial) for trial in trials]
     pooled = [seconds for one in counted for seconds in one]
     to_target = [_seconds_to_target(scenario, trial) for trial in trials]
@@ -63,7 +65,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> dict
         "seconds_all": fmean(everything),
         "metric": fmean(metrics),
         "drift": fmean(drifts),
-        **_parts_of_a_step(scenario, trials),
+        **_step_parts(scenario, trials),
         "error": None,
         "replicas_equal": all(_equal(trial) for trial in trials),
         "quartiles": quantiles(pooled, n=4) if len(pooled) > 1 else None,
@@ -90,11 +92,11 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> dict
     }
 
 
-def _parts_of_a_step(scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, float | None]:
+def _step_parts(scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, float | None]:
     timings = [
         timing
         for trial in trials
-        for counted in [set(scenario.counted(fired.step for fired in trial.fired))]
+        for counted in [trial.counted(scenario)]
         for result in trial.reported
         for timing in result.get("timings", ())
         if timing["step"] + 1 in counted
@@ -106,18 +108,18 @@ def _parts_of_a_step(scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[
 
 
 def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """What a step takes each host before the first event and after the last."""
+    """The step time of each host before the first event and after the last."""
     paces: dict[int, tuple[list[float], list[float]]] = {}
     for trial in trials:
-        happened = [fired.step for fired in trial.fired if fired.step is not None]
-        if not happened:
+        events = [fired.step for fired in trial.fired if fired.step is not None]
+        if not events:
             continue
-        counted = scenario.counted(happened)
+        counted = scenario.counted(events)
         for rank, result in enumerate(trial.results):
             seconds = _steps(result, "seconds") if result else {}
             before, after = paces.setdefault(rank, ([], []))
-            before += [seconds[s] for s in counted if s in seconds and s <= min(happened)]
-            after += [seconds[s] for s in counted if s in seconds and s > max(happened)]
+            before += [seconds[s] for s in counted if s in seconds and s <= min(events)]
+            after += [seconds[s] for s in counted if s in seconds and s > max(events)]
     return [
         {
             "rank": rank,
@@ -130,15 +132,9 @@ def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, A
 
 
 def row_of_failure(sync: str, error: str) -> dict[str, Any]:
-    figures = (
-        "seconds_per_step",
-        "predicted_seconds_per_step",
-        "seconds_to_target",
-        "seconds_all",
-        "metric",
-        "drift",
-    )
-    return {"sync": sync, **dict.fromkeys(figures), "error": error}
+    step = ("seconds_per_step", "predicted_seconds_per_step")
+    unknown = (*step, "seconds_to_target", "seconds_all", "metric", "drift")
+    return {"sync": sync, **dict.fromkeys(unknown), "error": error}
 
 
 def _steps(result: Result, key: str) -> dict[int, float]:
@@ -147,8 +143,8 @@ def _steps(result: Result, key: str) -> dict[int, float]:
 
 
 def _counted(scenario: Scenario, trial: TrainingRun) -> list[float]:
-    """Seconds of every step of every rank that counts."""
-    steps = set(scenario.counted(fired.step for fired in trial.fired))
+    """The seconds of every counted step of every rank."""
+    steps = trial.counted(scenario)
     return [
         seconds
         for result in trial.reported
@@ -167,13 +163,13 @@ def _seconds_to_target(scenario: Scenario, trial: TrainingRun) -> float | None:
 
 
 def _seconds_until(trial: TrainingRun, last: int) -> float:
-    """Of training, up to this step."""
-    meetings = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
-    stretches = zip([0, *meetings], [*meetings, last], strict=True)
-    courses = [_steps(result, "seconds") for result in trial.reported]
+    """The training time up to this step."""
+    evaluated = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
+    intervals = zip([0, *evaluated], [*evaluated, last], strict=True)
+    series = [_steps(result, "seconds") for result in trial.reported]
     return sum(
-        max(sum(course.get(step, 0.0) for step in range(start + 1, end + 1)) for course in courses)
-        for start, end in stretches
+        max(sum(each.get(step, 0.0) for step in range(start + 1, end + 1)) for each in series)
+        for start, end in intervals
     )
 
 
@@ -191,14 +187,14 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def _over_repeats(trials: Sequence[TrainingRun], key: str) -> list[float]:
-    """By step, the mean over repeats of the mean over ranks."""
-    courses = [trial.by_step(key) for trial in trials]
-    steps = sorted(set.intersection(*(set(course) for course in courses)))
-    return [fmean(course[step] for course in courses) for step in steps]
+    """The mean over repeats of the mean over ranks, by step."""
+    series = [trial.by_step(key) for trial in trials]
+    steps = sorted(set.intersection(*map(set, series)))
+    return [fmean(each[step] for each in series) for step in steps]
 
 
 def _events(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """After which step of the slowest rank each came, in every repeat that it came in."""
+    """The step of the slowest rank after which each event was applied, in each repeat."""
     return [
         {
             "event": str(event),

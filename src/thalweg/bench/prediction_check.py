@@ -1,39 +1,61 @@
-"""What a scenario's plans are predicted to take, from a probe and a profile in its own place.
+"""Predicted step times of a scenario's plans, compared with the measured ones.
 
-Before plans are compared, fresh workers train a few steps without meeting (what computing takes,
-when gradients are ready, who is late), and then measure links, messages and codecs together. Every
-plan is predicted from that alone: nothing of the runs that are compared is known to it.
+Before plans are compared, fresh workers measure links, messages and codecs in the scenario's own
+place, and profile a few steps without synchronisation (compute time, when gradients are ready,
+stragglers). Every plan is predicted from that calibration alone, not from the compared runs.
 
-An event that changes a link's rate changes the prediction from its step on, in the proportion that
-was measured; those at step 0 come before the probe, which has seen them. Where something else
-happens, nothing is predicted.
+An event that changes a link's rate changes the prediction from its step on, in the measured
+proportion; events at step 0 come before the calibration, which has seen them. A scenario with any
+other event isn't predicted.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from thalweg.bench.calibrate_job import JobCalibration, calibrate_job
+from thalweg.bench.run_everywhere import Result
 from thalweg.bench.scenario import Scenario
+from thalweg.bench.simulated_compute import SimulatedCompute
 from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
+from thalweg.facts import (
+    Cluster,
+    Duplex,
+    Link,
+    Machine,
+    Rate,
+    Workload,
+    format_cluster,
+    parse_cluster,
+)
 from thalweg.lab import Event
 from thalweg.lab.event import links_of
+from thalweg.launch.rank_assignment import find_cluster
+from thalweg.launch.supervisor import SendMessage
 from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict
 
-RATE_EVENT_ACTIONS = ("degrade", "restore")  # events that change nothing but a link's rate
+if TYPE_CHECKING:
+    from thalweg.bench.comparison import RunAll
+
+PROFILE_SECONDS = 8.0
+MIN_PROFILE_STEPS, MAX_PROFILE_STEPS = 20, 120
+PROFILE_STRAGGLER_SEED = 1009  # differs from the seeds of the compared runs
+RATE_EVENT_ACTIONS = ("degrade", "restore")  # events that change only the rate of a link
 MAX_PREDICTION_ERROR_RATIO = 0.15
-STEADY_TAIL_STEPS = 25  # steps at the end, when `auto` has chosen
+STEADY_TAIL_STEPS = 25  # the last steps, when `auto` has chosen
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioPrediction:
-    """What was found out before; `declared` is what the workers are told of the links."""
+    """The calibration that predicts a scenario's plans; workers know the `declared` cluster."""
 
     declared: Cluster
     cluster: Cluster
@@ -41,47 +63,32 @@ class ScenarioPrediction:
     workload: Workload
 
     def of(self, scenario: Scenario, sync: str) -> Estimate | None:
-        """The mean over the steps that count."""
+        """The mean step time over the counted steps; None if an event can't be predicted."""
         if any(
             event.action not in RATE_EVENT_ACTIONS or event.at_step is None
             for event in scenario.events
         ):
             return None
-        counted = scenario.counted(event.at_step for event in scenario.events)
-        phases = [
-            (cluster, [step for step in steps if step in counted])
-            for cluster, steps in self._phases(scenario)
-        ]
+        counted = set(scenario.counted(event.at_step for event in scenario.events))
         plan = parse_plan(sync)
-        adjusts = bool(plan.topology.arguments.get("adjust"))  # to what has happened
-        estimates = [
-            predict(
-                plan,
-                cluster,
-                self.workload,
-                self.machine,
-                declared=None if adjusts and number else self.declared,
-            )
-            for number, (cluster, _) in enumerate(phases)
-        ]
-        return _mean(
-            [
-                (_as_often(plan, steps, estimate), len(steps))
-                for (_, steps), estimate in zip(phases, estimates, strict=True)
-                if steps
-            ]
-        )
+        adjusts = bool(plan.topology.arguments.get("adjust"))  # to the events
+        estimates = []
+        for number, (cluster, phase) in enumerate(self._phases(scenario)):
+            if steps := [step for step in phase if step in counted]:
+                known = None if adjusts and number else self.declared
+                found = predict(plan, cluster, self.workload, self.machine, declared=known)
+                estimates.append((_with_cadence(plan, steps, found), len(steps)))
+        return _mean(estimates)
 
     def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
-        """The links between two events, and the steps there."""
-        declared = self.declared.rates()
-        then = dict(declared)  # when it was measured
+        """The cluster between two events, and the steps in which it is like that."""
+        at_calibration = self.declared.rates()
         for event in scenario.events:
-            then |= {} if event.at_step else self._declared_after(event)
-        rates = self._rates(then)
-        full = {
-            link: rates[link].bits_per_second / then[link].bits_per_second * rate.bits_per_second
-            for link, rate in declared.items()
+            at_calibration |= {} if event.at_step else self._declared_after(event)
+        rates = self._measured_rates(at_calibration)
+        ratios = {
+            link: rates[link].bits_per_second / rate.bits_per_second
+            for link, rate in at_calibration.items()
         }
         first = 1
         for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
@@ -90,20 +97,22 @@ class ScenarioPrediction:
             yield with_rates(self.cluster, rates), range(first, event.at_step + 1)
             first = event.at_step + 1
             for link, rate in self._declared_after(event).items():
-                change = rate.bits_per_second / declared[link].bits_per_second
-                rates[link] = Rate(full[link] * change)
+                rates[link] = Rate(ratios[link] * rate.bits_per_second)
         yield with_rates(self.cluster, rates), range(first, scenario.steps + 1)
 
-    def _rates(self, then: Mapping[Link, Rate]) -> dict[Link, Rate]:
-        """As measured; of a link that was never full, what others of its rate would give."""
+    def _measured_rates(self, declared: Mapping[Link, Rate]) -> dict[Link, Rate]:
+        """The measured rate of each link; a link that was never saturated gets the median ratio."""
         found = self.cluster.rates()
-        usual = median(found[link].bits_per_second / then[link].bits_per_second for link in found)
+        ratio = median(
+            found[link].bits_per_second / declared[link].bits_per_second for link in found
+        )
         return {
-            link: found.get(link, Rate(rate.bits_per_second * usual)) for link, rate in then.items()
+            link: found.get(link, Rate(rate.bits_per_second * ratio))
+            for link, rate in declared.items()
         }
 
     def _declared_after(self, event: Event) -> dict[Link, Rate]:
-        """Of the links that it happens to."""
+        """The declared rates of an event's links after it."""
         links = links_of(
             self.declared, rack=event.rack, host=event.host, directions=event.directions
         )
@@ -111,51 +120,73 @@ class ScenarioPrediction:
         return {link: declared[link] if event.rate is None else event.rate for link in links}
 
 
-def _as_often(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estimate:
-    """With as many exchanges as there are at these steps, of those that come every few steps."""
+def predict_scenario_at(scenario: Scenario, run_all: RunAll) -> ScenarioPrediction:
+    """Calibrate in the scenario's own place, with fresh workers."""
+    job = replace(scenario.job, batch=scenario.batch or scenario.job.batch)
+    expected = scenario.compute.step.seconds or PROFILE_SECONDS / MAX_PROFILE_STEPS
+    steps = round(min(MAX_PROFILE_STEPS, max(MIN_PROFILE_STEPS, PROFILE_SECONDS / expected)))
+    precisions = [parse_plan(sync).precision for sync in scenario.syncs]
+    codecs = list(dict.fromkeys(each for each in precisions if each is not None))
+    injection = SimulatedCompute(
+        compute=scenario.compute, cluster=scenario.cluster, seed=PROFILE_STRAGGLER_SEED
+    )
+
+    def work(rank: int, report: SendMessage) -> Result:
+        declared = find_cluster(scenario.cluster, scenario.cluster.workers, os.environ)
+        found = calibrate_job(job, declared, codecs, steps=steps, injection=injection)
+        return {"declared": format_cluster(declared), "found": found.packed()} if rank == 0 else {}
+
+    result = run_all(work, lambda rank, message: None, ()).results[0]
+    assert result is not None
+    found = JobCalibration.unpacked(result["found"])
+    sleeps = scenario.compute.step.seconds > 0  # which leaves the cores to codecs
+    return ScenarioPrediction(
+        declared=parse_cluster(result["declared"]),
+        cluster=found.cluster,
+        machine=replace(found.machine, contention=0.0 if sleeps else 1.0),
+        workload=found.workload,
+    )
+
+
+def _with_cadence(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estimate:
+    """The estimate with the number of exchanges in these steps, if the plan skips some steps."""
     every, parts = plan.cadence.every, estimate.parts
     if every == 1 or plan.cadence.inside:
         return estimate
-    often = every * fmean(step % every == 0 for step in steps)
-    changed = replace(parts, transfer=parts.transfer * often)
+    frequency = every * fmean(step % every == 0 for step in steps)
+    changed = replace(parts, transfer=parts.transfer * frequency)
     more = changed.seconds - parts.seconds
     return replace(estimate, parts=changed, low=estimate.low + more, high=estimate.high + more)
 
 
 def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
-    """By how many steps each holds for."""
-    steps = sum(number for _, number in estimates)
+    """The mean of the estimates, weighted by their numbers of steps."""
+    total = sum(steps for _, steps in estimates)
 
     def mean(figure: Callable[[Estimate], float]) -> float:
-        return sum(figure(estimate) * number for estimate, number in estimates) / steps
+        return sum(figure(estimate) * steps for estimate, steps in estimates) / total
 
+    names = [field.name for field in fields(Breakdown)]
     return replace(
         estimates[0][0],
-        parts=Breakdown(
-            compute=mean(lambda one: one.parts.compute),
-            encode=mean(lambda one: one.parts.encode),
-            decode=mean(lambda one: one.parts.decode),
-            transfer=mean(lambda one: one.parts.transfer),
-            waiting=mean(lambda one: one.parts.waiting),
-        ),
-        low=mean(lambda one: one.low),
-        high=mean(lambda one: one.high),
+        parts=Breakdown(**{name: mean(attrgetter(f"parts.{name}")) for name in names}),
+        low=mean(lambda each: each.low),
+        high=mean(lambda each: each.high),
     )
 
 
 def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
-    """The same cluster with these rates of its links."""
+    """A copy of the cluster with these link rates."""
 
-    def duplex(kind: Literal["nic", "uplink"], owner: str) -> Duplex:
-        return Duplex(rates[Link(kind, owner, "out")], rates[Link(kind, owner, "in")])
+    def duplex(kind: Literal["nic", "uplink"], owner: str) -> Duplex | None:
+        out, into = Link(kind, owner, "out"), Link(kind, owner, "in")
+        return Duplex(rates[out], rates[into]) if out in rates else None
 
     racks = tuple(
         replace(
             rack,
-            uplink=duplex("uplink", rack.name)
-            if Link("uplink", rack.name, "out") in rates
-            else None,
-            hosts=tuple(replace(h, nic=duplex("nic", h.name)) for h in rack.hosts),
+            uplink=duplex("uplink", rack.name),
+            hosts=tuple(replace(h, nic=duplex("nic", h.name) or h.nic) for h in rack.hosts),
         )
         for rack in cluster.racks
     )
@@ -164,7 +195,7 @@ def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOutcome:
-    """A prediction, and what was measured afterwards."""
+    """A predicted step time, its 80 % interval, and the measured step time."""
 
     scenario: str
     sync: str
@@ -184,7 +215,7 @@ class PredictionOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Of many: the median of the errors' sizes, how many are within 15 %, and in their interval."""
+    """The median absolute error, and the fractions within 15 % and within their intervals."""
 
     predictions: int
     median: float
@@ -202,12 +233,12 @@ class Accuracy:
 
 
 def auto_plans(scenario: Scenario) -> list[str]:
-    """The plans that are `auto`, which has none of its own."""
+    """The scenario's plans that are `auto`, for which there is no prediction."""
     return [sync for sync in scenario.syncs if parse_plan(sync).topology.name == "auto"]
 
 
 def prediction_outcomes(scenario: Scenario, rows: Sequence[Row]) -> list[PredictionOutcome]:
-    """Of all plans that were named and predicted."""
+    """The outcomes of all fixed plans that were predicted."""
     automatic = auto_plans(scenario)
     return [
         PredictionOutcome(
@@ -227,8 +258,7 @@ def prediction_outcomes(scenario: Scenario, rows: Sequence[Row]) -> list[Predict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoVsBest:
-    """What `auto` came to, beside the best of the named plans that it might have taken; both by
-    their last steps."""
+    """The choice of `auto` and the best fixed plan it could have chosen, by their last steps."""
 
     scenario: str
     sync: str
@@ -243,24 +273,23 @@ class AutoVsBest:
 
 
 def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[AutoVsBest]:
-    """Of all `auto`s that there is something to compare with."""
+    """Every successful `auto`, if a fixed plan with no weaker a promise succeeded too."""
     promises = list(Promise)
-    named = [row for row in rows if row["sync"] not in auto_plans(scenario) and not row["error"]]
+    automatic = auto_plans(scenario)
+    succeeded = [(row, promises.index(Promise(row["promise"]))) for row in rows if not row["error"]]
     found = []
-    for row in rows:
-        if row["sync"] not in auto_plans(scenario) or row["error"]:
-            continue
-        allowed = promises.index(Promise(row["promise"]))
-        others = [r for r in named if promises.index(Promise(r["promise"])) <= allowed]
-        if not others:
+    for row, allowed in succeeded:
+        others = [
+            r for r, promise in succeeded if r["sync"] not in automatic and promise <= allowed
+        ]
+        if row["sync"] not in automatic or not others:
             continue
         best = min(others, key=steady_step_seconds)
-        chosen = row["choices"][0][-1]["sync"] if row["choices"][0] else "ring"
         found.append(
             AutoVsBest(
                 scenario=scenario.name,
                 sync=row["sync"],
-                chosen=chosen,
+                chosen=row["choices"][0][-1]["sync"] if row["choices"][0] else "ring",
                 seconds=steady_step_seconds(row),
                 best=best["sync"],
                 best_seconds=steady_step_seconds(best),
@@ -270,5 +299,5 @@ def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[AutoVsBest]:
 
 
 def steady_step_seconds(row: Row) -> float:
-    """Of a step, the mean over the last ones."""
+    """The mean step time of the last steps."""
     return fmean(row["seconds"][-STEADY_TAIL_STEPS:])

@@ -1,21 +1,21 @@
-"""A scenario: a cluster, what happens to it, a job, and the plans to compare there; as a TOML file:
+"""A scenario: a cluster, events, a job, and the plans to compare there, as a TOML file:
 
     [lab]
     racks = 2
     hosts = 4                   # in each rack, or a list: [5, 3, 4]
     nic = "200mbit"             # or { out = ..., in = ... }, or a list, one per host, rack by rack
     uplink = "200mbit"          # or a list, one per rack; absent: no bottleneck
-    latency = "5ms"             # what crossing an uplink adds; or a list, one per rack
-    rank_order = "rack"         # or "interleaved": round the racks
+    latency = "5ms"             # added by each uplink; or a list, one per rack
+    rank_order = "rack"         # or "interleaved": round-robin over the racks
     loss = 0.001                # of packets, on every uplink
     [[lab.event]]               # any number; see thalweg/lab/event.py
     at_step = 20
     action = "degrade"
     rack = 0
     rate = "50mbit"
-    [compute]                   # sleep injected per step
+    [compute]                   # sleep per step instead of computation
     step = "50ms"
-    backward = 0.67             # the part of it that backward takes
+    backward = 0.67             # the fraction that backward takes
     late = { probability = 0.05, delay = "2s" }
     [workload]
     name = "digits"
@@ -26,10 +26,10 @@
     [compare]
     sync = ["ddp", "ring"]
     repeats = 3                 # interleaved
-    warmup = 15                 # steps that don't count
+    warmup = 15                 # steps that aren't counted
 
 Instead of racks, hosts and links, `[cluster] file = "cluster.toml"` names a cluster file next to
-the scenario, and the lab is to look like that.
+the scenario, which the lab emulates.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.auto.request import plan_at_first
 from thalweg.workloads import Job, find_job
 
-SKIPPED_STEPS_AFTER_EVENT = 15  # steps after an event that don't count
-RISING_METRICS = ("accuracy",)  # metrics whose target is reached from below
+SKIPPED_STEPS_AFTER_EVENT = 15
+RISING_METRICS = ("accuracy",)  # targets of other metrics are reached from above
 LAB_LAYOUT_KEYS = ("racks", "hosts", "nic", "uplink", "latency", "rank_order")
 RANK_ORDERS = ("rack", "interleaved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the job's metric is to reach: an accuracy from below, a loss from above."""
+    """The target value of the job's metric, reached by a rising accuracy or a falling loss."""
 
     metric: str
     value: float
@@ -76,11 +76,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What can't be done in it is refused when it is made."""
+    """A cluster, its events, a job and the plans to compare, validated on creation."""
 
     name: str
     cluster: Cluster
-    loss: float = 0.0  # of packets, on every uplink
+    loss: float = 0.0  # fraction of packets lost on every uplink
     events: tuple[Event, ...] = ()
     compute: Compute = Compute()
     job: Job
@@ -97,28 +97,30 @@ class Scenario:
         for sync in self.syncs:
             refuse_what_cannot_run(plan_at_first(parse_plan(sync)), group, has_data=True)
             if self.syncs.count(sync) > 1:
-                raise ScenarioError(f"{sync} is to be compared with itself", "list it once")
+                raise ScenarioError(f"{sync} is listed twice under [compare]", "list it once")
         for event in self.events:
             if event.at_step is not None and event.at_step >= self.steps:
                 raise ScenarioError(
-                    f"{event}: there are {self.steps} steps only",
+                    f"{event}: the scenario has only {self.steps} steps",
                     f"give at_step up to {self.steps - 1}, or more steps",
                 )
             try:
                 links_of(self.cluster, rack=event.rack, host=event.host)
-            except LabError as stranger:
-                raise ScenarioError(f"{event}: {stranger.problem}", stranger.remedy) from None
+            except LabError as error:
+                raise ScenarioError(f"{event}: {error.problem}", error.remedy) from None
         self._refuse_unsuitable_job()
         if not self.counted(event.at_step for event in self.events):
             raise ScenarioError(
-                f"none of {self.steps} steps counts: {self.warmup} warm up, and so do "
-                f"{SKIPPED_STEPS_AFTER_EVENT} after each event",
+                f"none of {self.steps} steps is counted: {self.warmup} are warm-up, and "
+                f"{SKIPPED_STEPS_AFTER_EVENT} after each event are skipped",
                 "give more steps, or a shorter warmup",
             )
 
     def counted(self, happened: Iterable[int | None]) -> list[int]:
-        """The steps, from 1, that count for the time of a step, if events came after these; None
-        for one that hasn't come, or nobody knows when."""
+        """The steps, from 1, that count for the step time, given the steps after which events came.
+
+        None stands for an event that wasn't applied, or at an unknown step.
+        """
         after = [step for step in happened if step is not None]
         return [
             step
@@ -129,7 +131,7 @@ class Scenario:
     def _refuse_unsuitable_job(self) -> None:
         if self.target is not None and self.target.metric != self.job.metric:
             raise ScenarioError(
-                f"{self.job.name} isn't judged by its {self.target.metric}",
+                f"the metric of {self.job.name} is {self.job.metric}, not {self.target.metric}",
                 f'write target = {{ metric = "{self.job.metric}", value = ... }}',
             )
         batch, workers = self.batch or self.job.batch, self.cluster.workers
@@ -145,7 +147,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def parse_scenario(text: str, path: Path) -> Scenario:
-    """The scenario that this text describes; files that it names are next to `path`."""
+    """The scenario that this text describes; files that it names are relative to `path`."""
     file = load_toml(text, "the file", ScenarioError)
     file.only("lab", "cluster", "compute", "workload", "compare")
     lab, compute = _section(file, "lab"), _section(file, "compute")
@@ -180,7 +182,7 @@ def _cluster(file: TomlTable, lab: TomlTable, folder: Path) -> Cluster:
     for key in LAB_LAYOUT_KEYS:
         if key in lab:
             raise ScenarioError(
-                f"[cluster] and {key} of [lab] both say what the lab looks like", "leave one out"
+                f"[cluster] and {key} of [lab] both describe the lab", "leave one out"
             )
     table = _section(file, "cluster")
     table.only("file")
@@ -206,7 +208,9 @@ def _layout(lab: TomlTable) -> Cluster:
 def _rack_sizes(lab: TomlTable) -> list[int]:
     hosts = lab.data.get("hosts")
     if not isinstance(hosts, list):
-        racks = min(lab.whole("racks", 1, 1), MAX_WORKERS + 1)  # more are refused, and not listed
+        racks = min(
+            lab.whole("racks", 1, 1), MAX_WORKERS + 1
+        )  # a larger number is refused below, without a list of that size
         return [lab.whole("hosts", 1)] * racks
     sizes = list(lab.whole_numbers("hosts", 1, "hosts = [5, 3, 4]"))
     if lab.whole("racks", 1, len(sizes)) != len(sizes):
@@ -232,7 +236,7 @@ def _latencies(lab: TomlTable) -> Duration | list[Duration]:
 
 
 def _entries(lab: TomlTable, key: str) -> list[TomlTable]:
-    """Each entry of a list as if it were the only one."""
+    """One table per entry of the list under this key."""
     return [
         TomlTable({key: value}, f"[lab], entry {number}", ScenarioError)
         for number, value in enumerate(lab.data[key])
@@ -242,17 +246,17 @@ def _entries(lab: TomlTable, key: str) -> list[TomlTable]:
 def _events(lab: TomlTable) -> tuple[Event, ...]:
     listed = lab.data.get("event", [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise ScenarioError("event of [lab] is no list", "write [[lab.event]] above each")
+        raise ScenarioError("event of [lab] isn't a list", "write [[lab.event]] above each")
     return tuple(Event.parse(e, f"[[lab.event]] {number}") for number, e in enumerate(listed))
 
 
 def _compute(table: TomlTable) -> Compute:
     table.only("step", "backward", "late")
-    usual = Compute()
+    default = Compute()
     return Compute(
-        step=table.duration("step", usual.step),
-        backward=table.number("backward", 0, 1, usual.backward),
-        late=straggler_delay(table.table("late")) if "late" in table else usual.late,
+        step=table.duration("step", default.step),
+        backward=table.number("backward", 0, 1, default.backward),
+        late=straggler_delay(table.table("late")) if "late" in table else default.late,
     )
 
 
@@ -264,7 +268,7 @@ def _target(workload: TomlTable) -> Target | None:
     table = workload.table("target")
     table.only("metric", "value")
     if "value" not in table:
-        raise ScenarioError(f"{table.where} lacks 'value'", "say what is to be reached")
+        raise ScenarioError(f"{table.where} lacks 'value'", "give the value to reach")
     return Target(
         metric=table.text("metric", '"accuracy"'), value=table.number("value", -inf, inf, 0)
     )
@@ -273,5 +277,7 @@ def _target(workload: TomlTable) -> Target | None:
 def _syncs(compare: TomlTable) -> tuple[str, ...]:
     syncs: Any = compare.data.get("sync")
     if not isinstance(syncs, list) or not syncs or not all(isinstance(s, str) for s in syncs):
-        raise ScenarioError("sync of [compare] is no list of plans", 'write sync = ["ddp", "ring"]')
+        raise ScenarioError(
+            "sync of [compare] isn't a list of plans", 'write sync = ["ddp", "ring"]'
+        )
     return tuple(syncs)

@@ -1,16 +1,16 @@
-"""Sleeps in place of computation, so that a few cores can play many workers.
+"""Sleeps instead of computation, so that a few cores can simulate many workers.
 
-    a step   late? | forward  | backward, a sleep before each gradient
-             delay | (1-b) T  | b T n / N for a parameter of n of all N elements
+    a step   straggler | forward  | backward, a sleep before each gradient
+             delay     | (1-b) T  | b T n / N for a parameter of n of all N elements
 
-A gradient's sleep ends before anybody sees the gradient, so a bucket leaves when its last gradient
-would have been computed, and what overlaps with backward there overlaps here: under DDP and under
-our plans alike. T is for a share of the batch; a worker that a code gives two shares sleeps twice
-as long.
+A gradient's sleep ends before anything else sees the gradient, so a bucket is sent when its last
+gradient would have been computed, and communication overlaps with backward as it would in a real
+step, under DDP and under our plans. T is the time for one slice of the batch; a worker to which a
+code assigns two slices sleeps twice as long.
 
-The sleeps of a step follow one clock: what is computed for real goes on inside of them, and one
-that wakes up late shortens the next. Who is late is drawn from seed, rank and step alone, so every
-plan meets the same late workers.
+The sleeps of a step share one deadline: real computation goes on inside of them, and a late wake-up
+shortens the next sleep. Stragglers are drawn from seed, rank and step alone, so they are the same
+under every plan.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from thalweg.schedules import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """What a step's computation is to take."""
+    """The simulated compute time of a step, and its stragglers."""
 
     step: Duration = Duration(0.0)
-    backward: float = 2 / 3  # its part of the step
+    backward: float = 2 / 3  # its fraction of the step
     late: StragglerDelay = StragglerDelay()
 
     def __post_init__(self) -> None:
@@ -49,25 +49,25 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCompute:
-    """How the workers of a run sleep; `seed` says who is late when."""
+    """The simulated computation of a run's workers, with stragglers drawn from `seed`."""
 
     compute: Compute
     cluster: Cluster
     seed: int
 
     def delay(self, rank: int, step: int) -> float:
-        """By how many seconds this rank is late at this step, for all reasons together."""
-        reasons = (self.compute.late, self.cluster.host(rank).late)
-        draws = np.random.default_rng((self.seed, rank, step)).random(len(reasons))
+        """The straggler delay of a rank at a step in seconds, the sum over all causes."""
+        causes = (self.compute.late, self.cluster.host(rank).late)
+        draws = np.random.default_rng((self.seed, rank, step)).random(len(causes))
         return sum(
-            reason.delay.seconds
-            for reason, draw in zip(reasons, draws, strict=True)
-            if draw < reason.probability
+            cause.delay.seconds
+            for cause, draw in zip(causes, draws, strict=True)
+            if draw < cause.probability
         )
 
 
 def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
-    """How many N-th parts of the batch a worker computes: more than one under a code."""
+    """The number of N-th slices of the batch that a rank computes: above one under a code."""
     if not is_relayed(plan):
         return 1.0
     allocation = allocation_of(plan, Group.everybody(cluster))
@@ -75,8 +75,10 @@ def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
 
 
 class ComputeSleeper:
-    """One worker's: `begin` sleeps until its forward would be done, the gradients do the rest.
-    `shares` is asked at each step: plans may change."""
+    """The sleeps of one worker: `begin` sleeps for the forward, hooks on gradients for the rest.
+
+    `shares` is called at each step, since plans may change.
+    """
 
     def __init__(
         self,
@@ -93,10 +95,10 @@ class ComputeSleeper:
         self._shares = 1.0  # at this step
         self._now = now
         self._pause = pause
-        self._due = 0.0  # when what was to be computed so far is done
+        self._due = 0.0  # when the computation so far would have ended
 
     def attach(self, model: nn.Module) -> None:
-        """Sleep before each gradient of this model."""
+        """Add a sleep before each gradient of this model."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         elements = sum(parameter.numel() for parameter in parameters)
         for parameter in parameters:

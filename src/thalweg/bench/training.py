@@ -1,4 +1,4 @@
-"""Train a job under a plan, in one worker: what several commands have in common."""
+"""Training of a job under a plan by one rank of a run, as a user's script would do it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -18,33 +18,29 @@ from typing import Any
 import torch
 from torch import nn
 
+from thalweg.bench.run_everywhere import Result
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
-from thalweg.observe import StepTotals, Straggler
 from thalweg.training import Run, attach
-from thalweg.training.auto.policy import PlanChoice
-from thalweg.training.compression_overlap import Timing
-from thalweg.training.contention_monitor import Adjustment
-from thalweg.training.membership_change import MembershipChange
 from thalweg.workloads import Job
 
-STORE_NOTICE_SECONDS = 2 * MAX_STORE_POLL_SECONDS  # seconds until all have looked at the store
+STORE_NOTICE_SECONDS = 2 * MAX_STORE_POLL_SECONDS  # by then every rank has polled the store
 Progress = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a job is trained, whatever the plan."""
+    """The options of a training run apart from its plan."""
 
     steps: int
-    seed: int = 0  # of the model's first values and of the order of samples
+    seed: int = 0  # of the initial parameters and of the order of samples
     batch: int | None = None  # the job's own if None
-    accumulate: int = 1  # backwards a step
-    clip: float | None = None  # the largest norm of all gradients
+    accumulate: int = 1  # backward passes per step
+    clip: float | None = None  # the maximum norm of all gradients together
     frozen: bool = False  # the model's first tensor isn't trained
     dtype: torch.dtype = torch.float32
     checkpoint: Path | None = None
@@ -53,37 +49,7 @@ class Recipe:
     evaluate: bool = True
     evaluate_every: int | None = None  # steps; at the end only if None
     injection: SimulatedCompute | None = None  # sleeps in place of computation
-    records: Path | None = None  # a folder for each rank's steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerResult:
-    """What a worker has at the end. `losses` are of its own samples; `evaluations` are pairs of a
-    step and the metric there, and take no part in `seconds`. Under a code a worker that was far
-    behind may have left out `steps`."""
-
-    model: nn.Module
-    first_step: int
-    steps: list[int]
-    losses: list[float]
-    seconds: list[float]
-    evaluations: list[tuple[int, float]]
-    metric: float | None
-    deviation: float | None  # of its parameters from the mean of all, relative to that
-    stopped: bool
-    approximate: dict[int, float]  # steps, and the share of the batch that they have seen
-    adjustments: list[Adjustment]  # of the groups, under plans that have them
-    incidents: list[MembershipChange]  # who left and who came
-    choices: list[PlanChoice]  # of plans, under auto
-    timings: list[Timing]  # of the last steps, under plans that have common ones
-    stragglers: list[tuple[int, list[Straggler]]]  # who was, from which step on
-    tallies: dict[int, StepTotals]  # what steps took: of all ranks on the first, else of this one
-    summary: str  # the same as a table
-    peak_nbytes: int
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.model)
+    records: Path | None = None  # a folder for the records of each rank
 
 
 def train(
@@ -92,8 +58,14 @@ def train(
     recipe: Recipe,
     progress: Progress = lambda _: None,
     on_start: Callable[[Run], None] = lambda _: None,
-) -> WorkerResult:
-    """As a script would, with every option of `Recipe`; on all ranks of the run at once."""
+) -> tuple[nn.Module, Result]:
+    """Train on this rank and return the model and a result that JSON can represent.
+
+    `losses` are of the rank's own samples. `evaluations` are pairs of a step and the metric there,
+    and take no part in `seconds`. `deviation` is the relative distance of the rank's parameters
+    from the mean of all ranks. `approximate` maps a step to the fraction of the batch that its
+    gradient has seen. Under a gradient code, `steps` lacks those that a slow rank skipped.
+    """
     model = job.model(recipe.seed).to(recipe.dtype)
     if recipe.frozen:
         next(model.parameters()).requires_grad_(False)
@@ -116,42 +88,45 @@ def train(
         raise UsageError(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
-    pauses = _StepCallbacks(run, job, model, recipe)
-    steps, losses, seconds = _steps(run, job, model, optimizer, recipe, progress, pauses)
+    callbacks = _StepCallbacks(run, job, model, recipe)
+    steps, losses, seconds = _steps(run, job, model, optimizer, recipe, progress, callbacks)
     metric, deviation = None, None
     if recipe.checkpoint is not None:
         run.save(recipe.checkpoint)
     if recipe.evaluate:
         with run.consensus():
-            metric = _judged(job, model)
+            metric = _evaluate(job, model)
             mean = flat(model)
         deviation = float((flat(model) - mean).norm() / mean.norm())
-    timings = list(run.timings)
+    timings = [asdict(timing) for timing in run.timings]
     run.close()
-    return WorkerResult(
-        model=model,
-        first_step=first_step,
-        steps=steps,
-        losses=losses,
-        seconds=seconds,
-        evaluations=pauses.evaluated,
-        metric=metric,
-        deviation=deviation,
-        stopped=run.stopping,
-        approximate=dict(run.approximate),
-        adjustments=list(run.adjustments),
-        incidents=list(run.incidents),
-        choices=list(run.choices),
-        timings=timings,
-        stragglers=[(step, list(stragglers)) for step, stragglers in run.latenesses],
-        tallies=dict(run.tallies),
-        summary=run.summary(),
-        peak_nbytes=_peak_nbytes(),
-    )
+    return model, {
+        "first_step": first_step,
+        "steps": steps,
+        "losses": losses,
+        "seconds": seconds,
+        "evaluations": callbacks.evaluations,
+        "metric": metric,
+        "deviation": deviation,
+        "fingerprint": fingerprint(model),
+        "peak_bytes": _peak_nbytes(),
+        "stopped": run.stopping,
+        "approximate": dict(run.approximate),
+        "adjustments": [asdict(made) for made in run.adjustments],
+        "incidents": [asdict(change) for change in run.incidents],
+        "choices": [asdict(chosen) for chosen in run.choices],
+        "timings": timings,
+        "late": [
+            {"step": step, "late": [each.entries() for each in stragglers]}
+            for step, stragglers in run.latenesses
+        ],
+        "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(run.tallies.items())],
+        "summary": run.summary(),
+    }
 
 
 def _cluster(recipe: Recipe) -> Cluster | None:
-    """The scenario's, unless a lab has told its own."""
+    """The scenario's cluster, unless a lab has published its own."""
     if recipe.injection is None or CLUSTER_VARIABLE in os.environ:
         return None
     return recipe.injection.cluster
@@ -164,7 +139,7 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     recipe: Recipe,
     progress: Progress,
-    pauses: _StepCallbacks,
+    callbacks: _StepCallbacks,
 ) -> tuple[list[int], list[float], list[float]]:
     steps: list[int] = []
     losses: list[float] = []
@@ -176,7 +151,7 @@ def _steps(
         for number, batch in enumerate(run.batches(epoch), start=1):
             whole = number % recipe.accumulate == 0
             if (number - 1) % recipe.accumulate == 0:
-                pauses.before_step()
+                callbacks.before_step()
             loss = _backward(run, job, model, tuple(batch), recipe, whole)
             if not whole:
                 continue
@@ -185,49 +160,67 @@ def _steps(
             optimizer.step()
             optimizer.zero_grad()
             if run.step in steps[-1:]:
-                continue  # it was broken off, and is redone
+                continue  # the step was interrupted, and is repeated
             steps.append(run.step)
             losses.append(loss)
             seconds.append(perf_counter() - start)
             progress({"step": run.step, "loss": loss, "seconds": seconds[-1]})
-            pauses.after_step()
+            callbacks.after_step()
             if run.step >= recipe.steps:
                 return steps, losses, seconds
             if recipe.checkpoint and recipe.save_every and run.step % recipe.save_every == 0:
                 run.save(recipe.checkpoint)
             start = perf_counter()
-        optimizer.zero_grad()  # of a step that the epoch's end cut short
+        optimizer.zero_grad()  # the epoch may end within an accumulation
     return steps, losses, seconds
 
 
 class _StepCallbacks:
-    """What a recipe puts between and into the steps: sleeps, and evaluations that don't count."""
+    """The sleeps and the evaluations that a recipe adds to the steps."""
 
     def __init__(self, run: Run, job: Job, model: nn.Module, recipe: Recipe) -> None:
+        self.evaluations: list[tuple[int, float]] = []
         self._run = run
         self._every = recipe.evaluate_every
-        self._sleeps: ComputeSleeper | None = None
-        self._evaluations: Evaluations | None = None
+        self._sleeper: ComputeSleeper | None = None
         if recipe.injection is not None:
             shares = partial(_shares, recipe.injection.cluster, run.rank)
-            self._sleeps = ComputeSleeper(recipe.injection, run.rank, lambda: shares(run.sync))
-            self._sleeps.attach(model)
+            self._sleeper = ComputeSleeper(recipe.injection, run.rank, lambda: shares(run.sync))
+            self._sleeper.attach(model)
         if recipe.evaluate_every is not None:
-            seconds = Duration.parse(recipe.timeout).seconds
-            judge = partial(_judged, job, model)
-            self._evaluations = Evaluations(run, judge, seconds)
-
-    @property
-    def evaluated(self) -> list[tuple[int, float]]:
-        return [] if self._evaluations is None else self._evaluations.values
+            self._evaluate = partial(_evaluate, job, model)
+            self._timeout = Duration.parse(recipe.timeout).seconds
+            self._world = World.join(self._timeout)
+            self._abort_flag = self._world.abort_flag()
 
     def before_step(self) -> None:
-        if self._sleeps is not None and not self._run.catching_up:
-            self._sleeps.begin(self._run.step)
+        if self._sleeper is not None and not self._run.catching_up:
+            self._sleeper.begin(self._run.step)
 
     def after_step(self) -> None:
-        if self._evaluations and self._every and self._run.step % self._every == 0:
-            self._evaluations.evaluate()
+        """Evaluate the consensus model every few steps, at no cost to the step times.
+
+        Cores are few, so rank 0 evaluates alone and publishes the metric with a time, by the clock
+        that the processes of one machine share, at which all ranks continue. So no step waits for
+        a rank that is still busy with the evaluation.
+        """
+        step = self._run.step
+        if not self._every or step % self._every:
+            return
+        key = f"evaluated/{step}"
+        with self._run.consensus():
+            if self._run.rank == 0:
+                metric = self._evaluate()
+                self._world.put(key, json.dumps([metric, monotonic() + STORE_NOTICE_SECONDS]))
+            published = self._world.wait_for(key, self._timeout, self._abort_flag)
+        if published is None:
+            raise RunError(
+                f"rank 0 hasn't evaluated step {step} after {self._timeout:g} s",
+                "evaluate fewer samples, or allow more time",
+            )
+        metric, resume = json.loads(published)
+        self.evaluations.append((step, metric))
+        sleep(max(0.0, resume - monotonic()))
 
 
 @cache
@@ -235,36 +228,31 @@ def _shares(cluster: Cluster, rank: int, sync: str) -> float:
     return shares_of(parse_plan(sync), cluster, rank)
 
 
-def _judged(job: Job, model: nn.Module) -> float:
-    return job.evaluate(_in_float32(job, model))
-
-
-def _in_float32(job: Job, model: nn.Module) -> nn.Module:
-    """Held-out samples are; the model's values may be narrower."""
-    judged = job.model()
-    judged.load_state_dict(model.state_dict())
-    return judged
+def _evaluate(job: Job, model: nn.Module) -> float:
+    evaluated = job.model()  # in float32, like the held-out samples
+    evaluated.load_state_dict(model.state_dict())
+    return job.evaluate(evaluated)
 
 
 def _backward(
     run: Run, job: Job, model: nn.Module, batch: tuple[torch.Tensor, ...], recipe: Recipe, now: bool
 ) -> float:
-    """One backward; the gradients travel if it is the step's last."""
+    """Run one backward pass; gradients are synchronised in the last one of a step."""
     inputs = tuple(t.to(recipe.dtype) if t.is_floating_point() else t for t in batch)
     waiting: AbstractContextManager[None] = nullcontext() if now else run.no_sync()
-    with waiting:  # round the forward too: there DDP decides
+    with waiting:  # includes the forward, in which DDP decides
         losses = job.losses(model, inputs).float()
         torch.autograd.backward(run.mean(losses) / recipe.accumulate)
     return float(losses.detach().mean())
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    """All parameters in one vector."""
+    """All parameters concatenated into one vector."""
     return torch.cat([p.detach().double().cpu().reshape(-1) for p in model.parameters()])
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Equal for two models if and only if all their values are, bit for bit."""
+    """A digest that two models share if and only if their values are bitwise identical."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
@@ -272,41 +260,6 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _peak_nbytes() -> int:
-    """The most memory that this process has held."""
+    """The peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-class Evaluations:
-    """A model judged while it trains, such that judging costs the training nothing. `values` are
-    pairs of a step and what the model was worth there, the same on all ranks.
-
-    Rank 0 judges, inside a consensus, and the others wait for its word: cores are few. The word
-    also says when to go on, a moment later for all at once, by the clock that processes of one
-    machine share. So no step waits for a rank that was still busy with this, and the time of it can
-    be left out on every rank.
-    """
-
-    def __init__(self, run: Run, judge: Callable[[], float], timeout: float) -> None:
-        self.values: list[tuple[int, float]] = []
-        self._run = run
-        self._judge = judge
-        self._timeout = timeout
-        self._world = World.join(timeout)
-        self._abort_flag = self._world.abort_flag()
-
-    def evaluate(self) -> None:
-        key = f"evaluated/{self._run.step}"
-        with self._run.consensus():
-            if self._run.rank == 0:
-                value = self._judge()
-                self._world.put(key, json.dumps([value, monotonic() + STORE_NOTICE_SECONDS]))
-            told = self._world.wait_for(key, self._timeout, self._abort_flag)
-        if told is None:
-            raise RunError(
-                f"rank 0 hasn't evaluated step {self._run.step} after {self._timeout:g} s",
-                "evaluate fewer samples, or allow more time",
-            )
-        value, resume = json.loads(told)
-        self.values.append((self._run.step, value))
-        sleep(max(0.0, resume - monotonic()))

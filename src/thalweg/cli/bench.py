@@ -16,7 +16,7 @@ from thalweg.facts import Size, Workload, about
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Deployment
+    from thalweg.bench.run_everywhere import Deployment
 
 COLLECTIVE_FIGURE_NOTES = (
     "predicted: by the plan's closed form",

@@ -121,11 +121,11 @@ def _measured(
     asked: StragglerTrial, tables: Sequence[str], rate: Rate
 ) -> tuple[StragglerStudy, list[str]]:
     """In a lab that is there meanwhile; and what is to be said of it."""
-    from thalweg.bench.site import lab_deployment  # torch takes a second: not at import
+    from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not at import
     from thalweg.studies.stragglers.tables import run_straggler_study
 
     with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
-        return run_straggler_study(asked, tables, lab_deployment(lab), rate, bar.show), lab.notes
+        return run_straggler_study(asked, tables, Deployment.of_lab(lab), rate, bar.show), lab.notes
 
 
 def _chosen(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:

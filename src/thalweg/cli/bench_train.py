@@ -112,7 +112,7 @@ def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
 def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
-    from thalweg.bench.forecasting import predict_scenario_at
+    from thalweg.bench.prediction_check import predict_scenario_at
 
     with lab_of(scenario.cluster, scenario.loss) as lab:
         forecast = None

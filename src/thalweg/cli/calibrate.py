@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,10 +51,8 @@ def command(
     In a lab, on local workers, or as one of torchrun's. Writes cluster.toml, cluster.machine.toml
     and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
     """
-    from thalweg.bench.calibrate_job import calibrate_at, calibrate_job  # torch takes a second
+    from thalweg.bench.calibrate_job import calibrate_at  # torch takes a second
     from thalweg.bench.compress_costs import all_methods, method_of
-    from thalweg.bench.train_job import launched
-    from thalweg.launch.rank_assignment import read_rank_assignment
     from thalweg.plan import Choice
     from thalweg.workloads import find_job
 
@@ -63,25 +60,16 @@ def command(
     methods = all_methods() if compressor is None else [method_of(text) for text in compressor]
     codecs = [Choice.of(each.compressor.name, each.arguments) for each in methods]
     declared = None if cluster is None else read_cluster(cluster)
-    notes: list[str] = []
-    if launched():
-        place.leave_to_the_launcher()
-        with progress_bar("Calibrating") as bar:
-            found = calibrate_job(
-                job, declared, codecs, lambda what, done, total: bar.show(done, total or done, what)
-            )
-        if read_rank_assignment(os.environ).rank:
-            return  # rank 0 tells
-    else:
-        with place.site() as deployment, progress_bar("Calibrating") as bar:
-            found = calibrate_at(
-                deployment,
-                job,
-                declared or deployment.cluster,
-                codecs,
-                lambda what, done, total: bar.show(done, total or done + 1, what),
-            )
-        notes = deployment.notes
+    with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
+        found = calibrate_at(
+            deployment,
+            job,
+            declared or deployment.cluster,
+            codecs,
+            lambda what, done, total: bar.show(done, total or done + 1, what),
+        )
+    if found is None:
+        return  # rank 0 reports
     file = out / "cluster.toml"
     files = {
         file: format_cluster(found.cluster, [f"Calibrated in {found.seconds:.0f} s."]),
@@ -105,7 +93,7 @@ def command(
         "files": [str(path) for path in files],
         "spread": found.spread,
         "seconds": found.seconds,
-        "notes": notes,
+        "notes": deployment.notes,
     }
     rows = _rows(found.cluster, found.machine, found.workload)
     write_json(json_path, "calibrate", settings, rows)

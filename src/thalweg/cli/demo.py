@@ -37,7 +37,7 @@ from thalweg.predict import Advice, RankedPlan, advise, predict
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Deployment
+    from thalweg.bench.run_everywhere import Deployment
     from thalweg.workloads import Job
 
 DEMO_JOB_NAME = "digits"
@@ -118,7 +118,7 @@ def command(
 @contextmanager
 def _site(place: PlaceOptions) -> Iterator[Deployment]:
     """As asked for; else the lab, or else this machine and why."""
-    from thalweg.bench.site import Deployment
+    from thalweg.bench.run_everywhere import Deployment
 
     unplaced = place.workers is None and place.lab is None
     chosen = (
@@ -173,6 +173,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
     except ThalwegError as error:
         terminal.print(f"Nothing is predicted, since calibration failed: {error}", markup=False)
         return None
+    assert found is not None  # this process is no launched rank
     terminal.print(f"Calibrated in {found.seconds:.0f} s.")
     with progress_bar("Predicting") as bar:
         return advise(
@@ -187,7 +188,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
     """A row for each plan, with what was predicted of the plan that it ended with."""
-    from thalweg.bench.train_job import step_rows, summary, train_at
+    from thalweg.bench.train_job import step_rows, summary, train_everywhere
     from thalweg.bench.training import Recipe
     from thalweg.training.auto.request import plan_at_first
 
@@ -196,7 +197,7 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
     with progress_bar("Training") as bar:
         for number, sync in enumerate(DEMO_PLANS):
             show = partial(_show, bar, sync, number * steps, steps * len(DEMO_PLANS))
-            results = train_at(deployment, job, sync, Recipe(steps=steps), show)
+            results = train_everywhere(deployment, job, sync, Recipe(steps=steps), show)
             per_step = step_rows(results)
             row = {
                 "sync": sync,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,12 +13,12 @@ from rich.text import Text
 
 from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.errors import UsageError, WorkerFailed
+from thalweg.errors import WorkerFailed
 from thalweg.facts import Duration
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Deployment
+    from thalweg.bench.run_everywhere import Deployment
     from thalweg.doctor import Finding
     from thalweg.doctor.run_checks import Diagnosis
 
@@ -43,64 +44,52 @@ def command(
     Alone on this host; with --workers or --lab; or started like your training, as one of torchrun's
     or srun's workers. Exit code 1 if a check fails.
     """
-    from thalweg.bench.train_job import launched  # torch takes a second: not at import
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
 
     seconds = Duration.parse(timeout).seconds
-    found, where, notes = _diagnosis(launched(), place, seconds)
-    if not found.tells:
-        return 0  # rank 0 does, and its exit code counts
+    found, deployment = _diagnosis(place, seconds)
+    if found is None:
+        return 0  # rank 0 reports, and its exit code counts
     terminal = console(json_path)
     if paste:
         block = paste_text(environment_lines(found.environment), found.findings)
         terminal.print(block, soft_wrap=True, markup=False)
     else:
-        terminal.print(table(found.findings, where))
+        terminal.print(table(found.findings, deployment.text))
         terminal.print(outcome_text(found.findings))
     settings = {
         "workers": found.workers,
         **place.settings,
         "environment": dict(found.environment),
-        "notes": notes,
+        "notes": deployment.notes,
     }
     write_json(json_path, "doctor", settings, [finding.row() for finding in found.findings])
     return FAILED_EXIT_CODE if failed(found.findings) else 0
 
 
-def _diagnosis(
-    is_launched: bool, place: PlaceOptions, seconds: float
-) -> tuple[Diagnosis, str, list[str]]:
-    """What was found, where, and what is to be known about that place."""
-    from thalweg.doctor.run_checks import examine
-
-    placed = place != PlaceOptions()
-    if is_launched:
-        if placed:
-            raise UsageError("the launcher has started the workers", "don't say where they are")
-        with progress_bar("Looking") as bar:
-            found = examine(seconds, bar.show)
-        return found, f"{found.workers} workers, started by {found.launcher}", []
-    if not placed:
-        return examine(seconds), "this host, alone", []
-    with place.site() as deployment, progress_bar("Looking") as bar:
-        return _examined(deployment, seconds, bar.show), deployment.text, deployment.notes
-
-
-def _examined(deployment: Deployment, seconds: float, progress: Callable[..., None]) -> Diagnosis:
-    """By workers of this command; one that is killed is found missing."""
-    from thalweg.bench.site import run_on_all
+def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:
+    """The diagnosis, and where it was made; no diagnosis if another launched rank reports it."""
+    from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
     from thalweg.doctor.run_checks import Diagnosis, examine
 
-    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
-        return examine(seconds, tell).packed()
+    def work(rank: int, report: Report) -> Result:
+        found = examine(seconds, report)
+        return found.packed() if found.tells else {}  # rank 0, or a rank that can't reach it
 
-    for result in run_on_all(
-        deployment, work, progress, limit=DOCTOR_TIMEOUT_SECONDS, survives=True
-    ):
-        if result and result["tells"]:  # rank 0's, or of those who couldn't reach it
-            return Diagnosis.unpacked(result)
-    raise WorkerFailed("no worker tells what it found", "look at their output above")
+    unplaced = place == PlaceOptions()
+    where = (
+        nullcontext(Deployment.of_this_process()) if unplaced else place.site(under_launcher=True)
+    )
+    with where as deployment, progress_bar("Looking") as bar:
+        results = run_everywhere(
+            deployment, work, bar.show, timeout=DOCTOR_TIMEOUT_SECONDS, survives=True
+        )
+    for result in filter(None, results):
+        return Diagnosis.unpacked(result), deployment
+    if deployment.launcher is None:
+        raise WorkerFailed("no worker returned a diagnosis", "see the workers' output above")
+    return None, deployment
 
 
 def table(findings: Sequence[Finding], where: str) -> Table:

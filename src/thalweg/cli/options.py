@@ -19,7 +19,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
 if TYPE_CHECKING:
-    from thalweg.bench.site import Deployment
+    from thalweg.bench.run_everywhere import Deployment
     from thalweg.lab import Lab
 
 T = TypeVar("T")
@@ -174,19 +174,20 @@ class PlaceOptions:
     rank_order: OrderOption = None
 
     @contextmanager
-    def site(self) -> Iterator[Deployment]:
-        """Local workers, or a lab that is there until the context ends."""
-        from thalweg.bench.site import (
-            Deployment,
-            lab_deployment,
-        )  # torch takes a second: not at import
+    def site(self, *, under_launcher: bool = False) -> Iterator[Deployment]:
+        """Local workers, a lab that exists until the context ends, or a launcher's workers."""
+        from thalweg.bench.run_everywhere import ALONE, Deployment  # imports torch: takes a second
 
+        if under_launcher and (launched := Deployment.of_this_process()).launcher != ALONE:
+            self.leave_to_the_launcher()
+            yield launched
+            return
         self.refuse_if_unclear()
         if self.lab is None:
             yield Deployment(workers=self.workers or 0)
             return
         with lab_of(self.lab_cluster()) as lab:
-            yield lab_deployment(lab)
+            yield Deployment.of_lab(lab)
 
     def refuse_if_unclear(self) -> None:
         if (self.workers is None) == (self.lab is None):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from thalweg.cli.options import ClusterOption, PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.facts import Duration, read_cluster
-from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.plan import TRANSPORT
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # seconds for all of it
@@ -40,31 +37,22 @@ def command(
     In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
     what contradicts them is told.
     """
-    from thalweg.bench.site import run_on_all
-    from thalweg.bench.train_job import launched  # torch takes a second: not at import
+    from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
     from thalweg.report.probe_result import draw_cluster, outcome_text, tables
 
-    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
-        found = measure(declared, timeout=timeout, progress=tell)
+    def work(rank: int, report: Report) -> Result:
+        found = measure(declared, timeout=timeout, progress=report)
         return found.packed() if rank == 0 else {}
 
     Duration.parse(timeout)
     refuse_other_transports(transport)
     declared = None if cluster is None else read_cluster(cluster)
-    if launched():
-        place.leave_to_the_launcher()
-        with progress_bar("Probing") as bar:
-            found = measure(declared, timeout=timeout, progress=bar.show)
-        notes = list[str]()
-        if read_rank_assignment(os.environ).rank != 0:
-            return  # rank 0 tells
-    else:
-        with place.site() as deployment, progress_bar("Probing") as bar:
-            found = ProbeResult.unpacked(
-                run_on_all(deployment, work, bar.show, limit=PROBE_TIMEOUT_SECONDS)[0]
-            )
-        notes = deployment.notes
+    with place.site(under_launcher=True) as deployment, progress_bar("Probing") as bar:
+        packed = run_everywhere(deployment, work, bar.show, timeout=PROBE_TIMEOUT_SECONDS)[0]
+    if not packed:
+        return  # rank 0 reports
+    found = ProbeResult.unpacked(packed)
     picture = svg or out.with_suffix(".svg")
     write_file(out, found.file())
     write_file(picture, draw_cluster(found))
@@ -82,7 +70,7 @@ def command(
         "confidence": {"racks": found.sureness, "reason": found.reason},
         "outliers": list(found.outliers),
         "contradictions": list(found.contradictions),
-        "notes": [*found.notes, *notes],
+        "notes": [*found.notes, *deployment.notes],
         "probes": found.measurements,
         "seconds": found.seconds,
     }

@@ -61,7 +61,7 @@ def command(
     Ctrl-C stops all workers at the same step; with --checkpoint they save there.
     """
     # torch takes a second: not at import
-    from thalweg.bench.train_job import launched, step_rows, summary, train_at, train_here
+    from thalweg.bench.train_job import step_rows, summary, train_everywhere
     from thalweg.bench.training import Recipe
     from thalweg.workloads import find_job
 
@@ -78,17 +78,12 @@ def command(
         timeout=timeout,
         records=records,
     )
-    if launched():
-        place.leave_to_the_launcher()
-        with progress_bar(f"Training {job.name} under {sync}") as bar:
-            here = train_here(job, sync, recipe, _shown(bar, recipe))
-        if here is None:
-            return  # rank 0 tells
-        results, notes = here, []
-    else:
-        with place.site() as deployment, progress_bar(f"Training {job.name} under {sync}") as bar:
-            results = train_at(deployment, job, sync, recipe, _shown(bar, recipe), restarts)
-        notes = deployment.notes
+    where, what = place.site(under_launcher=True), f"Training {job.name} under {sync}"
+    with where as deployment, progress_bar(what) as bar:
+        results = train_everywhere(deployment, job, sync, recipe, _shown(bar, recipe), restarts)
+    if not results:
+        return  # rank 0 reports them
+    notes = deployment.notes
     rows = step_rows(results)
     result = summary(results, rows)
     terminal = console(json_path)

@@ -1,8 +1,8 @@
-"""A training job: a model, samples, and how they are judged.
+"""A training job: a model, samples, and an evaluation.
 
-A job is the same wherever it is made: its model starts from the same values, its samples come in
-the same order, and the random state of whoever asks for it is left as it was. So ranks that each
-make the job by its name hold the same one.
+A job is deterministic: its model has the same initial values and its samples the same order
+wherever it is made, and making it leaves the caller's random state unchanged. So ranks that each
+make the job by its name have the same job.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from thalweg.facts import Tensor, Workload
 Batch = tuple[torch.Tensor, ...]
 
 MODEL_SEED = 0
-DATA_SEED = 1  # another, or samples would resemble the first weights
-MODEL_SEED_STRIDE = 1000  # the seeds of two models
-_RANDOM_STATE_LOCK = Lock()  # torch has one random state for all threads, and ranks may be threads
+DATA_SEED = 1  # unlike MODEL_SEED, or samples would resemble the initial weights
+MODEL_SEED_STRIDE = 1000  # between the seeds of two models
+_RANDOM_STATE_LOCK = Lock()  # ranks may be threads, which share torch's random state
 
 
 class MakeModel(Protocol):
     def __call__(self, seed: int = 0) -> nn.Module:
-        """A fresh one, always with the same values for the same seed."""
+        """Make a model whose initial values depend on the seed alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A small training job: a model, samples, and how they are judged."""
+    """A small training job: a model, samples, and an evaluation."""
 
     name: str  # as written
     model: MakeModel
@@ -46,17 +46,16 @@ class Job:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     metric: str  # what `evaluate` returns
     evaluate: Callable[[nn.Module], float]  # on samples that aren't in `data`
-    batch: int  # samples a step takes, over all ranks
+    batch: int  # samples per step, over all ranks
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise WorkloadError(f"a step of {self.name} takes {self.batch} samples", "take some")
+            raise WorkloadError(f"the batch of {self.name} is {self.batch}", "give at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKind:
-    """What a file in this folder declares of the job in it; `make` takes the job's name and a
-    value for each parameter."""
+    """The declaration of a job in this folder; `make` takes its name and parameters."""
 
     name: str
     summary: str
@@ -65,11 +64,11 @@ class JobKind:
 
 
 def seeded(build: Callable[[], nn.Module]) -> MakeModel:
-    """The same, but every call gives the same values and leaves the random state as it was."""
+    """Wrap `build` so that values depend on the seed alone and the random state stays unchanged."""
 
     def model(seed: int = 0) -> nn.Module:
         with _RANDOM_STATE_LOCK, torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would reseed GPUs too
+            # unlike torch.manual_seed, this doesn't reseed GPUs
             torch.default_generator.manual_seed(MODEL_SEED + MODEL_SEED_STRIDE * seed)
             return build()
 
@@ -77,7 +76,7 @@ def seeded(build: Callable[[], nn.Module]) -> MakeModel:
 
 
 def describe(name: str, model: nn.Module) -> Workload:
-    """What a plan needs to know of this model: the tensors whose gradients travel."""
+    """The workload of this model: the tensors whose gradients are synchronised."""
     return Workload(
         name=name,
         tensors=tuple(
@@ -98,7 +97,7 @@ def cross_entropies(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def accuracy(held_out: Batch) -> Callable[[nn.Module], float]:
-    """The share of samples whose label gets the highest score."""
+    """An evaluation: the fraction of samples whose label gets the highest score."""
     inputs, labels = held_out
 
     def evaluate(model: nn.Module) -> float:
@@ -121,7 +120,7 @@ def mean_loss(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without gradients, in eval mode; each module is back in its own mode afterwards."""
+    """Disable gradients and set eval mode; restore the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

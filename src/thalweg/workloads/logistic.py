@@ -2,11 +2,11 @@
 
     x = mean of its class + noise,  loss = -log softmax(W x + b)[class]
 
-A step takes all samples, 6,552 of 5,000 features unless told otherwise, as in the experiments
-behind CodedReduce (Reisizadeh et al., 2019): plain gradient descent, with much to compute and
-little to send. The means lie at distance 4 from the origin, and the noise is normal with a
-deviation from 0.3 in the first feature to 3 in the last. The first step finds the difference of
-the means; the next ones learn which features to trust.
+A step takes all samples, by default 6,552 of 5,000 features, as in the experiments behind
+CodedReduce (Reisizadeh et al., 2019): plain gradient descent, with much computation and little
+communication. The means lie at distance 4 from the origin, and the noise is normal with a deviation
+from 0.3 in the first feature to 3 in the last. The first step finds the difference of the means;
+the next ones weight the features.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thalweg.workloads.job import DATA_SEED, Batch, Job, JobKind, accuracy, cros
 CLASS_DISTANCE = 4.0
 FEATURE_SCALE_DECADES = 0.5  # above and below 1
 LOGISTIC_HELD_OUT_COUNT = 1000
-MAX_LOGISTIC_DATA_BYTES = 4 * 10**9  # bytes
+MAX_LOGISTIC_DATA_BYTES = 4 * 10**9
 
 
 def make(name: str, features: int, classes: int, samples: int) -> Job:
@@ -33,8 +33,7 @@ def make(name: str, features: int, classes: int, samples: int) -> Job:
     if nbytes > MAX_LOGISTIC_DATA_BYTES:
         raise WorkloadError(
             f"the samples of {name} take {about(nbytes, 'B')}",
-            "lower features or samples until they take at most "
-            f"{about(MAX_LOGISTIC_DATA_BYTES, 'B')}",
+            f"reduce features or samples to at most {about(MAX_LOGISTIC_DATA_BYTES, 'B')}",
         )
     training, held_out = _draw(features, classes, samples)
     return Job(
@@ -58,7 +57,7 @@ def _all_zero(features: int, classes: int) -> nn.Module:
 
 @lru_cache(maxsize=1)  # 131 MB by default, and ranks may be threads
 def _draw(features: int, classes: int, samples: int) -> tuple[Batch, Batch]:
-    """Samples to train with and samples held out, each with its label."""
+    """The training samples and the held-out samples, each with its label."""
     generator = torch.Generator().manual_seed(DATA_SEED)
     directions = torch.randn(classes, features, generator=generator)
     means = CLASS_DISTANCE * directions / directions.norm(dim=1, keepdim=True)

@@ -1,7 +1,7 @@
-"""Jobs by name (`digits`, `synthetic(params=2.5M)`), and the user's own, from a Python file.
+"""Lookup of jobs by name (`digits`, `synthetic(params=2.5M)`) or in the user's Python file.
 
-Jobs that come with Thalweg are found by looking through this folder: a file with a `JOB` in it is
-enough. The user's file defines a function `job()` that returns a `Job`.
+A file of this package that declares a `JOB` is found by its name. The user's file defines a
+function `job()` that returns a `Job`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _T = TypeVar("_T")
 
 
 def find_job(text: str) -> Job:
-    """The job of this name, or that of this Python file."""
+    """The job of this name, or of this Python file."""
     written = text.strip()
     return read_job(Path(written)) if written.endswith(".py") else parse_job(written)
 
 
 def all_jobs() -> dict[str, JobKind]:
-    """What comes with Thalweg, by name."""
+    """The jobs that come with Thalweg, by name."""
     return declared(thalweg.workloads, "JOB")
 
 
 def parse_job(text: str) -> Job:
-    """The job that this text stands for; WorkloadError if it can't be read or there is none."""
+    """The job that this text names; WorkloadError if there is none."""
     try:
         written = PlanText.parse(text)
-    except PlanError:  # its words are about plans
+    except PlanError:  # whose message is about plans
         raise WorkloadError(f"can't read the job {text!r}", JOB_EXAMPLE) from None
     if written.compressor is not None or written.settings:
         raise WorkloadError(
-            f"{str(written)!r} says how to train, and a job only what",
-            f"write {written.preset}, and the rest after a plan",
+            f"{str(written)!r} has options of a plan, and a job takes none",
+            f"write {written.preset}, and the options after a plan",
         )
     call, kinds = written.preset, all_jobs()
     if call.name not in kinds:
@@ -62,17 +62,17 @@ def parse_job(text: str) -> Job:
 
 
 def read_job(path: Path) -> Job:
-    """What `job()` of this Python file returns; WorkloadError if there is no such thing."""
+    """The job that `job()` of this Python file returns; WorkloadError if it returns none."""
     if not path.is_file():
         raise WorkloadError(f"there is no file {path}", "give a Python file that defines job()")
-    with _beside(path):
-        module = _watched(path, lambda: _imported(path))
+    with _importable_folder(path):
+        module = _called(path, lambda: _imported(path))
         make = getattr(module, "job", None)
         if not callable(make):
             raise WorkloadError(
                 f"{path} has no function job", "define job(), which returns a thalweg.workloads.Job"
             )
-        job: object = _watched(path, make)
+        job: object = _called(path, make)
     if not isinstance(job, Job):
         raise WorkloadError(
             f"job() in {path} returned {type(job).__name__}, not Job",
@@ -82,8 +82,8 @@ def read_job(path: Path) -> Job:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[None]:
-    """Modules next to the file can be imported, as when Python runs it."""
+def _importable_folder(path: Path) -> Iterator[None]:
+    """Make modules next to the file importable, as when Python runs it."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
@@ -101,8 +101,8 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _watched(path: Path, call: Callable[[], _T]) -> _T:
-    """What the user's code returns, or one line about what it raised and where."""
+def _called(path: Path, call: Callable[[], _T]) -> _T:
+    """Call the user's code; WorkloadError with the file, the line and the error if it raises."""
     try:
         return call()
     except ThalwegError:
@@ -114,7 +114,7 @@ def _watched(path: Path, call: Callable[[], _T]) -> _T:
 
 
 def _place(path: Path, error: BaseException) -> str:
-    """The file, with the last of its lines that was being run."""
+    """The file, and the line of it that raised."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
     return f"{path}, line {lines[-1]}," if lines else f"{path}"

@@ -1,7 +1,7 @@
-"""A GPT that learns to write Python from the standard library's own source, character by character.
+"""A character-level GPT that learns Python from the source of the standard library.
 
 The text is that of modules that every version since 3.11 has as one file, 1.1 MB, and the alphabet
-is printable ASCII, so the model's shape doesn't depend on the version; what it reads does. The
+is printable ASCII, so the shape of the model doesn't depend on the version, only its data does. The
 last tenth of the text is held out.
 """
 
@@ -20,26 +20,15 @@ from thalweg.errors import WorkloadError
 from thalweg.workloads.job import Batch, Job, JobKind, mean_loss, seeded
 
 MODULES = (
-    "argparse",
-    "difflib",
-    "doctest",
-    "enum",
-    "inspect",
-    "ipaddress",
-    "mailbox",
-    "optparse",
-    "pickletools",
-    "subprocess",
-    "tarfile",
-    "typing",
+    "argparse difflib doctest enum inspect ipaddress mailbox optparse pickletools subprocess "
+    "tarfile typing"
 )
 ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 TINYGPT_HELD_OUT_FRACTION = 0.1
-EVALUATED_WINDOW_COUNT = 128  # held-out windows
-
+EVALUATED_WINDOW_COUNT = 128
 CONTEXT = 64
 STRIDE = 16
-TINYGPT_WIDTH_ELEMENTS = 128
+WIDTH = 128
 HEADS = 4
 BLOCKS = 3
 
@@ -49,6 +38,7 @@ def make(name: str) -> Job:
     training = round(len(text) * (1 - TINYGPT_HELD_OUT_FRACTION))
     held_out = windows(text[training:], CONTEXT)
     apart = len(held_out[0]) // EVALUATED_WINDOW_COUNT
+    evaluated = tuple(part[::apart][:EVALUATED_WINDOW_COUNT] for part in held_out)
     return Job(
         name=name,
         model=seeded(GPT),
@@ -56,23 +46,21 @@ def make(name: str) -> Job:
         losses=losses,
         optimizer=partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
         metric="loss",
-        evaluate=mean_loss(
-            losses, tuple(part[::apart][:EVALUATED_WINDOW_COUNT] for part in held_out)
-        ),
+        evaluate=mean_loss(losses, evaluated),
         batch=32,
     )
 
 
 class GPT(nn.Module):
-    """Pre-norm, learned positions, no dropout."""
+    """A transformer with pre-norm, learned positions and no dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.characters = nn.Embedding(len(ALPHABET), TINYGPT_WIDTH_ELEMENTS)
-        self.positions = nn.Embedding(CONTEXT, TINYGPT_WIDTH_ELEMENTS)
+        self.characters = nn.Embedding(len(ALPHABET), WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
-        self.norm = nn.LayerNorm(TINYGPT_WIDTH_ELEMENTS)
-        self.head = nn.Linear(TINYGPT_WIDTH_ELEMENTS, len(ALPHABET), bias=False)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, len(ALPHABET), bias=False)
         self.apply(_start_small)
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
@@ -85,13 +73,13 @@ class GPT(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(TINYGPT_WIDTH_ELEMENTS)
+        self.attention_norm = nn.LayerNorm(WIDTH)
         self.attention = Attention()
-        self.mlp_norm = nn.LayerNorm(TINYGPT_WIDTH_ELEMENTS)
+        self.mlp_norm = nn.LayerNorm(WIDTH)
         self.mlp = nn.Sequential(
-            nn.Linear(TINYGPT_WIDTH_ELEMENTS, 4 * TINYGPT_WIDTH_ELEMENTS),
+            nn.Linear(WIDTH, 4 * WIDTH),
             nn.GELU(),
-            nn.Linear(4 * TINYGPT_WIDTH_ELEMENTS, TINYGPT_WIDTH_ELEMENTS),
+            nn.Linear(4 * WIDTH, WIDTH),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,42 +92,35 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         # Without a bias: that of the keys has no gradient but rounding errors, which Adam blows up.
-        self.queries_keys_values = nn.Linear(
-            TINYGPT_WIDTH_ELEMENTS, 3 * TINYGPT_WIDTH_ELEMENTS, bias=False
-        )
-        self.out = nn.Linear(TINYGPT_WIDTH_ELEMENTS, TINYGPT_WIDTH_ELEMENTS)
+        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, time, _ = x.shape
-        heads = self.queries_keys_values(x).view(
-            batch, time, 3, HEADS, TINYGPT_WIDTH_ELEMENTS // HEADS
-        )
+        heads = self.queries_keys_values(x).view(batch, time, 3, HEADS, WIDTH // HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        joined: torch.Tensor = self.out(
-            mixed.transpose(1, 2).reshape(batch, time, TINYGPT_WIDTH_ELEMENTS)
-        )
+        joined: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, WIDTH))
         return joined
 
 
 def losses(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """One for each window: the mean over its characters."""
+    """The loss of each window: the mean over its characters."""
     characters, following = batch
     scores = model(characters).transpose(1, 2)
     return functional.cross_entropy(scores, following, reduction="none").mean(dim=1)
 
 
 def encoded(text: str) -> torch.Tensor:
-    """Each character's place in the alphabet; those that aren't in it are left out."""
+    """The index of each character in the alphabet; other characters are dropped."""
     places = {character: place for place, character in enumerate(ALPHABET)}
     return torch.tensor([places[character] for character in text if character in places])
 
 
 def windows(text: torch.Tensor, stride: int) -> Batch:
-    """Stretches of the text and, for each of their characters, the one that follows; all are views
-    of the one text."""
-    stretches = text.unfold(0, CONTEXT + 1, stride)
-    return stretches[:, :-1], stretches[:, 1:]
+    """Windows of the text, and the same windows one character later, as views of the text."""
+    found = text.unfold(0, CONTEXT + 1, stride)
+    return found[:, :-1], found[:, 1:]
 
 
 def _start_small(module: nn.Module) -> None:
@@ -150,14 +131,13 @@ def _start_small(module: nn.Module) -> None:
 
 
 def _source() -> str:
+    names = MODULES.split()
     library = Path(sysconfig.get_path("stdlib"))
     try:
-        return "\n".join(
-            (library / f"{module}.py").read_text(encoding="utf-8") for module in MODULES
-        )
+        return "\n".join((library / f"{name}.py").read_text(encoding="utf-8") for name in names)
     except OSError as error:
         raise WorkloadError(
-            f"tinygpt reads Python's own source, and can't: {error.strerror} ({error.filename})",
+            f"tinygpt can't read Python's own source: {error.strerror} ({error.filename})",
             "use a Python with its standard library as files, or another job",
         ) from None
 

@@ -1,25 +1,25 @@
-"""Figure 2 of CodedReduce: what an iteration takes if some workers are late, under four schemes.
+"""Figure 2 of CodedReduce: the time of an iteration with stragglers, under four schemes.
 
     umw   a master waits for every worker                 1/N of the data each
-    gc    a master decodes from all but S                 so many more as the code needs
+    gc    a master decodes from all but S                 as much more as the code needs
     rar   ring all-reduce, torch's own over Gloo          1/N each
     cr    CodedReduce on a tree                           as the tree's allocation says
 
 The master, or the tree's root, is beside the workers. An iteration ends when the root has the
-gradient (a worker, for the ring), and takes the time between two such ends: no barrier makes all
-begin at once. Who is late is drawn for each worker and iteration from a seed, the same for every
-scheme. There are two ways of being late:
+gradient (a worker, for the ring), and takes the time between two such ends: there is no barrier.
+Stragglers are drawn for each worker and iteration from a seed, the same for every scheme. They are
+of two kinds:
 
-    held   the message is held back for so long; a worker whose iteration is over by then drops it
-    away   the worker is away for so long, comes back, and goes on with the current iteration; its
-           communication thread passes on what others send all the while
+    held   the message is delayed; a worker whose iteration is over by then drops it
+    away   the worker sleeps for the delay, and then continues with the current iteration; its
+           communication thread forwards the messages of others all the while
 
-Computing is a sleep in proportion to the worker's part of the data, so that a few cores can play
-many workers. Every gradient that comes out is compared with the true one.
+Computation is a sleep in proportion to the worker's part of the data, so that a few cores can
+simulate many workers. Every resulting gradient is compared with the true one.
 
-What can be said without running anything is here: who is late when, which iterations a scheme can't
-do without waiting, and what the links take. With t = M / rate for a message of M bytes, the busiest
-NIC sends or receives in an iteration
+This module has what follows without a run: who straggles when, which iterations exceed a scheme's
+tolerance, and the time on the links. With t = M / rate for a message of M bytes, the busiest NIC
+sends or receives in an iteration
 
     umw, gc   N t              the master's, a model to each worker
     rar       2 (N-1)/N t      everybody's
@@ -46,18 +46,17 @@ Scheme = Literal["umw", "gc", "rar", "cr"]
 DelayMode = Literal["held", "away"]
 SCHEMES: tuple[Scheme, ...] = ("umw", "gc", "rar", "cr")
 STUDY_TABLES = ("held", "delays", "compute", "pauses", "surface")
-WARMUP_ITERATIONS = 5  # iterations that tell how long one takes
-UNCOUNTED_ITERATIONS = WARMUP_ITERATIONS + 1  # and one in which all learn how many there will be
+WARMUP_ITERATIONS = 5  # their time decides how many iterations follow
+UNCOUNTED_ITERATIONS = WARMUP_ITERATIONS + 1  # and one in which all ranks learn that number
 MAX_STUDY_WORKERS = 300
-MAX_HELD_MESSAGE_BYTES = 1_500_000_000  # of one message of each worker, which are held in memory
-# Seconds, for a delay and for computing; an iteration has to end some time.
-MAX_DELAY_SECONDS = 60.0
+MAX_HELD_MESSAGE_BYTES = 1_500_000_000  # of one message of each worker, all held in memory
+MAX_DELAY_SECONDS = 60.0  # of a straggler, and of computation
 STUDY_RACK_COUNT = 4  # without a limit on their uplinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegularTree:
-    """A regular one: every parent has `fanout` children, and may do without `stragglers`."""
+    """A tree whose parents have `fanout` children each and tolerate `stragglers` of them."""
 
     fanout: int
     layers: int
@@ -67,27 +66,23 @@ class RegularTree:
         n, s = self.fanout, self.stragglers
         if n < 2 or self.layers < 1:
             raise UsageError(
-                f"a tree of {self.layers} layers of {n} children isn't one",
+                f"a tree can't have {self.layers} layers of {n} children",
                 "give at least 2x1: two children, one layer",
             )
-        if (
-            n > MAX_STUDY_WORKERS
-            or self.layers > MAX_STUDY_WORKERS
-            or self.workers > MAX_STUDY_WORKERS
-        ):
+        if max(n, self.layers) > MAX_STUDY_WORKERS or self.workers > MAX_STUDY_WORKERS:
             raise UsageError(
                 f"a tree of {self.text} has too many workers for one machine",
                 f"give one of at most {MAX_STUDY_WORKERS}, like 4x3 or 12x2",
             )
         if s >= n:
             raise UsageError(
-                f"a parent of {n} can't do without {s} of them",
+                f"a parent of {n} children can't tolerate {s} stragglers among them",
                 f"give --stragglers {n - 1} or less, or a wider tree",
             )
         if n % (s + 1):
             teams = [str(k - 1) for k in range(1, n + 1) if n % k == 0]
             raise UsageError(
-                f"{n} children don't make teams of {s + 1} that can do without {s}",
+                f"{n} children can't be split into teams of {s + 1} that tolerate {s} stragglers",
                 f"give --stragglers {', '.join(teams[:-1])} or {teams[-1]}",
             )
 
@@ -106,17 +101,17 @@ class RegularTree:
 
     @property
     def workers(self) -> int:
-        """n + n^2 + ... + n^L."""
+        """The number of workers: n + n^2 + ... + n^L."""
         return sum(self.fanout**layer for layer in range(1, self.layers + 1))
 
     def more_redundant(self) -> RegularTree:
-        """For three stragglers a parent, or the most below that teams allow."""
+        """A tree of this shape that tolerates three stragglers per parent, or fewer if it must."""
         allowed = [s for s in (3, 2, 1) if self.fanout % (s + 1) == 0]
         most = allowed[0] if allowed else self.fanout - 1
         return RegularTree(fanout=self.fanout, layers=self.layers, stragglers=most)
 
     def cluster(self, nic: Rate) -> Cluster:
-        """A host for each worker and one for the root, which is rank 0."""
+        """A cluster with a host for each worker and one for the root, which is rank 0."""
         hosts = self.workers + 1
         racks = min(STUDY_RACK_COUNT, hosts)
         sizes = [hosts // racks + (rack < hosts % racks) for rack in range(racks)]
@@ -125,34 +120,31 @@ class RegularTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerTrial:
-    """One scheme under one kind of lateness. Workers are ranks from 1."""
+    """One scheme under one kind of straggler delay; workers are ranks from 1."""
 
     scheme: Scheme
     tree: RegularTree
-    elements: int  # of float32, in a message
-    late: float  # with this probability
+    elements: int  # float32 values in a message
+    late: float  # probability of a straggler
     delay: float  # seconds
     compute: float  # seconds, for all data
     iterations: int
-    budget: float  # seconds after which fewer iterations will do
+    budget: float  # seconds; there are fewer iterations if they would take longer
     way: DelayMode = "held"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.late <= 1:
-            raise UsageError(
-                f"a worker can't be late with probability {self.late:g}", "give one from 0 to 1"
-            )
+            raise UsageError(f"{self.late:g} is not a probability", "give one from 0 to 1")
         if self.elements < 2:
             raise UsageError(
-                f"a message of {4 * self.elements} bytes has no room for two classes",
+                f"a message of {4 * self.elements} bytes is too short for two classes",
                 "give at least 8B: a float32 for each",
             )
         if 4 * self.elements * self.workers > MAX_HELD_MESSAGE_BYTES:
             most = MAX_HELD_MESSAGE_BYTES // self.workers // 1_000_000
             raise UsageError(
-                f"{self.workers} messages of {4 * self.elements} bytes don't fit into memory "
-                "before the clock starts",
+                f"{self.workers} messages of {4 * self.elements} bytes don't fit into memory",
                 f"give messages of at most {most}MB",
             )
         if max(self.delay, self.compute) > MAX_DELAY_SECONDS:
@@ -167,51 +159,48 @@ class StragglerTrial:
 
     @property
     def steps(self) -> int:
-        """Iterations at most, those that don't count included."""
+        """The maximum number of iterations, including those that aren't counted."""
         return UNCOUNTED_ITERATIONS + self.iterations
 
     @property
     def stragglers(self) -> int:
-        """How many the scheme can do without: of a parent's children, or of all."""
+        """The number of stragglers that the scheme tolerates: per parent, or among all workers."""
         same_fraction = self.tree.stragglers * self.workers // self.tree.fanout
         return {"umw": 0, "gc": same_fraction, "rar": 0, "cr": self.tree.stragglers}[self.scheme]
 
     @property
     def sync(self) -> str:
-        """As a plan: whose shares of the data these are, and, but for the ring, how they are
-        summed."""
-        if self.scheme == "cr":
-            return (
-                f"codedreduce(fanout={self.tree.fanout}, stragglers={self.stragglers}, "
-                "root=separate)"
-            )
-        return f"gc(stragglers={self.stragglers}, root=separate)"
+        """The plan that allocates the data and, except for the ring, sums the gradients."""
+        preset = f"codedreduce(fanout={self.tree.fanout}, " if self.scheme == "cr" else "gc("
+        return f"{preset}stragglers={self.stragglers}, root=separate)"
 
     def allocation(self, cluster: Cluster) -> Allocation:
         return allocation_of(parse_plan(self.sync), Group.everybody(cluster))
 
     def lateness(self) -> NDArray[np.bool_]:
-        """By iteration and rank; a longer trial begins as a shorter one does. Nobody is late by
-        nothing, nor is the root."""
+        """True for a straggler, by iteration and rank; the root and a delay of 0 have none.
+
+        A longer trial begins like a shorter one.
+        """
         draws = np.random.default_rng(self.seed).random((self.steps, self.workers + 1))
         found = draws < (self.late if self.delay else 0.0)
         found[:, 0] = False
         return found
 
     def beyond(self, allocation: Allocation, counted: int) -> int:
-        """In how many of the counted iterations more were late than the scheme can do without."""
+        """The number of counted iterations with more stragglers than the scheme tolerates."""
         late = self.lateness()[UNCOUNTED_ITERATIONS : UNCOUNTED_ITERATIONS + counted]
-        return sum(not can_do_without(allocation.tree, each) for each in late)
+        return sum(not tolerates(allocation.tree, each) for each in late)
 
     def link_seconds(self, rate: Rate) -> float:
-        """How long the busiest NIC is busy in an iteration."""
+        """The time per iteration that the busiest NIC needs for its messages."""
         n = self.workers
         messages = {"umw": n, "gc": n, "rar": 2 * (n - 1) / n, "cr": self.tree.fanout}
         return messages[self.scheme] * rate.seconds(4 * self.elements)
 
 
-def can_do_without(tree: CodedTree, late: NDArray[np.bool_]) -> bool:
-    """Whether the root can decode if those never answer, nor pass on what is below them."""
+def tolerates(tree: CodedTree, late: NDArray[np.bool_]) -> bool:
+    """True if the root can decode without the stragglers and the messages they would forward."""
     answered: set[int] = set()
     for node in reversed(list(tree.top_down())):
         children = tree.children[node]

@@ -1,8 +1,8 @@
-"""The training problem of the straggler study: soft-max regression, solved before the clock starts.
+"""The training problem of the straggler study: softmax regression, solved before the clock starts.
 
-An exact scheme goes through the same models whoever was late, so the models are known beforehand,
-and so is every message that a worker will send. Models are those of a few steps of gradient
-descent, and are gone through again and again.
+An exact scheme goes through the same models whichever workers straggle, so the models are known
+beforehand, and so is every message that a worker will send. The models are those of a few steps of
+gradient descent, and are used repeatedly.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from numpy.typing import NDArray
 
 from thalweg.codes import Allocation
 
-SOFTMAX_SAMPLE_COUNT, SOFTMAX_FEATURE_COUNT = (
-    6552,
-    5000,
-)  # as in the authors' program; 84 and 156 divide 6552
+SOFTMAX_SAMPLE_COUNT, SOFTMAX_FEATURE_COUNT = 6552, 5000  # as in the authors' program
 MAX_MODEL_COUNT = 8
 MAX_TOTAL_MESSAGE_BYTES = 512 << 20  # of all workers and models together
-SOFTMAX_LEARNING_RATE = 1e-3  # of learning, per sample
-SAMPLES_PER_FLOAT64_SUM = 512  # samples that are summed in double precision
+SOFTMAX_LEARNING_RATE = 1e-3  # per sample
+SAMPLES_PER_FLOAT64_SUM = 512  # summed at once in double precision
 Single = NDArray[np.float32]
 Double = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Samples of as many features as make a gradient of `elements` for its classes."""
+    """Samples whose number of features makes a gradient of `elements` values for all classes."""
 
     elements: int
     samples: int = SOFTMAX_SAMPLE_COUNT
@@ -40,13 +37,13 @@ class Softmax:
 
     @classmethod
     def for_workers(cls, workers: int, elements: int, seed: int) -> Softmax:
-        """With so many models as memory has room for one message a worker of each."""
-        room = MAX_TOTAL_MESSAGE_BYTES // (4 * elements * workers)
-        return cls(elements, models=max(1, min(MAX_MODEL_COUNT, room)), seed=seed)
+        """A problem with as many models as there is memory for all workers' messages."""
+        most = MAX_TOTAL_MESSAGE_BYTES // (4 * elements * workers)
+        return cls(elements, models=max(1, min(MAX_MODEL_COUNT, most)), seed=seed)
 
     @property
     def classes(self) -> int:
-        """At least two; features are what is left."""
+        """The number of classes, at least two."""
         return max(2, self.elements // SOFTMAX_FEATURE_COUNT)
 
     @property
@@ -62,7 +59,7 @@ class Softmax:
 
     @cached_property
     def _errors(self) -> list[Single]:
-        """For each model, what it says of each sample less what is right."""
+        """The predicted probabilities of each sample minus its true ones, by model."""
         inputs, labels = self._data
         model = np.zeros((self.features, self.classes), np.float32)
         found = []
@@ -77,7 +74,7 @@ class Softmax:
 
     @cached_property
     def true_gradients(self) -> list[Double]:
-        """By model: the sum over all samples, in double precision."""
+        """The sum over all samples in double precision, by model."""
         inputs, _ = self._data
         totals = [np.zeros((self.features, self.classes)) for _ in self._errors]
         for start in range(0, self.samples, SAMPLES_PER_FLOAT64_SUM):
@@ -87,7 +84,7 @@ class Softmax:
         return [total.reshape(-1)[: self.elements] for total in totals]
 
     def gradients(self, allocation: Allocation) -> list[list[Single]]:
-        """By model and cell: the sum over the samples of this cell."""
+        """The sum over the samples of each cell of the allocation, by model."""
         cuts = [round(cut * self.samples) for cut in allocation.cuts]
         return [
             [self._part(error, start, stop) for start, stop in pairwise(cuts)]
@@ -102,7 +99,7 @@ class Softmax:
 
 
 def message(gradients: Sequence[Single], weights: Mapping[int, float]) -> Single:
-    """What a worker sends: its cells times their weights."""
+    """The message of a worker: its cells times their weights."""
     if list(weights.values()) == [1.0]:
         return gradients[next(iter(weights))]
     total = np.zeros_like(gradients[0], np.float64)
@@ -111,6 +108,6 @@ def message(gradients: Sequence[Single], weights: Mapping[int, float]) -> Single
     return total.astype(np.float32)
 
 
-def distance(one: Single | Double, truth: Double) -> float:
-    """Between two gradients, as a part of the true one's norm."""
+def distance(one: Single | Double, truth: Single | Double) -> float:
+    """The distance of two gradients relative to the norm of the true one."""
     return float(np.linalg.norm(one - truth) / np.linalg.norm(truth))

@@ -1,8 +1,8 @@
-"""The straggler study as tables and as a picture.
+"""Tables and a picture of the straggler study.
 
 The picture has a panel of bars for each table: mean iteration times with a line from the 5th to the
-95th percentile, on a logarithmic axis; and a map for each rival of how many times faster
-CodedReduce is, by message size, delay and share of late workers.
+95th percentile, on a logarithmic axis; and a map for each other scheme of the speed-up of
+CodedReduce, by message size, delay and fraction of stragglers.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Row = Mapping[str, Any]
 SCHEME_COLOURS = {"umw": "C0", "gc": "C1", "rar": "C2", "cr": "C3"}
 RIVALS = ("umw", "gc", "rar")
 TITLES = {
-    "held": "late messages are held back",
+    "held": "stragglers' messages are delayed",
     "delays": "by delay",
-    "compute": "by what computing takes",
-    "pauses": "late workers are away",
-    "surface": "cr is so many times faster",
+    "compute": "by compute time",
+    "pauses": "stragglers are away",
+    "surface": "speed-up of CodedReduce",
 }
 VARIED = {"delays": "delay", "compute": "compute"}  # in seconds
-SCHEME_BAR_WIDTH = 0.2  # of a bar
+SCHEME_BAR_WIDTH = 0.2
 
 
 def label(row: Row) -> str:
-    """The scheme, and how many it can do without."""
-    sign = "S" if row["scheme"] == "gc" else "s"  # of all, or of a parent's children
+    """The scheme, and the number of stragglers that it tolerates."""
+    sign = "S" if row["scheme"] == "gc" else "s"  # among all workers, or per parent
     return f"{row['scheme']} {sign}={row['stragglers']}" if row["stragglers"] else row["scheme"]
 
 
@@ -49,10 +49,10 @@ def table_of(name: str, rows: Sequence[Row]) -> Table:
 def _times_table(name: str, rows: Sequence[Row]) -> Table:
     varied = VARIED.get(name)
     stronger = any("stronger_cr_speedup" in row for row in rows)
-    headings = ["load", "mean", "p50", "p95", "p99", "count", "links"]
-    headings += [] if name == "pauses" else ["beyond", "waits"]
-    headings += ["cr faster", *([f"{label(rows[-1])} faster"] if stronger else [])]
-    headings += ["vs none late"] if name == "delays" else []
+    headings = ["load", "mean", "p50", "p95", "p99", "count", "link time"]
+    headings += [] if name == "pauses" else ["beyond", "added wait"]
+    headings += ["cr speed-up", *([f"{label(rows[-1])} speed-up"] if stronger else [])]
+    headings += ["slowdown"] if name == "delays" else []
     figures = (f">{heading}" for heading in (*headings, "exact"))
     first = [f">{varied}"] if varied else []
     table = blank_table(*first, "scheme", *figures, title=_title(name, rows[0]))
@@ -71,13 +71,8 @@ def _figures(row: Row, *, with_waits: bool) -> list[str]:
         return ["failed", *[""] * (8 if with_waits else 6)]
     times = [about(row[figure], "s") for figure in ("mean", "p50", "p95", "p99")]
     waits = [str(row["beyond"]), about(row["waits"], "s")] if with_waits else []
-    return [
-        f"{row['load']:.3f}",
-        *times,
-        str(row["iterations"]),
-        about(row["bound"], "s"),
-        *waits,
-    ]
+    links = about(row["bound"], "s")
+    return [f"{row['load']:.3f}", *times, str(row["iterations"]), links, *waits]
 
 
 def _verdict(row: Row) -> str:
@@ -86,7 +81,7 @@ def _verdict(row: Row) -> str:
 
 def _surface_table(rows: Sequence[Row]) -> Table:
     over = (f">over {rival}" for rival in RIVALS)
-    headings = (">bytes", ">delay", ">late", ">cr mean", *over, ">exact")
+    headings = (">bytes", ">delay", ">stragglers", ">cr mean", *over, ">exact")
     table = blank_table(*headings, title=_title("surface", rows[0]))
     for (nbytes, delay, late), cell in _cells(rows).items():
         mean = cell["cr"]["mean"]
@@ -102,7 +97,7 @@ def _surface_table(rows: Sequence[Row]) -> Table:
 
 
 def _cells(rows: Sequence[Row]) -> dict[tuple[int, float, float], dict[str, Row]]:
-    """By bytes, delay and share of late workers: the schemes' rows."""
+    """The schemes' rows by bytes, delay and fraction of stragglers."""
     found: dict[tuple[int, float, float], dict[str, Row]] = {}
     for row in rows:
         found.setdefault((row["bytes"], row["delay"], row["late"]), {})[row["scheme"]] = row
@@ -112,10 +107,10 @@ def _cells(rows: Sequence[Row]) -> dict[tuple[int, float, float], dict[str, Row]
 def _title(name: str, row: Row) -> str:
     if name == "surface":
         return f"{TITLES[name]}: compute {about(row['compute'], 's')}"
-    said = [about(row["bytes"], "B"), f"{row['late']:.3g} of the workers late"]
-    said += [] if name == "delays" else [f"by {about(row['delay'], 's')}"]
-    said += [] if name == "compute" else [f"compute {about(row['compute'], 's')}"]
-    return f"{TITLES[name]}: {', '.join(said)}"
+    parts = [about(row["bytes"], "B"), f"{row['late']:.3g} of the workers straggle"]
+    parts += [] if name == "delays" else [f"delay {about(row['delay'], 's')}"]
+    parts += [] if name == "compute" else [f"compute {about(row['compute'], 's')}"]
+    return f"{TITLES[name]}: {', '.join(parts)}"
 
 
 def _times(ratio: float | None) -> str:
@@ -126,7 +121,7 @@ def _times(ratio: float | None) -> str:
 
 
 def draw_stragglers(title: str, tables: Mapping[str, Sequence[Row]]) -> str:
-    """SVG."""
+    """An SVG picture with a panel for each table."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -148,7 +143,7 @@ def draw_stragglers(title: str, tables: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _draw_times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
-    """Bars in groups of one setting."""
+    """Draw bars in one group per setting."""
     varied = VARIED.get(name)
     settings = list(dict.fromkeys(row[varied] for row in rows)) if varied else [None]
     for number, setting in enumerate(settings):
@@ -159,9 +154,9 @@ def _draw_times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
     size = len(rows) // len(settings)
     middles = [(n * (size + 1) + (size - 1) / 2) * SCHEME_BAR_WIDTH for n in range(len(settings))]
     axes.set_xticks(middles, ["" if s is None else about(s, "s") for s in settings])
-    axes.set(ylabel="seconds an iteration", yscale="log")
+    axes.set(ylabel="seconds per iteration", yscale="log")
     drawn = [row for row in rows if row["mean"]]
-    if drawn:  # room for figures and the legend above
+    if drawn:  # leaves space for figures and the legend above
         axes.set_ylim(
             min(row["p5"] for row in drawn) / 2,
             max(max(row["mean"], row["p95"]) for row in drawn) * 6,
@@ -190,7 +185,7 @@ def _draw_bar(axes: Axes, at: float, row: Row, *, named: bool) -> None:
 
 
 def _draw_map(axes: Axes, rival: str, rows: Sequence[Row]) -> None:
-    """Sizes down, delays and shares across; colours by the logarithm."""
+    """Draw sizes down, delays and straggler fractions across, colours by the logarithm."""
     from matplotlib.colors import LogNorm
 
     cells = _cells(rows)
@@ -207,4 +202,4 @@ def _draw_map(axes: Axes, rival: str, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(sizes)), [about(size, "B") for size in sizes])
     texts = [f"{about(delay, 's')}\n{late:.0%}" for delay, late in columns]
     axes.set_xticks(range(len(columns)), texts, fontsize=7)
-    axes.set_title(f"{TITLES['surface']} than {rival}", fontsize="small")
+    axes.set_title(f"{TITLES['surface']} over {rival}", fontsize="small")

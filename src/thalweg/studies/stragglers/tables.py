@@ -1,11 +1,11 @@
-"""The tables of the straggler study: which trials each one needs, and a row for every trial.
+"""The tables of the straggler study: the trials of each, and a row for every trial.
 
-    held      the setting that was asked for
-    delays    the same with delays of 0, 0.5 and 2 s: what lateness costs, and what it costs if
-              nobody is late
-    compute   the same with computing for free, and for 200 ms over all data
+    held      the requested setting
+    delays    the same with delays of 0, 0.5 and 2 s: the cost of stragglers, and of the scheme
+              without any
+    compute   the same with free computation, and with 200 ms over all data
     pauses    the same with workers that are away, and CodedReduce with more redundancy as well
-    surface   message size x delay x share of late workers
+    surface   message size x delay x fraction of stragglers
 
 A trial that several tables need is run once.
 """
@@ -14,44 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from thalweg.bench.site import Deployment
+from thalweg.bench.run_everywhere import Deployment
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about
 from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, StragglerTrial
 from thalweg.studies.stragglers.problem import Softmax
-from thalweg.studies.stragglers.trial_run import (
-    PreparedTrial,
-    Progress,
-    StragglerTrialResult,
-    run_trial,
-)
+from thalweg.studies.stragglers.trial_run import PreparedTrial, StragglerTrialResult, run_trial
 
-DELAY_TABLE_SECONDS = (0.0, 0.5, 2.0)  # seconds
-COMPUTE_TABLE_SECONDS = (0.0, 0.2)  # seconds
+DELAY_TABLE_SECONDS = (0.0, 0.5, 2.0)
+COMPUTE_TABLE_SECONDS = (0.0, 0.2)
 SURFACE_MESSAGE_BYTES = (40_000, 200_000, 1_000_000)
-SURFACE_DELAY_SECONDS = (0.5, 2.0)  # seconds
+SURFACE_DELAY_SECONDS = (0.5, 2.0)
 SURFACE_STRAGGLER_FRACTIONS = (0.02, 0.05, 0.1)
 
 Row = dict[str, Any]
 OnProgress = Callable[[int, int, str], None]
-"""Called with how many trials are done, of how many, and what is being measured."""
+"""Called with the number of trials done, their total number, and what is being measured."""
 
 
 def trials_of(table: str, asked: StragglerTrial) -> list[StragglerTrial]:
-    """`asked` says everything but the scheme."""
+    """The trials of a table; `asked` has everything but the scheme."""
+    delays = sorted({*DELAY_TABLE_SECONDS, asked.delay})
+    computes = sorted({*COMPUTE_TABLE_SECONDS, asked.compute})
     settings = {
         "held": [asked],
-        "delays": [
-            replace(asked, delay=delay) for delay in sorted({*DELAY_TABLE_SECONDS, asked.delay})
-        ],
-        "compute": [
-            replace(asked, compute=compute)
-            for compute in sorted({*COMPUTE_TABLE_SECONDS, asked.compute})
-        ],
+        "delays": [replace(asked, delay=delay) for delay in delays],
+        "compute": [replace(asked, compute=compute) for compute in computes],
         "pauses": [replace(asked, way="away")],
         "surface": [
             replace(asked, elements=nbytes // 4, delay=delay, late=late)
@@ -69,20 +62,20 @@ def trials_of(table: str, asked: StragglerTrial) -> list[StragglerTrial]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerStudy:
-    """Rows by table. `wrong` are those with a gradient that wasn't exact, or that ended in an
-    error."""
+    """The rows of the study by table."""
 
     tables: dict[str, list[Row]]
 
     @property
     def wrong(self) -> list[Row]:
+        """The rows with a gradient that wasn't exact, or with an error."""
         return [row for rows in self.tables.values() for row in rows if not row["exact"]]
 
     @property
     def errors(self) -> list[str]:
-        """Each one once."""
-        said = (f"{row['scheme']}: {row['error']}" for row in self.wrong if row["error"])
-        return list(dict.fromkeys(said))
+        """The distinct errors of all rows."""
+        errors = (f"{row['scheme']}: {row['error']}" for row in self.wrong if row["error"])
+        return list(dict.fromkeys(errors))
 
 
 def run_straggler_study(
@@ -90,28 +83,25 @@ def run_straggler_study(
     tables: Sequence[str],
     deployment: Deployment,
     rate: Rate,
-    tell: OnProgress,
+    on_progress: OnProgress,
 ) -> StragglerStudy:
     wanted = {name: trials_of(name, asked) for name in STUDY_TABLES if name in tables}
     todo = list(dict.fromkeys(trial for trials in wanted.values() for trial in trials))
     rows: dict[StragglerTrial, Row] = {}
     problem: Softmax | None = None
     for number, trial in enumerate(todo):
-        tell(number, len(todo), f"{trial.scheme}, {describe_trial(trial)}")
+        show = partial(on_progress, number, len(todo))
+        show(f"{trial.scheme}, {describe_trial(trial)}")
         if problem is None or problem.elements != trial.elements:
-            problem = None  # before the next one needs memory
+            problem = None  # frees its memory first
             problem = Softmax.for_workers(trial.workers, trial.elements, trial.seed)
-
-        def heard(done: int, of: int, number: int = number, trial: StragglerTrial = trial) -> None:
-            tell(number, len(todo), f"{trial.scheme} {done}/{of}, {describe_trial(trial)}")
-
         try:
-            rows[trial] = _measured(trial, deployment, problem, rate, heard)
+            rows[trial] = _measured(trial, deployment, problem, rate, show)
         except LabError:
             raise
         except ThalwegError as error:
             rows[trial] = row_of_failure(trial, rate, str(error))
-    tell(len(todo), len(todo), "")
+    on_progress(len(todo), len(todo), "")
     return StragglerStudy(
         tables={
             name: compared(name, [rows[trial] for trial in trials])
@@ -121,15 +111,23 @@ def run_straggler_study(
 
 
 def _measured(
-    trial: StragglerTrial, deployment: Deployment, problem: Softmax, rate: Rate, heard: Progress
+    trial: StragglerTrial,
+    deployment: Deployment,
+    problem: Softmax,
+    rate: Rate,
+    show: Callable[[str], None],
 ) -> Row:
-    """A function of its own, so that a trial's messages are gone before the next one's come."""
+    """Run one trial; its messages are freed on return, before the next trial makes its own."""
+
+    def progress(done: int, total: int) -> None:
+        show(f"{trial.scheme} {done}/{total}, {describe_trial(trial)}")
+
     prepared = PreparedTrial.of(trial, deployment, problem)
-    return row_of(prepared, run_trial(prepared, deployment, heard), rate)
+    return row_of(prepared, run_trial(prepared, deployment, progress), rate)
 
 
 def describe_trial(trial: StragglerTrial) -> str:
-    """Short enough for a line beside a progress bar."""
+    """A short description for the line of a progress bar."""
     size, delay = about(4 * trial.elements, "B"), about(trial.delay, "s")
     return f"{size}, {trial.late:.0%} {trial.way} {delay}"
 
@@ -137,15 +135,11 @@ def describe_trial(trial: StragglerTrial) -> str:
 def row_of(prepared: PreparedTrial, outcome: StragglerTrialResult, rate: Rate) -> Row:
     trial, seconds = prepared.trial, np.array(outcome.seconds)
     held = trial.way == "held"
-    beyond = prepared.trial.beyond(prepared.allocation, len(seconds)) if held else None
-    p5, p50, p95, p99 = (float(p) for p in np.percentile(seconds, (5, 50, 95, 99)))
+    beyond = trial.beyond(prepared.allocation, len(seconds)) if held else None
     return {
         **_setting(trial, rate),
         "mean": float(seconds.mean()),
-        "p5": p5,
-        "p50": p50,
-        "p95": p95,
-        "p99": p99,
+        **{f"p{p}": float(np.percentile(seconds, p)) for p in (5, 50, 95, 99)},
         "exact": not outcome.wrong,
         "wrong": len(outcome.wrong),
         "iterations": len(seconds),
@@ -182,8 +176,8 @@ def _setting(trial: StragglerTrial, rate: Rate) -> Row:
 
 
 def compared(table: str, rows: Sequence[Row]) -> list[Row]:
-    """With how many times faster CodedReduce was in the same setting; where it has a row with more
-    redundancy, the same for that one; and what lateness costs, where there is a row without."""
+    """The rows with the speed-up of CodedReduce in the same setting, also of its row with more
+    redundancy, and with the slowdown by stragglers where there is a row without any."""
     found = []
     for row in rows:
         coded = _alike(rows, row, scheme="cr")
@@ -191,15 +185,15 @@ def compared(table: str, rows: Sequence[Row]) -> list[Row]:
         if len(coded) > 1:
             row["stronger_cr_speedup"] = _over(row, coded[1], "mean")
         if table == "delays":
-            [calm] = _alike(rows, row, scheme=row["scheme"], delay=0.0)
-            row["mean_vs_none_late"] = _over(row, calm, "mean")
-            row["p95_vs_none_late"] = _over(row, calm, "p95")
+            [baseline] = _alike(rows, row, scheme=row["scheme"], delay=0.0)
+            row["mean_vs_none_late"] = _over(row, baseline, "mean")
+            row["p95_vs_none_late"] = _over(row, baseline, "p95")
         found.append(row)
     return found
 
 
 def _alike(rows: Sequence[Row], like: Row, **other: Any) -> list[Row]:
-    """Those of the same setting, but for `other`."""
+    """The rows of the same setting, except for `other`."""
     keys = ("bytes", "late", "delay", "compute", "way")
     wanted = {**{key: like[key] for key in keys}, **other}
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]

@@ -1,12 +1,12 @@
-"""One scheme of the straggler study, run: a process for each worker, and one for the root.
+"""A run of one scheme of the straggler study: a process for each worker, and one for the root.
 
-Gradients are compared by the training thread after it has read the clock: the root's communication
-thread goes on meanwhile, the ring's next iteration waits for it (under a millisecond at 1 MB).
+The training thread compares gradients after it has read the clock: the root's communication thread
+continues meanwhile, the ring's next iteration waits for it (under a millisecond at 1 MB).
 
-What the workers send, and what must come of it, is made before they are: messages for every model,
-the checked schedule, and the sum that float32 gives if nobody is late are shared by all processes.
-A coded sum must equal that one bit for bit; the ring, which adds in an order of its own, must come
-as near to the true gradient as float32 can.
+Before the workers are forked, the messages for every model, the checked schedule, and the float32
+sum without stragglers are computed and shared by all processes. A coded sum must be bitwise equal
+to that sum; the ring, which adds in another order, must be as close to the true gradient as float32
+allows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from thalweg.bench.site import Deployment
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.codes import Allocation
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, pieces_of
 from thalweg.engine.tree_relay import Relay
 from thalweg.errors import RunError, ScheduleError
-from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.schedules import Group, Schedule, coded_tree
@@ -45,24 +44,23 @@ from thalweg.studies.stragglers.config import (
 from thalweg.studies.stragglers.problem import Single, Softmax, distance, message
 from thalweg.transports.best_effort import MessageKind
 
-MIN_COUNTED_ITERATIONS = 10  # iterations that count, however long they take
-ITERATION_TIMEOUT_SECONDS = 120.0  # seconds for one iteration
-RING_TIMEOUT_SECONDS = 24 * 3600.0  # seconds; for the ring, where the master has nothing to do
-# Results in each of many processes; nobody but the root looks at them.
-WORKER_RESULT_HISTORY_STEPS = 8
-NO_NEWS_TIMEOUT_SECONDS = 5.0  # seconds without news after which a worker asks whether all is over
-PROGRESS_PERIOD_SECONDS = 0.2  # seconds between two reports of how far it is
+MIN_COUNTED_ITERATIONS = 10
+ITERATION_TIMEOUT_SECONDS = 120.0
+RING_TIMEOUT_SECONDS = 24 * 3600.0  # for the ring's master, which only waits
+WORKER_RESULT_HISTORY_STEPS = 8  # results that a worker keeps; only the root reads them
+NO_NEWS_TIMEOUT_SECONDS = 5.0  # after which a worker checks whether the trial is over
+PROGRESS_PERIOD_SECONDS = 0.2
 ITERATION_COUNT_KEY, TRIAL_OVER_KEY = "iterations", "over"  # keys of the store
-MASTER_RANK, FIRST_WORKER_RANK = 0, 1  # ranks
+MASTER_RANK, FIRST_WORKER_RANK = 0, 1
+GRADIENT_ERROR_TOLERANCE = 1e-5  # of float32 sums, relative to the true gradient's norm
 
 Progress = Callable[[int, int], None]
-"""Called with how many iterations are done, and of how many."""
-GRADIENT_ERROR_TOLERANCE = 1e-5  # of the true gradient's norm: what float32 sums may lack
+"""Called with the number of iterations done and their total number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerTrialResult:
-    seconds: tuple[float, ...]  # of each iteration that counts
+    seconds: tuple[float, ...]  # of each counted iteration
     wrong: tuple[int, ...]  # iterations whose gradient wasn't exact
 
 
@@ -70,42 +68,36 @@ def run_trial(
     prepared: PreparedTrial, deployment: Deployment, progress: Progress
 ) -> StragglerTrialResult:
     trial = prepared.trial
-    lateness = trial.lateness()
+    delayed = trial.lateness()
+    in_tree = prepared.schedule is not None
+    timed_rank = MASTER_RANK if in_tree else FIRST_WORKER_RANK
 
-    def work(rank: int, report: SendMessage) -> dict[str, Any]:
-        play = _TrialRank(prepared, rank, lateness[:, rank].tolist(), report)
-        return play.in_tree() if prepared.schedule is not None else play.in_ring()
+    def work(rank: int, report: Report) -> Result:
+        trial_rank = _TrialRank(prepared, rank, delayed[:, rank].tolist(), report)
+        return trial_rank.in_tree() if in_tree else trial_rank.in_ring()
 
-    def heard(rank: int, told: dict[str, Any]) -> None:
-        progress(told["done"], told["of"])
-
-    longest = (
-        60
-        + 2 * trial.budget
-        + (UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS) * ITERATION_TIMEOUT_SECONDS
-    )
-    results = run_workers(
-        trial.workers + 1, work, timeout=longest, on_message=heard, place=deployment.place
-    )
-    told = results[MASTER_RANK if prepared.schedule is not None else FIRST_WORKER_RANK]
-    return StragglerTrialResult(seconds=tuple(told["seconds"]), wrong=tuple(told["wrong"]))
+    iterations = UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS
+    timeout = 60 + 2 * trial.budget + iterations * ITERATION_TIMEOUT_SECONDS
+    found = run_everywhere(deployment, work, progress, timeout=timeout, reporting_rank=timed_rank)
+    timed = found[timed_rank]
+    return StragglerTrialResult(seconds=tuple(timed["seconds"]), wrong=tuple(timed["wrong"]))
 
 
 class _TrialRank:
-    """What one rank does."""
+    """The part of one rank in a trial."""
 
     def __init__(
-        self, prepared: PreparedTrial, rank: int, late: Sequence[bool], report: SendMessage
+        self, prepared: PreparedTrial, rank: int, straggles: Sequence[bool], report: Report
     ) -> None:
         self.prepared = prepared
         self.trial = prepared.trial
         self.rank = rank
-        self.straggles = late  # by iteration
+        self.straggles = straggles  # by iteration
         self.messages = prepared.messages.get(rank, ())
         self.compute = self.trial.compute * float(prepared.allocation.loads.get(rank, 0))
         self.world = World.join(ITERATION_TIMEOUT_SECONDS)
         self.abort_flag = self.world.abort_flag()
-        self.clock = _IterationTimer(prepared, self.world, report)
+        self.timer = _IterationTimer(prepared, self.world, report)
 
     def in_tree(self) -> dict[str, Any]:
         schedule = self.prepared.schedule
@@ -127,13 +119,13 @@ class _TrialRank:
             self.world.leave(ITERATION_TIMEOUT_SECONDS, self.abort_flag)
         finally:
             relay.close()
-        return self.clock.result()
+        return self.timer.result()
 
     def _decode(self, relay: Relay) -> None:
         step = 0
-        while step < self.clock.count:
+        while step < self.timer.count:
             results = relay.result(step)
-            self.clock.tick(step, () if results is None else results.arrays)
+            self.timer.tick(step, () if results is None else results.arrays)
             step += 1
         self.world.put(TRIAL_OVER_KEY, "yes")
 
@@ -149,15 +141,17 @@ class _TrialRank:
                     relay.result(step, self.trial.delay)
             if relay.newest <= step:
                 relay.contribute(step, 0, self.messages[step % len(self.messages)])
-            if not self._comes_to_an_end(relay, step):
+            if not self._wait_for_end(relay, step):
                 return
             step = relay.newest
             if step >= WARMUP_ITERATIONS and count == WARMUP_ITERATIONS:
-                count = _how_many(self.world, self.abort_flag)
+                count = _iteration_count(self.world, self.abort_flag)
 
-    def _comes_to_an_end(self, relay: Relay, step: int) -> bool:
-        """Wait until the iteration is over; False if all of them are. Letters may be lost, and so
-        may the last, if this host's link lags far behind."""
+    def _wait_for_end(self, relay: Relay, step: int) -> bool:
+        """Wait until the iteration is over; False if the trial is.
+
+        Messages may be lost, and so may the last one, if this host's link lags far behind.
+        """
         began = perf_counter()
         while relay.newest <= step:
             relay.result(step, NO_NEWS_TIMEOUT_SECONDS)
@@ -167,21 +161,21 @@ class _TrialRank:
                 return False
             if perf_counter() - began > ITERATION_TIMEOUT_SECONDS:
                 raise RunError(
-                    f"rank {self.rank} waited {ITERATION_TIMEOUT_SECONDS:g} s for iteration {step}",
+                    f"rank {self.rank} timed out after {ITERATION_TIMEOUT_SECONDS:g} s "
+                    f"in iteration {step}",
                     "give smaller messages or faster NICs",
                 )
         return True
 
     def in_ring(self) -> dict[str, Any]:
+        timeout = RING_TIMEOUT_SECONDS
         if self.rank != MASTER_RANK:
-            self._go_round()
-        self.world.leave(
-            RING_TIMEOUT_SECONDS if self.rank == MASTER_RANK else ITERATION_TIMEOUT_SECONDS,
-            self.abort_flag,
-        )
-        return self.clock.result()
+            self._all_reduce()
+            timeout = ITERATION_TIMEOUT_SECONDS
+        self.world.leave(timeout, self.abort_flag)
+        return self.timer.result()
 
-    def _go_round(self) -> None:
+    def _all_reduce(self) -> None:
         dist.init_process_group(
             "gloo",
             store=PrefixStore("ring", self.world.store),
@@ -197,24 +191,26 @@ class _TrialRank:
             tensor.copy_(own[step % len(own)])
             dist.all_reduce(tensor)
             if self.rank == FIRST_WORKER_RANK:
-                self.clock.tick(step, (tensor.numpy(),))
+                self.timer.tick(step, (tensor.numpy(),))
             step += 1
             if step == WARMUP_ITERATIONS:
-                count = _how_many(self.world, self.abort_flag)
+                count = _iteration_count(self.world, self.abort_flag)
 
 
-def _how_many(world: World, abort_flag: AbortFlag) -> int:
-    told = world.wait_for(ITERATION_COUNT_KEY, ITERATION_TIMEOUT_SECONDS, abort_flag)
-    if told is None:
-        raise RunError("nobody said how many iterations there are", "please report this")
-    return int(told)
+def _iteration_count(world: World, abort_flag: AbortFlag) -> int:
+    found = world.wait_for(ITERATION_COUNT_KEY, ITERATION_TIMEOUT_SECONDS, abort_flag)
+    if found is None:
+        raise RunError("no rank published the number of iterations", "please report this")
+    return int(found)
 
 
 class _IterationTimer:
-    """Where iterations end: their times, and whether their gradients are exact. Says after the
-    warm-up how many there will be."""
+    """The times of iterations and the exactness of their gradients, on the rank where they end.
 
-    def __init__(self, prepared: PreparedTrial, world: World, report: SendMessage) -> None:
+    After the warm-up it publishes the number of iterations.
+    """
+
+    def __init__(self, prepared: PreparedTrial, world: World, report: Report) -> None:
         self.count = WARMUP_ITERATIONS
         self._prepared = prepared
         self._world = world
@@ -232,7 +228,7 @@ class _IterationTimer:
         if not arrays or not self._prepared.is_exact(step, arrays):
             self._wrong.append(step)
         if now - self._reported > PROGRESS_PERIOD_SECONDS:
-            self._report({"done": step + 1, "of": self.count})
+            self._report(step + 1, self.count)
             self._reported = now
 
     def result(self) -> dict[str, Any]:
@@ -241,15 +237,18 @@ class _IterationTimer:
 
 
 def iterations_to_run(trial: StragglerTrial, ends: Sequence[float]) -> int:
-    """As asked, or as the budget allows at this pace, but some at least."""
+    """The requested number, or what the budget allows at this pace, but a minimum."""
     affordable = int(trial.budget / max(fmean(np.diff(ends)), 1e-9))
     return min(trial.iterations, max(MIN_COUNTED_ITERATIONS, affordable))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTrial:
-    """What is made once, before the workers are. `right` is what a sum is compared with, by model:
-    float32's own for a tree, the true one for the ring."""
+    """The data of a trial that is computed once, before the workers are forked.
+
+    `right` has the expected sum of each model: the float32 sum of a tree, the true gradient for
+    the ring.
+    """
 
     trial: StragglerTrial
     allocation: Allocation
@@ -275,26 +274,20 @@ class PreparedTrial:
             right = expected_sums(allocation, schedule, messages)
             _refuse_far_from_true(trial, right, problem)
         return cls(
-            trial=trial,
-            allocation=allocation,
-            schedule=schedule,
-            messages=messages,
-            right=right,
+            trial=trial, allocation=allocation, schedule=schedule, messages=messages, right=right
         )
 
     @property
     def load(self) -> float:
-        """What part of the data a worker computes, at most."""
+        """The largest fraction of the data that a worker computes."""
         return float(max(self.allocation.loads.values()))
 
     def is_exact(self, step: int, arrays: Sequence[Single]) -> bool:
-        """Whether these pieces together are the right sum."""
+        """True if these pieces together are the expected sum."""
         right = self.right[step % len(self.right)]
         if self.schedule is None:
             [got] = arrays
-            return float(np.linalg.norm(got - right)) <= GRADIENT_ERROR_TOLERANCE * float(
-                np.linalg.norm(right)
-            )
+            return distance(got, right) <= GRADIENT_ERROR_TOLERANCE
         return all(
             np.array_equal(array.view(np.uint32), right[start:stop].view(np.uint32))
             for array, (start, stop) in zip(arrays, pairwise(self.schedule.offsets), strict=True)
@@ -304,26 +297,27 @@ class PreparedTrial:
 def expected_sums(
     allocation: Allocation, schedule: Schedule, messages: Mapping[int, Sequence[Single]]
 ) -> list[Single]:
-    """By model, what the root decodes if everybody answers: the nodes of the real tree, without a
-    network."""
+    """The sum of each model that the root decodes without stragglers.
+
+    It is computed by the nodes of the real tree, without a network.
+    """
     nodes = {
         rank: Node(rank, pieces_of([schedule], [ElementType()], rank), allocation)
         for rank in allocation.ranks
     }
     found = []
     for model in range(len(next(iter(messages.values())))):
-        under_way = deque(
-            (rank, letter)
+        queue = deque(
+            (rank, sent)
             for rank, own in messages.items()
-            for letter in nodes[rank].contribute(model, 0, own[model])
+            for sent in nodes[rank].contribute(model, 0, own[model])
         )
-        while under_way:
-            sender, letter = under_way.popleft()
-            if letter.kind is MessageKind.ANSWER:
-                node = nodes[letter.peer]
-                under_way.extend(
-                    (node.rank, further) for further in node.arrive(letter._replace(peer=sender))
-                )
+        while queue:
+            sender, sent = queue.popleft()
+            if sent.kind is MessageKind.ANSWER:
+                receiver = sent.peer
+                answers = nodes[receiver].arrive(sent._replace(peer=sender))
+                queue.extend((receiver, answer) for answer in answers)
         found.append(np.concatenate(nodes[allocation.host].finished[model].arrays))
         for node in nodes.values():
             node.skip_to(model + 1)
@@ -335,7 +329,6 @@ def _refuse_far_from_true(trial: StragglerTrial, sums: Sequence[Single], problem
         off = distance(got, true)
         if not off <= GRADIENT_ERROR_TOLERANCE:
             raise ScheduleError(
-                f"{trial.sync} sums to a gradient that is {off:.1e} off the true one, with nobody "
-                "late",
+                f"{trial.sync}: without stragglers the relative error of the gradient is {off:.1e}",
                 "please report this",
             )

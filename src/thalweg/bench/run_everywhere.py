@@ -1,0 +1,109 @@
+"""The same work on every worker of a deployment, with the results brought to one process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import RunError
+from thalweg.facts import Cluster, counted
+from thalweg.launch.place import HERE, Place
+from thalweg.launch.rank_assignment import read_rank_assignment
+from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.members.world import World
+
+if TYPE_CHECKING:
+    from thalweg.lab import Lab
+
+Result = dict[str, Any]
+Report = Callable[..., None]
+ALONE = "alone"  # the launcher of a process that none has started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The place of a run's workers: this machine, a lab, or wherever a launcher started them."""
+
+    workers: int
+    place: Place = HERE
+    cluster: Cluster | None = None  # known only where the rates of its links are real
+    notes: list[str] = field(default_factory=list)
+    launcher: str | None = None  # set if this process is itself one of the workers
+
+    @classmethod
+    def of_lab(cls, lab: Lab) -> Deployment:
+        return cls(
+            workers=lab.cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes
+        )
+
+    @classmethod
+    def of_this_process(cls) -> Deployment:
+        """The deployment of which this process is a worker; of one worker without a launcher."""
+        assignment = read_rank_assignment(os.environ)
+        return cls(workers=assignment.size, launcher=assignment.launcher)
+
+    @property
+    def text(self) -> str:
+        """A description of the deployment for headings."""
+        if self.launcher is not None:
+            started = f"{self.workers} workers, started by {self.launcher}"
+            return "this host, alone" if self.launcher == ALONE else started
+        if self.cluster is None:
+            return f"{self.workers} local workers"
+        racks = [len(rack.hosts) for rack in self.cluster.racks]
+        equal = len(set(racks)) == 1
+        shape = f"{len(racks)} x {racks[0]}" if equal else " + ".join(map(str, racks))
+        return f"{counted(self.workers, 'worker')} in a lab of {shape} hosts"
+
+
+def run_everywhere(
+    deployment: Deployment,
+    work: Callable[[int, Report], Result],
+    progress: Report,
+    *,
+    timeout: float | None,
+    collect_timeout: float | None = None,
+    reporting_rank: int = 0,
+    **options: Any,
+) -> list[Result]:
+    """Run `work(rank, report)` on every worker and return the results by rank.
+
+    `progress` is called with what `reporting_rank` reports. Forks of this process fail after
+    `timeout` seconds; `options` are those of `run_workers`. Under a launcher the work runs in this
+    process, and the only result is its own; with `collect_timeout` seconds rank 0 gets the results
+    of all ranks, and the other ranks get none.
+    """
+    if deployment.launcher is not None:
+        own = work(read_rank_assignment(os.environ).rank, progress)
+        return [own] if collect_timeout is None else _collect(own, collect_timeout)
+
+    def forked(rank: int, send: SendMessage) -> Result:
+        return work(
+            rank, lambda *figures: send({"report": figures}) if rank == reporting_rank else None
+        )
+
+    return run_workers(
+        deployment.workers,
+        forked,
+        timeout=timeout,
+        on_message=lambda rank, message: progress(*message["report"]),
+        place=deployment.place,
+        **options,
+    )
+
+
+def _collect(own: Result, seconds: float) -> list[Result]:
+    world = World.join(seconds)
+    world.put(f"result/{world.rank}", json.dumps(own))
+    abort_flag = world.abort_flag()
+    results = []
+    for rank in range(world.size if world.rank == 0 else 0):
+        found = world.wait_for(f"result/{rank}", seconds, abort_flag)
+        if found is None:
+            raise RunError(f"rank {rank} sent no result within {seconds:g} s", "see its output")
+        results.append(json.loads(found))
+    world.leave(seconds, abort_flag)
+    return results
