@@ -154,7 +154,7 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
         ("degrade --host nobody --rate 1mbit", "there is no host 'nobody'; give a rank"),
         ("degrade --rack 0 --rate slow", "'slow' is not a rate"),
         ("degrade --rate 1mbit", "a link belongs to a rack or to a host; name one"),
-        ("cut --rack 0 --direction up", "'up' is no direction; give out, in or both"),
+        ("cut --rack 0 --direction up", "'up' is not a direction; give out, in or both"),
         ("kill --host 0", "nothing runs on host0; start something"),
     ],
 )

@@ -21,7 +21,6 @@ from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Duplex, Link, Machine, Rate, Workload
 from thalweg.lab import Event
-from thalweg.lab.event import links_of
 from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict
 
@@ -104,11 +103,11 @@ class ScenarioPrediction:
 
     def _declared_after(self, event: Event) -> dict[Link, Rate]:
         """Of the links that it happens to."""
-        links = links_of(
-            self.declared, rack=event.rack, host=event.host, directions=event.directions
-        )
         declared = self.declared.rates()
-        return {link: declared[link] if event.rate is None else event.rate for link in links}
+        return {
+            link: declared[link] if event.rate is None else event.rate
+            for link in event.links(self.declared)
+        }
 
 
 def _as_often(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estimate:
