@@ -245,7 +245,7 @@ def test_a_mistake_is_told_before_anybody_starts(lab: Lab) -> None:
         ({"action": "heal", "rack": "x"}, "there is no rack 'x'; there are 2, numbered from 0"),
         (
             {"action": "degrade", "rack": 0, "rate": "1kbit"},
-            "a link of 1kbit can't be had in the lab; give 8kbit to 34gbit",
+            "the lab can't emulate a link of 1kbit; give 8kbit to 34gbit",
         ),
         ({"action": "explode", "rack": 0}, "the event has no action 'explode'; give one of"),
     ]

@@ -109,6 +109,8 @@ class EventRunner:
 
 
 def _change_links(lab: Lab, action: Action, event: Event) -> None:
+    from thalweg.lab import packet_faults  # needs Linux and pyroute2
+
     links, rank, peer = event.links(lab.cluster), event.rank or 0, event.peer or 0
     match action:
         case "degrade" if event.rate is not None:
@@ -121,11 +123,7 @@ def _change_links(lab: Lab, action: Action, event: Event) -> None:
             lab.links.cut(links)
         case "heal":
             lab.links.heal(links)
-        case "blackhole":
-            lab.add_blackhole(rank, peer)
-        case "reroute":
-            lab.remove_blackhole(rank, peer)
-        case "garble":
-            lab.garble(rank)
-        case "ungarble":
-            lab.ungarble(rank)
+        case "blackhole" | "reroute":
+            packet_faults.set_blackhole(lab.wiring, rank, peer, on=action == "blackhole")
+        case "garble" | "ungarble":
+            packet_faults.set_garbling(lab.wiring, rank, on=action == "garble")

@@ -52,7 +52,8 @@ def progress(faults: Sequence[FaultTimes], bound: float) -> list[Violation]:
 def causes_reported(
     history: History, faults: Sequence[FaultTimes], *, missed: bool = True
 ) -> list[Violation]:
-    """With `missed` the others wait for a rank that is away for a moment, and so must notice."""
+    """Reports name the right ranks. `missed` is True if the others wait for a rank that is away for
+    a moment, and so must notice."""
     return [*_unreported(faults, missed), *_wrongly_reported(history, faults)]
 
 

@@ -18,7 +18,8 @@ from thalweg.chaos.history import Commit, History, Violation
 
 
 def in_order(history: History, *, jumps: bool = False) -> list[Violation]:
-    """With `jumps` ranks may skip steps whose results others sent them, as in a coded tree."""
+    """Processes take steps in order. `jumps` is True if ranks may skip steps whose results others
+    sent them, as in a coded tree."""
     found = []
     for before, commit in history.successive():
         if before is None or commit.step == before.step + 1:
