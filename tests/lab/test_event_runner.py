@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.conftest import LabOf
 from thalweg.errors import LabError, WorkerFailed
-from thalweg.facts import Link
+from thalweg.facts import Duration, Link
 from thalweg.lab import Event, Lab
 from thalweg.lab.event_runner import EventRunner
 from thalweg.lab.namespaces import delete
@@ -156,6 +156,25 @@ def test_an_event_at_a_time(lab: Lab, tmp_path: Path) -> None:
     assert noted.seen == ["20mbit"]
     run_workers(3, lambda rank, report: None, place=lab.place, director=director, timeout=TIMEOUT)
     assert director.fired == []
+
+
+def test_an_event_ends_when_its_time_is_over(lab: Lab) -> None:
+    cut = Event(action="cut", at_step=0, until=Duration(1.0), rank=1)
+    runner, seen = lab.director([cut]), []
+
+    class Looking:
+        def prepare(self) -> None:
+            runner.prepare()
+            seen.append(nic(lab)["cut"])
+
+        def poll(self, workers: WorkerControl) -> None:
+            runner.poll(workers)
+
+    def work(rank: int, report: SendMessage) -> None:
+        sleep(2.0)
+
+    run_workers(3, work, place=lab.place, director=Looking(), timeout=TIMEOUT)
+    assert [*seen, nic(lab)["cut"]] == [True, False]
 
 
 def test_who_is_killed_has_returned_nothing_and_the_others_go_on(lab: Lab) -> None:
