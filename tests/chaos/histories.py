@@ -12,10 +12,10 @@ from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
     Commit,
     Ended,
-    Event,
     Healed,
     History,
     Named,
+    Record,
     Recovered,
     Struck,
     of_dict,
@@ -38,7 +38,7 @@ def checksum(step: int) -> int:
 
 def sound() -> History:
     """A step takes a second; the fault comes at 4.5, and is felt until 6."""
-    events: list[Event] = []
+    events: list[Record] = []
     for step in range(1, LAST + 1):
         members, formation = (LEFT, 2) if DIED < step <= BACK else (ALL, 1 if step <= DIED else 3)
         now = step + (1.0 if step > DIED else 0.0)
@@ -57,27 +57,27 @@ def sound() -> History:
     return history_of(events)
 
 
-def history_of(events: list[Event], *faults: Fault) -> History:
+def history_of(events: list[Record], *faults: Fault) -> History:
     history = History(faults or (KILL,))
     for event in events:
         history.add(event)
     return history
 
 
-def doctored(which: Callable[[Event], bool], **changes: object) -> History:
+def doctored(which: Callable[[Record], bool], **changes: object) -> History:
     """With these changes to the events that are meant, of which there is one at least."""
     events = sound().events
     assert any(which(event) for event in events)
     return history_of([replace(e, **changes) if which(e) else e for e in events])
 
 
-def without(which: Callable[[Event], bool]) -> History:
+def without(which: Callable[[Record], bool]) -> History:
     events = sound().events
     assert any(which(event) for event in events)
     return history_of([event for event in events if not which(event)])
 
 
-def is_commit(rank: int, step: int) -> Callable[[Event], bool]:
+def is_commit(rank: int, step: int) -> Callable[[Record], bool]:
     return lambda event: isinstance(event, Commit) and (event.rank, event.step) == (rank, step)
 
 

@@ -35,7 +35,7 @@ def test_it_is_full_until_there_is_room(disk: Disk) -> None:
     with pytest.raises(CheckpointError, match="No space left"):
         save(disk.checkpoints, 2)
     assert read(first).step == 1
-    disk.make_room()
+    disk.free()
     assert read(save(disk.checkpoints, 2)).step == 2
 
 

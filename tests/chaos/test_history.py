@@ -22,14 +22,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_moments_of_a_fault() -> None:
     told = sound()
-    moments = [told.moment(kind, 0) for kind in (Struck, Healed, Recovered)]
+    moments = [told.time_of(kind, 0) for kind in (Struck, Healed, Recovered)]
     assert moments == sorted(moment for moment in moments if moment is not None)
-    assert told.moment(Struck, 1) is None
+    assert told.time_of(Struck, 1) is None
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     told, events = History(), sound().events
-    monkeypatch.setattr(history, "MAX_EVENTS", 10)
+    monkeypatch.setattr(history, "MAX_RECORDS", 10)
     for event in events:
         told.add(event)
     assert told.is_full

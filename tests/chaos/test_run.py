@@ -9,8 +9,7 @@ import pytest
 from tests.chaos.histories import read
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
 from thalweg.chaos.history import Commit
-from thalweg.chaos.run import ChaosConfig, ChaosResult, run_chaos
-from thalweg.chaos.summary import fault_rows, kind_rows
+from thalweg.chaos.run import ChaosConfig, ChaosResult, fault_rows, kind_rows, run_chaos
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster
 from thalweg.lab import Lab

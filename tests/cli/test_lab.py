@@ -137,25 +137,25 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
     ("command", "line"),
     [
         ("up 0x3", "'0x3' is not a layout of racks"),
-        ("up 256x1", "more than there are addresses; take at most 255 racks"),
+        ("up 256x1", "hosts; use at most 255 racks"),
         (
             "up 1x255",
-            "more than there are addresses; take at most 255 racks, and 254 hosts in each",
+            "hosts; use at most 255 racks, and 254 hosts in each",
         ),
         ("up --nic fast", "'fast' is not a rate"),
-        ("up --nic 1bit", "a link of 1bit can't be had in the lab; give 8kbit to 34gbit"),
+        ("up --nic 1bit", "the lab can't emulate a link of 1bit; give 8kbit to 34gbit"),
         ("up nowhere.toml", "can't read nowhere.toml"),
         (
             "up 2x1",
-            "there is a lab '{name}' already; take another name, or take one down with "
+            "there is a lab '{name}' already; use another name, or take one down with "
             "`thalweg lab down --name {name}`",
         ),
         ("degrade --rack 5 --rate 1mbit", "there is no rack 5; there are 2"),
         ("degrade --host nobody --rate 1mbit", "there is no host 'nobody'; give a rank"),
         ("degrade --rack 0 --rate slow", "'slow' is not a rate"),
-        ("degrade --rate 1mbit", "a link belongs to a rack or to a host; name one"),
-        ("cut --rack 0 --direction up", "'up' is no direction; give out, in or both"),
-        ("kill --host 0", "nothing runs on host0; start something"),
+        ("degrade --rate 1mbit", "a link belongs to a rack or a host; give one"),
+        ("cut --rack 0 --direction up", "'up' is not a direction; give out, in or both"),
+        ("kill --host 0", "no process runs on host0; start one"),
     ],
 )
 def test_mistakes_are_one_line(two_racks: Path, command: str, line: str) -> None:
@@ -197,7 +197,7 @@ def test_all_and_a_name_contradict_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "LAB_REGISTRY_PATH", tmp_path)
-    with pytest.raises(UsageError, match=r"^--all and --name both say which labs; give one"):
+    with pytest.raises(UsageError, match=r"^--all and --name can't be used together; give one"):
         down(name=NAME, every=True)
 
 
@@ -242,7 +242,7 @@ def test_flows_are_no_processes_of_a_host(two_racks: Path) -> None:
     assert links(two_racks)[0]["host0"]["processes"] == 0
     done = lab("kill --host 0", two_racks)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "nothing runs on host0" in done.stderr
+    assert "no process runs on host0" in done.stderr
 
 
 def test_a_lab_of_which_a_part_is_gone_is_told_in_one_line() -> None:

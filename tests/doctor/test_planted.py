@@ -23,6 +23,7 @@ from thalweg.doctor.run_checks import examine
 from thalweg.lab import Lab
 from thalweg.lab.fabric import Sockets
 from thalweg.lab.namespaces import set_host_identity
+from thalweg.lab.packet_faults import set_blackhole
 from thalweg.launch.worker_process import SendMessage
 
 
@@ -112,7 +113,7 @@ def test_an_interface_that_is_not_there_and_the_rest_is_still_looked_at(lab_of: 
 @pytest.mark.usefixtures("needs_lab")
 def test_a_pair_between_which_nothing_passes(name: str) -> None:
     with Lab(racks=2, hosts=2, nic="100mbit", name=name) as lab:
-        lab.add_blackhole(0, 2)
+        set_blackhole(lab.wiring, 0, 2, on=True)
         found = examined_in(lab)
     pair = only(found, "reachability")
     assert (pair.verdict, pair.ranks, pair.hosts) == ("fail", (0, 2), ("host0", "host2"))

@@ -52,8 +52,7 @@ def test_more_than_there_are_addresses(rack_sizes: list[int], problem: str) -> N
     with pytest.raises(LabError) as caught:
         wired(*rack_sizes)
     assert str(caught.value) == (
-        f"{problem} are more than there are addresses; "
-        "take at most 255 racks, and 254 hosts in each"
+        f"a lab has too few addresses for {problem}; use at most 255 racks, and 254 hosts in each"
     )
 
 
@@ -62,7 +61,7 @@ def test_what_is_no_name_for_a_lab(lab: str) -> None:
     with pytest.raises(LabError) as caught:
         Wiring(lab, Cluster.flat(1))
     assert str(caught.value) == (
-        f"{lab!r} is no name for a lab; take up to 32 lower-case letters, digits, _ and -"
+        f"{lab!r} is not a name for a lab; use up to 32 lower-case letters, digits, _ and -"
     )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.conftest import LabOf
 from thalweg.errors import LabError, WorkerFailed
-from thalweg.facts import Link
+from thalweg.facts import Duration, Link
 from thalweg.lab import Event, Lab
 from thalweg.lab.event_runner import EventRunner
 from thalweg.lab.namespaces import delete
@@ -158,6 +158,25 @@ def test_an_event_at_a_time(lab: Lab, tmp_path: Path) -> None:
     assert director.fired == []
 
 
+def test_an_event_ends_when_its_time_is_over(lab: Lab) -> None:
+    cut = Event(action="cut", at_step=0, until=Duration(1.0), rank=1)
+    runner, seen = lab.director([cut]), []
+
+    class Looking:
+        def prepare(self) -> None:
+            runner.prepare()
+            seen.append(nic(lab)["cut"])
+
+        def poll(self, workers: WorkerControl) -> None:
+            runner.poll(workers)
+
+    def work(rank: int, report: SendMessage) -> None:
+        sleep(2.0)
+
+    run_workers(3, work, place=lab.place, director=Looking(), timeout=TIMEOUT)
+    assert [*seen, nic(lab)["cut"]] == [True, False]
+
+
 def test_who_is_killed_has_returned_nothing_and_the_others_go_on(lab: Lab) -> None:
     def work(rank: int, report: SendMessage) -> int:
         report({"step": 1})
@@ -245,7 +264,7 @@ def test_a_mistake_is_told_before_anybody_starts(lab: Lab) -> None:
         ({"action": "heal", "rack": "x"}, "there is no rack 'x'; there are 2, numbered from 0"),
         (
             {"action": "degrade", "rack": 0, "rate": "1kbit"},
-            "a link of 1kbit can't be had in the lab; give 8kbit to 34gbit",
+            "the lab can't emulate a link of 1kbit; give 8kbit to 34gbit",
         ),
         ({"action": "explode", "rack": 0}, "the event has no action 'explode'; give one of"),
     ]

@@ -312,21 +312,21 @@ def message_of(error: pytest.ExceptionInfo[UsageError]) -> str:
     [
         ({"nic": "fast"}, "'fast' is not a rate; write it like 200mbit"),
         ({"nic": "100mpps"}, "'100mpps' is not a rate; write it like 200mbit"),
-        ({"nic": "1kbit"}, "a link of 1kbit can't be had in the lab; give 8kbit to 34gbit"),
-        ({"uplink": "1tbit"}, "a link of 1tbit can't be had in the lab; give 8kbit to 34gbit"),
+        ({"nic": "1kbit"}, "the lab can't emulate a link of 1kbit; give 8kbit to 34gbit"),
+        ({"uplink": "1tbit"}, "the lab can't emulate a link of 1tbit; give 8kbit to 34gbit"),
         ({"nic": ["1gbit"], "hosts": 2}, "the hosts' NICs are 1, not 2; list 2, or give one"),
         ({"uplink": ["1gbit"], "racks": 2}, "the uplinks are 1, not 2; list 2, or give one"),
         ({"hosts": 0}, "a cluster needs at least one worker in every rack; "),
         ({"hosts": [2, 0]}, "a cluster needs at least one worker in every rack; "),
         ({"hosts": []}, "a cluster needs at least one worker in every rack; "),
         ({"racks": 0}, "a cluster needs at least one worker in every rack; "),
-        ({"racks": 3, "hosts": [1, 2]}, "3 racks, but hosts for 2; give hosts for each, or "),
-        ({"hosts": 255}, "1 racks of up to 255 hosts are more than there are addresses; "),
+        ({"racks": 3, "hosts": [1, 2]}, "3 racks, but hosts for 2; give hosts for each rack, or "),
+        ({"hosts": 255}, "a lab has too few addresses for 1 racks of up to 255 hosts; "),
         ({"latency": "soon"}, "'soon' is not a duration; write it like 50ms"),
-        ({"loss": 1.0}, "a link can't lose a share of 1.0; give 0 to below 1"),
-        ({"loss": -0.1}, "a link can't lose a share of -0.1; give 0 to below 1"),
-        ({"name": ""}, "'' is no name for a lab; "),
-        ({"name": "My Lab"}, "'My Lab' is no name for a lab; "),
+        ({"loss": 1.0}, "a link can't lose a fraction of 1.0; give 0 to below 1"),
+        ({"loss": -0.1}, "a link can't lose a fraction of -0.1; give 0 to below 1"),
+        ({"name": ""}, "'' is not a name for a lab; "),
+        ({"name": "My Lab"}, "'My Lab' is not a name for a lab; "),
     ],
 )
 def test_mistakes_are_told_before_anything_is_built(options: dict[str, Any], message: str) -> None:
@@ -341,7 +341,7 @@ def test_a_name_that_is_taken(lab_of: LabOf) -> None:
         Lab(hosts=2, name=lab.name).up()
     assert message_of(caught) == (
         f"there is a lab {lab.name!r} already; "
-        f"take another name, or take one down with `thalweg lab down --name {lab.name}`"
+        f"use another name, or take one down with `thalweg lab down --name {lab.name}`"
     )
     assert len(lab.run(lambda rank, report: None, timeout="60s")) == 2
 

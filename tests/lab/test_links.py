@@ -71,7 +71,7 @@ def test_links_by_rank_and_by_name(lab: Lab) -> None:
 
 
 def test_links_that_are_not_there(lab: Lab) -> None:
-    neither = "a link belongs to a rack or to a host; name one of the two"
+    neither = "a link belongs to a rack or a host; give one of rack and host"
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"rack": 2}, "there is no rack 2; there are 2, numbered from 0"),
         ({"rack": "r0"}, "there is no rack 'r0'; there are 2, numbered from 0"),
@@ -128,7 +128,7 @@ def test_an_uplink_that_never_was_the_bottleneck_becomes_one(name: str) -> None:
 
 def test_a_rate_that_cannot_be_had_changes_nothing(lab: Lab) -> None:
     before = [r["rate"] for r in lab.links.status().values()]
-    with pytest.raises(LabError, match=r"^a link of 1kbit can't be had in the lab; "):
+    with pytest.raises(LabError, match=r"^the lab can't emulate a link of 1kbit; "):
         lab.links.degrade(lab.links.of(rack=0), Rate.parse("1kbit"))
     assert [r["rate"] for r in lab.links.status().values()] == before
 

@@ -7,7 +7,7 @@ import pytest
 
 from thalweg.lab import Lab
 from thalweg.lab.namespaces import inside
-from thalweg.lab.packet_faults import GARBLE_PATTERN, can_garble
+from thalweg.lab.packet_faults import GARBLE_PATTERN, can_garble, set_garbling
 
 TIMEOUT = 10.0
 NBYTES = 100_000
@@ -34,11 +34,11 @@ def test_bytes_of_one_host_change_and_tcp_does_not_notice() -> None:
     if not can_garble():
         pytest.skip("this kernel has no nftables")
     with Lab(hosts=3) as lab:
-        lab.garble(1)
+        set_garbling(lab.wiring, 1, on=True)
         changed = carried(lab, 1, 2, NBYTES)
         assert len(changed) == NBYTES
         assert GARBLE_PATTERN in changed
         assert carried(lab, 1, 2, 300) == bytes(300)  # too short
         assert carried(lab, 2, 1, NBYTES) == carried(lab, 0, 2, NBYTES) == bytes(NBYTES)
-        lab.ungarble(1)
+        set_garbling(lab.wiring, 1, on=False)
         assert carried(lab, 1, 2, NBYTES) == bytes(NBYTES)

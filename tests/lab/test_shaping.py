@@ -65,7 +65,7 @@ def test_rates_that_the_kernel_cannot_count(text: str) -> None:
     with pytest.raises(LabError) as caught:
         Shape(rate=rate(text))
     assert str(caught.value) == (
-        f"a link of {text} can't be had in the lab; give {MIN_LINK_RATE} to {MAX_LINK_RATE}"
+        f"the lab can't emulate a link of {text}; give {MIN_LINK_RATE} to {MAX_LINK_RATE}"
     )
     assert (str(MIN_LINK_RATE), str(MAX_LINK_RATE)) == ("8kbit", "34gbit")
 

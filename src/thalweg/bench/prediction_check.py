@@ -35,7 +35,6 @@ from thalweg.facts import (
     parse_cluster,
 )
 from thalweg.lab import Event
-from thalweg.lab.event import links_of
 from thalweg.launch.rank_assignment import find_cluster
 from thalweg.launch.supervisor import SendMessage
 from thalweg.plan import Plan
@@ -113,11 +112,11 @@ class ScenarioPrediction:
 
     def _declared_after(self, event: Event) -> dict[Link, Rate]:
         """The declared rates of an event's links after it."""
-        links = links_of(
-            self.declared, rack=event.rack, host=event.host, directions=event.directions
-        )
         declared = self.declared.rates()
-        return {link: declared[link] if event.rate is None else event.rate for link in links}
+        return {
+            link: declared[link] if event.rate is None else event.rate
+            for link in event.links(self.declared)
+        }
 
 
 def predict_scenario_at(scenario: Scenario, run_all: RunAll) -> ScenarioPrediction:

@@ -48,7 +48,6 @@ from thalweg.facts.cluster import MAX_WORKERS
 from thalweg.facts.cluster_file import duplex, straggler_delay
 from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 from thalweg.lab import Event
-from thalweg.lab.event import links_of
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.auto.request import plan_at_first
@@ -105,7 +104,7 @@ class Scenario:
                     f"give at_step up to {self.steps - 1}, or more steps",
                 )
             try:
-                links_of(self.cluster, rack=event.rack, host=event.host)
+                event.links(self.cluster)
             except LabError as error:
                 raise ScenarioError(f"{event}: {error.problem}", error.remedy) from None
         self._refuse_unsuitable_job()

@@ -1,7 +1,7 @@
-"""A disk of some megabytes that can be filled, and bytes on it that can be flipped.
+"""A small disk for checkpoints that can be filled, and whose files can be corrupted.
 
-A tmpfs that is unmounted as soon as it is open: it has no place in the machine's tree of files, is
-reached through the descriptor, which workers inherit, and is gone with the last of them.
+It is a tmpfs that is unmounted as soon as it is open: no path leads to it but the descriptor, which
+workers inherit, and the kernel frees it when the last of them ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from thalweg.errors import CheckpointError, UsageError
 from thalweg.training.checkpoint import checkpoints_in, read
 
-DISK_MEGABYTES = 16  # a few checkpoints of any plan
+DISK_MEGABYTES = 16  # enough for a few checkpoints of any plan
 MNT_DETACH = 2
-DISK_FILL_CHUNK_BYTES = 1 << 16  # bytes
+DISK_FILL_CHUNK_BYTES = 1 << 16
 FILLER_FILE_NAME = "filler"
 
 
@@ -30,7 +30,7 @@ class Disk:
             options = f"size={DISK_MEGABYTES}m".encode()
             if libc.mount(b"tmpfs", target, b"tmpfs", 0, options) != 0:
                 raise UsageError(
-                    f"a disk that can be full needs a tmpfs: {os.strerror(ctypes.get_errno())}",
+                    f"mounting a tmpfs for checkpoints failed: {os.strerror(ctypes.get_errno())}",
                     "run it with sudo, or leave out the kinds disk and corrupt",
                 )
             self._descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
@@ -42,7 +42,7 @@ class Disk:
 
     @property
     def checkpoints(self) -> Path:
-        """Of whichever process asks, if it was forked from this one."""
+        """The checkpoint folder as this process or a fork of it sees it."""
         return self._root / "checkpoints"
 
     def fill(self) -> None:
@@ -55,12 +55,12 @@ class Disk:
                     if error.errno != errno.ENOSPC:
                         raise
 
-    def make_room(self) -> None:
+    def free(self) -> None:
         (self._root / FILLER_FILE_NAME).unlink(missing_ok=True)
 
     def flip(self) -> str | None:
-        """A byte of the newest checkpoint; what reading it says then. None if there is none. The
-        byte is put back: damaged checkpoints are never removed, and would fill the disk."""
+        """Flip a byte of the newest checkpoint, if there is one, and return the error that reading
+        it raises. The byte is put back: damaged checkpoints would stay and fill the disk."""
         with suppress(OSError, CheckpointError):
             newest = next(iter(checkpoints_in(self.checkpoints)), None)
             if newest is None:
@@ -73,8 +73,8 @@ class Disk:
                 return str(error)
             finally:
                 _flip_last_byte(file)
-            return "it was read as if nothing had happened"
-        return None  # it was replaced meanwhile
+            return "it was read without an error"
+        return None  # a worker has replaced it
 
     def close(self) -> None:
         os.close(self._descriptor)

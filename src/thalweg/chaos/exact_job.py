@@ -1,16 +1,16 @@
-"""A job whose steps can be foretold to the last bit, however its samples are shared out.
+"""A job whose parameters after each step are known bit for bit, however its batches are sharded.
 
     loss_i(w) = <w, x_i>        gradient of a batch B: the mean of x_i over B
 
-Samples are small whole numbers and a batch has 2^k of them, so every sum of gradients is exact in
-float32 in whatever order it is made, up to the rounding of a division by the number of ranks; that
-is undone before the optimizer's step (`snap`): a mean is a multiple of 1/|B|. From there on all is
-done element by element. One process can therefore tell what every rank must hold after each step:
-a step or a sample that was lost, or applied twice or by half, shows for ever after.
+Samples are small integers and a batch has 2^k of them, so every sum of gradients is exact in
+float32 in any order, up to the rounding of a division by the number of ranks. `snap` undoes that
+before the optimizer's step: a mean is a multiple of 1/|B|. Everything after that is elementwise.
+One process can therefore compute the parameters of every rank after each step: a step or a sample
+that was lost, or applied twice or partly, shows from then on.
 
-Under plans that wait for nobody nothing can be foretold. There each rank has a counter among the
-parameters, which nothing but its own gradients moves: by one each, times what the plan weighs them
-with (`counting.py`).
+The result of plans that wait for no rank isn't determined. There each rank has a counter among the
+parameters that only its own gradients change: by one each, times the weight that the plan gives
+them (`checks/gradient_counts.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -29,33 +30,28 @@ from thalweg.training.data.sampler import BatchSampler
 MATRIX_COUNT, MATRIX_ROWS, MATRIX_COLUMNS = 4, 100, 80
 PARAMETER_COUNT = (MATRIX_COUNT * MATRIX_COLUMNS + 1) * MATRIX_ROWS
 CHAOS_SAMPLE_COUNT, CHAOS_BATCH_SAMPLES = 256, 64
-CHECKPOINT_PERIOD_STEPS = 20  # steps
-MAX_SAMPLE_ELEMENT = 8  # of the elements of a sample
+CHECKPOINT_PERIOD_STEPS = 20
+MAX_SAMPLE_ELEMENT = 8
 CHAOS_LEARNING_RATE, CHAOS_MOMENTUM = 2.0**-6, 0.9
-SIGNED_SUM_COUNT = 4  # weighed with signs of their own
+SIGNED_SUM_COUNT = 4  # each with its own signs
 CHAOS_DATA_SEED = 20
 
 
 class Linear(nn.Module):
-    """Matrices and a vector, as models have them."""
+    """A linear model whose parameters are some matrices and a vector."""
 
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(CHAOS_DATA_SEED)
         shapes = [(MATRIX_ROWS, MATRIX_COLUMNS)] * MATRIX_COUNT + [(MATRIX_ROWS,)]
-        self.parts = nn.ParameterList(
-            torch.randint(
-                -MAX_SAMPLE_ELEMENT, MAX_SAMPLE_ELEMENT, shape, generator=generator
-            ).float()
-            for shape in shapes
-        )
+        self.parts = nn.ParameterList(_integers(shape, generator) for shape in shapes)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs @ torch.cat([part.reshape(-1) for part in self.parts])
 
 
 class Counted(Linear):
-    """The same with a counter for each of so many ranks."""
+    """A linear model with a gradient counter for each rank."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -63,14 +59,11 @@ class Counted(Linear):
 
 
 class Numbers(Dataset[tuple[torch.Tensor, int]]):
-    """Samples, each with its number."""
+    """Samples of small integers, each with its index."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(CHAOS_DATA_SEED + 1)
-        size = (CHAOS_SAMPLE_COUNT, PARAMETER_COUNT)
-        self.inputs = torch.randint(
-            -MAX_SAMPLE_ELEMENT, MAX_SAMPLE_ELEMENT, size, generator=generator
-        ).float()
+        self.inputs = _integers((CHAOS_SAMPLE_COUNT, PARAMETER_COUNT), generator)
 
     def __len__(self) -> int:
         return CHAOS_SAMPLE_COUNT
@@ -79,13 +72,18 @@ class Numbers(Dataset[tuple[torch.Tensor, int]]):
         return self.inputs[index], index
 
 
+def _integers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    most = MAX_SAMPLE_ELEMENT
+    return torch.randint(-most, most, shape, generator=generator).float()
+
+
 @cache
 def samples() -> Numbers:
     return Numbers()
 
 
 class Counting(torch.optim.SGD):
-    """Counters go by whole gradients, whatever part of the learning rate those have."""
+    """SGD that adds gradients to counters unscaled, whatever learning rate a plan sets."""
 
     def step(self, closure: Any = None) -> Any:
         self.param_groups[-1]["lr"] = 1.0
@@ -102,7 +100,7 @@ def optimizer_of(model: Linear) -> torch.optim.Optimizer:
 
 @torch.no_grad()
 def snap(model: Linear) -> None:
-    """Gradients to multiples of 1/|B|, which exact means are."""
+    """Round gradients to multiples of 1/|B|, which exact means are."""
     for parameter in model.parts:
         if parameter.grad is not None:
             parameter.grad.mul_(CHAOS_BATCH_SAMPLES).round_().div_(CHAOS_BATCH_SAMPLES)
@@ -118,47 +116,38 @@ def digest(model: nn.Module) -> str:
 @cache
 def _signs() -> torch.Tensor:
     generator = torch.Generator().manual_seed(CHAOS_DATA_SEED + 2)
-    return (
-        torch.randint(0, 2, (SIGNED_SUM_COUNT, PARAMETER_COUNT), generator=generator)
-        .double()
-        .mul_(2)
-        .sub_(1)
-    )
+    bits = torch.randint(0, 2, (SIGNED_SUM_COUNT, PARAMETER_COUNT), generator=generator)
+    return bits.double().mul_(2).sub_(1)
 
 
 @torch.no_grad()
 def sums(model: Linear) -> tuple[float, ...]:
-    """A few numbers that add up over ranks as parameters do."""
+    """Signed sums of the parameters, which add up over ranks as parameters do."""
     flat = torch.cat([parameter.reshape(-1) for parameter in model.parts]).double()
     return tuple(float(value) for value in _signs() @ flat)
 
 
-def checksum(numbers: list[int]) -> int:
-    """Of which samples these are; adds up, and tells sets of them apart."""
-    return sum(zlib.crc32(number.to_bytes(4, "little")) for number in numbers)
+def checksum(indices: list[int]) -> int:
+    """A checksum of a set of samples; the checksums of disjoint sets add up."""
+    return sum(zlib.crc32(index.to_bytes(4, "little")) for index in indices)
 
 
 def expected_states(seed: int) -> Iterator[tuple[str, int]]:
-    """After each step, from the first on: the digest of all parameters, and the checksum of the
-    samples that it took."""
+    """The digest of all parameters after each step, and the checksum of the step's samples."""
     model = Linear()
     optimizer = optimizer_of(model)
     inputs = samples().inputs
     sampler = BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=1, seed=seed)
-    epoch = 0
-    while True:
-        batch_slices = list(sampler.slices(epoch, 0))
-        chosen = torch.zeros(len(batch_slices), CHAOS_SAMPLE_COUNT)
-        for number, batch_slice in enumerate(batch_slices):
-            chosen[number, batch_slice.samples] = 1.0
-        for batch_slice, flat in zip(
-            batch_slices, (chosen @ inputs).div_(CHAOS_BATCH_SAMPLES), strict=True
-        ):
-            place = 0
-            for parameter in model.parameters():
-                length = parameter.numel()
-                parameter.grad = flat[place : place + length].reshape(parameter.shape).clone()
-                place += length
+    for epoch in count():
+        batches = [batch.samples for batch in sampler.slices(epoch, 0)]
+        chosen = torch.zeros(len(batches), CHAOS_SAMPLE_COUNT)
+        for row, indices in zip(chosen, batches, strict=True):
+            row[indices] = 1.0
+        means = (chosen @ inputs).div_(CHAOS_BATCH_SAMPLES)
+        for indices, mean in zip(batches, means, strict=True):
+            parameters = list(model.parameters())
+            sizes = [parameter.numel() for parameter in parameters]
+            for parameter, part in zip(parameters, mean.split(sizes), strict=True):
+                parameter.grad = part.reshape(parameter.shape).clone()
             optimizer.step()
-            yield digest(model), checksum(batch_slice.samples)
-        epoch += 1
+            yield digest(model), checksum(indices)

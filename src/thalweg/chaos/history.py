@@ -1,9 +1,7 @@
-"""What happened, in the order in which it was heard of: a line of JSON each.
+"""The history of a run: records in the order in which they arrived, one line of JSON each.
 
-Ranks tell of every step they commit, and of whom they found gone; the nemesis tells of what it did.
-Moments are those of `time.time()`, which all processes of one machine share.
-
-What was not as promised, a check says in a `Violation`.
+Ranks record every step that they commit and every change of members; the fault injector records its
+faults. Times are those of `time.time()`, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -15,34 +13,33 @@ from typing import Any, TextIO, get_args
 
 from thalweg.chaos.fault import Fault
 
-MAX_EVENTS = 2_000_000  # events that are kept
+MAX_RECORDS = 2_000_000  # further records are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A rank has taken a step. Sums are of the parameters, weighed with fixed signs: before and
-    after averaging under a plan that averages parameters, and equal under others."""
+    """A rank has finished a step. The sums are of the parameters, weighted with fixed signs, before
+    and after averaging; they are equal under plans that don't average parameters."""
 
     time: float
     rank: int
-    life: int  # how often its process was started before
-    step: int  # how many there are with it
-    formation: int
-    began_in: int  # the formation when the step's samples were taken
+    life: int  # restarts of its process so far
+    step: int  # number of steps including this one
+    formation: int  # membership epoch
+    began_in: int  # membership epoch in which the step's samples were read
     members: tuple[int, ...]
     digest: str  # of all parameters
-    samples: int  # that this rank took
-    checksum: int  # of which they are: adds up over ranks
-    process: int = 0  # its number
+    samples: int  # that this rank read
+    checksum: int  # of these samples; checksums of ranks add up
+    process: int = 0  # process id
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
-    counted: tuple[float, ...] = ()  # what counters among the parameters say, by rank
+    counted: tuple[float, ...] = ()  # gradient counters among the parameters, by rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A rank is about to send the gradient of the step that follows `step`; told where gradients
-    are counted."""
+    """A rank is about to send the gradient of the step after `step`, under plans that count."""
 
     time: float
     rank: int
@@ -51,9 +48,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A rank has noticed who left or came."""
+    """A rank has noticed that members left or joined."""
 
-    time: float  # it could go on
+    time: float  # when the rank could continue
     noticed: float
     rank: int
     life: int
@@ -66,32 +63,32 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
+class FaultRecord:
+    """A point in the course of the fault with this number."""
+
     time: float
     fault: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Healed:
-    time: float
-    fault: int
+class Struck(FaultRecord):
+    """The fault begins at this time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class Healed(FaultRecord):
+    """The fault has ended at this time."""
+
+
+class Recovered(FaultRecord):
     """All ranks train together again."""
-
-    time: float
-    fault: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A checkpoint could not be written, or was found damaged, and that was told."""
+    """A checkpoint couldn't be written, or was rejected as damaged, with this error."""
 
     time: float
     rank: int | None = None
-    fault: int | None = None  # by which it was damaged, and looked at from outside
+    fault: int | None = None  # that damaged the checkpoint, if the injector read it
     text: str
 
 
@@ -104,7 +101,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starved:
-    """A rank's process didn't get to run for so long, though nobody had stopped it on purpose."""
+    """A rank's process got no processor time for these seconds, and no fault had paused it."""
 
     time: float  # when it ran again
     rank: int
@@ -113,7 +110,7 @@ class Starved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank has come to the end of the run."""
+    """A rank has finished the run."""
 
     time: float
     rank: int
@@ -124,83 +121,83 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The run itself has ended before its time."""
+    """The run has failed with an error."""
 
     time: float
     reason: str
 
 
-Event = (
+Record = (
     Commit | Sent | Named | Struck | Healed | Recovered | Refused | Saved | Starved | Ended | Lost
 )
-_TYPES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
+_TYPES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 
 
 class History:
-    """In memory, and in a file if one is named; after `MOST` events nothing more is taken in."""
+    """The faults and at most `MAX_RECORDS` records of a run, also written to `file` if given."""
 
     def __init__(self, faults: Iterable[Fault] = (), file: TextIO | None = None) -> None:
         self.faults = tuple(faults)
-        self.events: list[Event] = []
+        self.events: list[Record] = []
         self.commits: list[Commit] = []
         self.named: list[Named] = []
         self.is_full = False
-        self._moments: dict[tuple[type[Any], int], float] = {}
-        self._joined: set[tuple[int, int]] = set()  # formations, and ranks that came in with them
+        self._times: dict[tuple[type[Any], int], float] = {}
+        self._joined: set[tuple[int, int]] = set()  # membership epochs and ranks that joined them
         self._file = file
         if file is not None:
             for fault in self.faults:
                 file.write(json.dumps({"event": "fault", **asdict(fault)}) + "\n")
 
-    def add(self, event: Event) -> None:
-        if len(self.events) >= MAX_EVENTS:
+    def add(self, record: Record) -> None:
+        if len(self.events) >= MAX_RECORDS:
             self.is_full = True
             return
-        self.events.append(event)
-        if isinstance(event, Commit):
-            self.commits.append(event)
-        elif isinstance(event, Named):
-            self.named.append(event)
-            self._joined |= {(event.formation, rank) for rank in event.joined}
-        elif isinstance(event, Struck | Healed | Recovered):
-            self._moments.setdefault((type(event), event.fault), event.time)
+        self.events.append(record)
+        if isinstance(record, Commit):
+            self.commits.append(record)
+        elif isinstance(record, Named):
+            self.named.append(record)
+            self._joined |= {(record.formation, rank) for rank in record.joined}
+        elif isinstance(record, FaultRecord):
+            self._times.setdefault((type(record), record.fault), record.time)
         if self._file is not None:
-            self._file.write(json.dumps(as_dict(event)) + "\n")
+            self._file.write(json.dumps(as_dict(record)) + "\n")
 
     def of(self, kind: type[Any]) -> Iterator[Any]:
-        return (event for event in self.events if isinstance(event, kind))
+        return (record for record in self.events if isinstance(record, kind))
 
     def successive(self) -> Iterator[tuple[Commit | None, Commit]]:
-        """Every commit, after the one that the same process made before it."""
+        """Each commit with the previous commit of the same process."""
         last: dict[tuple[int, int], Commit] = {}
         for commit in self.commits:
             yield last.get((commit.rank, commit.life)), commit
             last[commit.rank, commit.life] = commit
 
     def came_in(self, before: Commit, after: Commit) -> bool:
-        """Whether a rank took over another's state between two of its commits."""
-        formations = range(before.formation + 1, after.formation + 1)
-        return any((formation, after.rank) in self._joined for formation in formations)
+        """True if the rank joined, with another rank's state, between two of its commits."""
+        epochs = range(before.formation + 1, after.formation + 1)
+        return any((epoch, after.rank) in self._joined for epoch in epochs)
 
-    def moment(self, kind: type[Any], fault: int) -> float | None:
-        """When this fault came to that point."""
-        return self._moments.get((kind, fault))
-
-
-def as_dict(event: Event) -> dict[str, Any]:
-    return {"event": type(event).__name__.lower(), **asdict(event)}
+    def time_of(self, kind: type[FaultRecord], fault: int) -> float | None:
+        """The time at which a fault began, ended or was recovered from, if it did."""
+        return self._times.get((kind, fault))
 
 
-def of_dict(data: dict[str, Any]) -> Event:
+def as_dict(record: Record) -> dict[str, Any]:
+    return {"event": type(record).__name__.lower(), **asdict(record)}
+
+
+def of_dict(data: dict[str, Any]) -> Record:
     kind = _TYPES[data["event"]]
     values = {field.name: data[field.name] for field in fields(kind)}
-    made: Event = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    made: Record = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     return made
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """`fault` is the number of the one that it follows, if that is known."""
+    """A promise that a run has broken, and the number of the fault before it, if known."""
 
     check: str
     text: str

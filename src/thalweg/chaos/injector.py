@@ -1,7 +1,8 @@
-"""Makes faults happen to a run, one after the other, and writes down what it does and hears.
+"""Decides when the faults of a run begin, and records them in its history.
 
-A fault comes when all was well for a while, or a moment after the one before, if it overlaps that.
-All is well when every rank has taken a step since the last fault was healed, all in one formation.
+A fault begins when the run has been healthy for a while, or shortly after the previous fault if it
+overlaps that. A run is healthy when every rank has finished a step since the last fault ended, all
+ranks in one membership epoch.
 """
 
 from __future__ import annotations
@@ -9,122 +10,141 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from thalweg.chaos.disk import Disk
 from thalweg.chaos.fault import Fault
-from thalweg.chaos.fault_actions import FaultActions
-from thalweg.chaos.history import Commit, Healed, History, Recovered, Struck, of_dict
+from thalweg.chaos.history import Commit, Healed, History, Recovered, Refused, Struck, of_dict
 from thalweg.errors import RunError
+from thalweg.lab.event import Event
+from thalweg.lab.event_runner import EventRunner
 from thalweg.launch.place import WorkerControl
 
-FINAL_QUIET_STEPS = 20  # at the end, which must go well
-CHAOS_WARMUP_STEPS = 10  # before the first
-# Steps that a rank may be while all is well, where nobody may be further behind.
-MAX_RANK_LAG_STEPS = 5
+if TYPE_CHECKING:
+    from thalweg.lab import Lab
+
+FINAL_QUIET_STEPS = 20  # after the last fault, and they must succeed
+CHAOS_WARMUP_STEPS = 10  # before the first fault
+MAX_RANK_LAG_STEPS = 5  # between the ranks of a healthy run, under plans without staleness
 
 
 class FaultInjector:
-    """The director of one run. `limit` seconds without all being well again, and it is lost;
-    `progress` is told how many faults are over."""
+    """The supervisor hook of one run, which fails if it isn't healthy again within `limit` seconds.
+
+    `progress` is called with the number of faults that are over and the one that begins.
+    """
 
     def __init__(
         self,
         size: int,
         faults: Sequence[Fault],
-        actions: FaultActions,
         history: History,
         stop: Path,
         *,
+        lab: Lab | None,
+        disk: Disk | None,
         limit: float,
-        behind: int = MAX_RANK_LAG_STEPS,
+        max_lag: int = MAX_RANK_LAG_STEPS,
         progress: Callable[[int, str], None] = lambda done, note: None,
     ) -> None:
         self._size = size
         self._pending = list(faults)
-        self._means = actions
         self._history = history
         self._stop = stop
         self._limit = limit
-        self._behind = behind
+        self._max_lag = max_lag
         self._progress = progress
-        self._active_faults: list[Fault] = []  # came, and aren't healed
-        self._open: list[Fault] = []  # aren't over
-        self._moments: dict[int, float] = {}  # when each came
+        self._runner = EventRunner(
+            lab,
+            handlers={}
+            if disk is None
+            else {"disk": disk.fill, "free": disk.free, "corrupt": lambda: self._corrupt(disk)},
+        )
+        self._active: dict[Event, Fault] = {}  # faults that have begun and not ended
+        self._open: list[Fault] = []  # faults from which the run hasn't recovered
+        self._begun = 0.0  # when the last fault began
         self._last: dict[int, Commit] = {}  # of each rank
-        self._well = 0.0  # since when
-        self._changed = time()  # when something was last done to the run, or it became well
+        self._healthy_since = 0.0
+        self._changed = time()  # when a fault last began or ended, or the run became healthy
         self._quiet_until: int | None = None
         self._done = 0
-        self._not_before = (
-            0  # a formation that must be left: steps go on for a while without a store
-        )
+        self._min_epoch = 0  # above the epoch that lost its store: its steps continue for a while
 
     def prepare(self) -> None:
+        self._runner.prepare()
         self._changed = time()
 
     def on_message(self, rank: int, message: dict[str, Any]) -> None:
         if "event" not in message:
             return
-        event = of_dict(message)
-        self._history.add(event)
-        if isinstance(event, Commit):
-            self._last[rank] = event
+        record = of_dict(message)
+        self._history.add(record)
+        if isinstance(record, Commit):
+            self._last[rank] = record
 
     def poll(self, workers: WorkerControl) -> None:
         now = time()
-        for fault in [f for f in self._active_faults if now >= self._moments[f.number] + f.hold]:
-            self._means.heal(fault, workers)
-            self._active_faults.remove(fault)
-            self._note(Healed(time=time(), fault=fault.number))
-        if self._open and not self._active_faults and self._is_well():
+        for event in self._runner.end_due(workers):
+            self._changed = time()
+            self._history.add(Healed(time=self._changed, fault=self._active.pop(event).number))
+        if self._open and not self._active and self._is_healthy():
             for fault in self._open:
                 self._history.add(Recovered(time=now, fault=fault.number))
             self._done += len(self._open)
             self._open.clear()
-            self._well = self._changed = now
-        if not self._well and self._is_well() and self._slowest() >= CHAOS_WARMUP_STEPS:
-            self._well = self._changed = now
+            self._healthy_since = self._changed = now
+        if not self._healthy_since and self._is_healthy() and self._slowest() >= CHAOS_WARMUP_STEPS:
+            self._healthy_since = self._changed = now
         if self._pending and self._is_due(self._pending[0], now):
-            fault = self._pending.pop(0)
-            self._progress(self._done, str(fault))
-            self._moments[fault.number] = time()
-            self._note(Struck(time=self._moments[fault.number], fault=fault.number))
-            self._means.inject(fault, workers)
-            if fault.kind == "store":
-                self._not_before = max(commit.formation for commit in self._last.values())
-            self._active_faults.append(fault)
-            self._open.append(fault)
+            self._begin(self._pending.pop(0), workers)
         if not self._pending and not self._open:
             self._end()
-        self._refuse_to_wait(now)
+        self._check_recovery(now)
 
-    def _note(self, event: Struck | Healed) -> None:
-        self._history.add(event)
-        self._changed = event.time
+    def _begin(self, fault: Fault, workers: WorkerControl) -> None:
+        self._progress(self._done, str(fault))
+        self._begun = self._changed = time()
+        self._history.add(Struck(time=self._begun, fault=fault.number))
+        self._open.append(fault)
+        event = fault.event(self._runner.now)
+        self._active[event] = fault
+        self._runner.begin(event, workers)
+        if fault.kind == "store":
+            self._min_epoch = 1 + max(commit.formation for commit in self._last.values())
+
+    def _corrupt(self, disk: Disk) -> None:
+        refusal = disk.flip()
+        if refusal is not None:
+            fault = self._open[-1].number
+            self._history.add(Refused(time=time(), fault=fault, text=refusal))
 
     def _is_due(self, fault: Fault, now: float) -> bool:
-        if not self._well:
+        if not self._healthy_since:
             return False
         if fault.overlaps:
-            return now >= self._moments[fault.number - 1] + fault.after
-        return not self._open and now >= self._well + fault.after
+            return now >= self._begun + fault.after
+        return not self._open and now >= self._healthy_since + fault.after
 
-    def _is_well(self) -> bool:
+    def _is_healthy(self) -> bool:
         last = self._last.values()
-        furthest = max((commit.step for commit in last), default=0)
+        min_step = max((commit.step for commit in last), default=0) - self._max_lag
         return (
             len(last) == self._size
             and len({commit.formation for commit in last}) == 1
-            and all(len(c.members) == self._size and c.time > self._changed for c in last)
-            and all(commit.step >= furthest - self._behind for commit in last)
-            and all(commit.formation > self._not_before for commit in last)
+            and all(
+                len(commit.members) == self._size
+                and commit.time > self._changed
+                and commit.step >= min_step
+                and commit.formation >= self._min_epoch
+                for commit in last
+            )
         )
 
     def _slowest(self) -> int:
         return min(commit.step for commit in self._last.values())
 
     def _end(self) -> None:
-        """Some steps of peace, and then the run may stop."""
+        """Let the run stop after some steps without a fault."""
         self._progress(self._done, "")
         if self._quiet_until is None:
             self._quiet_until = self._slowest() + FINAL_QUIET_STEPS
@@ -132,11 +152,11 @@ class FaultInjector:
             self._stop.touch()
             self._changed = time()
 
-    def _refuse_to_wait(self, now: float) -> None:
-        waits = bool(self._open) or not self._well or self._stop.exists()
-        if waits and not self._active_faults and now > self._changed + self._limit:
-            which = ", ".join(map(str, self._open)) or "the start, or the end"
+    def _check_recovery(self, now: float) -> None:
+        waits = bool(self._open) or not self._healthy_since or self._stop.exists()
+        if waits and not self._active and now > self._changed + self._limit:
+            which = ", ".join(map(str, self._open)) or "the start or the end"
             raise RunError(
-                f"{self._limit:g} s after {which} the run wasn't well again",
-                "see the history, and where its threads were",
+                f"the run didn't recover within {self._limit:g} s of {which}",
+                "see the history and the stacks of its threads",
             )

@@ -1,12 +1,13 @@
-"""How long a fault was felt: until it was told of, until the others went on, until all was well.
+"""Detection, stall and rejoin times of each fault.
 
-    struck     detected              went on           healed        back
+    begins     detected              stall ends        ended         rejoined
       |------------|--------------------|-----------------|------------|
-                   somebody names       end of the longest             every rank that was hit
-                   who was hit          gap between steps              has taken a step again
+                   a rank reports       end of the longest             every rank that was hit
+                   a rank that was hit  gap between steps              has finished a step again
 
-Those who weren't hit may lose a moment: the longest time between two steps of one of them that the
-fault falls into, counted from the fault, or that begins after it, when members meet anew.
+The stall is that of the ranks that weren't hit: the longest time between two steps of one of them
+that contains the beginning of the fault, counted from there, or that begins later, when members
+rendezvous.
 """
 
 from __future__ import annotations
@@ -23,102 +24,86 @@ from thalweg.facts import Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTimes:
-    """Moments, and seconds; None where it didn't come to that. `detected` is since it came,
-    `went_on` how long the others stood still, `back` is since it was healed."""
+    """The times of one fault; None for what didn't happen."""
 
     fault: Fault
     hit: frozenset[int]
-    injected: float
+    injected: float  # this and the next two are points in time
     healed: float | None
     recovered: float | None
-    reports: tuple[Named, ...]  # who named somebody that was hit
-    detected: float | None
-    stall_seconds: float | None
-    rejoin_seconds: float | None
+    reports: tuple[Named, ...]  # that name a rank that was hit
+    detected: float | None  # seconds since the fault began
+    stall_seconds: float | None  # of the ranks that weren't hit
+    rejoin_seconds: float | None  # since the fault ended
 
 
 def fault_times(history: History, cluster: Cluster) -> list[FaultTimes]:
-    """Of every fault that came, in order."""
-    times: dict[int, list[float]] = defaultdict(list)
+    """The times of every fault that began, in order."""
+    commits: dict[int, list[float]] = defaultdict(list)
     for commit in history.commits:
-        times[commit.rank].append(commit.time)
-    for of_rank in times.values():
+        commits[commit.rank].append(commit.time)
+    for of_rank in commits.values():
         of_rank.sort()
-    end = max((event.time for event in history.events), default=0.0)
-    came = [f for f in history.faults if history.moment(Struck, f.number) is not None]
-    spans = {f.number: _span(history, f, end) for f in came}
-    return [
-        _times_of(
-            history,
-            fault,
-            fault.hits(cluster),
-            times,
-            end,
-            {
-                rank
-                for other in came
-                if _overlap(spans[other.number], spans[fault.number])
-                for rank in other.hits(cluster)
-            },
-        )
-        for fault in came
-    ]
+    end = max((record.time for record in history.events), default=0.0)
+    spans: dict[Fault, tuple[float, float]] = {}
+    for fault in history.faults:
+        begin = history.time_of(Struck, fault.number)
+        recovered = history.time_of(Recovered, fault.number)
+        if begin is not None:
+            spans[fault] = begin, end if recovered is None else recovered
+    found = []
+    for fault, (begin, over) in spans.items():
+        others = [f for f, span in spans.items() if span[0] <= over and begin <= span[1]]
+        down = {rank for other in others for rank in other.hits(cluster)}
+        up = {rank: times for rank, times in commits.items() if rank not in down}
+        found.append(_times_of(history, fault, fault.hits(cluster), commits, up, begin, over))
+    return found
 
 
 def _times_of(
     history: History,
     fault: Fault,
     hit: frozenset[int],
-    times: dict[int, list[float]],
-    end: float,
-    out: set[int],
+    commits: dict[int, list[float]],
+    up: dict[int, list[float]],
+    begin: float,
+    over: float,
 ) -> FaultTimes:
-    struck, over = _span(history, fault, end)
-    healed = history.moment(Healed, fault.number)
-    telling = [
-        event
-        for event in history.named
-        if struck <= event.time  # what it noticed first may have been another one
-        and event.noticed <= over
-        and hit & {*event.left, *event.joined}
+    reports = [
+        record
+        for record in history.named
+        if begin <= record.time  # the rank may have noticed another fault first
+        and record.noticed <= over
+        and hit & {*record.left, *record.joined}
     ]
-    detected = min((max(struck, event.noticed) for event in telling), default=None)
-    gaps = [_gap(times[rank], struck, over) for rank in times if rank not in out]
-    longest = max((gap for gap in gaps if gap), key=lambda gap: gap[1] - gap[0], default=None)
-    since = struck if healed is None else healed
-    returns = [_next(times[rank], since) for rank in hit]
-    back = None if not returns or None in returns else max(t for t in returns if t) - since
+    detected = min((max(begin, record.noticed) for record in reports), default=None)
+    gaps = [gap for times in up.values() if (gap := _longest_gap(times, begin, over))]
+    stall = max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
+    healed = history.time_of(Healed, fault.number)
+    since = begin if healed is None else healed
+    rejoined = [_next(commits[rank], since) for rank in hit]
     return FaultTimes(
         fault=fault,
         hit=hit,
-        injected=struck,
+        injected=begin,
         healed=healed,
-        recovered=history.moment(Recovered, fault.number),
-        reports=tuple(telling),
-        detected=None if detected is None else detected - struck,
-        stall_seconds=None if longest is None else longest[1] - max(longest[0], struck),
-        rejoin_seconds=back,
+        recovered=history.time_of(Recovered, fault.number),
+        reports=tuple(reports),
+        detected=None if detected is None else detected - begin,
+        stall_seconds=None if stall is None else stall[1] - max(stall[0], begin),
+        rejoin_seconds=None
+        if not rejoined or None in rejoined
+        else max(time for time in rejoined if time) - since,
     )
 
 
-def _span(history: History, fault: Fault, end: float) -> tuple[float, float]:
-    """From when it came until all was well again."""
-    struck = history.moment(Struck, fault.number)
-    recovered = history.moment(Recovered, fault.number)
-    return struck or 0.0, end if recovered is None else recovered
-
-
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
-
-
-def _gap(times: list[float], struck: float, over: float) -> tuple[float, float] | None:
-    """The longest between two steps from then on, until all was well."""
-    first = max(0, bisect_right(times, struck) - 1)
+def _longest_gap(times: list[float], begin: float, over: float) -> tuple[float, float] | None:
+    """The longest gap between two steps from the beginning of a fault until recovery."""
+    first = max(0, bisect_right(times, begin) - 1)
     last = bisect_right(times, over) + 1
     return max(pairwise(times[first:last]), key=lambda pair: pair[1] - pair[0], default=None)
 
 
-def _next(times: list[float], moment: float) -> float | None:
-    place = bisect_right(times, moment)
-    return times[place] if place < len(times) else None
+def _next(times: list[float], since: float) -> float | None:
+    index = bisect_right(times, since)
+    return times[index] if index < len(times) else None

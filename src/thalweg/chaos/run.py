@@ -1,23 +1,22 @@
-"""A run that is broken on purpose, from the drawing of its faults to the verdict."""
+"""One run with fault injection, from the draw of its faults to the checks of its history."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thalweg.catalog import parse_plan
 from thalweg.chaos.checks.invariants import violations
 from thalweg.chaos.disk import Disk
 from thalweg.chaos.exact_job import CHAOS_BATCH_SAMPLES, expected_states, samples
-from thalweg.chaos.fault import LINK_FAULTS, FaultKind
-from thalweg.chaos.fault_actions import FaultActions
-from thalweg.chaos.fault_sampler import draw_faults
+from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind, draw_faults
 from thalweg.chaos.history import History, Lost, Violation
 from thalweg.chaos.injector import MAX_RANK_LAG_STEPS, FaultInjector
 from thalweg.chaos.recovery_times import FaultTimes, fault_times
@@ -31,21 +30,20 @@ from thalweg.launch.worker_group import OnLine
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
-RECOVERY_TIMEOUT_SECONDS = 60.0  # seconds in which a run must be well again, or it counts as lost
-Progress = Callable[[int, str], None]
+RECOVERY_TIMEOUT_SECONDS = 60.0  # a run that takes longer to recover counts as lost
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosConfig:
-    """What a run is to go through. `bound` are the seconds within which it must go on, `hold` those
-    that a fault lasts, if that isn't drawn."""
+    """The plan and the faults of one run."""
 
     sync: str
     seed: int
     faults: int
     kinds: tuple[FaultKind, ...]
-    bound: float
-    hold: float | None = None
+    bound: float  # seconds within which training must continue after a fault
+    hold: float | None = None  # seconds that each fault lasts; drawn if None
 
     def __post_init__(self) -> None:
         parse_plan(self.sync)
@@ -72,10 +70,10 @@ def run_chaos(
     cluster: Cluster,
     lab: Lab | None,
     out: Path,
-    progress: Progress,
+    progress: Callable[[int, str], None],
     on_line: OnLine,
 ) -> ChaosResult:
-    """In this lab, or with local workers; what is written goes into a folder of `out`."""
+    """Run and check a job in this lab, or with local workers; its files go to a folder of `out`."""
     if lab is None and set(config.kinds) & set(LINK_FAULTS):
         raise UsageError("links of local workers can't be broken", "give --lab RxH, or other kinds")
     folder = out / config.name
@@ -83,8 +81,8 @@ def run_chaos(
     folder.mkdir(parents=True)
     faults = draw_faults(config.seed, cluster, config.faults, config.kinds, config.hold)
     disk = Disk() if {"disk", "corrupt"} & set(config.kinds) else None
-    began = time()
-    samples()  # once, for all forks
+    start = time()
+    samples()  # once, before workers fork
     try:
         with (folder / "history.jsonl").open("w", encoding="utf-8") as file:
             history = History(faults, file)
@@ -94,14 +92,15 @@ def run_chaos(
                 folder=folder,
                 disk=None if disk is None else disk.checkpoints,
             )
-            conductor = FaultInjector(
+            injector = FaultInjector(
                 cluster.workers,
                 faults,
-                FaultActions(lab, disk, history.add),
                 history,
                 task.stop,
+                lab=lab,
+                disk=disk,
                 limit=RECOVERY_TIMEOUT_SECONDS,
-                behind=MAX_RANK_LAG_STEPS + (parse_plan(config.sync).cadence.staleness or 0),
+                max_lag=MAX_RANK_LAG_STEPS + (parse_plan(config.sync).cadence.staleness or 0),
                 progress=progress,
             )
             try:
@@ -110,8 +109,8 @@ def run_chaos(
                     partial(work, task),
                     timeout=None,
                     place=HERE if lab is None else lab.place,
-                    director=conductor,
-                    on_message=conductor.on_message,
+                    director=injector,
+                    on_message=injector.on_message,
                     on_line=on_line,
                     debug=True,
                 )
@@ -122,20 +121,73 @@ def run_chaos(
             disk.close()
         if lab is not None:
             lab.restore()
-    effects = fault_times(history, cluster)
+    times = fault_times(history, cluster)
     return ChaosResult(
         config=config,
-        fault_times=effects,
+        fault_times=times,
         violations=violations(
             history,
-            effects,
+            times,
             sync=config.sync,
             batch=CHAOS_BATCH_SAMPLES,
-            foretold=expected_states(config.seed),
+            expected=expected_states(config.seed),
             bound=config.bound,
         ),
         steps=max((commit.step for commit in history.commits), default=0),
         commits=len(history.commits),
-        seconds=time() - began,
+        seconds=time() - start,
         history=folder / "history.jsonl",
     )
+
+
+def run_rows(results: Iterable[ChaosResult]) -> list[Row]:
+    return [
+        {
+            "sync": result.config.sync,
+            "seed": result.config.seed,
+            "faults": len(result.fault_times),
+            "steps": result.steps,
+            "commits": result.commits,
+            "seconds": result.seconds,
+            "violations": [str(violation) for violation in result.violations],
+            "history": str(result.history),
+        }
+        for result in results
+    ]
+
+
+def fault_rows(results: Iterable[ChaosResult]) -> list[Row]:
+    return [
+        {
+            "sync": result.config.sync,
+            "seed": result.config.seed,
+            "fault": times.fault.number,
+            **{
+                key: getattr(times.fault, key)
+                for key in ("kind", "rank", "rack", "peer", "direction", "hold", "overlaps")
+            },
+            "detected": times.detected,
+            "went_on": times.stall_seconds,
+            "back": times.rejoin_seconds,
+            "recovered": None if times.recovered is None else times.recovered - times.injected,
+            "violations": [str(v) for v in result.violations if v.fault == times.fault.number],
+        }
+        for result in results
+        for times in result.fault_times
+    ]
+
+
+def kind_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of `fault_rows`, summarized for each plan and each kind of fault."""
+    found = []
+    for sync in dict.fromkeys(row["sync"] for row in rows):
+        for kind in FAULT_KINDS:
+            alike = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
+            if alike:
+                summary: Row = {"sync": sync, "kind": kind, "faults": len(alike)}
+                for key in ("detected", "went_on", "back"):
+                    values = [row[key] for row in alike if row[key] is not None]
+                    summary[key] = (median(values), max(values)) if values else None
+                summary["violations"] = sum(len(row["violations"]) for row in alike)
+                found.append(summary)
+    return found

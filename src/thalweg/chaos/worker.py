@@ -1,4 +1,4 @@
-"""What each worker does while things go wrong: it trains as scripts do, and tells of its steps."""
+"""The training loop of a worker during fault injection, and its reports to the history."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from thalweg.chaos.exact_job import (
 from thalweg.chaos.history import (
     Commit,
     Ended,
-    Event,
     Named,
+    Record,
     Refused,
     Saved,
     Sent,
@@ -43,22 +43,20 @@ from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.redundancy import is_compensated
 from thalweg.training import Run
 
-UNBOUNDED_EPOCHS = 1 << 30  # until it is told to stop
-STARVATION_POLL_SECONDS, MIN_STARVATION_SECONDS = (
-    0.05,
-    0.3,
-)  # seconds between two looks at the clock, and lateness worth telling
+UNBOUNDED_EPOCHS = 1 << 30  # the stop file ends the run
+STARVATION_POLL_SECONDS = 0.05
+MIN_STARVATION_SECONDS = 0.3  # a shorter delay isn't recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosTask:
     sync: str
     seed: int  # of the order of samples
-    folder: Path  # of this run; a file `stop` in it ends it
-    disk: Path | None = None  # where checkpoints go
-    compute: float = 0.02  # seconds that a step takes, at least
+    folder: Path  # of this run; a file `stop` in it ends the run
+    disk: Path | None = None  # for checkpoints
+    compute: float = 0.02  # minimum seconds of a step
     timeout: float = 60.0  # seconds that a rank waits for others
-    stuck: float = 40.0  # seconds without a step, until it is written down where each thread is
+    stuck: float = 40.0  # seconds without a step after which all stacks are written
 
     @property
     def stop(self) -> Path:
@@ -68,14 +66,14 @@ class ChaosTask:
 def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
     life = int(os.environ.get(RESTARTS_VARIABLE, "0"))
     stacks = (task.folder / f"stacks-{rank}-{life}.txt").open("w")
-    Thread(target=_watch_the_clock, args=(rank, report), daemon=True).start()
+    Thread(target=_report_starvation, args=(rank, report), daemon=True).start()
     plan = parse_plan(task.sync)
-    at_own_pace = plan.cadence.staleness is not None
-    counts = at_own_pace or is_compensated(plan)
+    asynchronous = plan.cadence.staleness is not None
+    counts = asynchronous or is_compensated(plan)
     model = Counted(int(os.environ["WORLD_SIZE"])) if counts else Linear()
     optimizer = optimizer_of(model)
-    own: list[tuple[float, ...]] = []  # sums after this rank's own step, before it is averaged
-    optimizer.register_step_post_hook(lambda *_: own.append(sums(model)))
+    local_sums: list[tuple[float, ...]] = []  # after the optimizer's step, before averaging
+    optimizer.register_step_post_hook(lambda *_: local_sums.append(sums(model)))
     faulthandler.dump_traceback_later(task.stuck, file=stacks)
     run = thalweg.attach(
         model,
@@ -86,69 +84,69 @@ def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
         seed=task.seed,
         timeout=task.timeout,
     )
-    tell = _EventReporter(run, life, report)
+    recorder = _Recorder(run, life, report)
     stops = False
     for epoch in run.epochs(UNBOUNDED_EPOCHS):
-        for inputs, numbers in run.batches(epoch):
+        for inputs, indices in run.batches(epoch):
             faulthandler.dump_traceback_later(task.stuck, file=stacks)
             began_in = run.formation
             sleep(task.compute)
             optimizer.zero_grad()
             loss = run.mean(model(inputs))
             if isinstance(model, Counted):
-                tell.sent()
+                recorder.sent()
                 loss = loss + model.counters[rank]
             loss.backward()  # type: ignore[no-untyped-call]
             snap(model)
             counted = run.counts
-            own.clear()
+            local_sums.clear()
             optimizer.step()
-            tell.incidents()
+            recorder.incidents()
             if not (counted and run.counts):
                 continue
-            tell.commit(model, began_in, numbers.tolist(), own[-1])
+            recorder.commit(model, began_in, indices.tolist(), local_sums[-1])
             if task.disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
-                tell.save(task.disk)
+                recorder.save(task.disk)
             if not stops and task.stop.exists():
                 stops = True
                 run.stop()
-    tell.incidents()
-    with run.consensus() if at_own_pace else nullcontext():
-        tell(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
+    recorder.incidents()
+    with run.consensus() if asynchronous else nullcontext():
+        recorder(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
     faulthandler.dump_traceback_later(task.stuck, file=stacks)
     run.close()
     faulthandler.cancel_dump_traceback_later()
     return {"step": run.step}
 
 
-def _watch_the_clock(rank: int, report: SendMessage) -> None:
-    """Tell when this process didn't get to run: then it is the machine that keeps it silent."""
+def _report_starvation(rank: int, report: SendMessage) -> None:
+    """Report when this process got no processor time: then its silence is the machine's fault."""
     last = monotonic()
     while True:
         sleep(STARVATION_POLL_SECONDS)
-        late, last = monotonic() - last - STARVATION_POLL_SECONDS, monotonic()
-        if late > MIN_STARVATION_SECONDS:
-            report(as_dict(Starved(time=time(), rank=rank, seconds=late)))
+        delay, last = monotonic() - last - STARVATION_POLL_SECONDS, monotonic()
+        if delay > MIN_STARVATION_SECONDS:
+            report(as_dict(Starved(time=time(), rank=rank, seconds=delay)))
 
 
-class _EventReporter:
-    """Sends events to the supervisor."""
+class _Recorder:
+    """Sends records for the history to the supervisor."""
 
     def __init__(self, run: Run, life: int, report: SendMessage) -> None:
         self._run = run
         self._life = life
         self._report = report
-        self._reported_incidents = 0  # incidents
+        self._reported_incidents = 0
 
-    def __call__(self, event: Event) -> None:
-        self._report(as_dict(event))
+    def __call__(self, record: Record) -> None:
+        self._report(as_dict(record))
 
     def sent(self) -> None:
         if not self._run.catching_up:
             self(Sent(time=time(), rank=self._run.rank, step=self._run.step))
 
     def commit(
-        self, model: Linear, began_in: int, numbers: list[int], own: tuple[float, ...]
+        self, model: Linear, began_in: int, indices: list[int], before: tuple[float, ...]
     ) -> None:
         run = self._run
         self(
@@ -161,10 +159,10 @@ class _EventReporter:
                 began_in=began_in,
                 members=run.members,
                 digest=digest(model),
-                samples=len(numbers),
-                checksum=checksum(numbers),
+                samples=len(indices),
+                checksum=checksum(indices),
                 process=os.getpid(),
-                before=own,
+                before=before,
                 after=sums(model),
                 counted=tuple(-c for c in model.counters.tolist())
                 if isinstance(model, Counted)
@@ -173,7 +171,7 @@ class _EventReporter:
         )
 
     def incidents(self) -> None:
-        """Those that haven't been told of."""
+        """Report the changes of members since the last call."""
         found = self._run.incidents
         for change in found[self._reported_incidents :]:
             self(
@@ -193,7 +191,7 @@ class _EventReporter:
         self._reported_incidents = len(found)
 
     def save(self, disk: Path) -> None:
-        """A disk that is full is no reason to end a run."""
+        """Save a checkpoint; the run continues if the disk is full."""
         step = self._run.step
         try:
             self._run.save(disk)

@@ -1,11 +1,10 @@
-"""`thalweg chaos`: break a run on purpose, and check that it keeps its promises."""
+"""`thalweg chaos`: inject faults into training runs, and check that they keep their promises."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from thalweg.chaos.run import ChaosConfig, ChaosResult
     from thalweg.lab import Lab
 
-MAX_SHOWN_VIOLATIONS = 10  # violations
+MAX_SHOWN_VIOLATIONS = 10
 
 
 @with_bundles
@@ -36,43 +35,45 @@ def command(
     *,
     sync: Annotated[
         list[str] | None,
-        typer.Option(metavar="PLAN", help="How workers are synchronised; may be repeated."),
+        typer.Option(metavar="PLAN", help="The plan; may be repeated."),
     ] = None,
     place: PlaceOptions,
-    faults: Annotated[int, typer.Option(min=0, help="How many things go wrong in a run.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Of the faults, and of the samples.")] = 1,
+    faults: Annotated[int, typer.Option(min=0, help="Number of faults in a run.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of faults and samples.")] = 1,
     lasting: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="Run after run, each with the next seed."),
+        typer.Option(
+            "--for", metavar="DURATION", help="Repeat runs for this long, each with the next seed."
+        ),
     ] = None,
     kinds: Annotated[
         str | None,
         typer.Option(
             metavar="KIND,...",
-            help="Of kill, restart, pause, store, disk, corrupt, and in a lab cut, oneway, "
-            "blackhole, degrade, garble; without this, all that can be had.",
+            help="Kinds of faults: kill, restart, pause, store, disk, corrupt, and in a lab cut, "
+            "oneway, blackhole, degrade, garble; all possible ones by default.",
         ),
     ] = None,
     hold: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="How long every fault lasts, one after the other; without this it is drawn, and "
-            "some overlap.",
+            help="Duration of every fault, one after the other; by default durations are drawn, "
+            "and some faults overlap.",
         ),
     ] = None,
     bound: Annotated[
-        str, typer.Option(metavar="DURATION", help="How soon training must go on.")
+        str, typer.Option(metavar="DURATION", help="Limit of the recovery time.")
     ] = "15s",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where histories go.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for histories.")] = Path(
         "thalweg-chaos"
     ),
     json_path: JsonOption = None,
 ) -> None:
-    """Break a training run on purpose, again and again, and check that it keeps its promises.
+    """Inject faults into training runs, and check that they keep their promises.
 
-    Faults are drawn from the seed. The job's steps can be foretold to the last bit, so a step or a
-    sample that is lost or counted twice shows. Exit code 1 if something doesn't hold.
+    Faults are drawn from the seed. The job's parameters are known bit for bit after every step, so
+    a step or a sample that is lost or counted twice shows. Exit code 1 if a check fails.
     """
     chosen = _kinds(kinds, in_lab=place.lab is not None)
     seconds = None if lasting is None else Duration.parse(lasting).seconds
@@ -80,32 +81,31 @@ def command(
     held = None if hold is None else Duration.parse(hold).seconds
     plans = [parse_plan(plan) for plan in sync or ()]
     place.refuse_if_unclear()
-    group = Group.everybody(_cluster(place))
+    cluster = Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster()
     for relayed in filter(is_relayed, plans):
-        allocation_of(relayed, group)  # refuses a code that doesn't fit these workers
+        allocation_of(relayed, Group.everybody(cluster))  # raises if the code doesn't fit
 
-    from thalweg.chaos.run import ChaosConfig  # torch takes a second: not at import
-    from thalweg.chaos.summary import fault_rows, run_rows
+    from thalweg.chaos.run import ChaosConfig, fault_rows, run_rows  # imports torch
 
-    ordeals = (
+    configs = (
         ChaosConfig(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
         for number in (count(seed) if seconds is not None else [seed])
         for plan in sync or ["ring"]
     )
-    outcomes: list[ChaosResult] = []
+    results: list[ChaosResult] = []
     until = None if seconds is None else monotonic() + seconds
-    with _there(place) as (cluster, there):
-        for config in ordeals:
-            outcomes.append(_undergo(config, cluster, there, out))
+    with nullcontext() if place.lab is None else lab_of(cluster) as lab:
+        cluster = cluster if lab is None else lab.cluster
+        for config in configs:
+            results.append(_run(config, cluster, lab, out))
             if until is not None and monotonic() >= until:
                 break
-        notes = [] if there is None else there.notes
-    rows = fault_rows(outcomes)
+        notes = [] if lab is None else lab.notes
+    rows = fault_rows(results)
     terminal = console(json_path)
     terminal.print(_table(rows))
-    for outcome in outcomes:
-        terminal.print(_chaos_result_text(outcome), markup=False)
-    where = shlex.join(place.words)
+    for result in results:
+        terminal.print(_summary(result), markup=False)
     settings = {
         "workers": cluster.workers,
         "lab": place.lab,
@@ -113,53 +113,34 @@ def command(
         "bound_seconds": within,
         "hold_seconds": held,
         "notes": notes,
-        "runs": run_rows(outcomes),
+        "runs": run_rows(results),
     }
     write_json(json_path, "chaos", settings, rows)
-    wrong = [outcome for outcome in outcomes if outcome.violations]
+    wrong = [result for result in results if result.violations]
     if wrong:
         raise RunError(
             f"{counted(sum(len(o.violations) for o in wrong), 'violation')} in {len(wrong)} of "
-            f"{counted(len(outcomes), 'run')}, the first: {wrong[0].violations[0]}",
-            f"see {wrong[0].history}; have it again with "
-            f"`thalweg chaos {where} {_again(wrong[0].config)}`",
+            f"{counted(len(results), 'run')}, the first: {wrong[0].violations[0]}",
+            f"see {wrong[0].history}; repeat it with "
+            f"`thalweg chaos {shlex.join(place.words)} {_options(wrong[0].config)}`",
         )
 
 
-def _undergo(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> ChaosResult:
+def _run(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> ChaosResult:
     from thalweg.chaos.run import run_chaos
 
-    (out / config.name).mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
-
-    def hear(rank: int, stream: str, line: str) -> None:
-        lines.append(f"[{rank}] {line}\n")
-
-    with progress_bar(f"Breaking {config.sync}, seed {config.seed}") as bar:
-        outcome = run_chaos(
+    with progress_bar(f"Fault injection: {config.sync}, seed {config.seed}") as bar:
+        result = run_chaos(
             config,
             cluster,
             lab,
             out,
             lambda done, note: bar.show(done, config.faults, note),
-            hear,
+            lambda rank, stream, line: lines.append(f"[{rank}] {line}\n"),
         )
-    outcome.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")
-    return outcome
-
-
-@contextmanager
-def _there(place: PlaceOptions) -> Iterator[tuple[Cluster, Lab | None]]:
-    """Local workers, or a lab that is there until the context ends."""
-    if place.lab is None:
-        yield _cluster(place), None
-        return
-    with lab_of(_cluster(place)) as lab:
-        yield lab.cluster, lab
-
-
-def _cluster(place: PlaceOptions) -> Cluster:
-    return Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster()
+    result.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")
+    return result
 
 
 def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
@@ -173,21 +154,21 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
         if word not in FAULT_KINDS:
-            raise UsageError(f"nothing goes wrong by {word!r}", f"give of {', '.join(FAULT_KINDS)}")
+            raise UsageError(f"no fault {word!r}", f"give some of {', '.join(FAULT_KINDS)}")
         if word in LINK_FAULTS and not in_lab:
-            raise UsageError(f"{word} needs links of its own", "give --lab RxH")
+            raise UsageError(f"{word} needs the links of a lab", "give --lab RxH")
         if word not in possible:
             raise UsageError(
-                f"{word} needs a kernel with nftables, and connections with keys",
-                "leave it out, or leave THALWEG_ENCRYPTION alone",
+                f"{word} needs a kernel with nftables, and encrypted connections",
+                "leave it out, or don't set THALWEG_ENCRYPTION",
             )
     if not wanted:
-        raise UsageError("--kinds names none", f"give of {', '.join(possible)}")
+        raise UsageError("--kinds is empty", f"give some of {', '.join(possible)}")
     return tuple(kind for kind in FAULT_KINDS if kind in wanted)
 
 
 def _can_garble() -> bool:
-    """Whether bytes can be changed on their way. Without keys nobody would notice."""
+    """True if bytes can change in transit, and encryption detects it."""
     from thalweg.lab.addressing import SPINE_ADDRESS
     from thalweg.lab.packet_faults import can_garble
     from thalweg.transports.security import wants_encryption
@@ -196,10 +177,10 @@ def _can_garble() -> bool:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    from thalweg.chaos.summary import kind_rows
+    from thalweg.chaos.run import kind_rows
 
-    headings = (">", ">detected in", ">went on in", ">back in", ">violations")
-    table = table_of("sync", "fault", *headings)
+    headings = (">faults", ">detection time", ">stall of other ranks", ">rejoin time")
+    table = table_of("plan", "fault", *headings, ">violations")
     for row in kind_rows(rows):
         figures = [_span(row[key]) for key in ("detected", "went_on", "back")]
         faults = str(row["faults"])
@@ -211,20 +192,21 @@ def _span(figures: tuple[float, float] | None) -> str:
     return "-" if figures is None else " to ".join(f"{value:.2f} s" for value in figures)
 
 
-def _chaos_result_text(outcome: ChaosResult) -> str:
-    config = outcome.config
+def _summary(result: ChaosResult) -> str:
+    config, found = result.config, result.violations
     lines = [
-        f"{config.sync}, seed {config.seed}: {counted(len(outcome.fault_times), 'fault')} in "
-        f"{about(outcome.seconds, 's')}, {counted(outcome.steps, 'step')}, "
-        f"{counted(outcome.commits, 'commit')}, {counted(len(outcome.violations), 'violation')}"
+        f"{config.sync}, seed {config.seed}: {counted(len(result.fault_times), 'fault')} in "
+        f"{about(result.seconds, 's')}, {counted(result.steps, 'step')}, "
+        f"{counted(result.commits, 'commit')}, {counted(len(found), 'violation')}"
     ]
-    lines += [f"  {violation}" for violation in outcome.violations[:MAX_SHOWN_VIOLATIONS]]
-    if len(outcome.violations) > MAX_SHOWN_VIOLATIONS:
-        lines.append(f"  and {len(outcome.violations) - MAX_SHOWN_VIOLATIONS} more")
+    lines += [f"  {violation}" for violation in found[:MAX_SHOWN_VIOLATIONS]]
+    if len(found) > MAX_SHOWN_VIOLATIONS:
+        lines.append(f"  and {len(found) - MAX_SHOWN_VIOLATIONS} more")
     return "\n".join(lines)
 
 
-def _again(config: ChaosConfig) -> str:
+def _options(config: ChaosConfig) -> str:
+    """The options of `thalweg chaos` that repeat this run."""
     words = ["--sync", config.sync, "--faults", str(config.faults), "--seed", str(config.seed)]
     words += ["--bound", f"{config.bound:g}s"]
     words += [] if config.hold is None else ["--hold", f"{config.hold:g}s"]

@@ -1,6 +1,6 @@
-"""Clusters out of network namespaces: real addresses, links and faults on one machine.
+"""Clusters emulated with network namespaces: real addresses, links and faults on one machine.
 
-Events are known everywhere, as scenario files name them; what makes a lab is there on Linux only.
+Events can be parsed on any system, as scenario files contain them; labs need Linux.
 """
 
 from importlib import import_module

@@ -1,12 +1,12 @@
-"""Names and addresses in a lab: a routed leaf-spine, no bridges.
+"""Names and addresses in a lab: a routed leaf-spine network without bridges.
 
     spine ─ r0 ══ up ─ rack 0 ─ h0 ══ eth0 ─ host 0
           │                   └ h1 ══ eth0 ─ host 1
           └ r1 ══ up ─ rack 1 ─ ...
 
-Each name is a network namespace, each ══ a pair of virtual interfaces. What leaves an interface is
-shaped there: a link's way `out` of a host at `eth0`, its way `in` at the rack's end. Host h of rack
-r has the address 10.84.r.(h+1), rack r 10.85.r.1, the spine 10.84.255.1.
+Each name is a network namespace, each ══ a pair of virtual interfaces. Packets are shaped where
+they leave an interface: those `out` of a host at `eth0`, those `in` at the rack's end. Host h of
+rack r has the address 10.84.r.(h+1), rack r 10.85.r.1, the spine 10.84.255.1.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from thalweg.facts import Cluster, Link
 
 HOST_DEVICE = "eth0"
 SPINE_ADDRESS = "10.84.255.1"
-GATEWAY = "169.254.1.1"  # what a host calls its rack, and a rack the spine
+GATEWAY = "169.254.1.1"  # the rack as a host sees it, and the spine as a rack sees it
 MAX_LAB_RACKS = 255
-MAX_HOSTS_PER_RACK = 254  # in a rack
+MAX_HOSTS_PER_RACK = 254
 _LAB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 class Port(NamedTuple):
-    """An interface in a namespace: where one direction of a link is shaped."""
+    """An interface in a namespace, at which one direction of a link is shaped."""
 
     namespace: str
     device: str
@@ -35,18 +35,18 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """A link: `near` belongs to its owner, `far` is one level up."""
+    """Both ends of a link: `near` belongs to its owner, `far` is one level up."""
 
     near: Port
     far: Port
     near_address: str
     far_address: str
-    behind: str  # the addresses that the far end reaches through it
+    behind: str  # the addresses that the far end reaches through the link
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How a cluster is laid out under a lab's name."""
+    """The namespaces, interfaces and addresses of a cluster in a lab of this name."""
 
     lab: str
     cluster: Cluster
@@ -55,15 +55,15 @@ class Wiring:
     def __post_init__(self) -> None:
         if not _LAB_NAME.fullmatch(self.lab):
             raise LabError(
-                f"{self.lab!r} is no name for a lab",
-                "take up to 32 lower-case letters, digits, _ and -",
+                f"{self.lab!r} is not a name for a lab",
+                "use up to 32 lower-case letters, digits, _ and -",
             )
         racks = self.cluster.racks
         largest = max(len(rack.hosts) for rack in racks)
         if len(racks) > MAX_LAB_RACKS or largest > MAX_HOSTS_PER_RACK:
             raise LabError(
-                f"{len(racks)} racks of up to {largest} hosts are more than there are addresses",
-                f"take at most {MAX_LAB_RACKS} racks, and {MAX_HOSTS_PER_RACK} hosts in each",
+                f"a lab has too few addresses for {len(racks)} racks of up to {largest} hosts",
+                f"use at most {MAX_LAB_RACKS} racks, and {MAX_HOSTS_PER_RACK} hosts in each",
             )
         places = {
             host.name: (number, slot)
@@ -117,7 +117,7 @@ class Wiring:
         )
 
     def host_table(self) -> str:
-        """As /etc/hosts has it; torch looks up IPv4 addresses in the clothes of IPv6 ones."""
+        """The text of /etc/hosts; torch looks up IPv4 addresses that are mapped to IPv6."""
         spine = "@spine" if "spine" in self.hosts else "spine"
         addresses = {spine: SPINE_ADDRESS, **{host: self.address(host) for host in self.hosts}}
         lines = ["127.0.0.1 localhost"]
@@ -130,7 +130,7 @@ class Wiring:
         return uplinks + [self.nic(host) for host in self.hosts]
 
     def port(self, link: Link) -> Port:
-        """Where this direction is shaped."""
+        """The interface at which this direction of a link is shaped."""
         if link.kind == "nic":
             cable = self.nic(link.owner)
         else:
@@ -140,10 +140,10 @@ class Wiring:
 
 
 def prefix(lab: str) -> str:
-    """What the names of all of a lab's namespaces begin with, and those of no other's."""
+    """The prefix that the namespaces of this lab have, and those of no other."""
     return f"thalweg.{lab}."
 
 
 def mac(port: Port, cable: Cable) -> str:
-    """Fixed, so that nobody needs to ask for it: two ends of a cable are all that meet."""
+    """A fixed address, which static neighbour entries can name; only two ends share a cable."""
     return "02:54:00:00:00:01" if port == cable.near else "02:54:00:00:00:02"

@@ -1,16 +1,24 @@
-"""What happens to a cluster while work runs in it: when, what, and to whom.
+"""Events that change a cluster while workers run in it.
 
     { at_step = 20, action = "degrade", rack = 0, rate = "50mbit", direction = "in" }
 
-    action                           happens to    note
-    degrade, restore                 rack or host  its uplink, or its NIC; restore also ends flows
+    action                           target        note
+    degrade, restore                 rack or host  an uplink or a NIC; restore also ends flows
     flow                             rack or host  competing TCP flows through that link alone
-    cut, heal                        rack or host  a cut link swallows what is sent into it
-    kill, restart, pause, resume     host          its workers
+    cut, heal                        rack or host  a cut link drops all packets
+    kill, restart, pause, resume     host          the workers on that host
 
-`rack` counts from 0 or is a name; `host` is the rank that lives there, or a name. `direction` is
-`out` of the host or rack, `in`, or both. `at_step` means that the slowest living worker has done so
-many steps, 0 before any starts; `at` is a time since the start.
+`rack` is a number from 0 or a name; `host` is a rank on that host, or a name. `direction` is `out`
+of the host or rack, `in`, or both. `at_step` is the number of steps that the slowest running worker
+has finished, 0 before any worker starts; `at` is a time since the start.
+
+Fault injection adds `until`, the time at which an event ends, and these actions:
+
+    blackhole, reroute   rank  packets of its host to the host of `peer` are lost
+    garble, ungarble     rank  bytes that its host sends to other hosts change
+    store                -     the process of the store is killed
+    disk, free           -     the disk for checkpoints is full
+    corrupt              -     a byte of the newest checkpoint is flipped
 """
 
 from __future__ import annotations
@@ -26,39 +34,57 @@ from thalweg.facts.toml_reader import TomlTable
 Direction = Literal["out", "in"]
 LinkAction = Literal["degrade", "restore", "flow", "cut", "heal"]
 WorkerAction = Literal["kill", "restart", "pause", "resume"]
+FaultAction = Literal[
+    "blackhole", "reroute", "garble", "ungarble", "store", "disk", "free", "corrupt"
+]
+Action = LinkAction | WorkerAction | FaultAction
 LINK_ACTIONS: tuple[str, ...] = get_args(LinkAction)
 WORKER_ACTIONS: tuple[str, ...] = get_args(WorkerAction)
+ACTIONS_WITHOUT_TARGET: tuple[Action, ...] = ("store", "disk", "free", "corrupt")
+END_ACTIONS: dict[Action, Action] = {
+    "degrade": "restore",
+    "flow": "restore",
+    "cut": "heal",
+    "kill": "restart",
+    "pause": "resume",
+    "blackhole": "reroute",
+    "garble": "ungarble",
+    "disk": "free",
+}
 BOTH_DIRECTIONS: tuple[Direction, ...] = ("out", "in")
 EVENT_KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One of `rack` and `host` is given, and one of `at_step` and `at`."""
+    """An event has one target, unless its action needs none, and one of `at_step` and `at`."""
 
-    action: LinkAction | WorkerAction
+    action: Action
     at_step: int | None = None
     at: Duration | None = None
+    until: Duration | None = None  # the time since the start at which `END_ACTIONS` applies
     rack: int | str | None = None
     host: int | str | None = None
-    rate: Rate | None = None  # of degrade, and the most that a flow takes
+    rank: int | None = None  # a single worker, or the NIC of its host
+    peer: int | None = None  # the rank that a black hole separates from `rank`
+    rate: Rate | None = None  # of degrade, and the limit of each flow
     directions: tuple[Direction, ...] = BOTH_DIRECTIONS
-    flows: int = 1  # so many TCP connections compete in each direction
+    flows: int = 1  # TCP connections that compete in each direction
 
     def __post_init__(self) -> None:
-        who = [target for target in (self.rack, self.host) if target is not None]
-        if len(who) != 1:
-            raise LabError(f"{self.action} doesn't say what it happens to", "give rack or host")
+        targets = [target for target in (self.rack, self.host, self.rank) if target is not None]
+        if len(targets) != (self.action not in ACTIONS_WITHOUT_TARGET):
+            raise LabError(f"{self.action} needs one target", "give rack or host")
         if (self.at_step is None) == (self.at is None):
-            raise LabError(f"{self.action} doesn't say when", "give at_step or at")
-        if self.action in WORKER_ACTIONS and self.host is None:
-            raise LabError(f"only workers of a host {self.action}", "give host instead of rack")
+            raise LabError(f"{self.action} needs one time", "give at_step or at")
+        if self.action in WORKER_ACTIONS and self.rack is not None:
+            raise LabError(f"{self.action} applies to workers", "give host instead of rack")
         if self.action == "degrade" and self.rate is None:
-            raise LabError("degrade doesn't say to which rate", 'give rate = "50mbit"')
+            raise LabError("degrade needs a rate", 'give rate = "50mbit"')
 
     @classmethod
     def parse(cls, data: Mapping[str, Any] | Event, where: str = "the event") -> Event:
-        """From the keys of a scenario file."""
+        """The event that the keys of a scenario file describe."""
         if isinstance(data, Event):
             return data
         table = TomlTable(dict(data), where, LabError)
@@ -78,12 +104,17 @@ class Event:
             flows=_count(table, "flows", 1) if "flows" in table else 1,
         )
 
+    def links(self, cluster: Cluster) -> list[Link]:
+        """The links of the target: the uplink of a rack or the NIC of a host."""
+        host = self.rank if self.host is None else self.host
+        return links_of(cluster, rack=self.rack, host=host, directions=self.directions)
+
     def __str__(self) -> str:
         when = f"step {self.at_step}" if self.at is None else str(self.at)
-        who = f"rack {self.rack}" if self.host is None else f"host {self.host}"
-        to = "" if self.rate is None else f" at {self.rate}"
-        way = "" if self.directions == BOTH_DIRECTIONS else f" ({self.directions[0]})"
-        return f"{when}: {self.action} {who}{to}{way}"
+        target = f"rack {self.rack}" if self.host is None else f"host {self.host}"
+        rate = "" if self.rate is None else f" at {self.rate}"
+        direction = "" if self.directions == BOTH_DIRECTIONS else f" ({self.directions[0]})"
+        return f"{when}: {self.action} {target}{rate}{direction}"
 
 
 def directions(text: object) -> tuple[Direction, ...]:
@@ -92,7 +123,7 @@ def directions(text: object) -> tuple[Direction, ...]:
             return BOTH_DIRECTIONS
         case "out" | "in":
             return (text,)
-    raise LabError(f"{text!r} is no direction", "give out, in or both")
+    raise LabError(f"{text!r} is not a direction", "give out, in or both")
 
 
 def _target(table: TomlTable, key: str) -> int | str | None:
@@ -118,18 +149,18 @@ def links_of(
     host: int | str | None = None,
     directions: Sequence[Direction] = BOTH_DIRECTIONS,
 ) -> list[Link]:
-    """The uplink of a rack, or the NIC of a host."""
+    """The uplink of a rack or the NIC of a host, in these directions."""
     if rack is not None and host is None:
         owner = rack_named(cluster, rack).name
         return [Link("uplink", owner, direction) for direction in directions]
     if host is not None and rack is None:
         owner = host_named(cluster, host).name
         return [Link("nic", owner, direction) for direction in directions]
-    raise LabError("a link belongs to a rack or to a host", "name one of the two")
+    raise LabError("a link belongs to a rack or a host", "give one of rack and host")
 
 
 def rack_named(cluster: Cluster, rack: int | str) -> Rack:
-    """By its number from 0, or its name."""
+    """The rack with this number, counted from 0, or with this name."""
     for number, found in enumerate(cluster.racks):
         if rack in (number, found.name):
             return found
@@ -137,7 +168,7 @@ def rack_named(cluster: Cluster, rack: int | str) -> Rack:
 
 
 def host_named(cluster: Cluster, host: int | str) -> Host:
-    """By a rank that lives there, or its name."""
+    """The host of this rank, or with this name."""
     for found in cluster.hosts:
         if host == found.name or host in found.ranks:
             return found

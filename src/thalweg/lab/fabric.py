@@ -1,8 +1,8 @@
-"""Namespaces, virtual interfaces, routes and shaping, through netlink.
+"""Builds namespaces, virtual interfaces, routes and shaping of a lab through netlink.
 
-Everything is made inside the lab's own namespaces, so that two labs never meet and the machine's
-own network doesn't change. Neighbours are entered by hand: with 84 hosts, asking for addresses by
-broadcast is what breaks first.
+Everything is made inside the lab's own namespaces, so that labs don't interfere with each other or
+with the machine's network. Neighbour entries are static: with 84 hosts, address resolution by
+broadcast is the first thing to fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pyroute2 import IPRoute, NetNS
 from pyroute2.netlink.exceptions import NetlinkError
@@ -28,9 +28,9 @@ from thalweg.launch.worker_group import allow_descriptors
 from thalweg.launch.worker_process import fork, signals_blocked
 
 CLONE_NEWNET = 0x40000000
-DESCRIPTORS_PER_NAMESPACE = 5  # that pyroute2 holds for a namespace, and one to spare
-NO_RIGHTS_EXIT_CODE = 3  # an exit code
-NUD_PERMANENT = 0x80  # a neighbour that is never asked for
+DESCRIPTORS_PER_NAMESPACE = 5  # of pyroute2, and a spare one
+NO_RIGHTS_EXIT_CODE = 3
+NUD_PERMANENT = 0x80  # a static neighbour entry
 RT_SCOPE_LINK = 253
 RTNH_F_ONLINK = 4
 SYSCTLS = {
@@ -40,19 +40,17 @@ SYSCTLS = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
 }
-
-
 Progress = Callable[[int, int], None]
-"""Called with how many parts are made, and of how many."""
+"""Called with the number of parts that are built and the number of all parts."""
 
 
 def build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> None:
-    """Make all of it; whoever calls removes what was made if this fails."""
+    """Build a lab; if this fails the caller removes the parts that exist."""
     try:
         _build(wiring, shapes, progress)
     except NetlinkError as error:
         raise refused(OSError(error.code, os.strerror(error.code))) from None
-    except OSError as error:  # a /proc/sys that can't be written, say
+    except OSError as error:  # for example a read-only /proc/sys
         raise refused(error) from None
 
 
@@ -69,7 +67,7 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
                     Path("/proc/sys", sysctl).write_text(value)
         progress(number, total)
     with Sockets() as sockets:
-        # Ctrl-C comes between two parts: in a callback of pyroute2 it would be lost.
+        # Ctrl-C is handled between two parts: a callback of pyroute2 would lose it.
         for name in names:
             with signals_blocked():
                 _up(sockets[name], "lo")
@@ -77,14 +75,14 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
             _add_address(sockets[wiring.spine], "lo", SPINE_ADDRESS)
         for number, cable in enumerate(cables, start=len(names) + 1):
             with signals_blocked():
-                _lay(sockets, cable)
+                _connect(sockets, cable)
                 for port in (cable.near, cable.far):
                     shape(sockets, port, shapes.get(port, Shape()))
             progress(number, total)
 
 
 class Sockets:
-    """A netlink socket into each namespace that was asked for."""
+    """Netlink sockets by namespace, opened on first use."""
 
     def __init__(self) -> None:
         self._open: dict[str, NetNS] = {}
@@ -92,9 +90,7 @@ class Sockets:
     def __getitem__(self, namespace: str) -> NetNS:
         if namespace not in self._open:
             try:
-                (
-                    NETNS_PATH / namespace
-                ).stat()  # pyroute2 leaves an event loop behind if it isn't there
+                (NETNS_PATH / namespace).stat()  # or pyroute2 would leave an event loop behind
                 with signals_blocked():
                     self._open[namespace] = NetNS(namespace, flags=0)
             except OSError as error:
@@ -110,7 +106,7 @@ class Sockets:
                 socket.close()
 
 
-def _lay(sockets: Sockets, cable: Cable) -> None:
+def _connect(sockets: Sockets, cable: Cable) -> None:
     near, far = sockets[cable.near.namespace], sockets[cable.far.namespace]
     far.link(
         "add",
@@ -126,8 +122,8 @@ def _lay(sockets: Sockets, cable: Cable) -> None:
     _add_address(near, cable.near.device, cable.near_address)
     _add_address(far, cable.far.device, cable.far_address)
     inward, outward = _up(near, cable.near.device), _up(far, cable.far.device)
-    _know(near, inward, cable.far_address, mac(cable.far, cable))
-    _know(far, outward, cable.near_address, mac(cable.near, cable))
+    _add_neighbour(near, inward, cable.far_address, mac(cable.far, cable))
+    _add_neighbour(far, outward, cable.near_address, mac(cable.near, cable))
     near.route("add", dst="default", gateway=GATEWAY, oif=inward, flags=RTNH_F_ONLINK)
     far.route("add", dst=f"{cable.near_address}/32", oif=outward, scope=RT_SCOPE_LINK)
     if cable.behind != f"{cable.near_address}/32":
@@ -153,12 +149,12 @@ def _add_address(socket: NetNS, device: str, address: str) -> None:
     socket.addr("add", index=_index(socket, device), address=address, prefixlen=32)
 
 
-def _know(socket: NetNS, index: int, address: str, lladdr: str) -> None:
+def _add_neighbour(socket: NetNS, index: int, address: str, lladdr: str) -> None:
     socket.neigh("add", ifindex=index, dst=address, lladdr=lladdr, state=NUD_PERMANENT)
 
 
 def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
-    """Shape what leaves this interface. Where only the rate changes, what is queued stays."""
+    """Shape the packets that leave this interface. A change of the rate alone keeps its queue."""
     socket = sockets[port.namespace]
     index = _index(socket, port.device)
     wanted_qdiscs = qdiscs(wanted)
@@ -174,7 +170,7 @@ def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QdiscStats:
-    """What the kernel says of a queueing discipline."""
+    """The kernel's counters of a queueing discipline."""
 
     kind: str
     bits_per_second: float | None  # of a token bucket
@@ -188,45 +184,48 @@ def read_qdisc_stats(sockets: Sockets, port: Port) -> list[QdiscStats]:
 
 
 def _qdiscs(socket: NetNS, index: int) -> list[QdiscStats]:
-    """From the root on; the kernel's own default doesn't count."""
+    """The queueing disciplines from the root on, without the kernel's default."""
     found = []
     for message in socket.get_qdiscs(index=index):
-        if message["handle"] == 0 or message.get_attr("TCA_KIND") == "noqueue":
+        kind, stats = message.get_attr("TCA_KIND"), message.get_attr("TCA_STATS")
+        if message["handle"] == 0 or kind == "noqueue":
             continue
-        found.append((message["handle"], _measured(message)))
+        rate = None
+        if kind == "tbf":
+            rate = 8.0 * message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
+        measured = QdiscStats(
+            kind=kind, bits_per_second=rate, sent_nbytes=stats["bytes"], drops=stats["drop"]
+        )
+        found.append((message["handle"], measured))
     return [measured for _, measured in sorted(found, key=lambda pair: pair[0])]
 
 
-def _measured(message: Any) -> QdiscStats:
-    kind = message.get_attr("TCA_KIND")
-    stats = message.get_attr("TCA_STATS")
-    rate = None
-    if kind == "tbf":
-        rate = 8.0 * message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
-    return QdiscStats(
-        kind=kind,
-        bits_per_second=rate,
-        sent_nbytes=stats["bytes"],
-        drops=stats["drop"],
-    )
-
-
 def has_netem() -> bool:
-    """Whether this kernel delays packets; asked in a process with a network of its own."""
-    code = os.waitstatus_to_exitcode(os.waitpid(fork(_try_netem), 0)[1])
+    """True if this kernel can delay packets."""
+    code = try_in_own_network(_add_netem)
     if code == NO_RIGHTS_EXIT_CODE:
         raise refused(PermissionError(errno.EPERM, os.strerror(errno.EPERM)))
     return code == 0
 
 
-def _try_netem() -> NoReturn:
-    code = NO_RIGHTS_EXIT_CODE
-    try:
-        if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
-            code = 1
-            with IPRoute() as socket:
-                loopback = socket.link_lookup(ifname="lo")[0]
-                socket.tc("add", kind="netem", index=loopback, handle=ROOT_QDISC_HANDLE)
-            code = 0
-    finally:
-        os._exit(code)
+def _add_netem() -> None:
+    with IPRoute() as socket:
+        loopback = socket.link_lookup(ifname="lo")[0]
+        socket.tc("add", kind="netem", index=loopback, handle=ROOT_QDISC_HANDLE)
+
+
+def try_in_own_network(attempt: Callable[[], None]) -> int:
+    """The exit code of a process with a network of its own that makes this attempt: 0, 1 if it
+    fails, or `NO_RIGHTS_EXIT_CODE`."""
+
+    def run() -> NoReturn:
+        code = NO_RIGHTS_EXIT_CODE
+        try:
+            if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
+                code = 1
+                attempt()
+                code = 0
+        finally:
+            os._exit(code)
+
+    return os.waitstatus_to_exitcode(os.waitpid(fork(run), 0)[1])

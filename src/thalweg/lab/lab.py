@@ -1,4 +1,4 @@
-"""A cluster on one machine: every host with an address, a NIC and a rack of its own, on real TCP.
+"""A cluster emulated on one machine: hosts with addresses, NICs and racks, on real TCP.
 
 with Lab(racks=2, hosts=4, nic="200mbit", uplink="50mbit") as lab:
     results = lab.run(work)
@@ -14,18 +14,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pyroute2.netlink.exceptions import NetlinkError
-
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
-from thalweg.lab import packet_faults, registry
+from thalweg.lab import registry
 from thalweg.lab.addressing import HOST_DEVICE, SPINE_ADDRESS, Wiring
-from thalweg.lab.event import Event, host_named
+from thalweg.lab.event import BOTH_DIRECTIONS, Event, host_named
 from thalweg.lab.event_runner import AppliedEvent, EventRunner
-from thalweg.lab.fabric import Progress, Sockets, build, has_netem
+from thalweg.lab.fabric import Progress, build, has_netem
 from thalweg.lab.links import LabLinks
 from thalweg.lab.namespaces import enter, processes, refused, remove, set_host_identity
-from thalweg.lab.registry import LabRecord
+from thalweg.lab.registry import CLUSTER_FILE, HOSTS_FILE, LabRecord
 from thalweg.lab.shaping import declared
 from thalweg.launch.place import Place
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
@@ -36,18 +34,17 @@ from thalweg.launch.worker_process import RESTARTS_VARIABLE, signals_blocked
 TCP_CONGESTION_PATH = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 EventLike = Event | Mapping[str, Any]
 
-# Seconds of a core for a small message, sent and received, with waking up.
-MESSAGE_CORE_SECONDS = 50e-6
+MESSAGE_CORE_SECONDS = 50e-6  # processor time to send and receive a small message
 
 
 class Lab:
-    """Not there before `up()`, and gone after `down()`; `with` does both.
+    """A lab exists from `up()` to `down()`; `with` calls both.
 
-    racks, hosts   so many racks of so many hosts; uneven ones as a list, `hosts=[5, 3, 4]`
+    racks, hosts   number of racks, and of hosts per rack; a list if uneven, `hosts=[5, 3, 4]`
     nic, uplink    rates, one for all or a list; an uplink of None is never the bottleneck
-    latency        what crossing an uplink adds, each way (needs netem in the kernel)
-    loss           the share of packets that uplinks lose (needs netem too)
-    interleaved    ranks go round the racks instead of rack by rack
+    latency        added by an uplink, in each direction (needs netem in the kernel)
+    loss           fraction of packets that uplinks lose (needs netem too)
+    interleaved    assign ranks to racks in turn instead of rack by rack
     without_netem  refuse a lab with latency or loss if the kernel has no netem, or go on without
     """
 
@@ -68,7 +65,7 @@ class Lab:
         if racks is not None and len(sizes) != racks:
             raise LabError(
                 f"{racks} racks, but hosts for {len(sizes)}",
-                "give hosts for each, or leave racks out",
+                "give hosts for each rack, or leave out racks",
             )
         cluster = Cluster.regular(
             sizes,
@@ -88,14 +85,14 @@ class Lab:
         loss: float = 0.0,
         without_netem: Literal["refuse", "go on"] = "refuse",
     ) -> Self:
-        """This cluster, as it is declared."""
+        """A lab that emulates this cluster."""
         lab = cls.__new__(cls)
         lab._plan(cluster, name, loss, without_netem)
         return lab
 
     @classmethod
     def find(cls, name: str | None = None) -> Self:
-        """One that is up; without a name the only one that this user made from this folder."""
+        """A lab that is up; without a name the only one that this user made from this folder."""
         name = registry.only_lab_name() if name is None else name
         record = registry.find(name)
         lab = cls.of(record.cluster, name=name, loss=record.loss, without_netem="go on")
@@ -104,15 +101,15 @@ class Lab:
 
     def _plan(self, cluster: Cluster, name: str | None, loss: float, without_netem: str) -> None:
         if not 0 <= loss < 1:
-            raise LabError(f"a link can't lose a share of {loss}", "give 0 to below 1")
-        self.cluster = sharing_cores(cluster)
+            raise LabError(f"a link can't lose a fraction of {loss}", "give 0 to below 1")
+        self.cluster = with_message_latency(cluster)
         self._name = name
         self._loss = loss
         self._without_netem = without_netem
-        self.fired: list[AppliedEvent] = []  # events of the last run, and when they came
+        self.fired: list[AppliedEvent] = []  # by the last run
         self._record: LabRecord | None = None
-        Wiring("lab" if name is None else name, cluster)  # refuses what can't be wired
-        declared(cluster, loss=loss, netem=True)  # and shaped
+        Wiring("lab" if name is None else name, cluster)  # raises if there are too few addresses
+        declared(cluster, loss=loss, netem=True)  # raises if a rate is out of range
 
     # Up and down
 
@@ -124,21 +121,20 @@ class Lab:
         self.down()
 
     def up(self, *, owned: bool = True, progress: Progress = lambda done, total: None) -> None:
-        """Build it. An owned lab ends with this process at the latest."""
+        """Build the lab. An owned lab ends with this process at the latest."""
         if self._record is not None:
             raise LabError(f"lab {self.name!r} is up already", "use it, or take it down first")
         sweep()
-        netem, notes = self._what_is_possible()
+        netem, notes = self._capabilities()
         with signals_blocked():
             self._record = registry.enrol(
                 self._name, self.cluster, loss=self._loss, netem=netem, notes=notes
             )
         try:
-            with registry.locked_record(
-                self.name
-            ) as there:  # who takes it down waits until it is built
-                if there is None or there.id != self._record.id:
-                    raise LabError(f"another process took lab {self.name!r} down", "make it anew")
+            # Another process that takes it down waits for this lock.
+            with registry.locked_record(self.name) as found:
+                if found is None or found.id != self._record.id:
+                    raise LabError(f"another process took lab {self.name!r} down", "make it again")
                 build(self.wiring, self.links.declared_ports(), progress)
                 if not owned:
                     self._record = registry.disown(self._record)
@@ -147,24 +143,24 @@ class Lab:
             raise
 
     def down(self) -> None:
-        """Every process in it ends, and nothing of it is left."""
+        """Kill every process in the lab, and remove all of it."""
         if self._record is None:
             return
         with signals_blocked():
             with suppress(LabError):  # another process took it down
                 self.links.end_flows()
-            with registry.locked_record(self._record.name) as there:
-                if there is not None and there.id == self._record.id:
-                    _remove(there.name)
+            with registry.locked_record(self._record.name) as found:
+                if found is not None and found.id == self._record.id:
+                    _remove(found.name)
             self._record = None
 
-    def _what_is_possible(self) -> tuple[bool, list[str]]:
-        """Whether netem is used, and what to tell."""
+    def _capabilities(self) -> tuple[bool, list[str]]:
+        """True if the lab uses netem, and notes for the user."""
         notes = [
             "rates by token buckets (TBF) on both ends of every link",
             f"TCP congestion control: {TCP_CONGESTION_PATH.read_text().strip()}",
-            f"{len(self.cluster.hosts)} hosts share {cores()} cores: schedules reckon with "
-            f"{about(self.cluster.latency.seconds, 's')} a message",
+            f"{len(self.cluster.hosts)} hosts share {cores()} cores: schedules assume "
+            f"{about(self.cluster.latency.seconds, 's')} per message",
         ]
         wanted = declared(self.cluster, loss=self._loss, netem=True).values()
         if not any(shape.needs_netem for shape in wanted):
@@ -178,7 +174,7 @@ class Lab:
             )
         return False, [*notes, "NO latency or loss on uplinks: this kernel has no netem"]
 
-    # What is there
+    # State
 
     @property
     def record(self) -> LabRecord:
@@ -196,12 +192,12 @@ class Lab:
 
     @property
     def links(self) -> LabLinks:
-        """To degrade, cut and fill them."""
+        """The links of the lab, to degrade, cut and fill."""
         return LabLinks(self.record, self.wiring)
 
     @property
     def notes(self) -> list[str]:
-        """What the lab is made of here, and what was asked for and can't be had."""
+        """Notes on the emulation, and on what this kernel can't emulate."""
         return self.record.notes
 
     @property
@@ -209,7 +205,7 @@ class Lab:
         return LabPlace(self.record, self.wiring)
 
     def processes(self) -> dict[str, list[int]]:
-        """Who runs on each host, by its name; competing flows are the network's."""
+        """The process ids on each host, by its name, without competing flows."""
         flows = {pid for pids in self.record.state().flows.values() for pid in pids}
         found = processes([self.wiring.host(host) for host in self.wiring.hosts])
         return {
@@ -218,7 +214,7 @@ class Lab:
         }
 
     def status(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """A row for each host with its NIC, and one for each rack with its uplink."""
+        """Rows for hosts with their NICs, and for racks with their uplinks."""
         links, running = self.links.status(), self.processes()
         hosts = [
             {
@@ -226,8 +222,10 @@ class Lab:
                 "rack": rack.name,
                 "ranks": list(host.ranks),
                 "address": self.wiring.address(host.name),
-                "nic_out": links[Link("nic", host.name, "out")],
-                "nic_in": links[Link("nic", host.name, "in")],
+                **{
+                    f"nic_{direction}": links[Link("nic", host.name, direction)]
+                    for direction in BOTH_DIRECTIONS
+                },
                 "processes": len(running[host.name]),
             }
             for rack in self.cluster.racks
@@ -236,8 +234,10 @@ class Lab:
         racks = [
             {
                 "rack": rack.name,
-                "uplink_out": links[Link("uplink", rack.name, "out")],
-                "uplink_in": links[Link("uplink", rack.name, "in")],
+                **{
+                    f"uplink_{direction}": links[Link("uplink", rack.name, direction)]
+                    for direction in BOTH_DIRECTIONS
+                },
             }
             for rack in self.cluster.racks
         ]
@@ -256,15 +256,15 @@ class Lab:
         on_line: OnLine = print_prefixed,
         debug: bool | None = None,
     ) -> list[Any]:
-        """Run `function(rank, report, *arguments)` on every host, in a fork of this process; what
-        each returned, by rank, or the first error with its host.
+        """Run `function(rank, report, *arguments)` on every host, in a fork of this process, and
+        return the results by rank, or raise the first error with its host.
 
-        torch.distributed is set up over Gloo, unless `process_group` is False. Lines that workers
-        print are shown as they come; `report({...})` calls `on_message(rank, {...})` here, and with
-        a `"step"` in it tells how far the rank is, for events at a step. What a worker returns
-        travels as JSON. One that an event killed has returned None; one that was restarted runs
-        the function anew, without a process group: the others' can't be entered again. What events
-        did to links stays: `restore()` undoes it. `fired` tells afterwards which of them came.
+        torch.distributed is initialized over Gloo, unless `process_group` is False. Lines that
+        workers print are shown as they arrive; `report({...})` calls `on_message(rank, {...})` in
+        this process, and a `"step"` in it is the rank's progress, for events at a step. Results
+        are sent as JSON. The result of a worker that an event killed is None; a restarted one runs
+        the function again, without a process group, since it can't enter that of the others. Links
+        stay as events left them until `restore()`. `fired` has the events that were applied.
         """
         seconds = Duration.parse(timeout).seconds
 
@@ -279,14 +279,14 @@ class Lab:
                 dist.destroy_process_group()
             return {"value": value}
 
-        director = self.director(events)
-        self.fired = director.fired
+        runner = self.director(events)
+        self.fired = runner.fired
         results = run_workers(
             self.cluster.workers,
             work,
             timeout=seconds,
             place=self.place,
-            director=director,
+            director=runner,
             on_message=on_message,
             on_line=on_line,
             debug=debug,
@@ -294,36 +294,15 @@ class Lab:
         return [result.get("value") for result in results]
 
     def director(self, events: Iterable[EventLike]) -> EventRunner:
-        """Makes these events happen to a run at `place`."""
+        """The supervisor hook that applies these events to a run at `place`."""
         return EventRunner(self, [Event.parse(event) for event in events])
 
     def host(self, called: int | str) -> Host:
-        """By a rank that lives there, or its name."""
+        """The host of this rank, or with this name."""
         return host_named(self.cluster, called)
 
-    def add_blackhole(self, rank: int, peer: int) -> None:
-        """What the one's host sends to the other's, and nothing else. A route in the sender's own
-        namespace does it: connections that are there stay, and hear nothing."""
-        with Sockets() as sockets:
-            sockets[self.wiring.host_of(rank)].route("add", **self._black_hole(peer))
-
-    def remove_blackhole(self, rank: int, peer: int) -> None:
-        with Sockets() as sockets, suppress(NetlinkError):
-            sockets[self.wiring.host_of(rank)].route("del", **self._black_hole(peer))
-
-    def _black_hole(self, peer: int) -> dict[str, str]:
-        address = self.wiring.address(self.cluster.host(peer).name)
-        return {"dst": f"{address}/32", "type": "blackhole"}
-
-    def garble(self, rank: int) -> None:
-        """Some bytes of what its host sends to others, from now on."""
-        packet_faults.begin(self.wiring, rank)
-
-    def ungarble(self, rank: int) -> None:
-        packet_faults.end(self.wiring, rank)
-
     def restore(self) -> None:
-        """All links as they were declared, and no flows."""
+        """Restore the declared state of all links, and end competing flows."""
         self.links.restore(self.links.all())
 
 
@@ -331,32 +310,32 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def sharing_cores(cluster: Cluster) -> Cluster:
-    """The cluster with what a message costs here, where nobody has said it. If there are more hosts
-    than cores, each waits for its turn: when all exchange messages at once, as they do, the cores
-    handle one of every host in between. With 84 hosts on 2 cores a schedule that doesn't know it
-    cuts its messages far too fine."""
-    crowd = len(cluster.hosts) / cores()
-    if not cluster.latency_is_assumed or crowd <= 1:
+def with_message_latency(cluster: Cluster) -> Cluster:
+    """The cluster with the latency of messages in a lab, unless it declares one. If there are more
+    hosts than cores, hosts take turns: when all of them exchange messages, the cores handle one of
+    every other host in between. With 84 hosts on 2 cores a schedule without this latency splits its
+    messages far too finely."""
+    hosts_per_core = len(cluster.hosts) / cores()
+    if not cluster.latency_is_assumed or hosts_per_core <= 1:
         return cluster
-    each = cluster.latency.seconds + crowd * MESSAGE_CORE_SECONDS
-    return replace(cluster, latency=Duration(each))
+    latency = cluster.latency.seconds + hosts_per_core * MESSAGE_CORE_SECONDS
+    return replace(cluster, latency=Duration(latency))
 
 
 def sweep() -> list[str]:
-    """Remove labs whose owner is gone; their names."""
-    gone = []
+    """Remove the labs whose owner has ended, and return their names."""
+    removed = []
     for name in registry.names():
-        with registry.locked_record(name, wait=False) as there:
-            if there is not None and there.abandoned():
+        with registry.locked_record(name, wait=False) as record:
+            if record is not None and record.abandoned():
                 _remove(name)
-                gone.append(name)
+                removed.append(name)
     registry.remove_leftovers()
-    return gone
+    return removed
 
 
 def _remove(name: str) -> None:
-    """Who does this has the lab in hand."""
+    """Remove a lab; the caller holds the lock of its record."""
     try:
         remove(name)
         registry.unregister(name)
@@ -365,7 +344,7 @@ def _remove(name: str) -> None:
 
 
 class LabPlace(Place):
-    """A lab as a place for workers: each on its host, the store on the spine."""
+    """A lab as the place of workers: each on its host, the store on the spine."""
 
     def __init__(self, record: LabRecord, wiring: Wiring) -> None:
         self._record = record
@@ -379,7 +358,7 @@ class LabPlace(Place):
         wiring = self._wiring
         name = "spine" if rank is None else wiring.cluster.host(rank).name
         enter(wiring.spine if rank is None else wiring.host(name))
-        set_host_identity(name, self._record.hosts_file)
+        set_host_identity(name, self._record.folder / HOSTS_FILE)
 
     def environment(self, rank: int) -> Mapping[str, str]:
         ranks = self._wiring.cluster.host(rank).ranks
@@ -387,7 +366,7 @@ class LabPlace(Place):
             "LOCAL_RANK": str(ranks.index(rank)),
             "LOCAL_WORLD_SIZE": str(len(ranks)),
             "GLOO_SOCKET_IFNAME": HOST_DEVICE,
-            CLUSTER_VARIABLE: str(self._record.cluster_file),
+            CLUSTER_VARIABLE: str(self._record.folder / CLUSTER_FILE),
             "RES_OPTIONS": "timeout:1 attempts:1",  # no name server is reachable from here
         }
 

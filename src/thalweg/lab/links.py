@@ -1,9 +1,8 @@
-"""Changing the links of a lab that is up, from whichever process: degraded, cut, filled by others.
+"""Changes to the links of a lab that is up, from any process: degraded, cut, with competing flows.
 
-What differs from the declared cluster is kept in the lab's folder, so that whoever heals a link
-knows at which rate it was. A competing TCP flow is a process that sends to itself, from one
-namespace into the next, as fast as TCP lets it: a socket stays in the namespace that it was made
-in, so one process holds both ends.
+The lab's folder has what differs from the declared cluster, so that any process can heal a link. A
+competing TCP flow is a process that sends to itself, from one namespace into the next, as fast as
+TCP allows: a socket stays in the namespace in which it was made, so one process holds both ends.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from thalweg.lab.registry import LabChanges, LabRecord
 from thalweg.lab.shaping import Shape, declared
 from thalweg.launch.worker_process import fork
 
-SEND_CHUNK_BYTES = 1 << 18  # bytes that a flow sends
+SEND_CHUNK_BYTES = 1 << 18  # of a flow
 SO_MAX_PACING_RATE_OPTION = 47  # SO_MAX_PACING_RATE, which the socket module has no name for
-FLOW_PARENT_POLL_SECONDS = 0.5  # seconds after which a flow sees whether its parent is there
+FLOW_PARENT_POLL_SECONDS = 0.5  # how often a flow looks for its parent
 
 
 class LabLinks:
@@ -48,21 +47,21 @@ class LabLinks:
         host: int | str | None = None,
         directions: Sequence[Direction] = BOTH_DIRECTIONS,
     ) -> list[Link]:
-        """The uplink of a rack, or the NIC of a host."""
+        """The uplink of a rack or the NIC of a host, in these directions."""
         return links_of(self._record.cluster, rack=rack, host=host, directions=directions)
 
     def declared_ports(self) -> dict[Port, Shape]:
         return {self._wiring.port(link): wanted for link, wanted in self._declared.items()}
 
     def degrade(self, links: Iterable[Link], rate: Rate) -> None:
-        Shape(rate=rate)  # refuses what can't be had
+        Shape(rate=rate)  # raises if the rate is out of range
         with self._record.changing() as state:
             for link in links:
                 state.rates[str(link)] = str(rate)
                 self._apply(link, state)
 
     def restore(self, links: Iterable[Link]) -> None:
-        """As they were declared: whole, and nobody else's flows in them."""
+        """Restore the declared state of links, and end the competing flows in them."""
         with self._record.changing() as state:
             for link in links:
                 self._end_flows(link, state.flows.pop(str(link), []))
@@ -95,7 +94,7 @@ class LabLinks:
         rate: Rate | None = None,
         detached: bool = False,
     ) -> None:
-        """Competing TCP flows, each through one of these links alone."""
+        """Start competing TCP flows, each through one of these links alone."""
         started: list[tuple[Link, int]] = []
         try:
             with self._record.changing() as state:
@@ -119,7 +118,7 @@ class LabLinks:
             stop_flow(pid, self._ends(link)[0])
 
     def status(self) -> dict[Link, dict[str, Any]]:
-        """Every link as it is now: what was declared, what is, and what the kernel counts."""
+        """The declared and the current state of every link, with the kernel's counters."""
         state = self._record.state()
         with Sockets() as sockets:
             return {link: self._row(sockets, link, state) for link in self._declared}
@@ -147,7 +146,7 @@ class LabLinks:
             shape(sockets, self._wiring.port(link), wanted)
 
     def _ends(self, link: Link) -> tuple[FlowEndpoint, FlowEndpoint]:
-        """From and to of a flow through this link alone."""
+        """The source and the target of a flow through this link alone."""
         wiring = self._wiring
         if link.kind == "uplink":
             number = [rack.name for rack in self._record.cluster.racks].index(link.owner)
@@ -168,24 +167,22 @@ class FlowEndpoint(NamedTuple):
 def start_flow(
     source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, *, detached: bool = False
 ) -> int:
-    """From one namespace to another, until it is killed; its process id.
-
-    It ends with the process that started it, unless it is detached.
-    """
+    """Start a flow between two namespaces, and return its process id. Unless it is detached it
+    ends with the process that started it."""
     reads, writes = os.pipe()
     parent = None if detached else os.getpid()
     pid = fork(lambda: _be_flow(source, target, rate, parent, writes))
     os.close(writes)
     with os.fdopen(reads) as pipe:
-        said = pipe.read()
-    if said:
+        error = pipe.read()
+    if error:
         os.waitpid(pid, 0)
-        raise LabError(f"no flow to {target.address}: {said}", "is the lab still up?")
+        raise LabError(f"no flow to {target.address}: {error}", "check that the lab is up")
     return pid
 
 
 def stop_flow(pid: int, source: FlowEndpoint) -> None:
-    """If it still is that flow: process ids are used again."""
+    """Kill a flow, if the process id is still that of the flow."""
     runs = pid in processes([source.namespace]).get(source.namespace, ())
     if runs:
         os.kill(pid, signal.SIGKILL)
@@ -194,23 +191,23 @@ def stop_flow(pid: int, source: FlowEndpoint) -> None:
 
 
 def _be_flow(
-    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, parent: int | None, told: int
+    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, parent: int | None, pipe: int
 ) -> NoReturn:
     try:
         os.setsid()
-        _let_go_of_all_but(told)
+        _close_descriptors_except(pipe)
         sender, listener = _connect(source, target, rate)
-        os.close(told)
+        os.close(pipe)
         _flow(sender, listener, parent)
     except (OSError, LabError) as error:
-        with suppress(OSError):  # told long ago that all is well
-            os.write(told, str(error).encode())
+        with suppress(OSError):  # the pipe is closed once the flow runs
+            os.write(pipe, str(error).encode())
     finally:
         os._exit(0)
 
 
-def _let_go_of_all_but(kept: int) -> None:
-    """Pipes and sockets of whoever forked us must close when that process ends."""
+def _close_descriptors_except(kept: int) -> None:
+    """Close inherited pipes and sockets, which must close when the parent process ends."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
@@ -221,12 +218,12 @@ def _let_go_of_all_but(kept: int) -> None:
 def _connect(
     source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None
 ) -> tuple[socket.socket, socket.socket]:
-    """The sender, which is on its way, and the listener that waits for it."""
+    """The connecting sender and the listener that will accept it."""
     enter(target.namespace)
     listener = socket.create_server((target.address, 0))
     enter(source.namespace)
     sender = socket.socket()
-    sender.bind((source.address, 0))  # or it is the gateway's, which every rack has, too
+    sender.bind((source.address, 0))  # the default is the gateway's address, which every rack has
     sender.setblocking(False)
     if rate is not None:
         pace = min(round(rate.bits_per_second / 8), 2**32 - 2)
@@ -236,9 +233,9 @@ def _connect(
 
 
 def _flow(sender: socket.socket, listener: socket.socket, parent: int | None) -> None:
-    """Until the parent is gone, or TCP gives up: on a link that is cut it waits, as all do."""
+    """Send until the parent has ended or TCP times out; on a cut link the flow waits."""
     receiver: socket.socket | None = None
-    data, room = bytes(SEND_CHUNK_BYTES), bytearray(SEND_CHUNK_BYTES)
+    data, buffer = bytes(SEND_CHUNK_BYTES), bytearray(SEND_CHUNK_BYTES)
     while parent is None or os.getppid() == parent:
         readable, writable, _ = select.select(
             [receiver or listener], [sender], [], FLOW_PARENT_POLL_SECONDS
@@ -248,7 +245,7 @@ def _flow(sender: socket.socket, listener: socket.socket, parent: int | None) ->
                 receiver, _ = listener.accept()
                 receiver.setblocking(False)
             elif readable and receiver is not None:
-                receiver.recv_into(room)
+                receiver.recv_into(buffer)
         with suppress(BlockingIOError):
             if writable:
                 sender.send(data)

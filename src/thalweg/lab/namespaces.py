@@ -1,7 +1,6 @@
-"""Network namespaces: made, entered, searched for processes, and removed.
+"""Creates, enters and removes network namespaces, and finds the processes in them.
 
-They have names, in the folder that `ip netns` uses, so that a person can look into a lab with
-`ip netns exec`.
+They have names in the folder that `ip netns` uses, so that `ip netns exec` can inspect a lab.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from thalweg.launch.worker_process import signals_blocked
 NETNS_PATH = Path("/var/run/netns")
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
 MS_BIND, MS_REC, MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
-KILL_TIMEOUT_SECONDS = 10.0  # seconds for killed processes to be gone
+KILL_TIMEOUT_SECONDS = 10.0  # for killed processes to end
 
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """This thread is in that namespace meanwhile. Ctrl-C can't leave it there: it would be killed
-    with the lab."""
+    """Run the block with this thread in the namespace. Signals are blocked meanwhile: a thread that
+    stayed there would be killed with the lab."""
     with signals_blocked():
-        here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        original = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
             enter(namespace)
             yield
         finally:
-            netns.setns(here)
-            os.close(here)
+            netns.setns(original)
+            os.close(original)
 
 
 def enter(namespace: str) -> None:
@@ -57,20 +56,24 @@ def not_entered(namespace: str, error: OSError) -> LabError:
 
 
 def set_host_identity(name: str, hosts: Path) -> None:
-    """Give this process the host's name, and a host table of its own; without rights to that, it
-    goes on with the machine's."""
+    """Give this process the host's name and host table; without the rights to do so it keeps the
+    machine's."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | CLONE_NEWUTS) != 0:
         return
     with suppress(OSError):
         socket.sethostname(name)
-    if libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0:  # what goes there goes here
+    if (
+        libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0
+    ):  # unmounts still propagate here
         libc.mount(bytes(hosts), b"/etc/hosts", None, MS_BIND, None)
 
 
 def create(name: str) -> None:
     try:
-        with signals_blocked():  # pyroute2 forks: Ctrl-C would be lost, or leave half a namespace
+        with (
+            signals_blocked()
+        ):  # pyroute2 forks: Ctrl-C would be lost, or leave an incomplete namespace
             netns.create(name)
     except OSError as error:
         raise refused(error) from None
@@ -82,9 +85,9 @@ def delete(name: str) -> None:
 
 
 def refused(error: OSError) -> LabError:
-    """Why this machine has no lab, and what there is instead."""
+    """The error for a lab that this machine can't build."""
     instead = "use local workers without shaping instead (--workers N)"
-    if error.errno in (errno.EPERM, errno.EACCES, errno.EBUSY):  # busy: it may not be unmounted
+    if error.errno in (errno.EPERM, errno.EACCES, errno.EBUSY):  # busy: no right to unmount it
         return LabError(
             "the lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN) to make network namespaces",
             f"run it with sudo or in a privileged container, or {instead}",
@@ -95,7 +98,7 @@ def refused(error: OSError) -> LabError:
 
 
 def processes(namespaces: list[str]) -> dict[str, list[int]]:
-    """Who is in each of them."""
+    """The process ids in each of these namespaces."""
     names = {}
     for name in namespaces:
         with suppress(OSError):
@@ -111,7 +114,7 @@ def processes(namespaces: list[str]) -> dict[str, list[int]]:
 
 
 def remove(lab: str) -> None:
-    """Every process and namespace of a lab, complete or not."""
+    """Kill the processes and remove the namespaces of a lab, complete or not."""
     names = [name for name in netns.listnetns() if name.startswith(prefix(lab))]
     deadline = monotonic() + KILL_TIMEOUT_SECONDS
     while (left := processes(names)) and monotonic() < deadline:

@@ -1,13 +1,13 @@
-"""Which labs there are, in a folder each: its cluster, its owner, and what was changed in it.
+"""The registry of labs: a folder for each, with its cluster, its owner and its changed links.
 
-A lab with an owner lives as long as that process; `sweep` finds those whose owner is gone. One
-without, as `thalweg lab up` leaves it, lives until it is taken down. The folder is there before the
-first namespace is made and goes after the last one, so nothing of a lab is ever without it. It
-comes and goes whole: while it is written and deleted its name is a dot and who does that.
+A lab with an owner lives as long as that process; `sweep` removes those whose owner has ended. A
+lab without one, as `thalweg lab up` makes, lives until it is taken down. The folder exists from
+before the first namespace is made until after the last is removed. It appears and disappears
+atomically: while it is written or deleted its name is a dot and a process id.
 
-Several processes make, use and remove labs at once, and a name is free again when a lab is gone. So
-whoever changes or removes one holds the lock of its folder, and then looks whether the lab that now
-has the name is still the one that was meant.
+Several processes make, use and remove labs at once, and the name of a removed lab is free again. So
+a process that changes or removes a lab locks its folder, and then checks that the lab of that name
+is still the same.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from thalweg.lab.addressing import Wiring
 from thalweg.lab.namespaces import refused
 
 LAB_REGISTRY_PATH = Path("/run/thalweg/labs")
+CLUSTER_FILE, HOSTS_FILE = "cluster.toml", "hosts"
 MAX_LABS = 1000
 PROCESS_GONE = -1
 
 
 @dataclass(slots=True, kw_only=True)
 class LabChanges:
-    """What differs from the cluster as it was declared; links by their text."""
+    """Differences from the declared cluster, by the text of the link."""
 
     rates: dict[str, str] = field(default_factory=dict)
     cuts: list[str] = field(default_factory=list)
@@ -47,33 +48,29 @@ class LabChanges:
 
 
 class Owner(NamedTuple):
-    """A process. Its number may be used again, and clocks are set: `ticks` tells which it was."""
+    """A process; `ticks` distinguishes it from a later process with the same id."""
 
     pid: int
-    created: float  # by the clock: what former versions compare
-    ticks: int | None = None  # from the start of the machine; a former version wrote none
+    created: float  # wall-clock time, which former versions compare
+    ticks: int | None = None  # since the start of the machine; a former version wrote none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabRecord:
-    """A lab's folder."""
+    """The contents of a lab's folder."""
 
     name: str
-    id: str  # what tells it from another lab that had or gets this name
-    maker: list[int | str]  # the user who made it, and the folder from which
+    id: str  # distinguishes it from other labs of this name
+    maker: list[int | str]  # the user id, and the folder from which the lab was made
     cluster: Cluster
     loss: float
-    netem: bool  # whether uplinks delay and lose
+    netem: bool  # True if uplinks delay and lose packets
     notes: list[str]
     owner: Owner | None
 
     @property
-    def cluster_file(self) -> Path:
-        return LAB_REGISTRY_PATH / self.name / "cluster.toml"
-
-    @property
-    def hosts_file(self) -> Path:
-        return LAB_REGISTRY_PATH / self.name / "hosts"
+    def folder(self) -> Path:
+        return LAB_REGISTRY_PATH / self.name
 
     def abandoned(self) -> bool:
         if self.owner is None:
@@ -83,24 +80,20 @@ class LabRecord:
 
     @contextmanager
     def changing(self) -> Iterator[LabChanges]:
-        """The state, for one process at a time; kept unless an error leaves."""
-        with self._being_up(), locked_record(self.name) as there:
-            if there is None or there.id != self.id:
+        """The changes, locked for this process, and written unless the block raises an error."""
+        with self._if_up(), locked_record(self.name) as found:
+            if found is None or found.id != self.id:
                 raise FileNotFoundError
             state = self.state()
             yield state
-            _put(self._state_file, asdict(state))
+            _write_json(self.folder / "state.json", asdict(state))
 
     def state(self) -> LabChanges:
-        with self._being_up():
-            return LabChanges(**json.loads(self._state_file.read_text()))
-
-    @property
-    def _state_file(self) -> Path:
-        return LAB_REGISTRY_PATH / self.name / "state.json"
+        with self._if_up():
+            return LabChanges(**json.loads((self.folder / "state.json").read_text()))
 
     @contextmanager
-    def _being_up(self) -> Iterator[None]:
+    def _if_up(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
@@ -117,7 +110,8 @@ def enrol(
     netem: bool,
     notes: list[str],
 ) -> LabRecord:
-    """A new lab of this process, under this name or the first of lab1, lab2, ... that is free."""
+    """Register a lab of this process, with this name or the first free one of lab1, lab2, ..."""
+    pid = os.getpid()
     try:
         for candidate in [name] if name else (f"lab{n}" for n in range(1, MAX_LABS)):
             record = LabRecord(
@@ -128,9 +122,7 @@ def enrol(
                 loss=loss,
                 netem=netem,
                 notes=notes,
-                owner=Owner(
-                    os.getpid(), psutil.Process().create_time(), process_start_ticks(os.getpid())
-                ),
+                owner=Owner(pid, psutil.Process(pid).create_time(), process_start_ticks(pid)),
             )
             if _write(record):
                 return record
@@ -138,15 +130,15 @@ def enrol(
         raise refused(error) from None
     raise LabError(
         f"there is a lab {name!r} already" if name else f"there are {MAX_LABS} labs already",
-        f"take another name, or take one down with `thalweg lab down --name {name or 'LAB'}`",
+        f"use another name, or take one down with `thalweg lab down --name {name or 'LAB'}`",
     )
 
 
 def disown(record: LabRecord) -> LabRecord:
-    """It stays when this process ends. Who does this has the lab in hand."""
+    """Keep the lab when this process ends; the caller holds the lock of its record."""
     record = replace(record, owner=None)
-    with record._being_up():
-        _put(LAB_REGISTRY_PATH / record.name / "lab.json", _about(record))
+    with record._if_up():
+        _write_json(record.folder / "lab.json", _properties(record))
     return record
 
 
@@ -159,45 +151,42 @@ def unregister(name: str) -> None:
 
 def find(name: str) -> LabRecord:
     try:
-        about = json.loads((LAB_REGISTRY_PATH / name / "lab.json").read_text())
-        cluster = parse_cluster(
-            (LAB_REGISTRY_PATH / name / "cluster.toml").read_text(encoding="utf-8")
-        )
+        properties = json.loads((LAB_REGISTRY_PATH / name / "lab.json").read_text())
+        cluster = parse_cluster((LAB_REGISTRY_PATH / name / CLUSTER_FILE).read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        there = ", ".join(names()) or "none"
+        known = ", ".join(names()) or "none"
         raise LabError(
-            f"there is no lab {name!r}", f"make one with `thalweg lab up`; there is: {there}"
+            f"there is no lab {name!r}", f"make one with `thalweg lab up`; existing labs: {known}"
         ) from None
-    owner = about["owner"]
+    owner = properties["owner"]
     return LabRecord(
         name=name,
-        id=about.get("id", ""),
-        maker=about.get("maker", [-1, "elsewhere"]),
+        id=properties.get("id", ""),
+        maker=properties.get("maker", [-1, "elsewhere"]),
         cluster=cluster,
-        loss=about["loss"],
-        netem=about["netem"],
-        notes=about["notes"],
+        loss=properties["loss"],
+        netem=properties["netem"],
+        notes=properties["notes"],
         owner=None if owner is None else Owner(*owner),
     )
 
 
 def names() -> list[str]:
     with suppress(FileNotFoundError):
-        return sorted(
-            path.name for path in LAB_REGISTRY_PATH.iterdir() if not path.name.startswith(".")
-        )
+        found = [path.name for path in LAB_REGISTRY_PATH.iterdir()]
+        return sorted(name for name in found if not name.startswith("."))
     return []
 
 
 def only_lab_name() -> str:
-    """The name of the only lab that this user made from this folder and that stays, or else of the
-    only one that they made at all."""
-    there = _all()
-    mine = [record for record in there if record.maker == _maker()]
+    """The name of the only lab that this user made from this folder, first among those without an
+    owner."""
+    records = _all()
+    mine = [record for record in records if record.maker == _maker()]
     stay = [record for record in mine if record.owner is None]
     if len(stay or mine) == 1:
         return (stay or mine)[0].name
-    known = ", ".join(f"{record.name} (from {record.maker[1]})" for record in there)
+    known = ", ".join(f"{record.name} (from {record.maker[1]})" for record in records)
     raise LabError(
         f"which lab? {'there is ' + known if known else 'none is up'}",
         "give --name, or make one with `thalweg lab up`",
@@ -205,12 +194,12 @@ def only_lab_name() -> str:
 
 
 def of_this_user() -> list[LabRecord]:
-    """The labs that this user made, from whatever folder."""
+    """The labs that this user made from any folder."""
     return [record for record in _all() if record.maker[0] == _maker()[0]]
 
 
 def remove_leftovers() -> None:
-    """Folders that processes were writing or deleting when they ended."""
+    """Remove folders that processes were writing or deleting when they ended."""
     for hidden in LAB_REGISTRY_PATH.glob(".*-*"):
         if process_start_ticks(int(hidden.name[1:].partition("-")[0])) == PROCESS_GONE:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -218,45 +207,45 @@ def remove_leftovers() -> None:
 
 @contextmanager
 def locked_record(name: str, *, wait: bool = True) -> Iterator[LabRecord | None]:
-    """The lab that has this name, for one process at a time; None if there is none, or if another
-    process has it in hand and this one isn't to wait."""
+    """The lab of this name, locked for this process; None if there is none, or if another process
+    holds the lock and `wait` is False."""
     with ExitStack() as held:
         try:
             descriptor = os.open(LAB_REGISTRY_PATH / name, os.O_RDONLY)
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            is_there = os.path.samestat(os.fstat(descriptor), (LAB_REGISTRY_PATH / name).stat())
+            exists = os.path.samestat(os.fstat(descriptor), (LAB_REGISTRY_PATH / name).stat())
         except (FileNotFoundError, NotADirectoryError, BlockingIOError):
-            is_there = False
-        yield _found(name) if is_there else None
+            exists = False
+        yield _find(name) if exists else None
 
 
 def _all() -> list[LabRecord]:
-    return [record for name in names() if (record := _found(name)) is not None]
+    return [record for name in names() if (record := _find(name)) is not None]
 
 
-def _found(name: str) -> LabRecord | None:
-    with suppress(LabError):  # it has just been taken down
+def _find(name: str) -> LabRecord | None:
+    with suppress(LabError):  # another process has just taken it down
         return find(name)
     return None
 
 
 def _maker() -> list[int | str]:
-    """This user, also behind sudo, and this folder."""
-    folder = Path("/proc/self/cwd").readlink()  # as it was called last, if it is gone
+    """The id of this user, also behind sudo, and the current folder."""
+    folder = Path("/proc/self/cwd").readlink()  # also if it was deleted
     return [int(os.environ.get("SUDO_UID", os.getuid())), str(folder)]
 
 
 def _write(record: LabRecord) -> bool:
-    """All of the folder at once, or False if there is one by that name."""
+    """Write a record atomically, or return False if its name is taken."""
     folder = _hidden_folder()
-    _put(folder / "lab.json", _about(record))
-    _put(folder / "state.json", asdict(LabChanges()))
-    (folder / "cluster.toml").write_text(format_cluster(record.cluster), encoding="utf-8")
-    (folder / "hosts").write_text(Wiring(record.name, record.cluster).host_table())
+    _write_json(folder / "lab.json", _properties(record))
+    _write_json(folder / "state.json", asdict(LabChanges()))
+    (folder / CLUSTER_FILE).write_text(format_cluster(record.cluster), encoding="utf-8")
+    (folder / HOSTS_FILE).write_text(Wiring(record.name, record.cluster).host_table())
     folder.chmod(0o755)
     try:
-        folder.rename(LAB_REGISTRY_PATH / record.name)
+        folder.rename(record.folder)
     except OSError as error:
         shutil.rmtree(folder)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -265,19 +254,13 @@ def _write(record: LabRecord) -> bool:
     return True
 
 
-def _about(record: LabRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "maker": record.maker,
-        "owner": record.owner,
-        "loss": record.loss,
-        "netem": record.netem,
-        "notes": record.notes,
-    }
+def _properties(record: LabRecord) -> dict[str, Any]:
+    names = ("id", "maker", "owner", "loss", "netem", "notes")
+    return {name: getattr(record, name) for name in names}
 
 
-def _put(path: Path, content: dict[str, Any]) -> None:
-    """All of it or, whatever comes between, nothing."""
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace the contents of a file atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(content))
     new.replace(path)
@@ -289,8 +272,8 @@ def _hidden_folder() -> Path:
 
 
 def process_start_ticks(pid: int) -> int:
-    """When a process began, in ticks since the start of the machine. One that has ended is gone,
-    though nobody may have waited for it."""
+    """The start of a process in ticks since the start of the machine, or `PROCESS_GONE` if it has
+    ended, also if its parent hasn't waited for it."""
     with suppress(FileNotFoundError, ProcessLookupError):
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return PROCESS_GONE if state in "ZX" else int(numbers[18])

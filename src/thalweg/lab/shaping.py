@@ -1,45 +1,45 @@
-"""How an interface is made as slow, as far away and as lossy as a link.
+"""Traffic shaping that gives an interface the rate, the delay and the loss of a link.
 
-Rate by a token bucket (TBF): what leaves is held back once the bucket is empty. The bucket holds at
-least 128 KB, because the kernel hands over up to 64 KB at a time, and cuts it up if two of these
-don't fit: at 32 KB throughput halves. So what is shorter than that, after an idle moment, isn't
-held back: time nothing below half a megabyte. Behind the bucket waits at most 1 MB or 50 ms, as in
-a switch; what comes on top is dropped, and counted.
+A token bucket (TBF) limits the rate. It holds at least 128 KB, because the kernel hands over up to
+64 KB at a time, and splits that if two such units don't fit: at 32 KB throughput halves. So a
+shorter burst after an idle time isn't delayed: don't time transfers below half a megabyte. At most
+1 MB or 50 ms of packets queue behind the bucket, as in a switch; the rest is dropped and counted.
 
-Delay and loss by netem, where the kernel has it. A link that is cut swallows what it is given.
+Delay and loss need netem in the kernel. A cut link drops all packets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Link, Rate
+from thalweg.lab.event import BOTH_DIRECTIONS
 
-MIN_TOKEN_BUCKET_BYTES = 128 * 1024  # bytes, at least
-TOKEN_BUCKET_SECONDS = 0.002  # ... and so long at the link's rate, since timers are late
-MIN_LINK_QUEUE_BYTES = 1_000_000  # bytes, at least
+MIN_TOKEN_BUCKET_BYTES = 128 * 1024
+TOKEN_BUCKET_SECONDS = 0.002  # at the link's rate; timers aren't more accurate
+MIN_LINK_QUEUE_BYTES = 1_000_000
 LINK_QUEUE_SECONDS = 0.05
 MIN_LINK_RATE = Rate.parse("8kbit")
 MAX_LINK_RATE = Rate.parse("34gbit")  # bytes per second are a 32-bit number
-MAX_NETEM_PACKETS = 100_000  # on their way at once, at most
+MAX_NETEM_PACKETS = 100_000  # in transit at once
 ROOT_QDISC_HANDLE, INNER_QDISC_HANDLE = "1:", "2:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One direction of a link. Without a rate it is as fast as the machine."""
+    """The shape of one direction of a link; without a rate it is as fast as the machine."""
 
     rate: Rate | None = None
     delay: float = 0.0  # seconds
-    loss: float = 0.0  # share of packets
+    loss: float = 0.0  # fraction of packets
     cut: bool = False
 
     def __post_init__(self) -> None:
         if self.rate is not None and not MIN_LINK_RATE <= self.rate <= MAX_LINK_RATE:
             raise LabError(
-                f"a link of {self.rate} can't be had in the lab",
+                f"the lab can't emulate a link of {self.rate}",
                 f"give {MIN_LINK_RATE} to {MAX_LINK_RATE}",
             )
 
@@ -49,27 +49,23 @@ class Shape:
 
 
 def declared(cluster: Cluster, *, loss: float, netem: bool) -> dict[Link, Shape]:
-    """Every link as the cluster has it; delay and loss, which are the uplinks', only by netem."""
+    """The declared shape of every link; uplinks have delay and loss only with netem."""
     rates = cluster.rates()
     shapes = {link: Shape(rate=rate) for link, rate in rates.items() if link.kind == "nic"}
-    ways: tuple[Literal["out", "in"], ...] = ("out", "in")
     for rack in cluster.racks:
-        for way in ways:
-            link = Link("uplink", rack.name, way)
-            shapes[link] = Shape(
-                rate=rates.get(link),
-                delay=rack.latency.seconds if netem else 0.0,
-                loss=loss if netem else 0.0,
-            )
+        for direction in BOTH_DIRECTIONS:
+            link = Link("uplink", rack.name, direction)
+            delay = rack.latency.seconds if netem else 0.0
+            shapes[link] = Shape(rate=rates.get(link), delay=delay, loss=loss if netem else 0.0)
     return shapes
 
 
 Qdisc = dict[str, Any]
-"""What pyroute2's `tc` takes: `kind`, `handle`, `parent` unless it is the root, parameters."""
+"""Arguments for pyroute2's `tc`: `kind`, `handle`, `parent` unless it is the root, parameters."""
 
 
 def qdiscs(shape: Shape) -> list[Qdisc]:
-    """The queueing disciplines that make this shape, from the root on."""
+    """The queueing disciplines that implement this shape, from the root on."""
     if shape.cut:
         return [{"kind": "pfifo", "handle": ROOT_QDISC_HANDLE, "limit": 0}]
     found: list[Qdisc] = []
@@ -84,12 +80,9 @@ def qdiscs(shape: Shape) -> list[Qdisc]:
             }
         )
     if shape.rate is not None:
-        inner = (
-            {"handle": INNER_QDISC_HANDLE, "parent": f"{ROOT_QDISC_HANDLE}1"}
-            if found
-            else {"handle": ROOT_QDISC_HANDLE}
-        )
-        found.append({"kind": "tbf", **inner, **_bucket(shape.rate)})
+        inner = {"handle": INNER_QDISC_HANDLE, "parent": f"{ROOT_QDISC_HANDLE}1"}
+        handle = inner if found else {"handle": ROOT_QDISC_HANDLE}
+        found.append({"kind": "tbf", **handle, **_bucket(shape.rate)})
     return found
 
 

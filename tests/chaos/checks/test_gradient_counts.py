@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.histories import KILL, history_of
 from thalweg.chaos.checks import gradient_counts
-from thalweg.chaos.history import Commit, Ended, Event, Named, Recovered, Sent, Struck
+from thalweg.chaos.history import Commit, Ended, Named, Record, Recovered, Sent, Struck
 from thalweg.chaos.recovery_times import fault_times
 from thalweg.facts import Cluster
 
@@ -31,9 +31,9 @@ def commit(now: float, rank: int, step: int, counted: tuple[float, ...], **other
     )
 
 
-def asynchronous() -> list[Event]:
+def asynchronous() -> list[Record]:
     """Three ranks take four steps each; rank 2 is a step behind."""
-    events: list[Event] = []
+    events: list[Record] = []
     counted = [0.0, 0.0, 0.0]
     for round_number in range(5):
         for rank in RANKS:
@@ -48,11 +48,11 @@ def asynchronous() -> list[Event]:
 
 
 def changed(
-    events: list[Event], rank: int, step: int, change: Callable[[Commit], Commit]
-) -> list[Event]:
+    events: list[Record], rank: int, step: int, change: Callable[[Commit], Commit]
+) -> list[Record]:
     """From this commit of this rank on."""
 
-    def is_meant(event: Event) -> bool:
+    def is_meant(event: Record) -> bool:
         return isinstance(event, Commit) and event.rank == rank and event.step >= step
 
     assert any(map(is_meant, events))
@@ -68,7 +68,7 @@ def more(rank: int, by: float) -> Callable[[Commit], Commit]:
     return change
 
 
-def once(events: list[Event]) -> list[str]:
+def once(events: list[Record]) -> list[str]:
     return [found.text for found in gradient_counts.once_each(history_of(events))]
 
 
@@ -80,20 +80,21 @@ def test_nothing_is_found_where_each_gradient_counts_once() -> None:
 
 def test_a_gradient_is_applied_twice() -> None:
     found = once(changed(asynchronous(), 1, 3, more(1, 1.0)))
-    assert "its gradients since step 2 count 2 times, and it sent one" in found[0] + found[1]
-    assert any("4 gradients of rank 1 are applied, and 3 were sent" in text for text in found)
+    assert "one gradient was sent since step 2, and it counts 2 times" in found[0] + found[1]
+    assert any("4 gradients of rank 1 are applied, but 3 were sent" in text for text in found)
 
 
 def test_another_holds_more_than_was_sent() -> None:
     found = once(changed(asynchronous(), 0, 4, more(2, 2.0)))
     assert found == [
-        "rank 0 after step 4 of formation 1: 4 gradients of rank 2 are applied, and 2 were sent"
+        "rank 0 after step 4 of membership epoch 1: 4 gradients of rank 2 are applied, but 2 were "
+        "sent"
     ]
 
 
 def test_an_acknowledged_gradient_is_lost() -> None:
     found = once(changed(asynchronous(), 1, 3, more(1, -1.0)))
-    assert "its gradients since step 2 count 0 times" in found[0]
+    assert "since step 2, and it counts 0 times" in found[0]
 
 
 def test_who_comes_in_again_may_have_lost_some() -> None:
@@ -118,20 +119,26 @@ def test_who_comes_in_again_may_have_lost_some() -> None:
 
 def test_what_one_had_seen_is_gone_in_the_same_formation() -> None:
     found = once(changed(asynchronous(), 0, 3, more(1, -2.0)))
-    assert "gradients are lost that it had at step 2" in found[0]
+    assert "gradients applied at step 2 are lost" in found[0]
 
 
 def test_ranks_end_with_different_parameters() -> None:
     events = [replace(e, digest=str(e.rank)) if isinstance(e, Ended) else e for e in asynchronous()]
-    assert "when all have met" in once(events)[0]
+    assert "after the final consensus" in once(events)[0]
 
 
 def test_one_gets_too_far_ahead() -> None:
     ahead = changed(asynchronous(), 0, 3, lambda event: replace(event, step=event.step + 2))
     history = history_of(ahead)
     found = gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS)
-    assert "rank 0 after step 5 of formation 1: rank 1 has sent 2, which is" in found[0].text
-    assert "rank 0 after step 5 of formation 1: rank 2 has sent 1, which is" in found[1].text
+    assert (
+        "rank 0 after step 5 of membership epoch 1: rank 1 has sent 2 gradients, more"
+        in found[0].text
+    )
+    assert (
+        "rank 0 after step 5 of membership epoch 1: rank 2 has sent 1 gradients, more"
+        in found[1].text
+    )
     marks = [Struck(time=1.0, fault=0), Recovered(time=80.0, fault=0)]
     history = history_of([*ahead, *marks], KILL)  # it is out
     assert gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS) == []
@@ -151,8 +158,8 @@ STEPS: list[Weights] = [  # who counts how often, step by step
 ]
 
 
-def compensated(steps: list[Weights]) -> list[Event]:
-    events: list[Event] = []
+def compensated(steps: list[Weights]) -> list[Record]:
+    events: list[Record] = []
     counted = [0.0] * 4
     for step, weights in enumerate([{}, *steps]):
         counted = [count + weights.get(rank, 0.0) for rank, count in enumerate(counted)]
@@ -162,7 +169,7 @@ def compensated(steps: list[Weights]) -> list[Event]:
     return events
 
 
-def late(events: list[Event]) -> list[str]:
+def late(events: list[Record]) -> list[str]:
     history = history_of(events)
     return [
         found.text for found in gradient_counts.counted_now_or_next_step(history, lambda ranks: 3)
@@ -194,7 +201,7 @@ def test_nothing_is_found_where_all_count_now_late_or_never() -> None:
 )
 def test_what_does_not_add_up_is_found(steps: list[Weights]) -> None:
     [found, *_] = late(compensated(steps))
-    assert "which isn't what was computed, now or late" in found
+    assert "which no set of first and late ranks explains" in found
 
 
 def test_what_was_never_computed_may_not_count() -> None:

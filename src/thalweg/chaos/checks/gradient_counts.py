@@ -1,18 +1,18 @@
-"""Under plans that wait for nobody: is every gradient counted as often as the plan says?
+"""Checks how often gradients count under plans that don't wait for every rank.
 
-Every rank has a counter among the parameters, which its gradients raise by one each (`job.py`). So
-whoever holds parameters knows which gradients are in them.
+Every rank has a counter among the parameters that each of its gradients raises by one
+(`exact_job.py`), so parameters show which gradients they contain.
 
-    asp   each gradient counts once: with every step that a rank commits its own counter goes up by
-          one, whatever happens to others or to the server. No counter is ever above what was sent.
-          Only what a rank had sent before it died, or was left out, may be lost.
-    lgc   of N gradients those of the first k count N/k now, and of the others those that come by
-          the next step (N-k)/l of it each, if they are l, less (N-k)/k of each of the k; the rest
-          never do. So each that was computed is counted now, late or never, and as often in all:
+    asp   Each gradient counts once: with every step that a rank commits its own counter rises by
+          one, whatever happens to other ranks or to the server. No counter ever exceeds the number
+          of gradients sent. Only what a rank had sent before it failed or was evicted may be lost.
+    lgc   Of N gradients the first k count N/k at once. Of the others the l that arrive by the next
+          step count (N-k)/l each, less (N-k)/k of each of the k; the rest never count. So each
+          gradient counts at once, one step later or never, and all have the same total weight:
 
               counters(t) - counters(t-1) = N/k 1_U + [l > 0] (N-k')/N (N/l 1_L - N/k' 1_U')
 
-          with U the first k of step t, U' the first k' of step t-1, and L the l late ones of that.
+          with U the first k of step t, U' the first k' of step t-1, and L the l late ones of t-1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thalweg.chaos.history import Commit, Ended, History, Sent, Starved, Violati
 from thalweg.chaos.recovery_times import FaultTimes
 
 SAMPLE_COUNT_TOLERANCE = 1e-6
-FAULT_LINGER_SECONDS = 3.0  # seconds after a fault is over in which it may still be felt
+FAULT_LINGER_SECONDS = 3.0  # after recovery, in which a fault may still have effects
 Ranks = frozenset[int]
 
 
@@ -34,63 +34,65 @@ Ranks = frozenset[int]
 
 
 def once_each(history: History) -> list[Violation]:
-    """The gradients of every rank, under `asp`."""
+    """Each gradient of every rank counts once, under `asp`."""
     sent = _sent(history)
     found = []
     for last, commit in history.successive():
         for rank, count in enumerate(commit.counted):
             most = bisect_right(sent[rank], (commit.time, 1 << 62))
             if count > most + SAMPLE_COUNT_TOLERANCE:
-                text = f"{count:g} gradients of rank {rank} are applied, and {most} were sent"
+                text = f"{count:g} gradients of rank {rank} are applied, but {most} were sent"
                 found.append(_violation(commit, text))
         if last is None or history.came_in(last, commit):
             continue
         rose = commit.counted[commit.rank] - last.counted[last.rank]
         if abs(rose - 1) > SAMPLE_COUNT_TOLERANCE:
-            text = f"its gradients since step {last.step} count {rose:g} times, and it sent one"
+            text = f"one gradient was sent since step {last.step}, and it counts {rose:g} times"
             found.append(_violation(commit, text))
         if last.formation == commit.formation and any(
             now < then - SAMPLE_COUNT_TOLERANCE
             for now, then in zip(commit.counted, last.counted, strict=True)
         ):
-            found.append(_violation(commit, f"gradients are lost that it had at step {last.step}"))
-    if len({event.digest for event in history.of(Ended)}) > 1:
-        text = "at the end, when all have met, ranks hold different parameters"
-        found.append(Violation(check="counted", text=text))
+            found.append(_violation(commit, f"gradients applied at step {last.step} are lost"))
+    if len({record.digest for record in history.of(Ended)}) > 1:
+        text = "after the final consensus ranks hold different parameters"
+        found.append(Violation("counted", text))
     return found
 
 
-def within_bounds(history: History, felt: Sequence[FaultTimes], staleness: int) -> list[Violation]:
-    """Under `asp`, no rank gets further ahead of another that is there."""
+def within_bounds(
+    history: History, faults: Sequence[FaultTimes], staleness: int
+) -> list[Violation]:
+    """No rank gets more than `staleness` steps ahead of another member, under `asp`."""
     sent = _sent(history)
     found = []
     for commit in history.commits:
-        if any(each.injected <= commit.time <= _over(each) for each in felt):
+        if any(times.injected <= commit.time <= _over(times) for times in faults):
             continue
         for rank in commit.members:
             place = bisect_right(sent[rank], (commit.time, 1 << 62))
             steps = sent[rank][place - 1][1] + 1 if place else 0
             if commit.step > steps + staleness and not _is_away(history, rank, commit.time):
-                text = f"rank {rank} has sent {steps}, which is more than {staleness} behind"
+                text = f"rank {rank} has sent {steps} gradients, more than {staleness} behind"
                 found.append(_violation(commit, text))
     return found
 
 
-def _over(each: FaultTimes) -> float:
-    return float("inf") if each.recovered is None else each.recovered + FAULT_LINGER_SECONDS
+def _over(times: FaultTimes) -> float:
+    return float("inf") if times.recovered is None else times.recovered + FAULT_LINGER_SECONDS
 
 
-def _is_away(history: History, rank: int, moment: float) -> bool:
-    """Whether it was named, or couldn't run, shortly before."""
+def _is_away(history: History, rank: int, time: float) -> bool:
+    """True if the rank left, joined or got no processor time around this time."""
     named = any(
-        rank in (*event.left, *event.joined)
-        and event.noticed - FAULT_LINGER_SECONDS <= moment <= event.time + FAULT_LINGER_SECONDS
-        for event in history.named
+        rank in (*record.left, *record.joined)
+        and record.noticed - FAULT_LINGER_SECONDS <= time <= record.time + FAULT_LINGER_SECONDS
+        for record in history.named
     )
     return named or any(
-        event.rank == rank
-        and event.time - event.seconds <= moment <= event.time + FAULT_LINGER_SECONDS
-        for event in history.of(Starved)
+        record.rank == rank
+        and record.time - record.seconds <= time <= record.time + FAULT_LINGER_SECONDS
+        for record in history.of(Starved)
     )
 
 
@@ -98,9 +100,10 @@ def _is_away(history: History, rank: int, moment: float) -> bool:
 
 
 def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> list[Violation]:
-    """The gradients of every step, under `lgc`; `first` is how many of so many are waited for."""
-    computed = {(event.rank, event.step + 1) for event in history.of(Sent)}
-    possible: dict[tuple[int, int], set[Ranks]] = {}  # of each step: who may have been the first
+    """Gradients of every step count as the formula says, under `lgc`; of n ranks a step waits for
+    `first(n)`."""
+    computed = {(record.rank, record.step + 1) for record in history.of(Sent)}
+    possible: dict[tuple[int, int], set[Ranks]] = {}  # of each step: the ranks that may be U
     found = []
     for commit, rose in _rises(history):
         ranks, step = commit.members, commit.step
@@ -119,14 +122,14 @@ def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> l
         }
         if not used:
             counts = ", ".join(f"rank {rank} {count:g}" for rank, count in enumerate(rose))
-            text = f"gradients count {counts}, which isn't what was computed, now or late"
+            text = f"gradients count {counts}, which no set of first and late ranks explains"
             found.append(_violation(commit, text))
         possible[commit.formation, step] = used or any_of_them
     return found
 
 
 def _rises(history: History) -> Iterator[tuple[Commit, list[float]]]:
-    """What each step that a process has taken after another added to the counters."""
+    """Each commit after a process's previous step, with the rise of the counters."""
     for last, commit in history.successive():
         if last and commit.step == last.step + 1 and not history.came_in(last, commit):
             pairs = zip(commit.counted, last.counted, strict=True)
@@ -136,8 +139,8 @@ def _rises(history: History) -> Iterator[tuple[Commit, list[float]]]:
 def _is_explained(
     rose: Sequence[float], ranks: Collection[int], used: Ranks, before: Ranks, could: Ranks
 ) -> bool:
-    """Whether the gradients of `used` count now, and late ones of those who `could` be, where those
-    of `before` had counted."""
+    """True if the counters rose as the formula says with U = `used`, U' = `before` and some L among
+    the ranks that `could` be late."""
     rest, of = len(ranks) - len(before), len(ranks)
     for late in range(len(could) + 1):
         share = rest / of if late else 0.0
@@ -164,15 +167,15 @@ def _choices(ranks: Sequence[int], least: int) -> Iterator[Ranks]:
 
 
 def _sent(history: History) -> dict[int, list[tuple[float, int]]]:
-    """When each rank sent the gradients after which steps."""
+    """The gradients that each rank sent: their times and the steps before them, in order."""
     sent: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for event in history.of(Sent):
-        sent[event.rank].append((event.time, event.step))
+    for record in history.of(Sent):
+        sent[record.rank].append((record.time, record.step))
     for of_rank in sent.values():
         of_rank.sort()
     return sent
 
 
 def _violation(commit: Commit, text: str) -> Violation:
-    where = f"rank {commit.rank} after step {commit.step} of formation {commit.formation}"
-    return Violation(check="counted", text=f"{where}: {text}")
+    where = f"rank {commit.rank} after step {commit.step} of membership epoch {commit.formation}"
+    return Violation("counted", f"{where}: {text}")

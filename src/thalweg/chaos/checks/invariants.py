@@ -1,4 +1,4 @@
-"""All that must hold of a history, by what the plan promises."""
+"""All checks that the history of a run must pass under its plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.chaos.checks import (
     replica_state,
     step_order,
 )
-from thalweg.chaos.history import MAX_EVENTS, History, Lost, Violation
+from thalweg.chaos.history import MAX_RECORDS, History, Lost, Violation
 from thalweg.chaos.recovery_times import FaultTimes
 from thalweg.declarations import Promise
 from thalweg.engine.tree_node import MAX_RESULT_HISTORY_STEPS
@@ -24,28 +24,26 @@ from thalweg.schedules.shuffle.contended_links import MAX_WINDOW_STEPS
 
 def violations(
     history: History,
-    felt: list[FaultTimes],
+    faults: list[FaultTimes],
     *,
     sync: str,
     batch: int,
-    foretold: Iterator[tuple[str, int]],
+    expected: Iterator[tuple[str, int]],
     bound: float,
 ) -> list[Violation]:
-    """`foretold` are digests and checksums, step after step; `bound` is in seconds."""
+    """The violations in a history. `expected` are the digest and the checksum of each step; `bound`
+    is the recovery limit in seconds."""
     plan = parse_plan(sync)
     promise = default_catalog().guarantee(plan).promise
-    coded = is_relayed(plan)
     staleness = plan.cadence.staleness
-    furthest = max((commit.step for commit in history.commits), default=0)
-    told = list(islice(foretold, furthest))
-    digests = {step: digest for step, (digest, _) in enumerate(told, 1)}
-    checksums = {step: checksum for step, (_, checksum) in enumerate(told, 1)}
-    found = [Violation(check="lost", text=event.reason) for event in history.of(Lost)]
+    steps = max((commit.step for commit in history.commits), default=0)
+    states = list(islice(expected, steps))
+    digests = {step: digest for step, (digest, _) in enumerate(states, 1)}
+    checksums = {step: checksum for step, (_, checksum) in enumerate(states, 1)}
+    found = [Violation("lost", record.reason) for record in history.of(Lost)]
     if history.is_full:
-        text = (
-            f"it holds {MAX_EVENTS} events, and the later ones were not checked; give fewer faults"
-        )
-        found.append(Violation(check="history", text=text))
+        text = f"records after the first {MAX_RECORDS} were not checked; give fewer faults"
+        found.append(Violation("history", text))
     found += membership_epochs.one_epoch_at_a_time(history, under_way=_under_way(plan))
     found += step_order.in_order(history, jumps=waits_for_nobody(plan))
     if not waits_for_nobody(plan):
@@ -54,7 +52,7 @@ def violations(
         found += replica_state.mean_preserved(history) + replica_state.close(history)
     elif staleness is not None:
         found += gradient_counts.once_each(history)
-        found += gradient_counts.within_bounds(history, felt, staleness)
+        found += gradient_counts.within_bounds(history, faults, staleness)
     else:
         found += replica_state.equal(history)
     if is_compensated(plan):
@@ -63,18 +61,18 @@ def violations(
         )
     if promise is Promise.EXACT:
         found += replica_state.as_expected(history, digests)
-    found += liveness.progress(felt, bound)
-    found += liveness.causes_reported(history, felt, missed=not coded)
-    found += liveness.checkpoints(history, felt)
+    found += liveness.progress(faults, bound)
+    found += liveness.causes_reported(history, faults, missed=not is_relayed(plan))
+    found += liveness.checkpoints(history, faults)
     return found
 
 
 def _under_way(plan: Plan) -> int:
-    """How many steps a rank may take without a word from the others: until the next meeting, or
-    under a plan that waits for nobody, those of which it has the results already."""
+    """The number of steps that a rank may take without a message from the others: until the next
+    averaging or, under a plan that waits for no rank, those whose results it has already."""
     if waits_for_nobody(plan):
         return MAX_RESULT_HISTORY_STEPS
     topology = default_catalog().topologies.get(plan.topology.name)  # auto has none
-    meets = topology is not None and topology.groups is not None
-    apart = MAX_WINDOW_STEPS if meets else 1  # that a contended pair is given for one averaging
-    return max(plan.cadence.every, apart) + plan.cadence.delay
+    grouped = topology is not None and topology.groups is not None
+    window = MAX_WINDOW_STEPS if grouped else 1
+    return max(plan.cadence.every, window) + plan.cadence.delay

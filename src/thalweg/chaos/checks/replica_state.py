@@ -1,127 +1,121 @@
-"""Are the replicas what the plan promises after every committed step?
+"""Checks that the replicas keep the plan's promise after every committed step.
 
     promise             the parameters after a step
-    exact               the same bits on all members, and those of one process that trains alone
-    lossy               the same bits on all members
-    eventual            they differ; averaging leaves their mean as it was, and they stay close
+    exact               bitwise identical on all members, and to those of a single process
+    lossy               bitwise identical on all members
+    eventual            they differ; averaging preserves their mean, and they stay close
 
-Under an exact plan it doesn't matter who took a step together: the result is the same, so a step
-that was redone by others, after one member had committed it and died, is checked too. Under a
-lossy one only those are compared that were in the same formation.
+Under an exact plan the result of a step doesn't depend on the members that took it, so a step that
+others repeated, after one member had committed it and failed, is checked too. Under a lossy plan
+only members of the same membership epoch are compared.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 
 from thalweg.chaos.history import Commit, Ended, History, Violation
 
-REPLICA_MEAN_TOLERANCE = 1e-4  # of a mean, relative to the sums that make it up
-# Times the distance from the mean to which a step usually takes a replica.
-MAX_REPLICA_DISTANCE_FACTOR = 20.0
-MIN_REPLICA_DISTANCE_STEPS = 5  # steps that tell what is usual
+REPLICA_MEAN_TOLERANCE = 1e-4  # of a mean, relative to the largest term
+MAX_REPLICA_DISTANCE_FACTOR = 20.0  # relative to the median distance before averaging
+MIN_REPLICA_DISTANCE_STEPS = 5  # for that median
 
 
 def equal(history: History) -> list[Violation]:
-    """The same bits on all members of a formation, after every step, and at the end on all."""
-    found = []
-    for (formation, step), commits in _together(history.commits).items():
-        if len({commit.digest for commit in commits}) > 1:
-            told = ", ".join(f"rank {c.rank} {c.digest}" for c in commits)
-            found.append(Violation("equal", f"after step {step} of formation {formation}: {told}"))
-    last = {event.rank: event.digest for event in history.of(Ended)}
-    if len(set(last.values())) > 1:
-        told = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(last.items()))
-        found.append(Violation("equal", f"at the end: {told}"))
-    return found
+    """Members hold identical bits after every step of an epoch, and all ranks do at the end."""
+    digests = {
+        f"after step {step} of membership epoch {epoch}": {c.rank: c.digest for c in commits}
+        for (epoch, step), commits in _by_step(history).items()
+    }
+    ended = sorted(history.of(Ended), key=lambda record: record.rank)
+    digests["at the end"] = {record.rank: record.digest for record in ended}
+    return [
+        Violation("equal", f"{when}: {', '.join(f'rank {r} {d}' for r, d in of_ranks.items())}")
+        for when, of_ranks in digests.items()
+        if len(set(of_ranks.values())) > 1
+    ]
 
 
-def as_expected(history: History, foretold: Mapping[int, str]) -> list[Violation]:
-    """What one process holds that trains alone on the same batches; the first departure of each
-    process, since all later steps follow from it."""
+def as_expected(history: History, expected: Mapping[int, str]) -> list[Violation]:
+    """Parameters equal those of a single process with the same batches; only the first difference
+    of each process counts, since all later ones follow from it."""
     found = []
     wrong: set[tuple[int, int]] = set()
     for commit in sorted(history.commits, key=lambda c: (c.step, c.time)):
-        who = commit.rank, commit.life
-        if commit.digest != foretold[commit.step] and who not in wrong:
-            wrong.add(who)
-            found.append(
-                Violation(
-                    "foretold",
-                    f"rank {commit.rank} holds {commit.digest} after step {commit.step} of "
-                    f"formation {commit.formation}, and {foretold[commit.step]} is right: a step "
-                    "or a sample was lost, or counted twice",
-                )
+        process = commit.rank, commit.life
+        if commit.digest != expected[commit.step] and process not in wrong:
+            wrong.add(process)
+            text = (
+                f"rank {commit.rank} holds {commit.digest} after step {commit.step} of membership "
+                f"epoch {commit.formation}, expected {expected[commit.step]}: a step or a sample "
+                "was lost or counted twice"
             )
+            found.append(Violation("foretold", text))
     return found
 
 
 def mean_preserved(history: History) -> list[Violation]:
-    """By every averaging that no change of members broke off."""
+    """Every averaging that no change of members interrupted preserves the mean."""
     found = []
-    for (formation, step), commits in _together(history.commits).items():
-        if any(c.began_in != formation for c in commits) or not _complete(commits):
+    for (epoch, step), commits in _by_step(history).items():
+        if any(c.began_in != epoch for c in commits) or not _is_complete(commits):
             continue
-        for before, after in zip(
-            _columns(commits, "before"), _columns(commits, "after"), strict=True
-        ):
+        sums = zip(_sums(commits, "before"), _sums(commits, "after"), strict=True)
+        for before, after in sums:
             scale = max(1.0, *map(abs, before))
             if abs(sum(after) - sum(before)) > REPLICA_MEAN_TOLERANCE * scale * len(commits):
-                found.append(
-                    Violation(
-                        "mean",
-                        f"averaging after step {step} of formation {formation} took the sum over "
-                        f"ranks from {sum(before):.6g} to {sum(after):.6g}",
-                    )
+                text = (
+                    f"averaging after step {step} of membership epoch {epoch} changed the sum over "
+                    f"ranks from {sum(before):.6g} to {sum(after):.6g}"
                 )
+                found.append(Violation("mean", text))
                 break
     return found
 
 
 def close(history: History) -> list[Violation]:
-    """No replica is ever many times as far from the mean as its own steps usually take it. What is
-    usual after averaging would tell nothing: some plans make some numbers of replicas equal."""
+    """No replica is ever many times farther from the mean than replicas are before averaging. The
+    distance after averaging is no measure: some plans make some numbers of replicas equal."""
     complete = {
         place: commits
-        for place, commits in _together(history.commits).items()
-        if _complete(commits) and len(commits) > 1
+        for place, commits in _by_step(history).items()
+        if _is_complete(commits) and len(commits) > 1
     }
     if len(complete) < MIN_REPLICA_DISTANCE_STEPS:
         return []
-    distances = {place: _farthest(commits, "after") for place, commits in complete.items()}
-    own = median(_farthest(commits, "before") for commits in complete.values())
-    bound = MAX_REPLICA_DISTANCE_FACTOR * max(own, 1e-9)
+    usual = median(_max_distance(commits, "before") for commits in complete.values())
+    bound = MAX_REPLICA_DISTANCE_FACTOR * max(usual, 1e-9)
     return [
         Violation(
             "drift",
-            f"after step {step} of formation {formation} a rank is {distance:.3g} from the mean, "
-            f"and {bound:.3g} is {MAX_REPLICA_DISTANCE_FACTOR:g} times the usual",
+            f"after step {step} of membership epoch {epoch} a rank is {distance:.3g} from the mean "
+            f"(limit {bound:.3g}: {MAX_REPLICA_DISTANCE_FACTOR:g} times the median distance)",
         )
-        for (formation, step), distance in distances.items()
-        if distance > bound
+        for (epoch, step), commits in complete.items()
+        if (distance := _max_distance(commits, "after")) > bound
     ]
 
 
-def _together(commits: Iterable[Commit]) -> dict[tuple[int, int], list[Commit]]:
+def _by_step(history: History) -> dict[tuple[int, int], list[Commit]]:
     found: dict[tuple[int, int], list[Commit]] = defaultdict(list)
-    for commit in commits:
+    for commit in history.commits:
         found[commit.formation, commit.step].append(commit)
     return found
 
 
-def _complete(commits: list[Commit]) -> bool:
-    """All members told of it."""
+def _is_complete(commits: list[Commit]) -> bool:
+    """True if all members have committed the step."""
     return len(commits) == len(commits[0].members)
 
 
-def _farthest(commits: list[Commit], name: str) -> float:
-    """The distance of a replica from the mean of all, in these sums."""
-    columns = _columns(commits, name)
+def _max_distance(commits: list[Commit], name: str) -> float:
+    """The largest distance of a replica from the mean of all, in the signed sums."""
+    columns = _sums(commits, name)
     return max(abs(value - sum(column) / len(column)) for column in columns for value in column)
 
 
-def _columns(commits: list[Commit], name: str) -> list[tuple[float, ...]]:
-    """One sum, over the ranks."""
+def _sums(commits: list[Commit], name: str) -> list[tuple[float, ...]]:
+    """The signed sums of a step, each over all ranks."""
     return list(zip(*(getattr(commit, name) for commit in commits), strict=True))

@@ -1,11 +1,12 @@
-"""Is no step lost, or applied twice?
+"""Checks that no step and no sample is lost or applied twice.
 
-A process takes step after step. Where it leaves one out or takes one again it must have taken over
-another's state: then the members have met anew in between, or, under a code, it has caught up. And
-who goes back has been let in again, which is told.
+A process takes one step after the other. If it skips or repeats steps it must have received another
+rank's state: then its membership epoch has changed in between, or it has caught up in a coded tree.
+A process that repeats steps must have joined again, which the history records.
 
-The samples of a step's members are together the batch, each of them once. Where a step that was
-broken off isn't redone, since every rank keeps its own, those of who left are lost, which is told.
+The samples of a step's members are together the batch, each once. Where an interrupted step isn't
+repeated, since every rank keeps its own result, the samples of ranks that left are lost, and the
+history records how many.
 """
 
 from __future__ import annotations
@@ -17,35 +18,34 @@ from thalweg.chaos.history import Commit, History, Violation
 
 
 def in_order(history: History, *, jumps: bool = False) -> list[Violation]:
-    """`jumps`: whether ranks may leave steps out that they got from others, as under a code."""
+    """Processes take steps in order. `jumps` is True if ranks may skip steps whose results others
+    sent them, as in a coded tree."""
     found = []
     for before, commit in history.successive():
         if before is None or commit.step == before.step + 1:
             continue
-        met = commit.formation > before.formation
+        epoch_changed = commit.formation > before.formation
         forward = commit.step > before.step
-        if forward and (met or jumps):
+        if forward and (epoch_changed or jumps):
             continue
-        if not forward and met and history.came_in(before, commit):
+        if not forward and epoch_changed and history.came_in(before, commit):
             continue
-        what = "left out" if forward else "took again"
-        found.append(
-            Violation(
-                check="steps",
-                text=f"rank {commit.rank} {what} steps between {before.step} (formation "
-                f"{before.formation}) and {commit.step} (formation {commit.formation}), and "
-                "nothing says that it took over another's state",
-            )
+        what = "skipped" if forward else "repeated"
+        text = (
+            f"rank {commit.rank} {what} steps between {before.step} (membership epoch "
+            f"{before.formation}) and {commit.step} (membership epoch {commit.formation}), and no "
+            "record shows that it received another rank's state"
         )
+        found.append(Violation("steps", text))
     return found
 
 
-def batches_whole(history: History, batch: int, foretold: Mapping[int, int]) -> list[Violation]:
-    """`foretold` are the checksums of the batches, by step. The first of a formation may lack as
-    many samples as were told to be lost with those who left."""
+def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) -> list[Violation]:
+    """`checksums` are those of the batches, by step. The first step of an epoch may lack as many
+    samples as were recorded as lost with the ranks that left."""
     lost: dict[int, int] = defaultdict(int)
-    for event in history.named:
-        lost[event.formation] = max(lost[event.formation], event.lost)
+    for record in history.named:
+        lost[record.formation] = max(lost[record.formation], record.lost)
     taken: dict[tuple[int, int], list[Commit]] = defaultdict(list)
     first: dict[int, int] = {}
     for commit in history.commits:
@@ -53,18 +53,16 @@ def batches_whole(history: History, batch: int, foretold: Mapping[int, int]) -> 
             taken[commit.formation, commit.step].append(commit)
             first[commit.formation] = min(commit.step, first.get(commit.formation, commit.step))
     found = []
-    for (formation, step), commits in taken.items():
+    for (epoch, step), commits in taken.items():
         if len(commits) != len(commits[0].members):
-            continue  # one of them died before it could tell
+            continue  # one of them failed before it could report
         samples = sum(commit.samples for commit in commits)
-        if step == first[formation] and 0 < batch - samples <= lost[formation]:
+        if step == first[epoch] and 0 < batch - samples <= lost[epoch]:
             continue
-        if samples != batch or sum(c.checksum for c in commits) != foretold[step]:
-            found.append(
-                Violation(
-                    check="samples",
-                    text=f"the members of formation {formation} took {samples} samples at step "
-                    f"{step}, which aren't the batch of {batch}",
-                )
+        if samples != batch or sum(c.checksum for c in commits) != checksums[step]:
+            text = (
+                f"the members of membership epoch {epoch} read {samples} samples at step {step}, "
+                f"which aren't the batch of {batch}"
             )
+            found.append(Violation("samples", text))
     return found

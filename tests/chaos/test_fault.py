@@ -15,8 +15,9 @@ from thalweg.chaos.fault import (
     LINK_FAULTS,
     Fault,
     FaultKind,
+    draw_faults,
+    max_ranks_down,
 )
-from thalweg.chaos.fault_sampler import draw_faults, max_ranks_down
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster
 
@@ -108,5 +109,5 @@ def test_links_that_are_hit_are_a_hosts_or_a_racks() -> None:
 
 
 def test_one_worker_is_refused() -> None:
-    with pytest.raises(UsageError, match="nobody to go on without it"):
+    with pytest.raises(UsageError, match="can't survive a fault"):
         draw_faults(1, Cluster.flat(1), 3, ("kill",))
