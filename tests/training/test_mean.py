@@ -165,9 +165,9 @@ def test_unlike_shares_make_the_mean_over_the_batch() -> None:
         ("logged, code", "the plan shares samples out with weights of their own"),
         ("second, code", "the plan shares samples out with weights of their own"),
         ("plain, late", "the plan shares samples out with weights of their own"),
-        ("plain, uneven", "10 samples aren't shared evenly by 4 workers"),
-        ("plain, uneven, parameters", "10 samples aren't shared evenly by 4 workers"),
-        ("plain, uneven at the end", "10 samples aren't shared evenly by 4 workers"),  # 3 * 12 + 10
+        ("plain, uneven", "10 samples don't divide evenly by 4 workers"),
+        ("plain, uneven, parameters", "10 samples don't divide evenly by 4 workers"),
+        ("plain, uneven at the end", "10 samples don't divide evenly by 4 workers"),  # 3 * 12 + 10
     ],
 )
 def test_nothing_is_learnt_from_a_loss_that_it_has_not_weighed(case: str, why: str) -> None:

@@ -109,7 +109,7 @@ def two(sync: str) -> Iterator[tuple[Run, Any]]:
         ("ddp", "ddp would send over torch's own connections"),
         ("star(root=7)", "root 7 is not in the group"),
         ("rinq", "there is no plan 'rinq'"),
-        ("gc", "gc gives late workers less of the data"),
+        ("gc", "gc gives stragglers fewer samples"),
     ],
 )
 def test_what_stands_in_the_store_is_refused_by_every_rank(
@@ -138,10 +138,10 @@ def in_formation_with(plan: str, steps: int) -> list[dict[str, Any]]:
         os.environ["THALWEG_ENCRYPTION"] = "on"
         with two("ring") as (run, train):
             train(2)
-            assert run._survival is not None
+            assert run._transition is not None
             with patch.object(MembershipEpoch, "plan", plan):
                 if rank == 1:
-                    run._survival.membership.request_rendezvous()
+                    run._transition.membership.request_rendezvous()
                 return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
 
     return on_ranks(2, work)

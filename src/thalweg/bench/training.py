@@ -29,7 +29,7 @@ from thalweg.training import Run, attach
 from thalweg.training.auto.policy import PlanChoice
 from thalweg.training.compression_overlap import Timing
 from thalweg.training.contention_monitor import Adjustment
-from thalweg.training.membership_change import MembershipChange
+from thalweg.training.rendezvous import MembershipChange
 from thalweg.workloads import Job
 
 STORE_NOTICE_SECONDS = 2 * MAX_STORE_POLL_SECONDS  # seconds until all have looked at the store

@@ -1,5 +1,4 @@
-"""Between steps: everybody takes one rank's tensors, or everybody's mean; or one rank has what each
-of the others holds, and gives it back."""
+"""Collectives between steps: broadcast, mean all-reduce, gather and scatter over the engine."""
 
 from __future__ import annotations
 
@@ -20,10 +19,11 @@ from thalweg.training.digest import digest
 
 BROADCAST_CHUNK_BYTES = Size.parse("8MB")
 COLLECTIVE_TIMEOUT_REMEDY = "call run.consensus and run.save on every rank"
+SEE_OUTPUT_REMEDY = "look at the output of that rank"
 
 
 class Collectives:
-    """`remedy` is for those who wait for one that doesn't come."""
+    """The collectives of a group. `remedy` is part of the error if a rank doesn't take part."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Collectives:
         *,
         idle: bool = False,
     ) -> None:
-        """Overwrite these tensors, of any type, with what `root` has in them; in the group `among`
-        if not everywhere."""
+        """Overwrite these tensors, of any type, with those of `root`: in the group `among`, or on
+        all ranks. An `idle` rank only counts the rounds."""
         for together in _batches(tensors):
             if idle:
                 self._clock.claim_between()
@@ -65,8 +65,8 @@ class Collectives:
 
     @torch.no_grad()
     def all_reduce_mean(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite these floating-point tensors with their mean over all ranks; those of two bytes
-        are added up in float32, so that equal ones stay equal."""
+        """Overwrite these floating-point tensors with their mean over all ranks. Types of two bytes
+        are summed in float32, so that equal ones stay equal."""
         listed = list(tensors)
         for wide in (False, True):
             dtype = torch.float64 if wide else torch.float32
@@ -82,8 +82,7 @@ class Collectives:
 
     @torch.no_grad()
     def gather(self, root: int, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """On `root`, every member's tensors of these shapes, one after the other; elsewhere this
-        rank's alone."""
+        """The tensors of every member, of these shapes, on `root`; elsewhere this rank's alone."""
         held = [list(tensors)] * self._group.size
         for place, rank in enumerate(self._group.ranks):
             if rank != root:
@@ -95,20 +94,21 @@ class Collectives:
 
     @torch.no_grad()
     def scatter(self, root: int, held: Sequence[Sequence[torch.Tensor]]) -> None:
-        """From `root`, to every rank what is at its place in `held`, where it is written to."""
+        """Write the tensors at each rank's index in `held` on `root` to that rank's."""
         for place, rank in enumerate(self._group.ranks):
             if rank != root:
                 self._send_to_one(root, rank, held[place])
 
-    def _send_to_one(self, source: int, taker: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Rank `taker` alone takes these from rank `source`. Everybody counts the rounds."""
-        ranks = source, taker
+    def _send_to_one(self, source: int, target: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Send tensors from one rank to another. All ranks count the rounds."""
+        ranks = source, target
         self.broadcast(
             source, tensors, self._group.subgroup(ranks), idle=self._engine.rank not in ranks
         )
 
     def all_reduce_mean_of_differing(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The same, but what is equal on all ranks keeps its bits: a sum of N times x/N may not."""
+        """Average only the tensors that differ between ranks: equal ones keep their bits, which a
+        sum of N times x/N may not."""
         listed = list(tensors)
         if not listed:
             return
@@ -130,14 +130,12 @@ class Collectives:
         try:
             self._engine.run([task])
         except (PeerLate, PeerFailed) as error:
-            raise RunError(
-                f"not all ranks came to share what they have: {error.problem}",
-                self._remedy,
-            ) from None
+            problem = f"a collective between steps failed: {error.problem}"
+            raise RunError(problem, self._remedy) from None
 
 
 def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
-    """A few megabytes at a time."""
+    """The tensors in batches of a few megabytes."""
     together: list[torch.Tensor] = []
     for tensor in tensors:
         if tensor.numel():

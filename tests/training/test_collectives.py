@@ -11,9 +11,9 @@ from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster
 from thalweg.members.abort import AbortFlag
 from thalweg.schedules import Group
-from thalweg.training import sharing
+from thalweg.training import collectives
+from thalweg.training.collectives import Collectives
 from thalweg.training.compiled_steps import RoundCounter
-from thalweg.training.sharing import Collectives
 from thalweg.transports import Transport
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -55,7 +55,7 @@ def of_all_kinds(rank: int) -> list[torch.Tensor]:
 def test_everybody_takes_what_one_has(
     root: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "BROADCAST_CHUNK_BYTES", sharing.Size(at_once))
+    monkeypatch.setattr(collectives, "BROADCAST_CHUNK_BYTES", collectives.Size(at_once))
     for tensors in share(3, of_all_kinds, lambda s, t: s.broadcast(root, t)):
         for taken, wanted in zip(tensors, of_all_kinds(root), strict=True):
             assert taken.dtype == wanted.dtype
