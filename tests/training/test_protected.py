@@ -82,7 +82,7 @@ def test_rank_0_says_so_if_a_plan_is_not_protected(sync: str, in_one_crew: InOne
 
     first, second = in_one_crew(2, work)
     assert not first["off"] + second["off"] + second["on"]
-    said = f"{sync} sends over torch's own connections: unlike this run's others they are neither"
+    said = f"{sync} sends over torch's own connections: unlike the other connections"
     expected = [said] if sync == "ddp" else []
     assert [line[: len(said)] for line in first["on"]] == expected
 

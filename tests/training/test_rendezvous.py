@@ -192,7 +192,8 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
     calm: dict[bool, list[float]],
 ) -> None:
     """The others have kept their own states, and redo the step."""
-    came, hand_over, steps = GradientSynchronizer._came, EpochTransition.transfer_snapshot, [0]
+    came, steps = GradientSynchronizer._try_finish, [0]
+    hand_over = EpochTransition.transfer_snapshot
 
     def comes_to_one(synchronizer: GradientSynchronizer, *left: Any) -> bool:
         steps[0] += 1
@@ -205,7 +206,7 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
         return hand_over(transition, *taken)
 
     with (
-        patch.object(GradientSynchronizer, "_came", comes_to_one),
+        patch.object(GradientSynchronizer, "_try_finish", comes_to_one),
         patch.object(EpochTransition, "transfer_snapshot", dies_as_source),
     ):
         ended = train_among_fates(in_a_run("ring"))
