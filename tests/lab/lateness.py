@@ -122,7 +122,7 @@ def _train(
                 run.stop()
     seconds = run.tallies[rank].seconds
     run.close()
-    spent = run._observer.monitor.cpu_seconds + run._observer.blocked
+    spent = run._timer.monitor.cpu_seconds + run._timer.blocked
     return {
         "changes": [
             (step, [(straggler.kind.value, straggler.who) for straggler in lates])

@@ -205,7 +205,7 @@ def awaits(rank: int, *, at: int) -> Act:
 
 
 def _is_wanted(run: Run) -> bool:
-    transition = run._survival
+    transition = run._transition
     assert transition is not None
     try:
         transition.membership.raise_if_join_requested()

@@ -359,7 +359,7 @@ def test_a_rank_that_never_attaches(missing: int) -> None:
     others = [result for rank, result in enumerate(results) if rank != missing]
     assert {other["kind"] for other in others} <= {"PeerLost", "PeerFailed"}
     assert any(other["kind"] == "PeerLost" for other in others)
-    assert all(f"rank {missing} hasn't come within 3 s" in other["text"] for other in others)
+    assert all(f"rank {missing} hasn't joined within 3 s" in other["text"] for other in others)
 
 
 def test_a_code_without_data() -> None:

@@ -35,7 +35,7 @@ def test_below_one_percent_of_step_time(size: int, steps: int, tmp_path: Path) -
             optimizer.step()
         seconds = perf_counter() - began
         run.close()
-        timer = run._observer
+        timer = run._timer
         hooks = 2 * LAYERS * steps * _seconds_of_a_hook(timer._gradient)
         spent = timer.monitor.cpu_seconds + timer.blocked + hooks
         return {"share": spent / seconds, "steps": run.tallies[rank].steps}

@@ -153,7 +153,7 @@ def test_accumulating_in_a_ddp_object() -> None:
     ("sync", "said"),
     [
         ("gossip", "a DDP object averages gradients"),
-        ("gc(stragglers=1)", "a DDP object waits for everybody, and gc(stragglers=1) for nobody"),
+        ("gc(stragglers=1)", "a DDP object waits for all ranks, and gc(stragglers=1) for none"),
     ],
 )
 def test_what_a_ddp_object_cannot_do(sync: str, said: str, in_one_crew: InOneCrew) -> None:

@@ -175,7 +175,8 @@ def test_killed_and_the_others_go_on(sync: str, tmp_path: Path) -> None:
     ]
     others = [rank for rank in range(SIZE) if rank != CULPRIT]
     assert all("done" in run.of(rank) for rank in others)
-    goes_on = rf".*: formation 2 goes on at step (9|10) with ranks {', '.join(map(str, others))}"
+    ranks = ", ".join(map(str, others))
+    goes_on = rf".*: membership epoch 2 resumes at step (9|10) with ranks {ranks}"
     assert any(re.fullmatch(goes_on, line) for line in run.of(others[0])), run
 
 

@@ -93,7 +93,7 @@ def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
     advice = advise(cluster, situation.workload, situation.machine, refuse=foresight.refuse)
     ranking = foresight.ranking(advice, parse_plan("ring"))
     assert "ddp" not in [candidate.sync for candidate in ranking]
-    assert advice.left_out["ddp"] == "the backend of ddp can't be tried here"
+    assert advice.left_out["ddp"] == "the backend of ddp can't be measured here"
 
 
 def test_how_long_all_wait_for_who_is_late() -> None:

@@ -94,7 +94,7 @@ class KillAt:
 @pytest.mark.parametrize("sync", ["lgc(k=2)", "asp"])
 def test_a_dead_workers_share_is_dropped(sync: str) -> None:
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
-        warnings.filterwarnings("ignore", message="rank 3 is gone")
+        warnings.filterwarnings("ignore", message="rank 3 failed")
         data, model, optimizer = problem()
         run = attach(model, optimizer, sync=sync, data=data, batch=BATCH, timeout=TIMEOUT)
 

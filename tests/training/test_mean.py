@@ -161,13 +161,13 @@ def test_unlike_shares_make_the_mean_over_the_batch() -> None:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("plain, code", "the plan shares samples out with weights of their own"),
-        ("logged, code", "the plan shares samples out with weights of their own"),
-        ("second, code", "the plan shares samples out with weights of their own"),
-        ("plain, late", "the plan shares samples out with weights of their own"),
-        ("plain, uneven", "10 samples aren't shared evenly by 4 workers"),
-        ("plain, uneven, parameters", "10 samples aren't shared evenly by 4 workers"),
-        ("plain, uneven at the end", "10 samples aren't shared evenly by 4 workers"),  # 3 * 12 + 10
+        ("plain, code", "the plan gives samples different weights"),
+        ("logged, code", "the plan gives samples different weights"),
+        ("second, code", "the plan gives samples different weights"),
+        ("plain, late", "the plan gives samples different weights"),
+        ("plain, uneven", "10 samples don't divide evenly by 4 workers"),
+        ("plain, uneven, parameters", "10 samples don't divide evenly by 4 workers"),
+        ("plain, uneven at the end", "10 samples don't divide evenly by 4 workers"),  # 3 * 12 + 10
     ],
 )
 def test_nothing_is_learnt_from_a_loss_that_it_has_not_weighed(case: str, why: str) -> None:

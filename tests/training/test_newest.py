@@ -59,7 +59,7 @@ def test_damaged_ones_are_passed_over_and_named(
     assert len(said) == 2
     for line, step in zip(said, (24, 16), strict=True):
         assert line.startswith(f"checkpoint {tmp_path}/step-000000{step} is damaged: ")
-        assert line.endswith(f"; the run goes on from {older}")
+        assert line.endswith(f"; the run resumes from {older}")
         assert "\n" not in line
     shutil.rmtree(older)
     with pytest.raises(CheckpointError, match=r"step-00000024 is damaged: .*; resume from an"):

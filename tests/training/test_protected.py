@@ -82,7 +82,7 @@ def test_rank_0_says_so_if_a_plan_is_not_protected(sync: str, in_one_crew: InOne
 
     first, second = in_one_crew(2, work)
     assert not first["off"] + second["off"] + second["on"]
-    said = f"{sync} sends over torch's own connections: unlike this run's others they are neither"
+    said = f"{sync} sends over torch's own connections: unlike the other connections"
     expected = [said] if sync == "ddp" else []
     assert [line[: len(said)] for line in first["on"]] == expected
 
@@ -138,10 +138,10 @@ def in_formation_with(plan: str, steps: int) -> list[dict[str, Any]]:
         os.environ["THALWEG_ENCRYPTION"] = "on"
         with two("ring") as (run, train):
             train(2)
-            assert run._survival is not None
+            assert run._transition is not None
             with patch.object(MembershipEpoch, "plan", plan):
                 if rank == 1:
-                    run._survival.membership.request_rendezvous()
+                    run._transition.membership.request_rendezvous()
                 return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
 
     return on_ranks(2, work)

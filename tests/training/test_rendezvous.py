@@ -118,7 +118,7 @@ def test_training_goes_on(sync: str, fate: str, calm: dict[bool, list[float]]) -
     elif sync in EVENTUAL:
         assert found == pytest.approx(calm[True], rel=1e-9)
     if (sync, fate) == ("asp", "killed"):
-        told = f"rank {LOST} is gone, and its share of the data"
+        told = f"rank {LOST} failed; its part of the data is lost"
         assert ended.results[0]["said"].count(told) == 1
 
 
@@ -132,11 +132,11 @@ def test_who_left_and_who_came_is_told() -> None:
         left, joined = (i for i in other["incidents"] if i["left"] or i["joined"])
         assert AT - 1 <= left["step"] <= AT  # it may have stopped before its message left
         assert (left["left"], left["joined"]) == ([LOST], [])
-        assert left["reason"].startswith(f"rank {LOST} is ")
+        assert left["reason"].startswith(f"rank {LOST} failed (")
         assert (joined["left"], joined["joined"]) == ([], [LOST])
         assert joined["formation"] > left["formation"] > 1
         assert BACK <= joined["step"] <= BACK + 1
-    assert joined["reason"] == f"rank {LOST} came in"
+    assert joined["reason"] == f"rank {LOST} joined"
     assert left["in_order"]
     assert joined["in_order"]
     assert [i["joined"] for i in ended.results[LOST]["incidents"]] == [[LOST]]
@@ -144,8 +144,8 @@ def test_who_left_and_who_came_is_told() -> None:
     said = [line for result in ended.results for line in result["said"]]  # by who gave its state
     [first] = [line for line in said if line.endswith("with ranks 0, 1, 3")]
     [second] = [line for line in said if line.endswith("with ranks 0, 1, 2, 3")]
-    assert f"formation {left['formation']} goes on at step {left['step']} " in first
-    assert f"formation {joined['formation']} goes on at step {joined['step']} " in second
+    assert f"membership epoch {left['formation']} resumes at step {left['step']} " in first
+    assert f"membership epoch {joined['formation']} resumes at step {joined['step']} " in second
 
 
 @pytest.mark.slow
@@ -192,7 +192,8 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
     calm: dict[bool, list[float]],
 ) -> None:
     """The others have kept their own states, and redo the step."""
-    came, hand_over, steps = GradientSynchronizer._came, EpochTransition.transfer_snapshot, [0]
+    came, steps = GradientSynchronizer._try_finish, [0]
+    hand_over = EpochTransition.transfer_snapshot
 
     def comes_to_one(synchronizer: GradientSynchronizer, *left: Any) -> bool:
         steps[0] += 1
@@ -205,7 +206,7 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
         return hand_over(transition, *taken)
 
     with (
-        patch.object(GradientSynchronizer, "_came", comes_to_one),
+        patch.object(GradientSynchronizer, "_try_finish", comes_to_one),
         patch.object(EpochTransition, "transfer_snapshot", dies_as_source),
     ):
         ended = train_among_fates(in_a_run("ring"))

@@ -21,6 +21,7 @@ from thalweg.transports import Array
 
 BROADCAST_CHUNK_BYTES = Size.parse("8MB")
 COLLECTIVE_TIMEOUT_REMEDY = "call run.consensus and run.save on every rank"
+SEE_OUTPUT_REMEDY = "look at the output of that rank"
 
 
 class RoundCounter:

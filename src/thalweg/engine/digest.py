@@ -1,11 +1,9 @@
-"""A digest of tensors that is cheap enough to be computed while training.
+"""A digest of tensors that is cheap enough to be computed while training. It depends on every bit
+and on its column in a row of 512 bytes; it detects accidental changes, not deliberate ones.
 
-Every bit counts, and so does its place in a line of 512 bytes. The digest detects accidental
-differences, not deliberate ones:
+    sum over rows and columns of w(column) x(row, column)  modulo 2^64, with odd weights w
 
-    sum over lines and columns of w(column) x(line, column)  modulo 2^64, with odd weights w
-
-and then mixed (splitmix64), since sums of linear digests could coincide.
+The sum is then mixed (splitmix64), since sums of linear digests would look alike.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-DIGEST_COLUMNS = 64  # of eight bytes
+DIGEST_COLUMNS = 64  # of eight bytes each
 DIGEST_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # any odd number whose bits are mixed
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:
-    """The digest of these tensors in this order, as a signed number of eight bytes."""
+    """The digest of these tensors in this order, as a signed 64-bit integer."""
     weights = np.arange(1, 2 * DIGEST_COLUMNS, 2, dtype=np.uint64) * DIGEST_MULTIPLIER
     found = np.zeros(1, np.uint64)
     for tensor in tensors:

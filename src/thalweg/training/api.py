@@ -1,4 +1,4 @@
-"""`attach()`: an ordinary training script becomes a distributed one."""
+"""`attach()` turns an ordinary training script into a distributed one."""
 
 from __future__ import annotations
 
@@ -60,25 +60,25 @@ def attach(
     nonfinite: str = "raise",
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Run:
-    """Synchronise this model's training with all other workers' under the plan `sync`; under
-    "auto", or "auto(allow=lossy)", under the one that turns out to be the fastest here.
+    """Synchronise the training of this model with all other workers under the plan `sync`. With
+    "auto", or "auto(allow=lossy)", the fastest plan here is measured and chosen.
 
-    data, batch  samples, and how many of them all workers together take at a step; `run.batches`
-                 then yields this worker's. Without them, use your own loader.
+    data, batch  the samples, and the size of the global batch, over all workers; `run.batches`
+                 then yields this worker's slice. Without them, use your own loader.
     state        objects with `state_dict` and `load_state_dict` that go into checkpoints
-    resume       a folder that `run.save` wrote into; the newest checkpoint in it is taken up, and
-                 if there is none the run starts from the beginning
-    seed         of the order of samples
-    cluster      what is known of the network (a `Cluster` or its file); by default the file that
-                 THALWEG_CLUSTER names, or else all hosts alike
+    resume       a folder that `run.save` wrote into; the run resumes from its newest checkpoint,
+                 and starts from the beginning if there is none
+    seed         the seed of the order of samples
+    cluster      a description of the network (a `Cluster` or its file); by default the file that
+                 THALWEG_CLUSTER names, or else all hosts are taken as equal
     loader       options for torch's DataLoader, such as num_workers
-    timeout      how long to wait for the others before giving up; a number is in seconds
+    timeout      the longest time to wait for another rank; a number is in seconds
     records      a folder to record every step in, a file for each rank, for `thalweg report`; by
                  default the one that THALWEG_RECORDS names, or else nothing is recorded
-    nonfinite    what happens in a step whose gradients have inf or nan in them: "raise" an error
+    nonfinite    the treatment of a step whose gradients have inf or nan in them: "raise" an error
                  that names parameter, rank and step, or "skip" it, as a GradScaler expects: on all
                  ranks, or on this one alone if the plan averages parameters
-    wrap         puts something round the transport: a recorder, or faults for tests
+    wrap         wraps the transport: with a recorder, or with faults for tests
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
     optimizer or data differ between them.
@@ -91,7 +91,7 @@ def attach(
     shutdown = Shutdown(world, abort_flag)
     with shutdown.publishing_errors():
         plan = sync if isinstance(sync, Plan) else parse_plan(sync)
-        places: dict[str, str] = {}  # the store's keys for them, if nobody describes the cluster
+        places: dict[str, str] = {}  # the ranks' hosts by store key, if there is no cluster file
 
         def hosts() -> list[str]:
             own = [str(host_description()[key]) for key in ("name", "machine", "stack")]
@@ -102,31 +102,31 @@ def attach(
         refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
         _refuse_auto_for_ddp(plan, model)
         optimizer = _of_torch(optimizer)
-        _refuse_a_stranger(model, optimizer)
+        _refuse_foreign_parameters(model, optimizer)
         _refuse_unknown_choice(nonfinite, plan, model, optimizer)
-        feed = _rank_loader(plan, group, world, data, batch, seed, loader or {})
+        rank_loader = _make_loader(plan, group, world, data, batch, seed, loader or {})
         settings = {
             "batch": batch,
-            "samples": feed and feed.sampler.samples,
+            "samples": rank_loader and rank_loader.sampler.samples,
             "seed": seed,
             "state objects": len(state),
             "resume": "given" if resume else "absent",
             "nonfinite": nonfinite,
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
-            "cluster": _digest(group.cluster),  # rates and names count: schedules depend on them
+            "cluster": _digest(group.cluster),  # schedules depend on rates and names
             "THALWEG_ENCRYPTION": world.security.mode,
             "THALWEG_SECRET": world.security.fingerprint,
         }
         own = description(str(plan), model, optimizer, settings)
         if _may_change(world, model):
             members = Membership(world.store, world.rank, world.size, seconds)
-            members.triggers_rendezvous = lambda rank: False  # until all have begun
+            members.triggers_rendezvous = lambda rank: False  # until all ranks have begun
             world = replace(world, membership=members)
         publish(world)
         returns = world.restarted and world.membership is not None
         if returns:
-            shutdown.is_spare = True  # the others go on without it
+            shutdown.is_spare = True  # the others continue without this rank
             reference = compare(world, abort_flag, own, seconds)
         else:
             reference = agree(world, abort_flag, own, seconds)
@@ -134,8 +134,8 @@ def attach(
             log.warning(finding.line)
         if world.rank == 0 and world.security.encrypted and not _is_protected(plan):
             log.warning(
-                "%s sends over torch's own connections: unlike this run's others they are neither "
-                "authenticated nor encrypted",
+                "%s sends over torch's own connections: unlike the other connections of this run "
+                "they are neither authenticated nor encrypted",
                 plan,
             )
         engine = Engine(wrap(world.transport()), abort_flag, seconds, world.membership)
@@ -153,7 +153,7 @@ def attach(
                 group=group,
                 engine=engine,
                 shutdown=shutdown,
-                data_position=DataPosition(feed),
+                data_position=DataPosition(rank_loader),
                 state=state,
             )
             skips = nonfinite == "skip"
@@ -166,12 +166,13 @@ def attach(
         log.info("%s", _start_line(plan, group, world))
         if remark := without_groups(plan_at_first(plan), group):
             log.warning("%s", remark)
-    atexit.register(run.close)  # others may still be reading what this rank sent last
+    atexit.register(run.close)  # others may still be reading this rank's last messages
     return run
 
 
 def _start_line(plan: Plan, group: Group, world: World) -> str:
-    """What was started, where, over what, and what becomes of it if a worker dies."""
+    """The line that is logged at the start: plan, workers, transport, and what happens if one
+    dies."""
     if group.size == 1:
         return f"plan {plan}: one worker, nothing to synchronise"
     hosts = {group.cluster.host(rank).name for rank in group.ranks}
@@ -185,7 +186,7 @@ def _start_line(plan: Plan, group: Group, world: World) -> str:
     dead = "the run ends"
     if world.membership is not None:
         promised = default_catalog().guarantee(plan).dead
-        dead = "as the chosen plan has it" if is_auto(plan) else promised
+        dead = "it depends on the chosen plan" if is_auto(plan) else promised
     return (
         f"plan {plan}: {counted(group.size, 'worker')} on {counted(len(hosts), 'host')}, over "
         f"{carried}; if a worker dies: {dead}"
@@ -198,16 +199,16 @@ def _records(given: str | Path | None) -> Path | None:
 
 
 def _may_change(world: World, model: nn.Module) -> bool:
-    """Whether members may leave and come: not where torch's own connections are needed, which
-    don't come back."""
+    """True if members may leave and join. Torch's own connections don't recover, so not under
+    DDP."""
     return world.size > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
 
 
 def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:
     if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
         raise PlanError(
-            f"a DDP object keeps its plan, and {plan} changes it",
-            "attach the model without DDP round it, or name a plan",
+            f"a DDP object can't change its plan, and {plan} does",
+            "attach the model without DDP, or name a plan",
         )
 
 
@@ -216,23 +217,24 @@ def _is_protected(plan: Plan) -> bool:
 
 
 def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer, or the one that it wraps if it can't say when it steps, as trainers' can't."""
+    """The torch optimizer: the given one, or the one inside it if it has no step hooks, as with
+    trainers' wrappers."""
     found, hooks = optimizer, "_optimizer_step_pre_hooks"
     while not hasattr(found, hooks) and hasattr(found, "optimizer"):
         found = found.optimizer
     if not isinstance(found, torch.optim.Optimizer) or not hasattr(found, hooks):
         raise UsageError(
             f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
-            "give attach() the torch optimizer that steps",
+            "give attach() the torch optimizer",
         )
     return found
 
 
-def _refuse_a_stranger(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     ours = {id(parameter) for parameter in model.parameters()}
     if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
         raise UsageError(
-            "the optimizer has parameters that are not the model's, which nobody would average",
+            "the optimizer has parameters that are not the model's, so no rank would average them",
             "make it from model.parameters(), after the model is complete, or put the others into "
             "the model",
         )
@@ -246,15 +248,15 @@ def _refuse_unknown_choice(
     is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
     if nonfinite == "skip" and is_ddp and plan.precision is not None:
         raise PlanError(
-            f"under a DDP object {plan} can't tell the other ranks to skip a step",
-            "attach the model without DDP round it",
+            f"under a DDP object {plan} can't make the other ranks skip a step",
+            "attach the model without DDP",
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     others = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if nonfinite == "skip" and others:
         raise UsageError(
             f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
-            "give attach() one optimizer for all that is trained, or leave nonfinite out",
+            "give attach() one optimizer for all trained parameters, or leave nonfinite out",
         )
 
 
@@ -262,7 +264,7 @@ def _digest(cluster: Cluster) -> str:
     return blake2b(format_cluster(cluster).encode(), digest_size=4).hexdigest()
 
 
-def _rank_loader(
+def _make_loader(
     plan: Plan,
     group: Group,
     world: World,

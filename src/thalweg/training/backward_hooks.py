@@ -1,7 +1,7 @@
-"""Hooks. One on a module stays behind when the module is copied or pickled.
+"""Hooks on modules, gradients and the end of backward.
 
-`copy.deepcopy(model)` for a moving average and `torch.save(model)` take a module's hooks along;
-what Thalweg puts there belongs to this process and this model.
+`copy.deepcopy(model)` for a moving average and `torch.save(model)` take a module's hooks along. The
+hooks of Thalweg belong to this process and this model, so a copy gets one that does nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch.autograd import Variable
 
 
 class Hook:
+    """A hook that becomes a no-op when its module is copied or pickled."""
+
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
@@ -29,7 +31,7 @@ class Hook:
 
 
 def nothing() -> Callable[..., None]:
-    """What a copy has in a hook's place."""
+    """The no-op that a copy has in a hook's place."""
     return _do_nothing
 
 
@@ -38,13 +40,14 @@ def _do_nothing(*args: Any) -> None:
 
 
 def after_gradient(parameter: nn.Parameter, call: Callable[[torch.Tensor], None]) -> Any:
-    """Whenever its gradient is there; `remove()` of what is returned ends it."""
+    """Call `call` whenever the parameter's gradient is ready; `remove()` of the result ends
+    this."""
     register: Callable[[Any], Any] = parameter.register_post_accumulate_grad_hook
     return register(call)
 
 
 class AfterBackward:
-    """Calls when the running backward is through; never, if it fails."""
+    """Calls `call` at the end of the running backward; never, if that fails."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         callback = _Callback(call)

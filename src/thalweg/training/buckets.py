@@ -1,7 +1,7 @@
 """A model's tensors as flat buckets, one buffer each, made once.
 
-Which tensor goes where follows from names, shapes, the bucket's size (`facts.Workload`) and what a
-compressor takes (`compress.arrange`) alone, so it is the same on every rank and at every step.
+The place of each tensor follows from names, shapes, the bucket size (`facts.Workload`) and the
+compressor (`compress.arrange`) alone, so it is the same on every rank and at every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Arrange = Callable[[Sequence[Tensor]], Arrangement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatBucket:
-    """One bucket's buffer: a view of it for each tensor, and the array that travels."""
+    """One bucket's buffer: a view of it for each tensor, and the array that is sent."""
 
     index: int
     arrangement: Arrangement
@@ -34,10 +34,11 @@ class FlatBucket:
     arithmetic: Arithmetic
 
     def load(self, array: Array) -> None:
-        """These values, or their bytes, instead of its own."""
+        """Replace the values by these, or by these bytes."""
         if array.nbytes != self.vector.nbytes:
             raise TransportError(
-                f"bucket {self.index} has {self.vector.nbytes} bytes, and {array.nbytes} came",
+                f"{array.nbytes} bytes were received for bucket {self.index}, which has "
+                f"{self.vector.nbytes}",
                 "give all ranks the same model and plan",
             )
         self.vector[:] = array.view(self.vector.dtype)
@@ -45,6 +46,8 @@ class FlatBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
+    """The buckets of a model, and the workload that they form."""
+
     workload: Workload
     buckets: tuple[FlatBucket, ...]
 
@@ -57,7 +60,8 @@ class Layout:
         *,
         in_float32: bool = False,
     ) -> Layout:
-        """`in_float32`: types of two bytes travel so."""
+        """The layout of these tensors; with `in_float32`, types of two bytes are sent as
+        float32."""
         workload = Workload(name="model", tensors=tuple(_facts(tensors)))
         workload = workload.in_float32() if in_float32 else workload
         buckets = tuple(flat(b, tensors, arranged(b.tensors)) for b in workload.buckets(limit))
@@ -94,7 +98,7 @@ def flat(
 
 
 def scaled_into(view: torch.Tensor, tensor: torch.Tensor, factor: float) -> None:
-    """view = factor x tensor; from a GPU, or another type, in two steps."""
+    """Write factor x tensor into `view`; from a GPU, or another type, in two steps."""
     if tensor.device == view.device and tensor.dtype is view.dtype:
         torch.mul(tensor, factor, out=view)
     else:

@@ -1,15 +1,16 @@
-"""A training run in a folder: written as a whole or not at all, and refused if it was damaged.
+"""A checkpoint of a run in a folder: written as a whole or not at all, and verified when read.
 
     <directory>/step-00000020/      checkpoint.json  model.safetensors  optimizer.safetensors
                                     state.safetensors  ranks.safetensors
 
-`checkpoint.json` holds what isn't a tensor, and the length and SHA-256 of every file, itself
-included. A folder is written and synced under a hidden name, `.step-00000020@host@pid`, and then
-renamed; it loses its visible name before its files are removed. So a folder with a visible name is
-complete whenever the writer is killed, and a hidden one is a leftover once its writer is gone.
+`checkpoint.json` holds everything that isn't a tensor, and the length and SHA-256 of every file,
+itself included. A folder is written and synced under a hidden name, `.step-00000020@host@pid`, and
+then renamed; it loses its visible name before its files are removed. So a folder with a visible
+name is complete whenever the writer is killed, and a hidden one is a leftover once its writer is
+gone.
 
-A step that is there already is replaced by way of `step-00000020.new`, which counts as newer: at
-each moment one of the two is complete.
+A step that exists already is replaced by way of `step-00000020.new`, which counts as newer: at each
+moment one of the two is complete.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from thalweg.errors import CheckpointError
 from thalweg.training.state_encoding import pack, unpack
 
 CHECKPOINT_FORMAT = 1
-ABANDONED_WRITER_SECONDS = 60.0  # seconds since another host's writer last wrote
+ABANDONED_WRITER_SECONDS = 60.0  # since another host's writer last wrote
 _KIND = "thalweg checkpoint"
 _INDEX = "checkpoint.json"
 _PARTS = ("model", "optimizer", "state", "ranks")
@@ -49,14 +50,14 @@ _OLDER_CHECKPOINT_REMEDY = "resume from an older checkpoint, or start again with
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """All that a run needs to go on from `step` as if it had never stopped."""
+    """All data that a run needs to continue from `step` as if it had never stopped."""
 
     step: int
     plan: str
     size: int
-    """Workers that wrote it."""
+    """The number of workers that wrote it."""
     position: dict[str, int]
-    """In the data: {"epoch": 3, "batch": 17}."""
+    """The position in the data: {"epoch": 3, "batch": 17}."""
     model: dict[str, Any]
     """model.state_dict()"""
     optimizer: Any
@@ -64,7 +65,7 @@ class Checkpoint:
     state: list[Any]
     """The state_dict() of the state= objects."""
     ranks: list[Any]
-    """What each rank alone has: random state, residuals."""
+    """The state of each rank alone: random generators, residuals."""
 
 
 def write(
@@ -77,10 +78,11 @@ def write(
 ) -> Path:
     """Add a checkpoint, written by this version of Thalweg, and keep the newest `keep`.
 
-    Whatever goes wrong is a CheckpointError, and what was there before is still there. One process
-    at a time should write to a directory. A writer that was stopped meanwhile may go on when
-    another has written there: `fence` raises if it isn't the writer any more, and what it hasn't
-    found at its beginning it neither replaces nor removes."""
+    Any failure is a CheckpointError, and leaves the earlier checkpoints as they were. One process
+    at a time should write to a directory. A writer that was suspended may continue when another has
+    written there: `fence` raises if this process isn't the writer any more, and it neither replaces
+    nor removes folders that it hasn't found at its beginning.
+    """
     if keep < 1:
         raise CheckpointError(f"keep={keep} keeps no checkpoint", "keep 1 or more")
     packed = {part: pack(getattr(checkpoint, part), part) for part in _PARTS}
@@ -118,7 +120,7 @@ def read(path: Path) -> Checkpoint:
         file = path / f"{part}.safetensors"
         with _readable(path):
             _verify(file, index)
-            # cloned: what load_file gives is a window into the file, which a later write removes
+            # cloned: load_file maps the file, which a later write removes
             tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
             parts[part] = unpack(index["trees"][part], tensors)
     return Checkpoint(
@@ -141,7 +143,7 @@ def _fill(
     for part, (_, tensors) in packed.items():
         file = folder / f"{part}.safetensors"
         save_file(tensors, file)
-        file.chmod(mode)  # save_file leaves it to its owner alone
+        file.chmod(mode)  # save_file restricts it to its owner
         _sync(file)
         files[file.name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
     content = {
@@ -169,7 +171,7 @@ def _publish(hidden: Path, path: Path) -> None:
     """Give a complete folder its visible name, replacing an older one of that step."""
     if path.exists():
         new = path.with_name(f"{path.name}.new")
-        if new.exists():  # and damaged, or _tidy had given it its name
+        if new.exists():  # it is damaged, or _tidy had renamed it
             _remove(new)
         _rename(hidden, new)
         _remove(path)
@@ -178,7 +180,7 @@ def _publish(hidden: Path, path: Path) -> None:
 
 
 def _tidy(directory: Path) -> None:
-    """Remove what killed writers left behind, and end the replacements that they began."""
+    """Remove the leftovers of killed writers, and complete the replacements that they began."""
     for entry in sorted(directory.iterdir()):
         writer = _HIDDEN.fullmatch(entry.name)
         if writer and _is_left_behind(entry, writer["host"], int(writer["pid"])):
@@ -192,10 +194,10 @@ def _tidy(directory: Path) -> None:
 
 
 def _prune(directory: Path, written: Path, keep: int, found: set[Identity]) -> None:
-    """Remove older ones of those found, but nothing that isn't a complete checkpoint of ours."""
-    with suppress(CheckpointError, OSError):  # it is tried again after the next one
+    """Remove the older checkpoints among those found, but only complete ones."""
+    with suppress(CheckpointError, OSError):  # the next write tries again
         there = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
-        went_back = there[0] != written  # those beyond may be damaged, and don't count then
+        went_back = there[0] != written  # newer ones may be damaged
         is_good = _is_sound if went_back else _is_complete
         others = [path for path in there if _identity(path) in found and is_good(path)]
         for path in others[keep - 1 :]:
@@ -203,7 +205,8 @@ def _prune(directory: Path, written: Path, keep: int, found: set[Identity]) -> N
 
 
 def _identity(path: Path) -> Identity:
-    """What tells a folder from another of that name; nothing for one that was just removed."""
+    """Inode and time of a folder, which distinguish it from another of that name; zeros if it was
+    just removed."""
     with suppress(FileNotFoundError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns
@@ -211,21 +214,21 @@ def _identity(path: Path) -> Identity:
 
 
 def _is_left_behind(entry: Path, host: str, pid: int) -> bool:
-    """Of a process here that is gone; or of another host, and nobody has written to it for a while,
-    by the clock of whoever keeps the files."""
+    """True if the writer is a process of this host that is gone; or of another host, and has not
+    written for a while by the file server's clock."""
     if host == gethostname():
         return not _writes(pid)
     os.utime(entry.parent)
     now = entry.parent.stat().st_mtime
-    with suppress(FileNotFoundError):  # it is given its name, or removed
+    with suppress(FileNotFoundError):  # it was renamed or removed
         written = max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
         return now - written > ABANDONED_WRITER_SECONDS
     return False
 
 
 def _make_room(directory: Path, keep: int) -> None:
-    """Remove what a killed writer would have: else a disk that has room for one more than are kept
-    would be full for ever. Those that are kept must be sound, as the next may not come to be."""
+    """Remove what a killed writer would have removed: otherwise a disk with space for `keep` + 1
+    checkpoints would stay full. The ones kept must be sound, as the next write may fail."""
     there = [path for path in checkpoints_in(directory) if not path.suffix]
     if len(there) > keep:
         with suppress(OSError):
@@ -234,7 +237,7 @@ def _make_room(directory: Path, keep: int) -> None:
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Newest first, damaged ones included."""
+    """All checkpoints of a directory, the newest first, including damaged ones."""
     try:
         names = [entry.name for entry in directory.iterdir()]
     except FileNotFoundError:
@@ -258,7 +261,7 @@ def _index(path: Path) -> dict[str, Any]:
             raise _damaged(path, f"{_INDEX} isn't JSON") from None
         if not isinstance(index, dict) or index.get("kind") != _KIND:
             raise CheckpointError(
-                f"{path} is no checkpoint of Thalweg: {_INDEX} doesn't say so",
+                f"{path} is no checkpoint of Thalweg: {_INDEX} has another kind",
                 "name a folder that Thalweg wrote",
             )
         if index["format"] > CHECKPOINT_FORMAT:
@@ -278,7 +281,7 @@ def _index(path: Path) -> dict[str, Any]:
 
 
 def _is_complete(path: Path) -> bool:
-    """At a glance: its index is sound, and its files have the right lengths."""
+    """True if the index is sound and the files have the right lengths."""
     with suppress(CheckpointError):
         _index(path)
         return True
@@ -286,7 +289,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _is_sound(path: Path) -> bool:
-    """Every byte of it."""
+    """True if every byte is as it was written."""
     with suppress(CheckpointError), _readable(path):
         index = _index(path)
         for part in _PARTS:
@@ -326,7 +329,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """OSErrors, also those that safetensors has only as text, in a sentence with the remedy."""
+    """Convert OSErrors, also those that safetensors has only as text, to errors with a remedy."""
     try:
         yield
     except OSError as error:
@@ -353,7 +356,7 @@ def _hidden(path: Path) -> Path:
 
 
 def _writes(pid: int) -> bool:
-    """Whether another process with this number lives; ours isn't writing yet."""
+    """True if another process with this number lives; this process isn't writing yet."""
     if pid == os.getpid():
         return False
     try:
@@ -366,7 +369,7 @@ def _writes(pid: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Its name first, so that it is never seen half there."""
+    """Remove the visible name first, so that a partial folder is never visible."""
     hidden = _hidden(path)
     _rename(path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
@@ -378,7 +381,7 @@ def _rename(path: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """To the disk; some file systems have nothing to sync for a folder, and say so."""
+    """Flush a file or folder to the disk; some file systems don't support this for folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

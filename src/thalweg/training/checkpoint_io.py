@@ -1,11 +1,11 @@
-"""From a run to its checkpoint and back: one rank writes and reads, the others send and are told.
+"""Saving a run to a checkpoint and loading it: one rank writes and reads for all.
 
-No shared folder is needed. What is one rank's in an exact plan is everybody's; what is each rank's
-own goes to the first: the state of its random number generators through the store, what its
-compressor keeps by a round of its own. Under a code the root writes and reads, and waits for
-nobody: others' random states aren't kept.
+No shared folder is needed. Under exact plans one rank's model is that of all. The state that each
+rank has alone goes to the writer: random generators through the store, compressor state by a
+gather. Under a code the root writes and reads without waiting for the others, whose random states
+aren't kept.
 
-On another number of ranks what compressors kept is shared out anew, so that nothing is lost.
+On another number of ranks the compressor state is redistributed, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ NO_PROBLEM = "fine"
 MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 log = logging.getLogger("thalweg")
 CompressorTensors = dict[str, dict[str, torch.Tensor]]
-"""What a rank's compressor keeps: by kind, then by parameter."""
-COMPRESSOR_STATE_FIELD = "compression"  # what a rank's compressor keeps, beside its random states
+"""A rank's compressor state: by kind, then by parameter."""
+COMPRESSOR_STATE_FIELD = "compression"  # beside a rank's random states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
+    """The parts of a checkpoint that the session loads itself."""
+
     step: int
     position: BatchIndex
-    compressor_state: CompressorState  # by this rank's compressor
+    compressor_state: CompressorState  # of this rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumable:
-    """What a rank trains, and its way to the others, as far as checkpoints need them."""
+    """The parts of a rank's session that checkpoints need."""
 
     world: World
     abort_flag: AbortFlag
@@ -71,12 +73,12 @@ def save(
     number: int,
     step: int,
     position: BatchIndex,
-    held: CompressorState,
+    compressor_state: CompressorState,
     keep: int,
     alone: bool,
 ) -> None:
-    """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails.
-    `alone`, a rank writes without the others, and without what only they know."""
+    """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails. With
+    `alone`, a rank writes without the others, and without their own state."""
     world = run.world
 
     def write(ranks: list[Any]) -> None:
@@ -102,17 +104,17 @@ def save(
         return
     own = f"save/{number}/{world.rank}"
     world.put(own, json.dumps(_random_states()))
-    places = [(kind, name) for kind in held for name in held[kind]]
-    arrays = [torch.from_numpy(held[kind][name]) for kind, name in places]
+    places = [(kind, name) for kind, arrays in compressor_state.items() for name in arrays]
+    own_state = [torch.from_numpy(compressor_state[kind][name]) for kind, name in places]
     writer = world.members[0]
-    everybodys = run.collectives.gather(writer, arrays)
+    gathered = run.collectives.gather(writer, own_state)
     problem = NO_PROBLEM
     if world.rank == writer:
         keys = [f"save/{number}/{rank}" for rank in world.members]
         try:
             states = [json.loads(_wait(run, key)) for key in keys]
-            for state_of_one, tensors in zip(states, everybodys, strict=True):
-                state_of_one[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
+            for state, tensors in zip(states, gathered, strict=True):
+                state[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
             write(states)
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
@@ -125,43 +127,43 @@ def save(
 
 
 def load(directory: Path, run: Resumable, reader: int) -> LoadedCheckpoint | None:
-    """Go back to the newest checkpoint that the rank `reader` finds; None if there is none."""
+    """Load the newest checkpoint that the rank `reader` finds; None if there is none."""
     world, model, optimizer = run.world, run.model, run.optimizer
     tensors: dict[str, torch.Tensor] = {}
     kept: list[CompressorTensors] = []
     if world.rank == reader:
-        saying, tensors, kept = _read(directory, model, run.sampling, len(run.state))
-        if kept and (saying["plan"] != run.plan or len(kept) != world.size):
-            kept = _anew(kept, world.size, alike=len(kept) == world.size)
-            saying["held"] = _shapes(kept[0])
-        world.put("resume", json.dumps(saying))
-    saying = json.loads(_wait(run, "resume"))
-    if "problem" in saying:
-        raise CheckpointError(saying["problem"], saying["remedy"])
-    if "step" not in saying:
+        header, tensors, kept = _read(directory, model, run.sampling, len(run.state))
+        if kept and (header["plan"] != run.plan or len(kept) != world.size):
+            kept = _redistributed(kept, world.size, alike=len(kept) == world.size)
+            header["held"] = _shapes(kept[0])
+        world.put("resume", json.dumps(header))
+    header = json.loads(_wait(run, "resume"))
+    if "problem" in header:
+        raise CheckpointError(header["problem"], header["remedy"])
+    if "step" not in header:
         return None
     run.collectives.broadcast(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
     if world.rank != reader:
-        tensors = places_for(saying["tensors"], {})
-    run.collectives.broadcast(reader, (tensors[name] for name in saying["tensors"]))
-    states = unpack(saying["tree"], tensors)
-    with _same_kind(saying["path"], type(model).__name__):
+        tensors = places_for(header["tensors"], {})
+    run.collectives.broadcast(reader, (tensors[name] for name in header["tensors"]))
+    states = unpack(header["tree"], tensors)
+    with _same_kind(header["path"], type(model).__name__):
         model.load_state_dict(states["model"], strict=False)
-    with _same_kind(saying["path"], type(optimizer).__name__):
+    with _same_kind(header["path"], type(optimizer).__name__):
         optimizer.load_state_dict(states["optimizer"])
         _refuse_another(optimizer)
-    if saying["step"]:
-        vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
+    if header["step"]:
+        vars(optimizer)["_opt_called"] = True  # otherwise torch's schedulers warn
     for part, saved in zip(run.state, states["state"], strict=True):
-        with _same_kind(saying["path"], type(part).__name__):
+        with _same_kind(header["path"], type(part).__name__):
             part.load_state_dict(saved)
-    own = saying["ranks"][world.rank] if world.size == saying["size"] else None
+    own = header["ranks"][world.rank] if world.size == header["size"] else None
     if own is not None:
         _set_random_states(own)
     return LoadedCheckpoint(
-        step=saying["step"],
-        position=_position(saying["position"]),
-        compressor_state=_load_compressor_state(saying["held"], kept, reader, run),
+        step=header["step"],
+        position=_position(header["position"]),
+        compressor_state=_load_compressor_state(header["held"], kept, reader, run),
     )
 
 
@@ -172,8 +174,8 @@ def _position(saved: dict[str, int]) -> BatchIndex:
 def _read(
     directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[CompressorTensors]]:
-    """On the reader: load the model; what to tell the others, the tensors that they will need, and
-    what each rank's compressor kept."""
+    """Load the model on the reader. Returns the header for the other ranks, the tensors that they
+    need, and each rank's compressor state."""
     try:
         there = newest(directory)
         if there is None:
@@ -182,13 +184,13 @@ def _read(
         if len(saved.state) != objects:
             raise CheckpointError(
                 f"{found} holds {len(saved.state)} state= objects, and {objects} are given",
-                "give attach() the same ones",
+                "give attach() the same objects",
             )
         for name, value in sampling.items():
             if saved.position.get(name, value) != value:
                 raise CheckpointError(
                     f"{found} was written with {name} {saved.position[name]}, now it is {value}",
-                    "resume with the same, or its place in the data is another",
+                    "resume with the same value: the position in the data depends on it",
                 )
         with _same_kind(str(found), type(model).__name__):
             model.load_state_dict(saved.model)
@@ -198,7 +200,7 @@ def _read(
     parts = {"model": extra, "optimizer": saved.optimizer, "state": saved.state}
     tree, tensors = pack(parts, "checkpoint")
     kept = [rank.pop(COMPRESSOR_STATE_FIELD, {}) for rank in saved.ranks if rank is not None]
-    saying = {
+    header = {
         "held": _shapes(kept[0] if kept else {}),
         "plan": saved.plan,
         "path": str(found),
@@ -209,20 +211,22 @@ def _read(
         "tree": tree,
         "tensors": kinds_of(tensors),
     }
-    return saying, tensors, kept
+    return header, tensors, kept
 
 
 def _shapes(held: CompressorTensors) -> dict[str, dict[str, list[int]]]:
     return {k: {name: list(t.shape) for name, t in arrays.items()} for k, arrays in held.items()}
 
 
-def _anew(kept: list[CompressorTensors], ranks: int, *, alike: bool) -> list[CompressorTensors]:
-    """What each of so many ranks is to go on with, under another plan or in another number."""
-    slots = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
+def _redistributed(
+    kept: list[CompressorTensors], ranks: int, *, alike: bool
+) -> list[CompressorTensors]:
+    """The compressor state of each of `ranks` ranks under another plan, or in another number."""
+    arrays = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
     if alike:
-        new: list[CompressorState] = [summable_state(one) for one in slots]
+        new: list[CompressorState] = [summable_state(one) for one in arrays]
     else:
-        new = [redistribute(slots, ranks)] * ranks
+        new = [redistribute(arrays, ranks)] * ranks
     return [{k: {n: torch.from_numpy(a) for n, a in v.items()} for k, v in x.items()} for x in new]
 
 
@@ -232,14 +236,14 @@ def _load_compressor_state(
     reader: int,
     run: Resumable,
 ) -> CompressorState:
-    """This rank's, of what the reader has of all."""
+    """The part of this rank in the compressor states that the reader has."""
     places = [(kind, name) for kind in shapes for name in shapes[kind]]
     empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
-    everybodys = [empty] * run.world.size
+    all_states = [empty] * run.world.size
     if run.world.rank == reader and kept:
-        everybodys = [[one[kind][name] for kind, name in places] for one in kept]
-    run.collectives.scatter(reader, everybodys)
-    own = _by_kind(places, everybodys[run.world.rank])
+        all_states = [[one[kind][name] for kind, name in places] for one in kept]
+    run.collectives.scatter(reader, all_states)
+    own = _by_kind(places, all_states[run.world.rank])
     return {kind: {n: t.numpy() for n, t in arrays.items()} for kind, arrays in own.items()}
 
 
@@ -254,19 +258,19 @@ def _by_kind(
 
 @contextmanager
 def _same_kind(found: str, kind: str) -> Iterator[None]:
-    """What an object says to a state that isn't its own, in a sentence."""
+    """Convert an object's errors for a state that isn't its own to a CheckpointError."""
     try:
         yield
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(
             f"checkpoint {found} doesn't fit this {kind} ({reason})",
-            "resume with what wrote it, or name another",
+            "resume with the script that wrote it, or name another",
         ) from None
 
 
 def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer takes any settings, and misses its own at its next step."""
+    """Raise if the loaded settings lack one: optimizers load any, and fail at their next step."""
     for group in optimizer.param_groups:
         for name in optimizer.defaults.keys() - group.keys():
             raise ValueError(f"it has no {name}")
@@ -313,9 +317,9 @@ def _unhex(text: str) -> torch.Tensor:
 
 
 def newest(directory: Path) -> tuple[Path, checkpoint.Checkpoint] | None:
-    """The newest checkpoint of which every byte is sound; None if there is none yet. Those that are
-    damaged are passed over, each with a warning. CheckpointError if all are, if the newest needs a
-    newer Thalweg, or if what is there isn't Thalweg's."""
+    """The newest checkpoint that is sound in every byte; None if there is none yet. Damaged ones
+    are skipped, each with a warning. CheckpointError if all are damaged, if the newest needs a
+    newer Thalweg, or if the folder holds other models."""
     passed_over: list[CheckpointError] = []
     for path in checkpoint.checkpoints_in(directory):
         try:
@@ -326,7 +330,7 @@ def newest(directory: Path) -> tuple[Path, checkpoint.Checkpoint] | None:
             passed_over.append(error)
         else:
             for damage in passed_over:
-                log.warning("%s; the run goes on from %s", damage.problem, path)
+                log.warning("%s; the run resumes from %s", damage.problem, path)
             return path, found
     if passed_over:
         raise passed_over[0]
@@ -339,8 +343,8 @@ def newest(directory: Path) -> tuple[Path, checkpoint.Checkpoint] | None:
 
 
 def _models_in(directory: Path) -> Iterator[Path]:
-    """Also one folder further down, as trainers put them; hidden ones are what killed writers left
-    behind."""
+    """Model files in a folder and one level below, where trainers put them; hidden folders are
+    leftovers of killed writers."""
     for pattern in ("*", "*/*"):
         for file in sorted(directory.glob(pattern)):
             hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)

@@ -1,9 +1,10 @@
-"""Under a code several workers compute the same samples, and must get the same gradient.
+"""A check that a model gives equal gradients to all workers that compute the same samples of a
+code.
 
-Layers that draw random numbers or look at the other samples of the batch break that. With
-fractional repetition a team's members have the very same samples: batch norm gives all of them the
-same, if not what it would give on the whole batch, and dropout does inside `run.shared_random()`.
-Other codes give members different sets of samples, and then there is no way.
+Layers that draw random numbers or depend on the other samples of the batch break that. With
+fractional repetition the members of a team have the very same samples: batch norm gives all of them
+the same result, if not that of the global batch, and so does dropout inside `run.shared_random()`.
+Other codes give members different sets of samples, and can't support such layers.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from thalweg.codes import Allocation
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
 
-MAX_NAMED_LAYERS = 3  # names of layers that are told
+MAX_NAMED_LAYERS = 3  # in a message
 
 
 def refuse_what_differs(model: nn.Module, allocation: Allocation) -> None:
-    """PlanError if sums would be wrong whatever the script does."""
+    """Raise PlanError if the decoded sums would be wrong whatever the script does."""
     codes = allocation.tree.codes.values()
     found = [*_batch_norms(model), *_dropouts(model)]
     if found and not all(code.teams for code in codes):
@@ -35,24 +36,24 @@ def refuse_what_differs(model: nn.Module, allocation: Allocation) -> None:
 
 
 def what_differs(model: nn.Module, *, random: bool) -> Iterator[tuple[str, str]]:
-    """Why training under a code isn't the same as without, and what to do. `random`: the last
-    step's loss wasn't computed inside `run.shared_random()`."""
+    """The reasons why training under a code differs from training without, each with a remedy.
+    `random`: the last step's loss wasn't computed inside `run.shared_random()`."""
     if norms := _batch_norms(model):
         yield (
             f"batch norm ({_some(norms)}) normalises over each worker's own samples, and its "
             "statistics are each worker's own",
-            "layer or group norm give the same everywhere",
+            "use layer or group norm, which don't depend on the other samples",
         )
     if (dropouts := _dropouts(model)) and random:
         yield (
             f"dropout ({_some(dropouts)}) drops something else on each worker, so the result "
-            "depends on who was late",
+            "depends on which worker straggles",
             "compute the loss inside `with run.shared_random():`",
         )
 
 
 def warn_of_what_differs(model: nn.Module, *, random: bool) -> None:
-    """At the script's own line: the innermost that is neither Thalweg's nor torch's."""
+    """Warn at the script's own line: the innermost that is neither Thalweg's nor torch's."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals["__name__"].startswith(("thalweg.", "torch.")):
         level, frame = level + 1, frame.f_back

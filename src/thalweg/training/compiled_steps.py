@@ -1,4 +1,4 @@
-"""The rounds of every step from this rank's side: compiled, checked before any byte moves, kept."""
+"""The rounds of every step for one rank: compiled, checked before any byte moves, and cached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.steps import Round, compile_rounds, cycle, warm_up
 from thalweg.training.buckets import FlatBucket
 from thalweg.transports import Array
 
-STEP_CACHE_ENTRIES = 256  # steps of a long cycle
+STEP_CACHE_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class RankRound:
 
     round: Round
     program: RankProgram
-    divisor: int  # contributions that the result is made of: each divided by it, a sum is a mean
+    divisor: int  # the number of contributions, by which each is divided: the sum is a mean
 
     def task(
         self, bucket: FlatBucket, step: int, first_round: int, vector: Array | None = None
     ) -> Task:
-        """For the engine; the rounds of this step are numbered from `first_round` on. On the
-        bucket's own vector, or another of its kind."""
+        """The task for the engine, on the bucket's vector or on `vector`. The rounds of this step
+        are numbered from `first_round` on."""
         return Task(
             program=self.program,
             vector=bucket.vector if vector is None else vector,
@@ -42,7 +42,7 @@ class RankRound:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One step: the stops of this rank, and how many round numbers all ranks use up."""
+    """The rounds of one step for this rank, and the number of round numbers that all ranks use."""
 
     rounds: tuple[RankRound, ...]
     numbers: int
@@ -52,6 +52,8 @@ class RankStep:
 
 
 class CompiledSteps:
+    """The compiled steps of one plan, layout and rank."""
+
     def __init__(self, plan: Plan, group: Group, workload: Workload, rank: int) -> None:
         self._plan = plan
         self._group = group
@@ -61,9 +63,7 @@ class CompiledSteps:
         self._warm = warm_up(plan)
         self._handshake = default_catalog().topologies[plan.topology.name].mixes
         self._rank_steps: dict[int, RankStep] = {}
-        self._parts: dict[
-            int, tuple[Schedule, RankProgram]
-        ] = {}  # by identity: buckets share schedules
+        self._programs: dict[int, tuple[Schedule, RankProgram]] = {}  # by the schedule's id
 
     def at(self, step: int) -> RankStep:
         place = step % self._cycle
@@ -72,7 +72,7 @@ class CompiledSteps:
         if place not in self._rank_steps:
             if len(self._rank_steps) >= STEP_CACHE_ENTRIES:
                 self._rank_steps.clear()
-                self._parts.clear()
+                self._programs.clear()
             self._rank_steps[place] = self._compile(place)
         return self._rank_steps[place]
 
@@ -85,8 +85,8 @@ class CompiledSteps:
         return RankStep(rank_rounds, 1 + max((r.number for r in rounds), default=-1))
 
     def _program(self, schedule: Schedule) -> RankProgram:
-        if id(schedule) not in self._parts:
+        if id(schedule) not in self._programs:
             check(schedule)
-            part = RankProgram.of(schedule, self._rank, handshake=self._handshake)
-            self._parts[id(schedule)] = schedule, part
-        return self._parts[id(schedule)][1]
+            program = RankProgram.of(schedule, self._rank, handshake=self._handshake)
+            self._programs[id(schedule)] = schedule, program
+        return self._programs[id(schedule)][1]

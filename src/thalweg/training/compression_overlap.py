@@ -1,8 +1,8 @@
-"""Whether buckets are compressed while backward still runs, or when it is over; and what both take.
+"""The choice whether buckets are compressed during backward or after it, by measurement.
 
 Encoding needs the cores that backward needs, so doing both at once may take longer than one after
-the other. It is tried: a few steps each way by turns, timed from the first gradient to the last
-average; the mean over all ranks decides. Results don't depend on it, to the last bit.
+the other. A few steps of each kind are timed by turns, from the first gradient to the last average,
+and the mean over all ranks decides. Results don't depend on it, to the last bit.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import torch
 
 from thalweg.engine.engine import Chain, Task
 
-OVERLAP_WARMUP_STEPS = 2  # steps that aren't timed
-OVERLAP_TRIAL_STEPS = 3  # steps each way
-TIMING_HISTORY_STEPS = 4096  # steps
-UNFINISHED_TRIAL_SECONDS = 1e9  # seconds, for a way that never came to an end
+OVERLAP_WARMUP_STEPS = 2
+OVERLAP_TRIAL_STEPS = 3  # of each kind
+TIMING_HISTORY_STEPS = 4096
+UNFINISHED_TRIAL_SECONDS = 1e9  # for a kind that was never timed
 Average = Callable[[Sequence[torch.Tensor]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one step, on this rank, in seconds."""
+    """The times of one step on this rank, in seconds."""
 
     step: int
     backward: float  # from the first gradient to the last
     exposed: float  # from there until all averages are in place
     codec: float  # CPU time of encoding and decoding
-    serial: bool  # one after the other
+    serial: bool  # compressed after backward
 
 
 class Overlap:
-    """`average` overwrites tensors with their mean over all ranks; None if there is no choice.
-    `first` is the first step at which anything is compressed; steps are counted from it, so that
-    all ranks decide at the same."""
+    """The choice for one plan. `average` overwrites tensors with their mean over all ranks; None if
+    there is no choice. `first` is the first step with compression; steps are counted from it, so
+    that all ranks decide at the same step."""
 
     def __init__(self, average: Average | None, first: int, fixed: bool | None) -> None:
         self.is_serial = fixed is False
@@ -50,7 +50,7 @@ class Overlap:
         self._codec = 0.0
 
     def begin(self) -> None:
-        """The first gradient is there."""
+        """The first gradient is ready."""
         self._begun = monotonic()
         self._codec = 0.0
 
@@ -58,7 +58,7 @@ class Overlap:
         self._computed = monotonic()
 
     def end(self, step: int) -> None:
-        """All averages are there."""
+        """All averages are in place."""
         now = monotonic()
         backward, exposed = self._computed - self._begun, now - self._computed
         self.timings.append(Timing(step, backward, exposed, self._codec, self.is_serial))
@@ -72,7 +72,7 @@ class Overlap:
             self.is_serial = (taken - OVERLAP_WARMUP_STEPS) % 2 == 0
 
     def timed(self, chain: Chain) -> Chain:
-        """The same chain, of which the CPU time is counted."""
+        """The chain with its CPU time counted."""
         while True:
             began = thread_time()
             tasks: Sequence[Task] | None = next(chain, None)
@@ -83,20 +83,17 @@ class Overlap:
 
     def _decide(self, average: Average) -> None:
         tried = [t for t in self.timings if t.step >= self._first + OVERLAP_WARMUP_STEPS]
-        seconds = torch.tensor(
-            [
-                median(
-                    [t.backward + t.exposed for t in tried if t.serial is way]
-                    or [UNFINISHED_TRIAL_SECONDS]
-                )
-                for way in (False, True)
-            ]
-        )
+
+        def typical(*, serial: bool) -> float:
+            times = [t.backward + t.exposed for t in tried if t.serial is serial]
+            return median(times or [UNFINISHED_TRIAL_SECONDS])
+
+        seconds = torch.tensor([typical(serial=False), typical(serial=True)])
         average([seconds])
         overlapped, serial = seconds.tolist()
         self.is_serial = serial < overlapped
         logging.getLogger("thalweg").info(
-            "compressing %s backward: %.0f ms a step while it runs, %.0f ms after it",
+            "compression %s backward: %.0f ms per step during it, %.0f ms after it",
             "after" if self.is_serial else "during",
             1000 * overlapped,
             1000 * serial,

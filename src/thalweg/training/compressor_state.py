@@ -1,8 +1,8 @@
-"""What compressors keep from step to step, and where it goes when something changes.
+"""Compressor state that is kept from step to step, and its transfer when something changes.
 
-By kind, then by parameter: residuals, velocities, factors, what votes left out. Resumed as it was,
-a run goes on with all of it. To another plan, another layout of the buckets or another number of
-ranks go only parts that add up over the ranks to something that counts.
+State is stored by kind, then by parameter: residuals, velocities, factors, residuals of votes. A
+run that resumes unchanged continues with all of it. Another plan, another layout of the buckets or
+another number of ranks gets only state whose sum over the ranks counts.
 """
 
 from __future__ import annotations
@@ -17,28 +17,25 @@ from torch import nn
 
 from thalweg.transports import Array
 
-RESIDUAL = "residual"  # beside the codec's own slots
-SUMMED_STATE_KINDS = (
-    RESIDUAL,
-    "velocity",
-)  # kinds of which every rank holds a part of the sum that counts
-VOTE = "vote"  # what a vote left out, of which every rank holds some places
+RESIDUAL = "residual"  # beside the codec's own state
+SUMMED_STATE_KINDS = (RESIDUAL, "velocity")  # each rank holds a summand
+VOTE = "vote"  # residuals of a vote, of which each rank holds some elements
 CompressorState = Mapping[str, Mapping[str, Array]]
-"""What is kept from step to step: by kind, then by parameter."""
+"""State that is kept from step to step: by kind, then by parameter."""
 
 
 class StatefulBucket(Protocol):
-    """A bucket, as far as it keeps something."""
+    """A bucket whose compressor keeps state."""
 
-    has_more: bool  # than it left out itself
+    has_more: bool  # it also holds residuals of an earlier plan
 
     @property
     def state(self) -> CompressorState:
-        """Windows into it, to be read and written between two steps."""
+        """Views of the state, to be read and written between two steps."""
 
 
 class Stateless:
-    """For averagers whose compressor, if they have one, leaves nothing out."""
+    """The state of synchronizers without residuals: none."""
 
     @property
     def compressor_state(self) -> CompressorState:
@@ -48,12 +45,12 @@ class Stateless:
     def compressor_state_before(self) -> CompressorState:
         return {}
 
-    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
-        return held.get(RESIDUAL, {})
+    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
+        return state.get(RESIDUAL, {})
 
 
 def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]]:
-    """What all buckets hold between steps, by kind, then by parameter."""
+    """The state of all buckets between steps, by kind, then by parameter."""
     found: dict[str, dict[str, Array]] = {}
     for bucket in buckets:
         for kind, arrays in bucket.state.items():
@@ -61,11 +58,12 @@ def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]
     return found
 
 
-def restore_state(held: CompressorState, to: Iterable[StatefulBucket]) -> dict[str, Array]:
-    """Give these buckets what others held; residuals that none of them has a place for."""
+def restore_state(state: CompressorState, to: Iterable[StatefulBucket]) -> dict[str, Array]:
+    """Write the state of other buckets into these; returns the residuals that none of them can
+    hold."""
     buckets = list(to)
     places = state_views(buckets)
-    for kind, arrays in held.items():
+    for kind, arrays in state.items():
         for name, array in arrays.items():
             place = places.get(kind, {}).get(name)
             if place is not None and place.shape == array.shape:
@@ -73,41 +71,39 @@ def restore_state(held: CompressorState, to: Iterable[StatefulBucket]) -> dict[s
     for bucket in buckets:
         bucket.has_more = True
     taken = places.get(RESIDUAL, {})
-    return {name: array for name, array in total_residuals(held).items() if name not in taken}
+    return {name: array for name, array in total_residuals(state).items() if name not in taken}
 
 
-def total_residuals(held: CompressorState) -> dict[str, Array]:
-    """All that was left out of each parameter, by this rank and by its votes."""
-    votes = held.get(VOTE, {})
+def total_residuals(state: CompressorState) -> dict[str, Array]:
+    """The whole residual of each parameter, of this rank and of its votes."""
+    votes = state.get(VOTE, {})
     return {
         name: residual + votes[name] if name in votes else residual
-        for name, residual in held.get(RESIDUAL, {}).items()
+        for name, residual in state.get(RESIDUAL, {}).items()
     }
 
 
-def summable_state(held: CompressorState) -> dict[str, Mapping[str, Array]]:
-    """What may go to another plan, layout or number of ranks. Votes and factors belong to who
-    voted on what, or must be equal on all ranks, and start anew."""
-    whole = {**held, RESIDUAL: total_residuals(held)}
-    return {kind: whole[kind] for kind in SUMMED_STATE_KINDS if kind in held}
+def summable_state(state: CompressorState) -> dict[str, Mapping[str, Array]]:
+    """The state that may go to another plan, layout or number of ranks. Votes and factors depend on
+    the voters, or must be equal on all ranks, and start from zero."""
+    whole = {**state, RESIDUAL: total_residuals(state)}
+    return {kind: whole[kind] for kind in SUMMED_STATE_KINDS if kind in state}
 
 
-def state_after_member_change(held: CompressorState) -> dict[str, Mapping[str, Array]]:
-    """What a rank keeps when other ranks come or go: its parts, and what is equal on all."""
-    return {**summable_state(held), **replicated_state(held)}
+def state_after_member_change(state: CompressorState) -> dict[str, Mapping[str, Array]]:
+    """The state that a rank keeps when other ranks join or leave: its summands, and the part that
+    is equal on all ranks."""
+    return {**summable_state(state), **replicated_state(state)}
 
 
-def replicated_state(held: CompressorState) -> dict[str, Mapping[str, Array]]:
-    """What is equal on all ranks, as factors are."""
-    return {
-        kind: arrays for kind, arrays in held.items() if kind not in (*SUMMED_STATE_KINDS, VOTE)
-    }
+def replicated_state(state: CompressorState) -> dict[str, Mapping[str, Array]]:
+    """The state that is equal on all ranks, such as factors."""
+    return {k: arrays for k, arrays in state.items() if k not in (*SUMMED_STATE_KINDS, VOTE)}
 
 
-def redistribute(held: Sequence[CompressorState], ranks: int) -> dict[str, dict[str, Array]]:
-    """What each of so many ranks is to hold, of what all ranks of a run held, so that the sums
-    stay the same."""
-    parts = [summable_state(one) for one in held]
+def redistribute(states: Sequence[CompressorState], ranks: int) -> dict[str, dict[str, Array]]:
+    """The state of each of `ranks` ranks such that the sums over all ranks stay the same."""
+    parts = [summable_state(state) for state in states]
     return {
         kind: {
             name: np.sum([one[kind][name] for one in parts], axis=0) / np.float32(ranks)
@@ -120,9 +116,8 @@ def redistribute(held: Sequence[CompressorState], ranks: int) -> dict[str, dict[
 def add_to_next_gradient(
     parameters: Mapping[str, nn.Parameter], residuals: Mapping[str, Array], ranks: int
 ) -> None:
-    """What a compressor left out and the next plan has no place for is added to the next gradient:
-    once, in the next backward that comes to a parameter. Residuals are those of gradients divided
-    by the number of ranks."""
+    """Add residuals that the next plan can't hold to the next gradient of each parameter, once.
+    Residuals are those of gradients divided by the number of ranks."""
     for name, residual in residuals.items():
         if name in parameters and residual.any():
             parameter = parameters[name]
@@ -133,8 +128,8 @@ def add_to_next_gradient(
 class _PendingResidual:
     def __init__(self, parameter: nn.Parameter, amount: torch.Tensor) -> None:
         register: Callable[[Any], Any] = parameter.register_hook
-        self._hook = register(partial(self._pay, amount))
+        self._hook = register(partial(self._add, amount))
 
-    def _pay(self, amount: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def _add(self, amount: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         self._hook.remove()
         return gradient + amount

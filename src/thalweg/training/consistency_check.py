@@ -1,7 +1,7 @@
-"""All ranks must hold the same plan, model and optimizer: said before the first byte moves.
+"""A check before the first step that all ranks hold the same plan, model and optimizer.
 
-Everybody publishes a description in the store and compares its own with rank 0's; everybody then
-learns who differs, and in what.
+Each rank publishes a description in the store and compares its own with rank 0's; all ranks then
+learn which ones differ, and in what.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from thalweg.members.world import World
 
 Description = dict[str, Any]
 SAME_VERDICT = "same"
-REFERENCE_KEY = "same/0"  # in the store: rank 0's
+REFERENCE_KEY = "same/0"  # rank 0's description in the store
 
 
 def description(
     plan: str, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
 ) -> Description:
-    """What has to be equal, in words and numbers that survive JSON."""
+    """Everything that has to be equal on all ranks, as text and numbers that JSON can hold."""
     return {
         "plan": plan,
         "model": {
@@ -55,8 +55,9 @@ def _kind(tensor: torch.Tensor) -> str:
 def agree(
     world: World, abort_flag: AbortFlag, own: Description, timeout: float
 ) -> Mapping[str, str]:
-    """Mismatch, on every rank, if any differs from rank 0; PeerLost if one never comes. What those
-    compare with who come later: it is to be in the store as long as the run goes on."""
+    """Raise Mismatch, on every rank, if any differs from rank 0; PeerLost if one is missing.
+    Returns the reference for ranks that join later, which has to stay in the store as long as the
+    run lasts."""
     if world.rank == 0:
         world.put(REFERENCE_KEY, json.dumps(own))
     different = _difference(world, abort_flag, own, timeout)
@@ -67,9 +68,9 @@ def agree(
         if verdict != SAME_VERDICT:
             who.setdefault(verdict, []).append(rank)
     if who:
-        said = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
+        found = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
         raise Mismatch(
-            f"not all ranks hold the same as rank 0 ({said})",
+            f"not all ranks hold the same as rank 0 ({found})",
             "start all of them with the same script and arguments",
         )
     return {REFERENCE_KEY: json.dumps(own)}
@@ -78,9 +79,9 @@ def agree(
 def hosts_of_all(
     world: World, abort_flag: AbortFlag, own: Sequence[str], timeout: float
 ) -> dict[str, str]:
-    """The store's keys that say which host each rank is on, rank by rank. `own` is this rank's: its
-    name, and what else tells it from others of that name. A rank that was started again is
-    reckoned to the host that it had."""
+    """The host of each rank by store key, in the order of ranks. `own` is this rank's host: its
+    name, and values that distinguish it from others of that name. A restarted rank keeps the host
+    that it had."""
     text = json.dumps(own)
     world.store_client.call(lambda store: store.compare_set(f"host/{world.rank}", "", text))
     keys = [f"host/{rank}" for rank in range(world.size)]
@@ -88,7 +89,7 @@ def hosts_of_all(
 
 
 def host_names(published: Iterable[str]) -> list[str]:
-    """One name for each host, rank by rank; those that share a name are numbered."""
+    """One name for each host, in the order of ranks; hosts that share a name are numbered."""
     identities = [tuple(json.loads(text)) for text in published]
     names: dict[tuple[str, ...], str] = {}
     for identity in identities:
@@ -100,11 +101,11 @@ def host_names(published: Iterable[str]) -> list[str]:
 def compare(
     world: World, abort_flag: AbortFlag, own: Description, timeout: float
 ) -> Mapping[str, str]:
-    """Mismatch, on this rank alone, if it differs from what rank 0 had when all began."""
+    """Raise Mismatch, on this rank alone, if it differs from rank 0 at the beginning of the run."""
     different = _difference(world, abort_flag, own, timeout)
     if different:
         raise Mismatch(
-            f"rank {world.rank} comes back with something else than it had ({different})",
+            f"rank {world.rank} rejoins with different settings ({different})",
             "start it with the same script and arguments as the others",
         )
     return {REFERENCE_KEY: json.dumps(own)}
@@ -116,7 +117,7 @@ def _difference(world: World, abort_flag: AbortFlag, own: Description, timeout: 
 
 
 def differences(reference: Description, own: Description) -> Iterator[str]:
-    """In what a rank differs from rank 0, first things first."""
+    """The differences of a rank from rank 0, the most important first."""
     if own["plan"] != reference["plan"]:
         yield f"plan {own['plan']}, on rank 0 {reference['plan']}"
     for part in ("model", "optimizer", "attach()"):
@@ -132,7 +133,7 @@ def _from(world: World, abort_flag: AbortFlag, rank: int, key: str, timeout: flo
     found = world.wait_for(key, timeout, abort_flag)
     if found is None:
         raise PeerLost(
-            f"rank {rank} hasn't come within {timeout:g} s",
-            "is it running, with the same number of workers? or allow more with timeout=",
+            f"rank {rank} hasn't joined within {timeout:g} s",
+            "check that it runs, with the same number of workers, or allow more with timeout=",
         )
     return found

@@ -1,12 +1,12 @@
-"""Adjustment while training: who has become slow is kept apart, and who has recovered no longer is.
+"""Adjustment of averaging groups while training: contended links are separated until they recover.
 
-After each step every rank puts into the store what the links gave it (`goodput`). One of them, the
-leader, judges all of it (`schedules.contention`), and proposes what to keep apart through
-the agreement, so that all take up the new table of meetings at the same step.
+After each step every rank publishes the goodput of its links in the store. One rank, the leader,
+evaluates them (`schedules.contention`) and proposes the contended links through the agreement, so
+that all ranks switch to the new group table at the same step.
 
-A table doesn't flap. A link counts as slow when its last few rates all were, and as recovered when
-all of them are near the usual again and some steps have passed; twice as many the next time, if it
-becomes slow again soon after.
+A table doesn't flap. A link counts as slow when all of its last few rates were, and as recovered
+when all of them are near the median again and a cooldown has passed; the cooldown doubles if the
+link becomes slow again soon after.
 """
 
 from __future__ import annotations
@@ -32,20 +32,17 @@ from thalweg.schedules.shuffle.contended_links import (
 from thalweg.steps import MAX_CHAINS_IN_FLIGHT
 
 CONTENTION_CHANGE = "contention"  # in the agreement
-RECOVERED_RATE_RATIO = 0.85  # of the usual rate
-CONTENTION_COOLDOWN_STEPS, MAX_CONTENTION_COOLDOWN_STEPS = (
-    24,
-    2000,
-)  # steps for which something stays apart at least
-SOON_CONTENTION_COOLDOWN_FACTOR = 4  # times the dwell
-BUSY_WINDOW_STEPS = 5  # steps
-RATE_WINDOW_TURNS = 5  # turns
-MIN_GOODPUT_SECONDS = 0.005  # seconds: what comes faster than that is fast enough, and noise
+RECOVERED_RATE_RATIO = 0.85  # of the median rate
+COOLDOWN_STEPS, MAX_COOLDOWN_STEPS = 24, 2000  # for which a link stays contended at least
+SOON_COOLDOWN_FACTOR = 4  # times the cooldown
+BUSY_WINDOW_STEPS = 5
+RATE_WINDOW_TURNS = 5
+MIN_GOODPUT_SECONDS = 0.005  # shorter transfers are fast enough, and noisy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """From `step` on, these are kept apart."""
+    """The links that count as contended from `step` on."""
 
     step: int
     kept_apart: str
@@ -56,13 +53,15 @@ class Adjustment:
 
 
 def agreed_contention(value: Json) -> tuple[ContendedLinks, str]:
-    """What was agreed on, and why."""
-    told: Any = value
-    racks, hosts = (tuple(sorted(told[key].items())) for key in ("racks", "hosts"))
-    return ContendedLinks(racks=racks, hosts=hosts, pairs=told["pairs"]), told["reason"]
+    """The agreed contended links, and the reason."""
+    agreed: Any = value
+    racks, hosts = (tuple(sorted(agreed[key].items())) for key in ("racks", "hosts"))
+    return ContendedLinks(racks=racks, hosts=hosts, pairs=agreed["pairs"]), agreed["reason"]
 
 
 class ContentionMonitor:
+    """The monitor of one rank. The leader also decides."""
+
     def __init__(
         self,
         group: Group,
@@ -75,7 +74,7 @@ class ContentionMonitor:
         self._agreement = agreement
         self._arrivals = arrivals
         self._nbytes = nbytes
-        self._began = monotonic()  # what was before, with other members, says nothing
+        self._began = monotonic()  # earlier arrivals were with other members
         leader = min(world.members)
         self._policy = ContentionPolicy(group) if world.rank == leader else None
         self._keys = [_key(rank) for rank in world.members]
@@ -86,26 +85,24 @@ class ContentionMonitor:
             self._policy.adopt(contention, step)
 
     def publish(self, step: int, busy: float) -> None:
-        """What this rank has seen, and how long it computes."""
+        """Publish this rank's goodput and compute time."""
         rank = self._world.rank
-        recent = self._arrivals.since(
-            step - 2 * MAX_WINDOW_STEPS
-        )  # windows that ended only now included
+        recent = self._arrivals.since(step - 2 * MAX_WINDOW_STEPS)  # with windows that end now
         ours = (arrival for arrival in recent if arrival.started >= self._began)
         seen = [list(one) for one in goodput(rank, ours)]
         if seen:
             self._world.put(_key(rank), json.dumps([busy, seen]))
 
     def evaluate(self, step: int) -> None:
-        """On the leader: propose another table if this one doesn't suit any more."""
+        """Propose another table, on the leader, if the present one doesn't suit any more."""
         if self._policy is None:
             return
-        told = self._world.store_client.call(
+        published = self._world.store_client.call(
             lambda store: store.multi_get(self._keys) if store.check(self._keys) else None
         )
-        if told is None:  # somebody hasn't come so far
+        if published is None:  # a rank hasn't published yet
             return
-        busy, seen = zip(*map(json.loads, told), strict=True)
+        busy, seen = zip(*map(json.loads, published), strict=True)
         for entries in seen:
             self._policy.see(RateSample(*entry) for entry in entries)
         wanted = self._policy.decide(step, median(busy) / self._nbytes)
@@ -123,7 +120,7 @@ class ContentionMonitor:
 
 
 class RateSample(NamedTuple):
-    """Bytes per second from one rank to another."""
+    """A rate in bytes per second from one rank to another."""
 
     step: int
     source: int
@@ -132,22 +129,22 @@ class RateSample(NamedTuple):
 
 
 class LinkDirection(NamedTuple):
-    """Out of a host or a rack, or into it."""
+    """The direction of a link: out of a host or a rack, or into it."""
 
     owner: str
     direction: str
 
 
 def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[RateSample]:
-    """What came to this rank, by step and peer.
+    """The goodput to this rank by step and peer.
 
-    How long an exchange took says nothing of the network: somebody may have come late. What does is
-    the time between the first and the last of the messages that a peer had to send from the start
-    (`execute.Leading`), at the receiver, by one clock.
+    The duration of an exchange doesn't measure the network, as a peer may have started late. The
+    goodput is that between the first and the last of the messages that a peer could send from the
+    start (`execute.Leading`), at the receiver, by one clock.
     """
     at_once: dict[tuple[int, int], list[tuple[float, float, int]]] = defaultdict(list)
     for arrival in arrivals:
-        if arrival.bucket < MAX_CHAINS_IN_FLIGHT:  # these share a link; what comes later has gaps
+        if arrival.bucket < MAX_CHAINS_IN_FLIGHT:  # these share a link; later ones have gaps
             for peer, lead in arrival.leading.items():
                 at_once[arrival.step, peer].append((lead.began, lead.ended, lead.nbytes))
     seen = []
@@ -160,7 +157,7 @@ def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[RateSample]:
 
 
 class DirectionRates:
-    """The last rates of NICs, or of uplinks, each way."""
+    """The last rates of NICs, or of uplinks, in each direction."""
 
     def __init__(self) -> None:
         self._rates: dict[LinkDirection, deque[float]] = defaultdict(
@@ -171,7 +168,7 @@ class DirectionRates:
         self._rates[direction].append(rate)
 
     def best(self) -> dict[str, float]:
-        """What each owner has shown in the slower of its two ways."""
+        """The best rate of each owner in the slower of its two directions."""
         slower: dict[str, float] = {}
         for direction, rates in self._rates.items():
             if len(rates) > 1:
@@ -179,24 +176,24 @@ class DirectionRates:
         return slower
 
     def worst(self, owner: str) -> float:
-        """The smallest of its last rates: what it can be relied on for."""
+        """The smallest of the owner's last rates, which can be relied on."""
         own = (min(rates) for direction, rates in self._rates.items() if direction.owner == owner)
         return min(own, default=0.0)
 
     def median(self) -> float:
-        """What they show mostly; 0 before anything was seen."""
+        """The median of the best rates; 0 before the first sample."""
         best = self.best()
         return median(best.values()) if best else 0.0
 
 
 class LinkRateEstimator:
-    """All that was seen of a cluster. A slow rate that `apart`, what is known to be slow, explains
-    isn't held against whoever else it crossed.
+    """The rates of all NICs and uplinks of a cluster. A slow rate that is explained by `apart`, the
+    known contended links, doesn't count against the other links on its path.
 
-    A link between two ranks is as fast as the slowest of what it crosses: a NIC out, a NIC in, and
-    between racks an uplink out and one in. Since members take turns, each of these is seen with
-    others, and at its best it shows what it can do: its rate is the largest of its last few. So a
-    slow host or rack has nothing better to show, and those who met it have.
+    A path between two ranks is as fast as the slowest link on it: a NIC out, a NIC in, and between
+    racks an uplink out and one in. Since members take turns, each link is seen with different
+    others, and its rate is the largest of its last few. A slow host or rack never shows a better
+    one, and the links that it was paired with do.
     """
 
     def __init__(self, group: Group, apart: ContendedLinks) -> None:
@@ -232,14 +229,15 @@ class LinkRateEstimator:
                     kind.add(direction, seen.rate)
 
     def rates(self) -> Rates | None:
-        """None before all hosts were seen."""
+        """The rates of all links; None until all hosts were seen."""
         nics = self.nics.best()
         names = {self._group.cluster.host(rank).name for rank in self._group.ranks}
         return None if names - set(nics) else Rates(nics=nics, uplinks=self.uplinks.best())
 
 
 class ContentionPolicy:
-    """The leader's: what the links gave, what is kept apart, and since when."""
+    """The decisions of the leader, from the rates of links, the contended ones, and their
+    cooldowns."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -249,8 +247,8 @@ class ContentionPolicy:
         self._proposed = self._adopted
         self._since = 0
         self._busy: deque[float] = deque(maxlen=BUSY_WINDOW_STEPS)
-        self._left: dict[str, int] = {}  # when what was kept apart was let back
-        self._dwell: dict[str, int] = {}
+        self._recovered: dict[str, int] = {}  # the step at which each link recovered
+        self._cooldown: dict[str, int] = {}
 
     def see(self, seen: Iterable[RateSample]) -> None:
         for one in sorted(seen):
@@ -261,24 +259,18 @@ class ContentionPolicy:
     def adopt(self, contention: ContendedLinks, step: int) -> None:
         before, now = (dict((*c.racks, *c.hosts)) for c in (self._adopted, contention))
         for name in before.keys() - now.keys():
-            self._left[name] = step
+            self._recovered[name] = step
         for name in now.keys() - before.keys():
-            dwell = self._dwell.get(name, CONTENTION_COOLDOWN_STEPS)
-            soon = (
-                step
-                - self._left.get(
-                    name, -MAX_CONTENTION_COOLDOWN_STEPS * SOON_CONTENTION_COOLDOWN_FACTOR
-                )
-                < SOON_CONTENTION_COOLDOWN_FACTOR * dwell
-            )
-            self._dwell[name] = (
-                min(2 * dwell, MAX_CONTENTION_COOLDOWN_STEPS) if soon else CONTENTION_COOLDOWN_STEPS
-            )
+            cooldown = self._cooldown.get(name, COOLDOWN_STEPS)
+            recovered = self._recovered.get(name)
+            soon = recovered is not None and step - recovered < SOON_COOLDOWN_FACTOR * cooldown
+            self._cooldown[name] = min(2 * cooldown, MAX_COOLDOWN_STEPS) if soon else COOLDOWN_STEPS
         self._adopted = self._proposed = self._links.contended = contention
         self._since = step
 
     def decide(self, step: int, busy: float) -> tuple[ContendedLinks, str] | None:
-        """Another table than the one that is adopted or proposed, and why."""
+        """Another table than the one that is adopted or proposed, with the reason; None if it
+        suits."""
         self._busy.append(busy)
         busy = min(self._busy)  # without evaluations and checkpoints between two steps
         rates = self._links.rates()
@@ -291,9 +283,9 @@ class ContentionPolicy:
         wanted = ContendedLinks(
             racks=racks,
             hosts=self._settled(self._proposed.hosts, judged.hosts, links.nics, step),
-            pairs=pairs if step - self._since >= CONTENTION_COOLDOWN_STEPS else self._adopted.pairs,
+            pairs=pairs if step - self._since >= COOLDOWN_STEPS else self._adopted.pairs,
         )
-        if wanted == self._proposed:  # or adopted, if nothing else was proposed since
+        if wanted == self._proposed:  # or adopted, without another proposal since
             return None
         self._proposed = wanted
         return wanted, self._reason(wanted, rates.nics, rates.uplinks)
@@ -302,47 +294,48 @@ class ContentionPolicy:
         self,
         proposed: tuple[tuple[str, int], ...],
         judged: tuple[tuple[str, int], ...],
-        ways: DirectionRates,
+        kind: DirectionRates,
         step: int,
     ) -> tuple[tuple[str, int], ...]:
-        """What is proposed already isn't withdrawn for a single better rate either."""
+        """The links to propose. A link that is proposed already isn't withdrawn for a single better
+        rate."""
         old, new = dict(proposed), dict(judged)
         adopted = dict((*self._adopted.racks, *self._adopted.hosts))
         settled = {}
         for name in old.keys() | new.keys():
-            dwell = self._dwell.get(name, CONTENTION_COOLDOWN_STEPS) if name in adopted else 0
-            rested = step - self._since >= dwell
-            pace, was = new.get(name, 1), old.get(name, 1)
-            if pace < was and not (rested and self._has_recovered(name, pace, ways)):
-                pace = was
-            if pace > 1:
-                settled[name] = pace
+            cooldown = self._cooldown.get(name, COOLDOWN_STEPS) if name in adopted else 0
+            rested = step - self._since >= cooldown
+            window, before = new.get(name, 1), old.get(name, 1)
+            if window < before and not (rested and self._has_recovered(name, window, kind)):
+                window = before
+            if window > 1:
+                settled[name] = window
         return tuple(sorted(settled.items()))
 
-    def _has_recovered(self, name: str, pace: int, ways: DirectionRates) -> bool:
-        """As well as the others; or for a shorter window, which it has been judged by its best."""
-        return pace > 1 or ways.worst(name) >= RECOVERED_RATE_RATIO * ways.median()
+    def _has_recovered(self, name: str, window: int, kind: DirectionRates) -> bool:
+        """True if the link is as fast as the others; or fast enough for a shorter window."""
+        return window > 1 or kind.worst(name) >= RECOVERED_RATE_RATIO * kind.median()
 
     def _reason(
         self, wanted: ContendedLinks, nics: Mapping[str, float], uplinks: Mapping[str, float]
     ) -> str:
-        said = []
+        reasons = []
         kinds: list[tuple[str, dict[str, int], dict[str, int], Mapping[str, float], float]] = [
-            ("uplink", dict(wanted.racks), dict(self._adopted.racks), uplinks, _usual(uplinks)),
-            ("NIC", dict(wanted.hosts), dict(self._adopted.hosts), nics, _usual(nics)),
+            ("uplink", dict(wanted.racks), dict(self._adopted.racks), uplinks, _median(uplinks)),
+            ("NIC", dict(wanted.hosts), dict(self._adopted.hosts), nics, _median(nics)),
         ]
-        for kind, now, before, rates, usual in kinds:
+        for kind, now, before, rates, middle in kinds:
             for name in sorted(now.keys() | before.keys()):
                 if now.get(name) != before.get(name):
-                    gives = _mbit(rates[name]) if name in rates else "what isn't known yet"
-                    said.append(f"the {kind} of {name} gives {gives}, usual is {_mbit(usual)}")
+                    rate = _mbit(rates[name]) if name in rates else "an unknown rate"
+                    reasons.append(f"{kind} of {name} at {rate} (median {_mbit(middle)})")
         if wanted.pairs != self._adopted.pairs:
             slower = "takes much longer than inside them" if wanted.pairs else "has become faster"
-            said.append(f"an exchange between racks {slower}")
-        return "; ".join(said) or "what was proposed meanwhile no longer holds"
+            reasons.append(f"an exchange between racks {slower}")
+        return "; ".join(reasons) or "the last proposal no longer holds"
 
 
-def _usual(rates: Mapping[str, float]) -> float:
+def _median(rates: Mapping[str, float]) -> float:
     return median(rates.values()) if rates else 0.0
 
 

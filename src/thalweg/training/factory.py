@@ -1,4 +1,4 @@
-"""What a plan does for a model, and which kind of it a plan needs."""
+"""The protocol of synchronizers, and the choice of one for a plan."""
 
 from __future__ import annotations
 
@@ -40,43 +40,46 @@ from thalweg.training.sources.gradients import SteppedSynchronizer, layout_of
 from thalweg.training.sources.parameters import ParameterSynchronizer, TwoLevelSynchronizer
 from thalweg.transports import Array
 
-RUNNING_PLAN_KEY = "plan"  # in the store: which one runs, and since when
+RUNNING_PLAN_KEY = "plan"  # in the store: the plan that runs, and its first step
 
 
 class Synchronizer(Protocol):
+    """Synchronises the replicas of a model under a plan."""
+
     @property
     def compressor_state(self) -> CompressorState:
-        """What the compressor keeps from step to step."""
+        """The state that the compressor keeps from step to step."""
 
     @property
     def compressor_state_before(self) -> CompressorState:
-        """What it kept before the step that was begun, if that was broken off."""
+        """The compressor state before the current step, for the case that it is interrupted."""
 
-    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
-        """Go on with what another one held; residuals that it has no place for are returned."""
+    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
+        """Continue with another compressor's state; returns the residuals that can't be held
+        here."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward adds gradients up without averaging them."""
+        """Inside, backward accumulates gradients without averaging them."""
 
     def after_step(self) -> None:
-        """The optimizer has stepped."""
+        """Called after each step of the optimizer."""
 
     def wait_and_apply(self) -> None:
-        """Wait for what is on its way, and apply it."""
+        """Wait for the transfers under way, and apply their results."""
 
     def detach(self) -> None:
-        """Leave the model as if it had never been there."""
+        """Finish, and remove all hooks from the model."""
 
     def abort(self) -> None:
-        """The same at once, whatever is on its way: it is given up."""
+        """Detach at once; transfers under way are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanContext:
-    """Where plans run: this rank among the members of a formation. `snapshot` is what it holds
-    before a step; `broken_off` is called when a step was, and its members meet anew. Parameters
-    are averaged from the step `begins` on. `root` has the newest parameters of a run under `asp`,
-    whose members have met anew."""
+    """The context in which plans run: one rank in one membership epoch. `snapshot` is its state
+    before a step; the exchange calls `on_interrupted` when a rendezvous interrupts a step.
+    Parameters are averaged from `first_step` on. `root` is the rank with the newest parameters
+    after a rendezvous under `asp`."""
 
     world: World
     abort_flag: AbortFlag
@@ -95,20 +98,22 @@ class PlanContext:
     def synchronizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
     ) -> Synchronizer:
-        """From the clock's step on."""
-        if self.world.rank == self.checkpoint_writer(plan):  # one who comes back is to find it
+        """The synchronizer of a plan that begins with the current step."""
+        if self.world.rank == self.checkpoint_writer(plan):  # for ranks that rejoin
             self.world.put(RUNNING_PLAN_KEY, json.dumps([str(plan), self.clock.step]))
         parameters = trainable(model)
-        tell = self.bad_gradients.report
+        report = self.bad_gradients.report
         native = default_catalog().is_native(plan)
         if isinstance(model, DistributedDataParallel):
             _refuse_for_ddp(plan)
             return DdpSynchronizer(
-                model, plan, self.group, self.engine, self.clock, tell, native=native
+                model, plan, self.group, self.engine, self.clock, report, native=native
             )
-        if native and self.group.size > 1:  # alone there is nothing to average
+        if native and self.group.size > 1:  # one rank has nothing to average
             self.world.join_process_group()
-            return NativeSynchronizer(model, plan, self.world.membership, self.on_interrupted, tell)
+            return NativeSynchronizer(
+                model, plan, self.world.membership, self.on_interrupted, report
+            )
         if plan.averages_parameters:
             return self._by_parameters(model, optimizer, plan)
         if is_relayed(plan):
@@ -123,16 +128,18 @@ class PlanContext:
                 staleness=plan.cadence.staleness,
                 bucket=plan.settings.bucket,
                 steps=self.clock.step,
-                anew=self.root is not None,
+                after_rendezvous=self.root is not None,
                 ledger=self.ledger,
-                broken_off=self.on_interrupted,
+                on_interrupted=self.on_interrupted,
             )
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
         largest = inf if compression is None else compression.compressor.largest
         exchange = RoundsExchange(plan, self.group, layout, self.engine, self.clock, compression)
-        return SteppedSynchronizer(parameters, layout, exchange, self.on_interrupted, tell, largest)
+        return SteppedSynchronizer(
+            parameters, layout, exchange, self.on_interrupted, report, largest
+        )
 
     def _by_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
@@ -146,7 +153,7 @@ class PlanContext:
             self.abort_flag,
         )
 
-        def watch(group: Group, nbytes: int) -> ContentionMonitor:
+        def make_monitor(group: Group, nbytes: int) -> ContentionMonitor:
             return ContentionMonitor(group, namespace, self.agreement, self.engine.arrivals, nbytes)
 
         two_levels = plan.cadence.two_levels and len(self.group.racks) > 1
@@ -158,9 +165,9 @@ class PlanContext:
             self.group,
             self.engine,
             self.clock,
-            watch if adjusts else None,
-            begins=self.first_step,
-            broken_off=self.on_interrupted,
+            make_monitor if adjusts else None,
+            first_step=self.first_step,
+            on_interrupted=self.on_interrupted,
         )
 
     def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedSynchronizer:
@@ -174,13 +181,13 @@ class PlanContext:
             self.abort_flag,
             data_position=self.data_position,
             snapshot=self.snapshot,
-            broken_off=self.on_interrupted,
-            tell=self.bad_gradients.report,
+            on_interrupted=self.on_interrupted,
+            report=self.bad_gradients.report,
         )
 
     def tree_under_way(self) -> tuple[Plan, int] | None:
-        """The coded plan that the others run, and since which step; None if it has no code, or
-        they don't run one yet: they may be waiting for what this rank was before it died."""
+        """The coded plan that the other ranks run, and its first step; None if their plan has no
+        code, or they don't run one yet, as they may be waiting for this rank's former process."""
         found = self.world.wait_for(RUNNING_PLAN_KEY, 0.0, self.abort_flag)
         if found is None:
             return None
@@ -195,11 +202,11 @@ class PlanContext:
 
 
 def _refuse_for_ddp(plan: Plan) -> None:
-    remedy = "attach the model without DDP round it"
+    remedy = "attach the model without DDP"
     if plan.averages_parameters:
-        raise PlanError(f"a DDP object averages gradients, and {plan} parameters", remedy)
+        raise PlanError(f"a DDP object averages gradients, and {plan} averages parameters", remedy)
     if waits_for_nobody(plan):
-        raise PlanError(f"a DDP object waits for everybody, and {plan} for nobody", remedy)
+        raise PlanError(f"a DDP object waits for all ranks, and {plan} for none", remedy)
 
 
 def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:

@@ -1,9 +1,9 @@
-"""Gradients that have inf or nan in them: found on the rank that computed them, told to all ranks.
+"""Gradients with inf or nan: detected on the rank that computed them, and reported to all ranks.
 
-One sum of a bucket, or one norm of all gradients, says whether every element is finite; which
-parameter is at fault is looked up only if it is not. Plans that add gradients up send a flag along
-with them, torch's own collectives spread the nan itself: either way all ranks know at the same
-step. Names are put into the store before the gradients are sent, and are read only in such a step.
+One sum of a bucket, or one norm of all gradients, shows whether every element is finite; the
+parameters at fault are looked up only if it is not. Plans that sum gradients send a flag along with
+them, and torch's own collectives spread the nan itself: either way all ranks know at the same step.
+Names are put into the store before the gradients are sent, and are read only in such a step.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ ReportedNames = Mapping[int, Sequence[str]]  # parameters by rank
 
 
 def is_finite(values: torch.Tensor, largest: float = inf) -> bool:
-    """Whether the sum of these values is, or none is beyond `largest`. A sum that overflows needs a
-    second look."""
+    """True if the sum of these values is finite, or if none is beyond `largest`. False needs a
+    second look, as a sum may overflow."""
     if largest < inf:
         return bool(torch.stack(values.aminmax()).abs().max() <= largest)
     return isfinite(values.sum(dtype=torch.float32 if values.itemsize == 2 else None).item())
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor], largest: float = inf) -> list[str]:
-    """The names of those that have inf or nan in them, or an element beyond `largest`."""
+    """The names of tensors that have inf or nan in them, or an element beyond `largest`."""
     values = {n: t._values() if t.is_sparse else t for n, t in tensors.items() if t.numel()}
     if largest == inf and isfinite(get_total_norm(values.values()).item()):
         return []
@@ -42,22 +42,22 @@ def not_finite(tensors: Mapping[str, torch.Tensor], largest: float = inf) -> lis
 
 
 class BadGradients:
-    """Whose gradients were not finite, as the members of a formation tell each other."""
+    """The reports of gradients that are not finite, among the members of an epoch."""
 
     def __init__(self, world: World, clock: RoundCounter) -> None:
         self._world = world
         self._clock = clock
-        self._own: dict[int, list[str]] = {}  # of two steps, since another rank may be one behind
+        self._own: dict[int, list[str]] = {}  # of two steps, as another rank may be one behind
 
     def report(self, names: Sequence[str]) -> None:
-        """This rank's gradients of these parameters are not finite at this step."""
+        """Report that this rank's gradients of these parameters are not finite at this step."""
         self._own.setdefault(self._clock.step, []).extend(names)
         self._own = dict(sorted(self._own.items())[-2:])
-        with suppress(RunError):  # without the store others learn that it happened, not where
+        with suppress(RunError):  # without the store other ranks miss the names only
             self._world.put(_key(self._world.rank), json.dumps(self._own))
 
     def reports(self) -> ReportedNames:
-        """What the members have told of this step."""
+        """The reports of all members for this step."""
 
         def look(store: Store) -> dict[int, bytes]:
             keys = {rank: _key(rank) for rank in self._world.members}
@@ -71,10 +71,10 @@ class BadGradients:
             return {rank: steps[step] for rank, steps in found.items() if step in steps}
         return {}
 
-    def error(self, told: ReportedNames, names: Sequence[str]) -> NotFinite:
-        """What this step ends in. These are the names of averages, if no rank has told."""
-        who = f"on {ranks_text(sorted(told))}" if told else "on a rank that is not known"
-        listed = dict.fromkeys(name for rank in sorted(told) for name in told[rank])
+    def error(self, reported: ReportedNames, names: Sequence[str]) -> NotFinite:
+        """The error that ends this step. `names` are those of averages, if no rank has reported."""
+        who = f"on {ranks_text(sorted(reported))}" if reported else "on a rank that is not known"
+        listed = dict.fromkeys(name for rank in sorted(reported) for name in reported[rank])
         found = list(listed) or names or ["some parameter"]
         return NotFinite(found, f" {who} at step {self._clock.step}")
 

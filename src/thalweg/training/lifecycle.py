@@ -1,8 +1,8 @@
-"""One rank's part of a run: what it trains, the plan that it runs, and the members it runs it with.
+"""One rank's part of a run: the model it trains, the plan it runs, and the members it runs with.
 
-`form` sets it among the members of a formation; `run_plan` has a plan average what is trained, and
-`take_up` another one after it. `snapshot` is what this rank holds before a step, and `take_over`
-goes on with what another held.
+`set_members` enters a membership epoch; `run_plan` starts a plan, and `switch_plan` replaces it by
+another. `snapshot` is this rank's state before a step, and `load_snapshot` continues from another
+rank's.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
 
 log = logging.getLogger("thalweg")
-MAX_BARRIERS_PER_STEP = 1000  # at the store before a step, at most
+MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step
 
 
 class RankSession:
-    """`plan` is the one that is run, `group` the members now, `begins` the first step that they
-    take together."""
+    """The state of one rank in a run: `plan` is the one that runs, `group` the members now, and
+    `first_step` the first step that they take together."""
 
     world: World
     abort_flag: AbortFlag
@@ -72,7 +72,7 @@ class RankSession:
         self.model = model
         self.optimizer = optimizer
         self.plan = plan
-        self._protected = default_catalog().guarantee(plan).protected  # as it was asked for
+        self._protected = default_catalog().guarantee(plan).protected
         self.everybody = group
         self.engine = engine
         self.shutdown = shutdown
@@ -80,23 +80,21 @@ class RankSession:
         self.state = tuple(state)
         self.clock = RoundCounter()
         self.synchronizer: Synchronizer | None = None
-        self.trained = trainable(inner(model))  # when the run began
+        self.trained = trainable(inner(model))  # at the beginning of the run
         self.averaged = {id(parameter) for parameter in self.trained.values()}
         self.first_step = 0
         self.agreed = 0  # changes that had taken effect before this step
         self.ledger = Ledger()
-        self.saved_objects: list[Any] | None = (
-            None  # state= objects, as they were before a broken step
-        )
+        self.saved_objects: list[Any] | None = None  # state= objects before an interrupted step
         self.in_consensus = False
-        self.warns = False  # once, of what differs between replicas under a code
+        self.warns = False  # warn once of layers that make replicas differ under a code
         self.closed = False
-        self._store_exchanges = 0  # at the store before this step: saves and transitions
-        self._store_exchanges_step = 0  # this step
-        self._next_loader: RankLoader | None = None  # of the step that members begin with
-        self._compressor_state: CompressorState = {}  # what is equal on all ranks
+        self._store_exchanges = 0  # before this step: saves and transitions
+        self._store_exchanges_step = 0
+        self._next_loader: RankLoader | None = None  # for the first step of these members
+        self._compressor_state: CompressorState = {}  # the part that is equal on all ranks
 
-    # What it is
+    # Properties
 
     @property
     def rank(self) -> int:
@@ -114,7 +112,7 @@ class RankSession:
 
     @property
     def tree(self) -> TreeMember | None:
-        """This rank's place in a coded tree, under such a plan."""
+        """The place of this rank in a coded tree; None under other plans."""
         return self.synchronizer.tree if isinstance(self.synchronizer, CodedSynchronizer) else None
 
     @property
@@ -123,17 +121,18 @@ class RankSession:
 
     @property
     def replicas_are_equal(self) -> bool:
-        """Whether all ranks hold the same after as many steps: not while a server has it."""
+        """True if all ranks hold the same parameters after the same number of steps. With a
+        parameter server they don't."""
         return not self.replicas_differ and self.plan.cadence.staleness is None
 
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Those that are there."""
+        """The gradients that are present, by parameter name."""
         return {name: p.grad for name, p in self.trained.items() if p.grad is not None}
 
     @property
     def keeps_own(self) -> bool:
-        """Whether every rank keeps what it holds, and its own place, when members change."""
+        """True if every rank keeps its own state and place in the data when members change."""
         return self.replicas_differ or self.plan.cadence.staleness is not None
 
     def checkpoint_writer(self) -> int:
@@ -146,11 +145,11 @@ class RankSession:
         self,
         world: World,
         abort_flag: AbortFlag,
-        broken_off: Callable[[], None],
+        on_interrupted: Callable[[], None],
         root: int | None = None,
     ) -> None:
-        """Of these members alone, from now on; `broken_off` is called when a step of theirs is.
-        `root` is the one that has the newest parameters, where only one has."""
+        """Use these members from now on; `on_interrupted` is called when one of their steps is
+        interrupted. `root` is the rank with the newest parameters, where only one has them."""
         self.world, self.abort_flag = world, abort_flag
         self.shutdown.abort_flag = abort_flag
         self.group = self.everybody.subgroup(world.members)
@@ -161,7 +160,7 @@ class RankSession:
             world.store,
             rank=world.rank,
             size=world.size,
-            # who is behind under such a plan goes on from another's state
+            # under such a plan a rank that is behind loads another's state
             awaits=lambda: () if is_relayed(self.plan) else world.members,
         )
         self.context = PlanContext(
@@ -174,7 +173,7 @@ class RankSession:
             agreement=self.agreement,
             bad_gradients=BadGradients(world, self.clock),
             snapshot=self.snapshot,
-            on_interrupted=broken_off,
+            on_interrupted=on_interrupted,
             first_step=self.first_step,
             root=root,
             ledger=self.ledger,
@@ -182,7 +181,7 @@ class RankSession:
 
     @contextmanager
     def restricted_to(self, members: tuple[int, ...]) -> Iterator[None]:
-        """Inside, only these of the members share what is shared."""
+        """Inside, only these members take part in collectives."""
         if members == self.world.members:
             yield
             return
@@ -195,8 +194,9 @@ class RankSession:
             self.world, self.collectives = world, collectives
 
     def refuse_what_does_not_run(self, plan: Plan) -> None:
-        """From the next safe point on. It is asked where a plan is proposed, and by every rank
-        where one is taken up: anybody who reaches the store can write one there."""
+        """Raise PlanError for a plan that can't run from the next safe point on. The rank that
+        proposes a plan calls this, and so does every rank before it switches: any process that
+        reaches the store can write a plan there."""
         refuse_what_cannot_run(
             plan, self.group, has_data=self.data_position.rank_loader is not None
         )
@@ -205,15 +205,15 @@ class RankSession:
         if lowers and self.world.security.encrypted:
             raise PlanError(
                 f"{plan} would send over torch's own connections, which are neither authenticated "
-                "nor encrypted, in a run whose connections are",
+                "nor encrypted, in a run whose connections are encrypted",
                 "name it in attach() if you trust the network; if you haven't named it at all, "
-                "somebody else writes to the run's store",
+                "another process writes to the run's store",
             )
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
-            raise PlanError("a DDP object keeps its plan", "attach the model without DDP round it")
+            raise PlanError("a DDP object can't change its plan", "attach the model without DDP")
 
     def _refuse_what_does_not_suit(self, plan: Plan) -> None:
-        """The data, the model or the optimizer."""
+        """Raise an error if the plan doesn't suit the data, the model or the optimizer."""
         refuse_second_momentum(plan, self.optimizer)
         if is_relayed(plan):
             allocation = allocation_of(plan, self.group)
@@ -222,7 +222,7 @@ class RankSession:
                 self.data_position.rank_loader.with_allocation(allocation)
 
     def run_plan(self) -> None:
-        """From this step on."""
+        """Start the plan with this step."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.synchronizer = self.context.synchronizer(self.model, self.optimizer, self.plan)
@@ -237,46 +237,47 @@ class RankSession:
             if self.step >= self.first_step:
                 self.begin()
         if self.tree is not None:
-            self.warns = self.tree.is_root  # one of all is enough
+            self.warns = self.tree.is_root  # one warning is enough
 
     def begin(self) -> None:
-        """Share out the data as the members do who begin with this step."""
+        """Distribute the data over the members that begin with this step."""
         if self._next_loader is not None:
             self.data_position.rank_loader, self._next_loader = self._next_loader, None
 
     def switch_plan(self, plan: Plan) -> None:
-        """Leaving a plan under which replicas differ makes them equal once more."""
+        """Replace the plan. Replicas that differ under the old plan are made equal first, if the
+        new one needs it."""
         self.refuse_what_does_not_run(plan)
         self.attached.wait_and_apply()
-        held = summable_state(self.attached.compressor_state)
+        compressor_state = summable_state(self.attached.compressor_state)
         self.attached.detach()
         if self.replicas_differ and not plan.averages_parameters:
-            slots = self._optimizer_state()
+            state = self._optimizer_state()
             self.collectives.all_reduce_mean(p.detach() for p in self.differing)
-            self.collectives.all_reduce_mean_of_differing([*_statistics(self.model), *slots])
+            self.collectives.all_reduce_mean_of_differing([*_statistics(self.model), *state])
         if isinstance(self.synchronizer, AsynchronousSynchronizer):
             self.synchronizer.leave(self.engine.timeout)
             self.collectives.broadcast(self.checkpoint_writer(), self._optimizer_state())
             self.ledger = Ledger()
             self.context = replace(self.context, root=None, ledger=self.ledger)
         if self.tree is not None:
-            # Those who come later have this change still before them.
+            # Ranks that join later have yet to apply this change.
             self.tree.leave(self.engine.timeout, replace(self.snapshot(), agreed=self.agreed))
             self.tree.close()
         self.plan = plan
         self.run_plan()
-        self.load_compressor_state(held)
+        self.load_compressor_state(compressor_state)
 
-    def load_compressor_state(self, held: CompressorState) -> None:
-        """What a compressor kept is this one's now, or is added to the next gradient; under a code,
-        where several compute the same, it is dropped."""
-        residuals = self.attached.load_compressor_state(held)
+    def load_compressor_state(self, state: CompressorState) -> None:
+        """Give the new plan's compressor this state. Residuals that it can't hold are added to the
+        next gradient; under a code, where several ranks compute the same, they are dropped."""
+        residuals = self.attached.load_compressor_state(state)
         if not is_relayed(self.plan):
             add_to_next_gradient(
                 dict(inner(self.model).named_parameters()), residuals, self.group.size
             )
 
-    # What replicas share
+    # Equal replicas
 
     @property
     def differing(self) -> list[nn.Parameter]:
@@ -307,26 +308,26 @@ class RankSession:
     @contextmanager
     def _averaged_optimizer_state(self) -> Iterator[None]:
         """Inside, the optimizer's state is the mean over all ranks, where it differs."""
-        slots = self._optimizer_state() if self.replicas_differ else []
-        own = [slot.clone() for slot in slots]
+        state = self._optimizer_state() if self.replicas_differ else []
+        own = [tensor.clone() for tensor in state]
         try:
-            self.collectives.all_reduce_mean_of_differing(slots)
+            self.collectives.all_reduce_mean_of_differing(state)
             yield
         finally:
-            for slot, values in zip(slots, own, strict=True):
-                slot.copy_(values)
+            for tensor, values in zip(state, own, strict=True):
+                tensor.copy_(values)
 
     def _optimizer_state(self) -> list[torch.Tensor]:
-        """The optimizer's, those included that only other ranks had until now."""
+        """The optimizer's tensors, including those that only other ranks had until now."""
         number = self._next_store_exchange()
-        slots = optimizer_state_of_all(
+        state = optimizer_state_of_all(
             self.optimizer, self.world, self.abort_flag, number, self.engine.timeout
         )
-        return list(slots.values())
+        return list(state.values())
 
     def _next_store_exchange(self) -> int:
-        """Its number in the store: the same for all who are at it, also for one that has come in
-        since the last."""
+        """The number of the next exchange at the store: the same on all ranks that take part, also
+        on one that has joined since the last."""
         if self._store_exchanges_step != self.step:
             self._store_exchanges_step, self._store_exchanges = self.step, 0
         self._store_exchanges += 1
@@ -346,13 +347,13 @@ class RankSession:
                 number=number,
                 step=self.step,
                 position=self.data_position.resume_at,
-                held=self.attached.compressor_state,
+                compressor_state=self.attached.compressor_state,
                 keep=keep,
                 alone=alone,
             )
 
     def start(self, resume: Path | None) -> None:
-        """From a checkpoint if there is one, else from rank 0's model."""
+        """Begin from a checkpoint if there is one, else from rank 0's model."""
         loaded = None
         if resume is not None:
             loaded = load(resume, self._resumable, self.checkpoint_writer())
@@ -384,10 +385,10 @@ class RankSession:
             state=self.state,
         )
 
-    # States
+    # Snapshots
 
     def snapshot(self) -> Snapshot:
-        objects = self.saved_objects  # what the script has made of them since doesn't count
+        objects = self.saved_objects  # later changes by the script don't count
         if objects is None:
             objects = [part.state_dict() for part in self.state]
         return Snapshot(
@@ -407,16 +408,16 @@ class RankSession:
         )
 
     @contextmanager
-    def holding(self, held: CompressorState) -> Iterator[None]:
-        """Inside, snapshots have what a compressor holds that isn't at work now."""
-        self._compressor_state = held
+    def holding(self, state: CompressorState) -> Iterator[None]:
+        """Inside, snapshots include this state, though its compressor isn't running now."""
+        self._compressor_state = state
         try:
             yield
         finally:
             self._compressor_state = {}
 
     def load_snapshot(self, state: Snapshot) -> None:
-        """Go on as the one whose state this is."""
+        """Continue from the state of another rank."""
         state.load_into(inner(self.model), self.optimizer, self.state)
         self.clock.go_to(state.step)
         self.clock.shared = state.shared
@@ -425,8 +426,9 @@ class RankSession:
         self.agreement.resume_from(state.agreed)
 
     def catch_up(self) -> None:
-        """Under a code: go on from another's state if the others are too far ahead to have their
-        results. Under `asp`: leave out the steps that the others took while this rank was away."""
+        """Under a code: load another rank's state if the others are so far ahead that this rank
+        can't get their results. Under `asp`: skip the steps that the others took while this rank
+        was absent."""
         if self.tree is not None and self.tree.left_behind(self.step):
             self.load_snapshot(self.tree.request_snapshot(after=self.step))
         behind = (
@@ -435,14 +437,14 @@ class RankSession:
             else 0
         )
         if behind:
-            log.warning("rank %d was away: its share of %d steps is dropped", self.rank, behind)
+            log.warning("rank %d was absent: its part of %d steps is dropped", self.rank, behind)
             if self.data_position.rank_loader is not None:
                 self.data_position.skip(behind)
             self.clock.go_to(self.step + behind)
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """Without DDP round it: checkpoints don't know it."""
+    """The model without its DDP wrapper, which checkpoints don't contain."""
     found = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     assert isinstance(found, nn.Module)
     return found

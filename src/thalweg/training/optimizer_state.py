@@ -1,7 +1,7 @@
 """The tensors that an optimizer keeps for each parameter, in an order that all ranks share.
 
-Replicas that went their own ways may not even have the same ones: a parameter that one rank never
-used has no momentum there. What a rank lacks is zero, as if it had been there from the start.
+Replicas that differ may not even have the same tensors: a parameter that one rank never used has no
+momentum there. A tensor that a rank lacks is zero, as it was at the beginning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.training.state_encoding import kinds_of
 
-OPTIMIZER_SLOT_PREFIX = "optimizer/"  # before a slot's place
+OPTIMIZER_PREFIX = "optimizer/"  # of the names of optimizer state
 STATISTICS_BUFFERS = ("running_mean", "running_var")
 MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum"}
 
@@ -29,20 +29,20 @@ def averaged_tensors(
     abort_flag: AbortFlag,
     step: int,
 ) -> dict[str, torch.Tensor]:
-    """What a parameter plan averages from this step on, by name: the trained parameters, batch
-    norm's statistics, and this optimizer's slots."""
+    """The tensors that a parameter plan averages from this step on, by name: the trained
+    parameters, batch norm's statistics, and the state of `optimizer`."""
     tensors: dict[str, torch.Tensor] = {
         name: p for name, p in model.named_parameters() if p.requires_grad
     }
     tensors |= statistics_of(model)
     if optimizer is not None:
-        slots = optimizer_state_of_all(optimizer, world, abort_flag, step, world.timeout)
-        tensors |= {f"{OPTIMIZER_SLOT_PREFIX}{place}": slot for place, slot in slots.items()}
+        state = optimizer_state_of_all(optimizer, world, abort_flag, step, world.timeout)
+        tensors |= {f"{OPTIMIZER_PREFIX}{key}": tensor for key, tensor in state.items()}
     return tensors
 
 
 def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The running statistics of its batch norms, by name."""
+    """The running statistics of a model's batch norms, by name."""
     found: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
         for name in STATISTICS_BUFFERS:
@@ -56,13 +56,14 @@ def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def has_new_optimizer_state(
     optimizer: torch.optim.Optimizer, averaged: Mapping[str, torch.Tensor]
 ) -> bool:
-    """Whether it keeps something since, or in another tensor, that is not averaged."""
-    own = _slots(optimizer).items()
-    return any(averaged.get(f"{OPTIMIZER_SLOT_PREFIX}{place}") is not slot for place, slot in own)
+    """True if the optimizer has state that is not among the averaged tensors."""
+    own = _state(optimizer).items()
+    return any(averaged.get(f"{OPTIMIZER_PREFIX}{key}") is not tensor for key, tensor in own)
 
 
 def never_negative(name: str) -> bool:
-    """Whether it is a mean of squares: a difference that is added late must not change that."""
+    """True if this tensor is a mean of squares, which a delayed correction must not make
+    negative."""
     return name.rpartition("/")[2].rpartition(".")[2] in MEANS_OF_SQUARES
 
 
@@ -73,23 +74,22 @@ def optimizer_state_of_all(
     number: int,
     timeout: float,
 ) -> dict[str, torch.Tensor]:
-    """This rank's floating-point slots by place, those included that only other ranks had until
-    now; for the `number`-th meeting of all ranks."""
-    own = _slots(optimizer)
-    kinds = kinds_of(own)
+    """The floating-point state of this rank by key, with tensors that only other ranks had until
+    now; `number` is that of this exchange between all ranks."""
+    kinds = kinds_of(_state(optimizer))
     world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
     for rank in world.members:
         found = world.wait_for(f"slots/{number}/{rank}", timeout, abort_flag)
         if found is None:
             raise RunError(
-                f"rank {rank} hasn't come to the change of plan within {timeout:g} s",
-                "look at what it does there, or allow more time with timeout=",
+                f"rank {rank} hasn't taken part in the change of plan within {timeout:g} s",
+                "look at the output of that rank, or allow more time with timeout=",
             )
         kinds |= json.loads(found)
-    return {place: _slot(optimizer, place, *kinds[place]) for place in sorted(kinds)}
+    return {key: _tensor(optimizer, key, *kinds[key]) for key in sorted(kinds)}
 
 
-def _slots(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return {
         f"{i}/{j}/{key}": value
         for i, group in enumerate(optimizer.param_groups)
@@ -99,13 +99,13 @@ def _slots(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     }
 
 
-def _slot(
-    optimizer: torch.optim.Optimizer, place: str, shape: list[int], dtype: str
+def _tensor(
+    optimizer: torch.optim.Optimizer, path: str, shape: list[int], dtype: str
 ) -> torch.Tensor:
-    i, j, key = place.split("/", 2)
+    i, j, key = path.split("/", 2)
     parameter = optimizer.param_groups[int(i)]["params"][int(j)]
     state = optimizer.state[parameter]
     if not isinstance(state.get(key), torch.Tensor):
         state[key] = torch.zeros(shape, dtype=getattr(torch, dtype), device=parameter.device)
-    slot: torch.Tensor = state[key]
-    return slot
+    tensor: torch.Tensor = state[key]
+    return tensor

@@ -1,11 +1,12 @@
-"""How a rank goes on when members leave or come.
+"""How a rank continues when members leave or join.
 
-Whatever all do together may be broken off: a step, a safe point, or a work between the two, such as
-a checkpoint. Then they meet (`survival.py`), those who are behind or new take over the state of one
-of the furthest, and what was broken off is done again.
+A rendezvous may interrupt anything that all members do together: a step, a safe point, or a
+collective between the two, such as a checkpoint. The members then rendezvous (`rendezvous.py`),
+members that are behind or new load the state of one of the most advanced, and the interrupted
+operation is repeated.
 
-A rank may find others beyond what it was at. Then it doesn't do that again, nor the works that they
-have done since: `missed` counts them until its next safe point.
+If the other members are past the operation, this rank doesn't repeat it, nor the collectives that
+they completed since: `_collectives_to_skip` counts these until its next safe point.
 """
 
 from __future__ import annotations
@@ -38,38 +39,39 @@ from thalweg.training.rendezvous import EpochTransition
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import GradientSynchronizer
 
-MAX_STATE_LAG_STEPS = 4  # steps that one may be behind whose state is taken
-GROUPING_WORKLOAD = Workload.of_size(Size.parse("4KB"))  # who meets whom doesn't depend on it
+MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
+GROUPING_WORKLOAD = Workload.of_size(Size.parse("4KB"))  # groups don't depend on it
 
 
 class Recovery:
-    """`survival` is None where members can't change. `regrouped` is called when they have."""
+    """The recovery of one rank. `transition` is None where members can't change;
+    `on_members_changed` is called after a rendezvous."""
 
     def __init__(
         self,
         session: RankSession,
         transition: EpochTransition | None,
-        regrouped: Callable[[], None],
+        on_members_changed: Callable[[], None],
     ) -> None:
         self.transition = transition
         self._session = session
-        self._regrouped = regrouped
-        self._collectives_done = 0  # that all have done together since the last step
-        self._collectives_to_skip = 0.0  # those to come that the others have done without this rank
+        self._on_members_changed = on_members_changed
+        self._collectives_done = 0  # since the last step
+        self._collectives_to_skip = 0.0  # that the other members completed without this rank
         self._stops_at: int | None = None  # the step at which others have stopped already
-        self._has_no_state = False  # it has left its own state, and not yet another's
+        self._has_no_state = False  # its own state is void, and no other is loaded yet
 
     def start(self) -> None:
-        """From now on form anew if somebody is gone who is waited for."""
+        """Begin to trigger a rendezvous when a rank fails that others wait for."""
         if self.transition is not None:
             self.transition.membership.triggers_rendezvous = self._triggers_rendezvous
             self.transition.membership.heeds_losses = self._all_wait
 
-    # What may be broken off
+    # Operations that may be interrupted
 
     def run_collective(self, work: Callable[[], Any]) -> None:
-        """What all members do together between a step and the next safe point; nothing if the step
-        was broken off, since those who were still before it don't come to this."""
+        """Run a collective of all members between a step and the next safe point. Nothing happens
+        if the step was interrupted, as the members before it don't come to this collective."""
         if self._session.saved_objects is not None:
             return
         if self._collectives_to_skip > 0:
@@ -77,17 +79,17 @@ class Recovery:
             self._collectives_done += 1
             return
 
-        def with_those_at_work() -> None:
+        def with_members() -> None:
             with self._session.restricted_to(self._collective_members()):
                 work()
 
         try:
-            self._together(with_those_at_work, MemberPhase.COLLECTIVE)
+            self._together(with_members, MemberPhase.COLLECTIVE)
         finally:
             self._collectives_done += 1
 
     def safe_point(self, work: Callable[[], Any]) -> None:
-        """The same at a safe point, where those are let in who ask for it."""
+        """Run the work of a safe point, where ranks that request it may join."""
 
         def come() -> None:
             self._check_members()
@@ -100,71 +102,72 @@ class Recovery:
         self._collectives_done = 0
 
     def switch_plan(self, plan: Plan) -> None:
-        """If it is broken off, all go on with the plan they had, and take it up later."""
+        """Switch the plan. If this is interrupted, all members continue with the old plan and
+        switch later."""
         session = self._session
         try:
             session.switch_plan(plan)
         except (Interrupted, StoreLost):
             if self.transition is None:
                 raise
-            self._regroup(MemberPhase.SAFE_POINT)
+            self._rendezvous(MemberPhase.SAFE_POINT)
             session.agreement.propose("sync", str(plan))
 
     def leave(self, seconds: float) -> bool:
-        """Wait until all members end too, who may still need this rank's state."""
+        """Wait until all members end too, as they may still need this rank's state."""
         session = self._session
-        with suppress(RunIsOver):  # the others have seen that all have come, and are gone
+        with suppress(RunIsOver):  # the others have seen all members leave, and ended
             while True:
                 try:
                     return session.world.leave(seconds, session.abort_flag)
                 except Interrupted:
                     if session.shutdown.failed or session.engine.failed:
                         return True
-                    self._regroup(MemberPhase.COLLECTIVE)
+                    self._rendezvous(MemberPhase.COLLECTIVE)
         return True
 
     def recover_step(self) -> None:
-        """A step whose averages won't come. It is redone from its beginning, or with the gradients
-        that are there if only the script knows the samples, or everybody keeps its place; where
-        replicas differ, everybody keeps what it has."""
+        """Recover from an interrupted step. It is repeated from its beginning; or with the present
+        gradients, if only the script knows the samples, or each rank keeps its place. Where
+        replicas differ, each rank keeps its own."""
         if self.transition is None:
-            raise  # the store is gone, and nobody can meet
+            raise  # the store is lost, so no rendezvous is possible
         session, data_position = self._session, self._session.data_position
-        # Torch's own all-reduce has written over the gradients: means, parts of sums, or anything.
+        # Torch's all-reduce has overwritten the gradients with means or partial sums.
         spoilt = default_catalog().is_native(session.plan)
-        taken = self._regroup(MemberPhase.STEP)
-        if taken is None and session.replicas_differ:
+        loaded = self._rendezvous(MemberPhase.STEP)
+        if loaded is None and session.replicas_differ:
             return
         synchronizer = session.synchronizer
         again = (data_position.rank_loader is None and not spoilt) or session.keeps_own
-        if taken is None and again and isinstance(synchronizer, GradientSynchronizer):
+        if loaded is None and again and isinstance(synchronizer, GradientSynchronizer):
             synchronizer.repeat()
             return
         session.saved_objects = deepcopy([part.state_dict() for part in session.state])
-        if taken is None:
+        if loaded is None:
             data_position.jump(data_position.position)
         for parameter in session.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
 
     def rejoin(self) -> None:
-        """Of one that was started again: into the tree if it still has its place in one, or else by
-        a muster."""
+        """Join a running job after a restart: the coded tree, if this rank still has its place
+        there, or else the next rendezvous."""
         assert self.transition is not None
         with self.transition.membership.joining():
-            if self._comes_into_tree(self.transition):
+            if self._joins_tree(self.transition):
                 return
             if self._session.data_position.rank_loader is None:
                 raise RunError(
-                    "this rank was started again, and where it was in its own loader isn't known",
-                    "give data= and batch= to attach(), or start the whole run from its checkpoint",
+                    "this rank was restarted, and its place in the script's own loader isn't known",
+                    "give data= and batch= to attach(), or restart all ranks from a checkpoint",
                 )
             self._has_no_state = True
-            self._regroup(MemberPhase.SAFE_POINT)
+            self._rendezvous(MemberPhase.SAFE_POINT)
 
-    def _comes_into_tree(self, transition: EpochTransition) -> bool:
+    def _joins_tree(self, transition: EpochTransition) -> bool:
         session = self._session
-        with suppress(Interrupted, StoreLost):  # the others meet anew, maybe without it
+        with suppress(Interrupted, StoreLost):  # the others rendezvous, maybe without it
             if session.rank in transition.membership_epoch.members:
                 found = session.context.tree_under_way()
                 if found is not None:
@@ -178,7 +181,7 @@ class Recovery:
         return False
 
     def _check_members(self) -> None:
-        """Whether somebody is to be met, and whether others have stopped here."""
+        """Interrupt if a rank requests to join, and stop where others have stopped."""
         session = self._session
         if self.transition is not None:
             self.transition.membership.step = session.step
@@ -187,8 +190,9 @@ class Recovery:
             session.data_position.stopping = True
 
     def _together(self, work: Callable[[], Any], doing: MemberPhase) -> None:
-        """If it is broken off, it is done again by those who are left; one of them that finds
-        others elsewhere goes on from there: beyond it, or before it if it was left out."""
+        """Run `work`, and repeat it after an interruption with the members that are left. A rank
+        that finds the others at another place continues from there: past the work, or before it if
+        the rank was evicted."""
         while True:
             begun = self._session.step, self._collectives_done
             try:
@@ -197,28 +201,28 @@ class Recovery:
             except (Interrupted, StoreLost):
                 if self.transition is None or self._session.synchronizer is None:
                     raise
-                self._regroup(doing)
+                self._rendezvous(doing)
                 if self.transition.membership_epoch.place != begun:
                     return
 
     def _collective_members(self) -> tuple[int, ...]:
-        """The members that do the works before this step."""
+        """The members that take part in the collectives before this step."""
         session = self._session
         if self.transition is None or self.transition.membership_epoch.number == 1:
             return session.world.members
         return self.transition.membership_epoch.collective_members(session.step)
 
-    # Meeting
+    # Rendezvous
 
-    def _regroup(self, doing: MemberPhase) -> Snapshot | None:
-        """Meet the members that are left or new, and go on from where the furthest of them are: the
-        state that was taken over, if this rank wasn't one of these."""
+    def _rendezvous(self, doing: MemberPhase) -> Snapshot | None:
+        """Rendezvous, and continue from where the most advanced members are. Returns the snapshot
+        that was loaded, if this rank wasn't one of these."""
         session, transition = self._session, self.transition
         assert transition is not None
         abort = session.abort_flag.poll()
         if abort is not None and not isinstance(abort, StoreLost):
             raise abort
-        sharers = self._lost_samples()
+        lost_samples = self._lost_samples()
         held: CompressorState = {}
         if session.synchronizer is not None:
             in_step = doing is MemberPhase.STEP
@@ -229,7 +233,7 @@ class Recovery:
             )
             held = state_after_member_change(held)
             session.synchronizer.abort()
-        taken: Snapshot | None = None
+        loaded: Snapshot | None = None
         while True:
             status = MemberStatus(
                 step=session.step,
@@ -242,18 +246,18 @@ class Recovery:
                 version=session.ledger.version,
             )
             try:
-                taken = self._go_on_in(transition, status, held) or taken
+                loaded = self._enter_epoch(transition, status, held) or loaded
                 break
             except (Interrupted, StoreLost):
                 continue
-        lost = 0 if sharers is None else self._lost(sharers, transition.membership_epoch)
+        lost = 0 if lost_samples is None else self._lost(lost_samples, transition.membership_epoch)
         transition.note(session.step, lost)
-        return taken
+        return loaded
 
-    def _go_on_in(
+    def _enter_epoch(
         self, transition: EpochTransition, status: MemberStatus, held: CompressorState
     ) -> Snapshot | None:
-        """The next formation. The state that was taken over, if one was."""
+        """Enter the next membership epoch; returns the snapshot that was loaded, if any."""
         session = self._session
         pending = session.agreement.pending
         world = transition.rendezvous(status)
@@ -268,23 +272,23 @@ class Recovery:
         session.clock.go_to(session.step)
         self._collectives_to_skip = membership_epoch.collectives_to_skip(session.rank)
         self._stops_at = membership_epoch.stops_at
-        gc.collect()  # what was broken off has cycles, and buckets that are to be made anew
+        gc.collect()  # the interrupted step has cycles, and buckets that will be replaced
         with session.holding(replicated_state(held)):
-            taken = transition.transfer_snapshot(
+            loaded = transition.transfer_snapshot(
                 session.group, membership_epoch.recipients, session.snapshot
             )
-        if taken is not None:
-            self._load_snapshot(taken, membership_epoch)
-            held = {k: {n: t.numpy() for n, t in v.items()} for k, v in taken.held.items()}
+        if loaded is not None:
+            self._load_snapshot(loaded, membership_epoch)
+            held = {k: {n: t.numpy() for n, t in v.items()} for k, v in loaded.held.items()}
         if session.closed:
-            return taken
+            return loaded
         session.run_plan()
         session.load_compressor_state(held)
         for name, value in pending:
             if name in ("sync", "stop"):
                 session.agreement.propose(name, value)
-        self._regrouped()
-        return taken
+        self._on_members_changed()
+        return loaded
 
     def _load_snapshot(self, state: Snapshot, membership_epoch: MembershipEpoch) -> None:
         session = self._session
@@ -301,9 +305,9 @@ class Recovery:
         behind = session.rank in membership_epoch.recipients
         if behind and session.data_position.rank_loader is None and session.step < place - 1:
             raise RunError(
-                f"rank {session.rank} missed steps {session.step} to {place - 1}, and where "
-                "its own loader would be isn't known",
-                "give data= and batch= to attach(): then it can come back",
+                f"rank {session.rank} missed steps {session.step} to {place - 1}, and the place in "
+                "its own loader isn't known",
+                "give data= and batch= to attach(): then it can rejoin",
             )
 
     def _lost_samples(self) -> LostSamples | None:
@@ -314,12 +318,12 @@ class Recovery:
             plan=session.plan, group=session.group, batches=loader.sampler, since=session.first_step
         )
 
-    def _lost(self, sharers: LostSamples, membership_epoch: MembershipEpoch) -> int:
-        """Samples."""
+    def _lost(self, lost_samples: LostSamples, membership_epoch: MembershipEpoch) -> int:
+        """The number of samples lost with the ranks that left."""
         stayed = {
             r: s for r, s in membership_epoch.statuses.items() if r not in membership_epoch.joined
         }
-        return sharers.lost(
+        return lost_samples.lost(
             stayed,
             over=min(status.step for status in stayed.values()),
             begins=self._session.first_step,
@@ -328,12 +332,13 @@ class Recovery:
         )
 
     def _all_wait(self) -> bool:
-        """For one another: not under a code, whose letters are asked for again if they are lost."""
+        """True if all ranks wait for one another. Under a code lost messages are requested
+        again."""
         return not waits_for_nobody(self._session.plan)
 
     def _triggers_rendezvous(self, rank: int) -> bool:
-        """Whether the absence of this rank is reason to form anew. Not under a code, which can do
-        without some for a while."""
+        """True if the absence of this rank requires a rendezvous. A code can do without some ranks
+        for a while."""
         session = self._session
         if waits_for_nobody(session.plan) and session.tree is None:
             return rank == session.checkpoint_writer()
@@ -342,8 +347,8 @@ class Recovery:
 
 
 def _fitting(plan: Plan, group: Group) -> Plan:
-    """For members that have met anew: a code needs more than one worker, and torch's process group
-    can't lose any."""
+    """The plan that these members can run: a code needs more than one worker, and torch's process
+    group can't lose any."""
     if default_catalog().is_native(plan):
         return with_settings(parse_plan("ring"), plan)
     if is_relayed(plan):
@@ -356,14 +361,12 @@ def _fitting(plan: Plan, group: Group) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostSamples:
-    """Who shared out the batches among themselves from step `since` on: those of `group`, and those
-    who had left it but whose samples weren't given to others yet.
+    """The ranks that shared the batches from step `since` on: those of `group`, and those that had
+    left it but whose samples weren't redistributed yet.
 
-    What is lost with one of them, where replicas differ, is its share of the steps since it met
-    others. What it learnt before that is in the others' replicas too. Afterwards it was alone with
-    it: with what it had computed, and with its samples of the steps that the others were at when
-    it was gone. Where replicas are equal nothing is lost, as the step that was broken off is
-    redone.
+    Where replicas differ, a failed rank takes with it its slices of the steps since it last
+    averaged with others: the work after that is in no other replica. Where replicas are equal
+    nothing is lost, as the interrupted step is repeated.
     """
 
     plan: Plan
@@ -374,8 +377,9 @@ class LostSamples:
     def lost(
         self, members: Collection[int], *, over: int, begins: int, step: int, position: BatchIndex
     ) -> int:
-        """Samples that are lost if only `members` go on. Steps before `over` are over for all of
-        them, and from `begins` on the batches are shared out anew; `position` is that of `step`."""
+        """The number of samples that are lost if only `members` continue. Steps before `over` are
+        over for all of them, and from `begins` on the batches are redistributed; `position` is that
+        of `step`."""
         if not self.plan.averages_parameters:
             return 0
         lost = 0
@@ -390,7 +394,7 @@ class LostSamples:
         return range(self.batches.size) if self.batches.members is None else self.batches.members
 
     def _alone_from(self, rank: int, over: int) -> int:
-        """The first step after the last at which it met somebody."""
+        """The first step after the rank's last averaging with others."""
         if rank in self.group.ranks:
             for step in range(over - 1, self.since - 1, -1):
                 if rank in self._averaging_groups(step):
@@ -398,12 +402,12 @@ class LostSamples:
         return self.since
 
     def _averaging_groups(self, step: int) -> Iterator[int]:
-        for met in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
-            if met.group.size > 1:
-                yield from met.group.ranks
+        for one in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
+            if one.group.size > 1:
+                yield from one.group.ranks
 
     def _share(self, rank: int, position: BatchIndex, batches: int) -> int:
-        """So many batches after that position."""
+        """The size of this rank's slice of a batch, `batches` batches after that position."""
         number = position.epoch * len(self.batches) + position.batch + batches
         epoch, batch = divmod(number, len(self.batches))
         return len(next(self.batches.slices(epoch, rank, batch)).samples)

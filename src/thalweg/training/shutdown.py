@@ -1,8 +1,8 @@
-"""How this rank's part of a run ends, and what the other ranks learn of it.
+"""The end of this rank's part of a run, and its report to the other ranks.
 
-At the end of the script everybody waits a moment for the others: what one has sent last, another
-may still have to read. Who fails tells the others why; who simply ends while the others go on,
-because its loader had fewer batches, is reported too, or they would wait until their timeout.
+At the end of the script each rank waits a moment for the others, which may still have to read its
+last messages. A rank that fails reports the cause; a rank that ends while the others continue,
+because its loader had fewer batches, is reported too, as they would wait until their timeout.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from thalweg.errors import DEBUG_VARIABLE, PeerLost, ThalwegError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 
-LEAVE_TIMEOUT_SECONDS = 30.0  # seconds at most to wait for the others at the end
-FAILED_LEAVE_TIMEOUT_SECONDS = 3.0  # the same, once they have been told to stop
-# Seconds that others end after the culprit, whom launchers then name as the cause.
+LEAVE_TIMEOUT_SECONDS = 30.0  # for the other ranks to end
+FAILED_LEAVE_TIMEOUT_SECONDS = 3.0  # the same after an error
+# Other ranks end this much later than the root cause, so that launchers name the right one.
 ROOT_CAUSE_LEAD_SECONDS = 0.5
 
 
 class Shutdown:
-    """One run's, on this rank. Uncaught errors are told to the others from now on."""
+    """The end of one run on this rank. It reports uncaught errors to the other ranks."""
 
     def __init__(self, world: World, abort_flag: AbortFlag) -> None:
         self.rank = world.rank
@@ -44,7 +44,7 @@ class Shutdown:
 
     @contextmanager
     def publishing_errors(self) -> Iterator[None]:
-        """What is raised here for a user to read reaches the others at once."""
+        """Inside, errors meant for users reach the other ranks at once."""
         try:
             yield
         except ThalwegError as error:
@@ -58,7 +58,8 @@ class Shutdown:
         return self._failed
 
     def leave(self, step: int, part: Callable[[float], bool]) -> None:
-        """`part` waits for the others, so many seconds, and says whether that was enough."""
+        """Leave the run: `part` waits for the others, at most the given seconds, and returns False
+        if they take longer."""
         if self._left:
             return
         self._left = True
@@ -71,8 +72,8 @@ class Shutdown:
 
 
 class _OneLine:
-    """Of uncaught errors: what Thalweg raises on purpose says all there is to say in one line;
-    others keep their traceback. The other ranks are told of both."""
+    """A hook for uncaught errors. Errors that Thalweg raises on purpose are printed in one line,
+    others with their traceback; both are reported to the other ranks."""
 
     watched: ClassVar[list[Shutdown]] = []
 
@@ -82,21 +83,21 @@ class _OneLine:
     def __call__(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        meant = _on_purpose(error)
-        problem = meant.problem if meant else f"{kind.__name__}: {error}"
+        known = _on_purpose(error)
+        problem = known.problem if known else f"{kind.__name__}: {error}"
         who = ""
         for shutdown in self.watched:
             shutdown.fail(problem)
             who = f"rank {shutdown.rank}: "
-        if meant and DEBUG_VARIABLE not in os.environ:
-            print(f"thalweg: {who}{meant}", file=sys.stderr)
+        if known and DEBUG_VARIABLE not in os.environ:
+            print(f"thalweg: {who}{known}", file=sys.stderr)
         else:
             self._before(kind, error, traceback)
 
 
 class _LogLines(logging.StreamHandler[TextIO]):
-    """Thalweg's log lines on standard error, for scripts that don't set up logging: when they do,
-    their own handlers serve. Tables stay out: `run.summary()` has them."""
+    """Thalweg's log lines on standard error, for scripts that don't set up logging; once they do,
+    their own handlers serve. Tables are omitted: `run.summary()` has them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.root.handlers and "\n" not in record.getMessage():
@@ -104,7 +105,7 @@ class _LogLines(logging.StreamHandler[TextIO]):
 
 
 def show_log_lines() -> None:
-    """From now on, unless the script or its launcher has set up logging."""
+    """Show log lines, unless the script or its launcher has set up logging."""
     log = logging.getLogger("thalweg")
     if log.level == logging.NOTSET and not log.handlers and not logging.root.handlers:
         handler = _LogLines()
@@ -114,19 +115,21 @@ def show_log_lines() -> None:
 
 
 def errors_in_one_line() -> None:
-    """From now on. Torch puts a hook of its own before ours when it joins a process group."""
+    """Install the hook for uncaught errors. Torch installs its own when it joins a process
+    group."""
     if not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine()
-        os.register_at_fork(after_in_child=_OneLine.watched.clear)  # a fork is no rank
+        os.register_at_fork(after_in_child=_OneLine.watched.clear)  # a forked process is no rank
 
 
 def _on_purpose(error: BaseException) -> ThalwegError | None:
-    """Also what Gloo says, under torch's own path, of a peer that is gone."""
+    """The error to print in one line, also for Gloo's report of a lost peer; None for other
+    errors."""
     if isinstance(error, ThalwegError):
         return error
     if not isinstance(error, RuntimeError) or "gloo/transport" not in str(error):
         return None
     reason = " ".join(str(error).partition("] ")[2].partition(". ")[0].split())
     return PeerLost(
-        f"torch's own path lost a peer ({reason})", "look at which rank ended first, and why"
+        f"torch's process group lost a peer ({reason})", "look at the rank that ended first"
     )

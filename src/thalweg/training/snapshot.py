@@ -1,6 +1,6 @@
-"""A run's state from one rank to another: for one that was too far behind, or comes back.
+"""A run's state in memory, for the transfer to a rank that is too far behind, or rejoins.
 
-As in a checkpoint, but whole and in memory: JSON, and the tensors as safetensors has them.
+The format is that of a checkpoint: JSON, and the tensors as safetensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER_LENGTH_STRUCT = struct.Struct("<Q")
 
 
 class Stateful(Protocol):
-    """A scheduler, a scaler, or anything else that has to travel with the training."""
+    """A scheduler, a scaler, or another object whose state belongs to the training."""
 
     def state_dict(self) -> Any: ...
 
@@ -35,21 +35,21 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a rank holds before `step`."""
+    """The state of a rank before `step`."""
 
     step: int
     position: BatchIndex
-    shared: int  # rounds between steps, so far
-    agreed: int  # changes of plan and the like, up to there
-    ended: bool  # its training is over
+    shared: int  # collectives before this step, so far
+    agreed: int  # agreed changes, such as plans, up to this step
+    ended: bool  # the training of this rank is over
     plan: str
     model: dict[str, Any]
     optimizer: dict[str, Any]
     objects: list[Any]
-    held: dict[str, dict[str, torch.Tensor]]  # of the compressor, what is equal on all ranks
+    held: dict[str, dict[str, torch.Tensor]]  # the compressor state that is equal on all ranks
 
     def in_parts(self) -> tuple[bytes, dict[str, torch.Tensor]]:
-        """A head that says what there is, and the tensors themselves, none of them copied."""
+        """A JSON header, and the tensors themselves, none of them copied."""
         parts = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -71,21 +71,21 @@ class Snapshot:
 
     @classmethod
     def of_parts(cls, head: bytes, tensors: dict[str, torch.Tensor]) -> Snapshot:
-        said = json.loads(head)
-        epoch, batch = said["position"]
-        numbers = [epoch, batch, *(said[name] for name in ("step", "shared", "agreed"))]
+        header = json.loads(head)
+        epoch, batch = header["position"]
+        numbers = [epoch, batch, *(header[name] for name in ("step", "shared", "agreed"))]
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("a count that is none")
-        if type(said["ended"]) is not bool or type(said["plan"]) is not str:
-            raise TypeError("no plan, or no end")
+            raise ValueError("a count is missing")
+        if type(header["ended"]) is not bool or type(header["plan"]) is not str:
+            raise TypeError("the plan or the end is missing")
         return cls(
-            step=said["step"],
+            step=header["step"],
             position=BatchIndex(epoch=epoch, batch=batch),
-            shared=said["shared"],
-            agreed=said["agreed"],
-            ended=said["ended"],
-            plan=said["plan"],
-            **unpack(said["tree"], tensors),
+            shared=header["shared"],
+            agreed=header["agreed"],
+            ended=header["ended"],
+            plan=header["plan"],
+            **unpack(header["tree"], tensors),
         )
 
     def in_bytes(self) -> Array:
@@ -94,7 +94,7 @@ class Snapshot:
 
     @classmethod
     def of_bytes(cls, array: Array) -> Snapshot:
-        """RunError if they aren't what `in_bytes` made."""
+        """The snapshot that `in_bytes` encoded; RunError if the bytes are something else."""
         try:
             return cls._read(array.tobytes())
         except (
@@ -102,7 +102,7 @@ class Snapshot:
             *(SafetensorError, struct.error),
         ) as error:
             raise RunError(
-                "the state of the run that another rank sent can't be read "
+                "the snapshot of the run that another rank sent can't be read "
                 f"({str(error).partition(chr(10))[0]})",
                 "start all workers with the same version of Thalweg, from the last checkpoint",
             ) from None
@@ -116,23 +116,24 @@ class Snapshot:
     def load_into(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
     ) -> None:
-        """Once: an optimizer keeps the tensors that it is given."""
+        """Load the snapshot, once: an optimizer keeps the tensors that it loads."""
         model.load_state_dict(self.model)
         optimizer.load_state_dict(self.optimizer)
-        vars(optimizer)["_opt_called"] = True  # or torch's schedulers warn: it steps after them
-        for held, state in zip(objects, self.objects, strict=True):
-            held.load_state_dict(state)
+        vars(optimizer)["_opt_called"] = True  # otherwise torch's schedulers warn
+        for part, state in zip(objects, self.objects, strict=True):
+            part.load_state_dict(state)
 
     def settings(
         self, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
     ) -> Callable[[], None]:
-        """Loads again what scripts change at the end of an epoch, and holds no more than that."""
+        """A function that loads again what scripts change at the end of an epoch, and holds no more
+        than that."""
         states, groups = self.objects, self.optimizer["param_groups"]
 
         def load() -> None:
             for own, group in zip(optimizer.param_groups, groups, strict=True):
                 own.update({name: group[name] for name in group if name != "params"})
-            for held, state in zip(objects, states, strict=True):
-                held.load_state_dict(state)
+            for part, state in zip(objects, states, strict=True):
+                part.load_state_dict(state)
 
         return load

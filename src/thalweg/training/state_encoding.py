@@ -1,15 +1,15 @@
-"""A state dict as JSON and named tensors: what pickle would keep, without running code on reading.
+"""A state dict as JSON and named tensors: the content of a pickle, without running code on reading.
 
-Numbers, text, None and lists stand for themselves in the JSON; all else is an object with one key,
-the tag that says what it is:
+Numbers, text, None and lists are plain JSON; any other value is an object with one key, the tag of
+its type:
 
     (1, 2)                          {"tuple": [1, 2]}
     {"lr": 0.1}                     {"dict": {"lr": 0.1}}
     {0: None}                       {"items": [[0, null]]}
     a tensor, at state[0]["x"]      {"tensor": "0.x"}, and its values beside the JSON by that name
 
-What comes back is equal bit by bit and of the same type, with two exceptions: tensors are plain,
-contiguous and on the CPU, and objects that were one come back as two.
+Decoded values are bitwise equal and of the same type, with two exceptions: tensors are plain,
+contiguous and on the CPU, and an object that occurs twice becomes two.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from thalweg.members.agreement import Json
 MAX_NESTING_COUNT = 100
 Kinds = dict[str, tuple[list[int], str]]  # shape and type of tensors, by name
 _UNPACKABLE_REMEDY = "keep only tensors, numbers, text and plain containers of these in it"
-_MIN_HEX_INTEGER = 2**63  # from there on as hex: Python bounds the decimal digits that it reads
+_MIN_HEX_INTEGER = 2**63  # Python limits the decimal digits that it reads
 _NUMPY_KINDS = "biufcmM"  # numbers and times: not objects, whose bytes are addresses
-_STORED = {  # by every safetensors; complex128 goes as pairs of float64
+_STORED = {  # by every version of safetensors; complex128 as pairs of float64
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16),
@@ -73,8 +73,8 @@ def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
 
 
 def places_for(kinds: Kinds, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Where tensors of these kinds can be put: in one's own, if they are of the same kind, which
-    saves memory."""
+    """Buffers for tensors of these kinds: those in `own` of the same kind, which saves memory, or
+    new ones."""
     places = {}
     for name, (shape, dtype) in kinds.items():
         kind = getattr(torch, dtype)
@@ -94,7 +94,7 @@ def pack(state: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
 
 
 def unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
-    """The state of which `pack` made these two; ValueError if it didn't."""
+    """The state from which `pack` made these two; ValueError if it didn't."""
     try:
         return _unpack(tree, tensors)
     except (
@@ -174,7 +174,7 @@ class _Packer:
             return self.members(x, path)
         if kind in (Counter, OrderedDict):
             whole: Json = {kind.__name__: self.items(x, path)}
-            attributes = vars(x)  # a module's state_dict() has its format's versions there
+            attributes = vars(x)  # a module's state_dict() has format versions there
             return {"attributes": [whole, self.pack(attributes, path)]} if attributes else whole
         if kind is defaultdict and x.default_factory in _FACTORIES.values():
             factory = x.default_factory and x.default_factory.__name__
@@ -199,11 +199,11 @@ class _Packer:
         return [[self.key(key, path), self.pack(x[key], (*path, key))] for key in x]
 
     def members(self, x: set[Any] | frozenset[Any], path: tuple[Any, ...]) -> Json:
-        """Sorted, since the order of a set of texts differs from process to process."""
+        """The members of a set in sorted order, as a set's own order differs between processes."""
         return {type(x).__name__: sorted((self.key(m, path) for m in x), key=json.dumps)}
 
     def key(self, x: Any, path: tuple[Any, ...]) -> Json:
-        """Of a dict or set: found again by its value, so that a tensor can't be one."""
+        """A key of a dict or set. Keys are found by value, so a tensor can't be one."""
         if type(x) is frozenset:
             return self.members(x, path)
         if type(x) is tuple:
@@ -227,7 +227,8 @@ class _Packer:
         return {"tensor": self.place(plain, path)}
 
     def place(self, values: Tensor, path: tuple[Any, ...]) -> str:
-        """Under a name that tells its path, with a storage that no other tensor looks into."""
+        """Store a tensor under a name that shows its path, in a storage that no other tensor
+        shares."""
         storage = values.untyped_storage()
         if storage.nbytes() != values.nbytes or storage.data_ptr() in self.storages:
             values = values.clone()
@@ -235,7 +236,7 @@ class _Packer:
         wanted = ".".join(str(part) for part in path) if path else self.name
         wanted = name = wanted.encode("utf-8", "backslashreplace").decode()
         count = 1
-        while name in self.tensors or name == "__metadata__":  # which safetensors keeps for itself
+        while name in self.tensors or name == "__metadata__":  # reserved by safetensors
             count += 1
             name = f"{wanted}~{count}"
         self.tensors[name] = values
@@ -246,7 +247,7 @@ class _Packer:
 
 
 def _leaf(x: Any) -> Json:
-    """What holds nothing else; None for None, and for what can't be packed."""
+    """The JSON of a value without members; None for None, and for types that can't be packed."""
     kind = type(x)
     if kind is bool:
         return bool(x)
@@ -270,7 +271,8 @@ def _leaf(x: Any) -> Json:
 
 
 def _is_unicode(text: str) -> bool:
-    """Halves of surrogate pairs, as in undecodable file names, don't survive JSON."""
+    """False for text with halves of surrogate pairs, as in undecodable file names: JSON can't hold
+    them."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

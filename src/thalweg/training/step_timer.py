@@ -1,11 +1,11 @@
-"""The moments of each step, seen from the training thread, under any plan.
+"""The timestamps of each step, taken in the training thread, under any plan.
 
     begin ... first gradient ... last gradient ... averages in place ... optimizer ... end
 
-The first gradient is the first hook that is called in a backward. The last is where autograd's
-graph is through: a callback that is queued at the first gradient runs before those of DDP and of
-our averagers, which wait for the others; one that it queues itself runs after them. So nothing has
-to be counted, and no plan has to tell.
+The first gradient is the first hook call in a backward. The last is the end of autograd's graph: a
+callback that is queued at the first gradient runs before those of DDP and of our synchronizers,
+which wait for other ranks; a callback that it queues itself runs after them. So no gradients need
+to be counted, and no plan has to report.
 """
 
 from __future__ import annotations
@@ -28,21 +28,17 @@ from thalweg.observe.step_totals import summary_text
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.factory import trainable
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.membership_change import MembershipChange
+from thalweg.training.rendezvous import MembershipChange
 
 log = logging.getLogger("thalweg")
-FORWARD_PHASE, BACKWARD_PHASE, OPTIMIZER_PHASE, SAFE_POINT_PHASE = (
-    "forward",
-    "backward",
-    "the optimizer",
-    "a safe point",
-)
+FORWARD_PHASE, BACKWARD_PHASE = "forward", "backward"
+OPTIMIZER_PHASE, SAFE_POINT_PHASE = "the optimizer", "a safe point"
 
 
 class StepTimer:
-    """One run's. To be made before a plan runs: its hooks are to be called first. `arrivals` are
-    those of the plan that runs; `records` is the folder to write steps into, if any. `averaged` is
-    called at the very end of every backward."""
+    """The timer of one run. Create it before a plan runs, as its hooks must be called first.
+    `arrivals` are those of the plan that runs; `records` is the folder to write steps into, if any.
+    `averaged` is called at the very end of every backward."""
 
     def __init__(
         self,
@@ -52,8 +48,8 @@ class StepTimer:
         averaged: Callable[[], None],
     ) -> None:
         self._call_when_averaged = averaged
-        self.computed = False  # a backward came to its end since the optimizer's last step
-        self.blocked = 0.0  # seconds that observing took of the training thread's
+        self.computed = False  # a backward was completed since the optimizer's last step
+        self.blocked = 0.0  # seconds of the training thread that monitoring took
         self._session = session
         self._plan, self._members = session.plan, session.world.members
         self._end: AfterBackward | None = None
@@ -71,7 +67,7 @@ class StepTimer:
         self._begin(monotonic())
 
     def follow(self) -> None:
-        """The plan and the members, if they have changed."""
+        """Follow a change of the plan or the members."""
         session = self._session
         if session.plan is not self._plan or session.world.members != self._members:
             self._plan, self._members = session.plan, session.world.members
@@ -82,11 +78,12 @@ class StepTimer:
         self.monitor.note("incident", change.step, change.reason)
 
     def summary(self) -> str:
-        seen = self.monitor
-        return summary_text(self._session.everybody.cluster, seen.step_totals, seen.changes)
+        monitor = self.monitor
+        cluster = self._session.everybody.cluster
+        return summary_text(cluster, monitor.step_totals, monitor.changes)
 
     def log_summary(self) -> None:
-        """The summary, on the log, when all have ended: by the first of those who were left."""
+        """Log the summary when all ranks have ended, on the first member that is left."""
         self.monitor.receive_last_reports()
         if self.monitor.difference and not self._session.shutdown.failed:
             log.error("%s", self.monitor.difference)
@@ -101,7 +98,7 @@ class StepTimer:
 
     @contextmanager
     def blocked_between_steps(self, what: str = SAFE_POINT_PHASE) -> Iterator[None]:
-        """Between two steps: what all do together, or wait for."""
+        """Inside, time counts as blocked between two steps, in a collective or waiting."""
         began = monotonic()
         self.monitor.activity.enter_phase(what, self._step)
         try:
@@ -113,14 +110,15 @@ class StepTimer:
     def _gradient(self, _: torch.Tensor) -> None:
         if self._end is not None and self._end.is_to_come():
             return
-        self._session.data_position.refuse_unweighed()  # before anything of it is sent
+        self._session.data_position.refuse_unweighed()  # before any gradient is sent
         self._end = AfterBackward(self._is_through)
         if not self._first:
             self._first = monotonic()
             self.monitor.activity.enter_phase(BACKWARD_PHASE, self._step)
 
     def _is_through(self) -> None:
-        """Autograd is; what waits for others runs between this and what is queued here."""
+        """Autograd's graph is done; waiting for other ranks comes between this and the callback
+        queued here."""
         self._session.data_position.refuse_unweighed(through=True)
         self.computed = True
         self._last = monotonic()
@@ -130,15 +128,15 @@ class StepTimer:
     def _are_averaged(self) -> None:
         self._averaged = monotonic()
         self.monitor.activity.enter_phase(OPTIMIZER_PHASE, self._step)
-        AfterBackward(self._call_when_averaged)  # when torch's own path is through, too
+        AfterBackward(self._call_when_averaged)  # after DDP's own callbacks, too
 
     def stepped(self) -> None:
-        """The optimizer has; parameters may be averaged next."""
+        """The optimizer has stepped; parameters may be averaged next."""
         self._optimized = monotonic()
         self.monitor.activity.enter_phase(WAITING_PHASE, self._step)
 
     def ended(self, step: int) -> None:
-        """A step that counts is over, and this one begins."""
+        """Submit a step that counts, and begin the next."""
         now = monotonic()
         if self._first:
             self.monitor.submit_step(
@@ -158,7 +156,7 @@ class StepTimer:
         self.blocked += monotonic() - now
 
     def begin(self, step: int, now: float | None = None) -> None:
-        """This step, whatever was before: one that was broken off isn't told of."""
+        """Begin this step; an interrupted step before it isn't recorded."""
         self._step = step
         self._begin(monotonic() if now is None else now)
 

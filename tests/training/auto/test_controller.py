@@ -272,7 +272,7 @@ def test_an_advisor_that_fails_does_not_end_the_training() -> None:
     ):
         results = on_ranks(SIZE, trained)
     assert set(one_value(results, "plans")) == {"ring"}
-    assert "no advice, ring goes on: ZeroDivisionError: by nothing" in results[0]["said"]
+    assert "no advice, ring stays: ZeroDivisionError: by nothing" in results[0]["said"]
     assert same_bits(results)
 
 
@@ -285,7 +285,7 @@ def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
         results = on_ranks(2, trained)
     assert set(one_value(results, "plans")) == {"ring"}
     told = "what was measured can't be fitted (ZeroDivisionError: by nothing)"
-    assert f"no advice, ring goes on: {told}" in results[0]["said"]
+    assert f"no advice, ring stays: {told}" in results[0]["said"]
     assert same_bits(results)
 
 
@@ -305,7 +305,9 @@ def test_what_was_not_seen_is_assumed_aloud() -> None:
     ):
         results = on_ranks(2, trained)
     assert results[0]["assumed"] == ["all hosts in one rack", "computing takes no time"]
-    told = [line for line in results[0]["said"] if line.startswith("no cluster file: all hosts")]
+    told = [
+        line for line in results[0]["said"] if line.startswith("no cluster file: assuming one rack")
+    ]
     assert len(told) == 1
     assert one_value(results, "plans")[-1] == "tree"
 
@@ -357,9 +359,9 @@ def test_plans_that_do_not_suit_are_left_out() -> None:
         results = on_ranks(SIZE, lambda rank: trained(rank, data=False))
     assert one_value(results, "plans")[FIRST] == "tree"  # what it measures of it may end that
     left_out = results[0]["left_out"]
-    assert "which your loader can't" in left_out["gc(stragglers=1)"]
-    assert "no step is common to all" in left_out["asp"]
-    assert any("plans with a code are left out" in line for line in results[0]["said"])
+    assert "which a loader of your own can't do" in left_out["gc(stragglers=1)"]
+    assert "no step common to all" in left_out["asp"]
+    assert any("coded plans are not ranked" in line for line in results[0]["said"])
 
 
 def test_ddp_with_ones_own_loader() -> None:
@@ -399,7 +401,7 @@ def test_ddp_is_left_out_where_it_can_not_run(is_called: bool) -> None:
     with advice([("ddp", 5.0), ("ring", SLOW)]):
         ranks = on_ranks(2, work)
     assert one_value(ranks, "sync") == "ring"
-    assert "used whole, at every step" in ranks[0]["left_out"]["ddp"]
+    assert "uses every parameter, at every step" in ranks[0]["left_out"]["ddp"]
 
 
 def test_codes_are_left_out_where_training_would_be_another() -> None:
@@ -433,11 +435,12 @@ def test_codes_are_left_out_where_training_would_be_another() -> None:
         ranks = on_ranks(2, lambda rank: {name: ended(*case) for name, case in cases.items()})
     assert [one["left_out"].get(code, "") for one in ranks[0].values()] == [
         "",
-        "dropout (0) drops something else on each worker, so the result depends on who was late",
+        "dropout (0) drops something else on each worker, so the result "
+        "depends on which worker straggles",
         "",
         "batch norm (0) normalises over each worker's own samples, and its statistics are each "
         "worker's own",
-        f"{code} needs losses that run.mean has weighed",
+        f"{code} needs losses weighted by run.mean",
     ]
     for rank in ranks:
         assert [one["sync"] for one in rank.values()] == [code, "ring", code, "ring", "ring"]
@@ -523,7 +526,9 @@ def test_a_ddp_object_keeps_its_plan() -> None:
 
     results = on_ranks(2, work)
     assert one_value(results, "kind") == "PlanError"
-    assert one_value(results, "text").startswith("a DDP object keeps its plan, and auto changes it")
+    assert one_value(results, "text").startswith(
+        "a DDP object can't change its plan, and auto does"
+    )
 
 
 def test_alone_there_is_nothing_to_choose() -> None:

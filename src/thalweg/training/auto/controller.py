@@ -1,13 +1,12 @@
-"""`sync="auto"`: the plan is chosen while training, by what is measured there.
+"""The controller of `sync="auto"`: it measures while training, and chooses the plan.
 
-    step 0 ...  a plan that runs everywhere; what is computed is timed meanwhile
-    step 8      all ranks measure the network together; rank 0 asks for advice; all take up the best
-    later       what a step takes is compared with what was predicted (`steering.py`), and watched
+    step 0 ...  a plan that runs everywhere; compute time is profiled meanwhile
+    step 8      all ranks measure the network together; rank 0 ranks plans; all switch to the best
+    later       the step time is compared with its prediction (`policy.py`), and watched
 
 Each decision is an entry of a log in the store, made by one rank at a step that all know, or agreed
-on. All ranks fold the same entries into the same heading, so all run the same plan from the same
-safe point on; one that has left out steps under a code reads what it has missed. One that was
-restarted can't return: the plan that runs by now may have no place for it (`attaching.py`).
+on. All ranks fold the same entries into the same state, so all run the same plan from the same safe
+point on; a rank that has skipped steps under a code reads the entries that it has missed.
 """
 
 from __future__ import annotations
@@ -50,21 +49,21 @@ from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WA
 from thalweg.training.factory import PlanContext
 
 ADVICE_CHANGE = "advice"  # in the agreement
-PROFILED_STEPS = 8  # steps before the first advice
-ASYNC_SIGN_PERIOD_STEPS = 8  # steps between two, where nobody waits for anybody
-ASYNC_SIGN_TIMEOUT_STEPS = 8 * ASYNC_SIGN_PERIOD_STEPS  # steps after the last
-ADVISOR_RANK = 0  # rank
-SKIPPED_PLAN_STEPS = 2  # steps that set a plan up
-TIMED_PLAN_STEPS, STRAGGLER_TIMED_PLAN_STEPS = 6, 24  # steps that tell what a plan takes
-MIN_WAITED_STEP_FRACTION = 0.05  # of a step: less isn't worth more steps
-MAX_TIMED_CYCLE_STEPS = 16  # steps; of a longer one a part has to do
-MAX_RANKED_PLANS = 12  # plans that all ranks are told of
+PROFILED_STEPS = 8  # before the first advice
+HEARTBEAT_PERIOD_STEPS = 8  # where no rank waits for another
+HEARTBEAT_TIMEOUT_STEPS = 8 * HEARTBEAT_PERIOD_STEPS
+ADVISOR_RANK = 0
+SKIPPED_PLAN_STEPS = 2  # warm-up
+TIMED_PLAN_STEPS, STRAGGLER_TIMED_PLAN_STEPS = 6, 24
+MIN_WAITED_STEP_FRACTION = 0.05  # a shorter straggler wait isn't worth more steps
+MAX_TIMED_CYCLE_STEPS = 16  # of a longer cycle a part is timed
+MAX_RANKED_PLANS = 12  # that are published to all ranks
 log = logging.getLogger("thalweg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanControls:
-    """What the run lets `auto` do. `refuse` raises if a plan can't be run here."""
+    """The run's operations for `auto`. `refuse` raises if a plan can't run here."""
 
     plan: Callable[[], Plan]
     switch_plan: Callable[[Plan], None]
@@ -74,9 +73,9 @@ class PlanControls:
 
 @dataclass(frozen=True, slots=True)
 class PlanRanker:
-    """From an advice to the plans that can be taken up in this run from `step` on: what each is
-    predicted to take under what was found, and how many of its steps tell whether that is so.
-    `refuse_here` raises if a plan can't be run."""
+    """Ranks the advised plans that this run can switch to at `step`: each with its predicted step
+    time, and the number of steps that a measurement takes. `refuse_here` raises if a plan can't
+    run."""
 
     situation: RunSituation
     group: Group
@@ -85,16 +84,16 @@ class PlanRanker:
     refuse_here: Callable[[Plan], None]
 
     def refuse(self, candidate: Plan) -> None:
-        """Raise PlanError if the plan can't be taken up with the settings that were asked for."""
+        """Raise PlanError if the plan can't run with the requested settings."""
         plan = with_settings(candidate, self.requested)
         _refuse_own_pace(plan)
         self.refuse_here(plan)
         if default_catalog().is_native(plan) and not self.situation.native:
-            raise PlanError(f"the backend of {plan} can't be tried here", "name it")
+            raise PlanError(f"the backend of {plan} can't be measured here", "name the plan")
 
     def ranking(self, advice: Advice, before: Plan) -> list[CandidatePlan]:
-        """Best first, the plan that ran before among them; without those whose extra steps under
-        this optimizer can't be relied on."""
+        """The candidate plans, best first, including the plan that ran before; without plans whose
+        extra steps under this optimizer can't be relied on."""
         found: dict[str, CandidatePlan] = {}
         for ranked in advice.ranking:
             plan = with_settings(ranked.plan, self.requested)
@@ -113,7 +112,7 @@ class PlanRanker:
         same = ranked is not None and str(plan) == str(ranked.plan)
         estimate = ranked.estimate if ranked is not None and same else self._estimate(plan)
         late = waiting_seconds(self.situation.cluster) > MIN_WAITED_STEP_FRACTION * estimate.seconds
-        turn = cycle_of(plan, self.group)
+        period = cycle_of(plan, self.group)
         timed = STRAGGLER_TIMED_PLAN_STEPS if late else TIMED_PLAN_STEPS
         return CandidatePlan(
             sync=str(plan),
@@ -122,8 +121,8 @@ class PlanRanker:
             high=estimate.high,
             steps=steps,
             settling=warmup_steps_of(plan, self.step),
-            timed=-(-timed // turn) * turn,
-            cycle=turn,
+            timed=-(-timed // period) * period,
+            cycle=period,
             late=late,
             why=ranked.why if ranked else "",
         )
@@ -136,19 +135,19 @@ class PlanRanker:
 
 
 def waiting_seconds(cluster: Cluster) -> float:
-    """Seconds of a step, at most and on average, if all wait for whoever is late."""
+    """An upper bound of the mean straggler wait per step, if all ranks wait for all."""
     late = [cluster.host(rank).late for rank in range(cluster.workers)]
     return sum(one.probability * one.delay.seconds for one in late)
 
 
 def cycle_of(plan: Plan, group: Group) -> int:
-    """Steps after which it repeats itself, as far as they can be waited for."""
+    """The period of a plan in steps, as far as it can be waited for."""
     return 1 if waits_for_nobody(plan) else min(cycle(plan, group), MAX_TIMED_CYCLE_STEPS)
 
 
 def warmup_steps_of(plan: Plan, step: int) -> int:
-    """Steps from this one on that don't tell what the plan takes. With a compressor they are tried
-    in two ways at first (`overlap.py`)."""
+    """The warm-up steps of a plan from this step on. A compressor is tried during and after
+    backward first (`compression_overlap.py`)."""
     if plan.precision is None:
         return SKIPPED_PLAN_STEPS
     return max(0, warm_up(plan) - step) + OVERLAP_WARMUP_STEPS + 2 * OVERLAP_TRIAL_STEPS
@@ -156,16 +155,18 @@ def warmup_steps_of(plan: Plan, step: int) -> int:
 
 def _refuse_own_pace(plan: Plan) -> None:
     if plan.cadence.staleness is not None:
-        raise PlanError(f"under {plan} no step is common to all, at which to measure", "name it")
+        raise PlanError(
+            f"{plan} has no step common to all ranks, at which to measure", "name the plan"
+        )
 
 
 class AutoController:
-    """`step` is the first that is run."""
+    """Runs `auto` on one rank. `step` is the first step."""
 
     def __init__(
         self,
         plan: Plan,
-        setting: PlanContext,
+        context: PlanContext,
         collectives: Collectives,
         controls: PlanControls,
         step: int,
@@ -173,7 +174,7 @@ class AutoController:
         self.advice: Advice | None = None  # on the advisor
         self.choices: list[PlanChoice] = []
         self._requested = plan
-        self._setting = setting
+        self._context = context
         self._collectives = collectives
         self._controls = controls
         first = str(controls.plan())
@@ -181,25 +182,25 @@ class AutoController:
             sync=first, since=step, due=step + PROFILED_STEPS, awaits_advice=True
         )
         self._entries = 0
-        self._seconds: list[float] = []  # of the steps since the last change
-        self._median_seconds: dict[str, float] = {}  # seconds by plan, on this rank
+        self._seconds: list[float] = []  # the step times since the last change
+        self._median_seconds: dict[str, float] = {}  # step time by plan, on this rank
         self._drift: StepTimeDrift | None = None
         self._proposed = False
-        self._now: float | None = None  # seconds of a step, if they have drifted
+        self._now: float | None = None  # the step time, if it has drifted
         self._began: float | None = None
         controls.calibrator.start_profile()
 
     def at_safe_point(self, step: int, drifted_to: float | None) -> None:
-        """Take up what is due here. If all have agreed to ask for advice again, `drifted_to` is
-        what a step takes by now, in seconds."""
+        """Apply what is due here. If all ranks have agreed to request advice again, `drifted_to` is
+        the present step time in seconds."""
         if drifted_to is not None and not self._state.awaits_advice:
             if self._drift is not None:
                 self._median_seconds[self._state.sync] = self._drift.now
             self._request_again(step, drifted_to)
         while self._state.due is not None and self._state.due <= step:
             self._next_entry(step)
-        if step % ASYNC_SIGN_PERIOD_STEPS == 0:
-            self._give_sign_of_life(step)
+        if step % HEARTBEAT_PERIOD_STEPS == 0:
+            self._publish_heartbeat(step)
         self._began = perf_counter()
 
     def stepped(self, step: int) -> None:
@@ -214,27 +215,27 @@ class AutoController:
             self._propose(step, self._drift.now)
 
     def adjusted(self) -> None:
-        """The plan itself has done something about the network: look whether it helps."""
+        """The plan itself has reacted to the network: measure again whether that helps."""
         self._proposed = False
         if self._drift is not None:
             self._drift.begin_again()
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove all hooks from the model."""
         self._controls.calibrator.close()
 
     @property
     def _world(self) -> World:
-        return self._setting.world
+        return self._context.world
 
     @property
     def _leader(self) -> int:
-        """Whom nobody can do without under the plan that runs."""
-        return self._setting.checkpoint_writer(self._controls.plan())
+        """The rank that the current plan can't do without."""
+        return self._context.checkpoint_writer(self._controls.plan())
 
     def _request_again(self, step: int, seconds: float) -> None:
-        """Where nobody waits for anybody, there is no common step to measure at: leave such a plan
-        first. What is computed is looked at anew where it can be seen."""
+        """Request advice. A plan that waits for no rank has no common step to measure at, so it is
+        left first. Compute time is profiled again where a profile is possible."""
         plan = self._controls.plan()
         if waits_for_nobody(plan):
             plan = plan_at_first(self._requested)
@@ -248,23 +249,24 @@ class AutoController:
 
     def _propose(self, step: int, seconds: float) -> None:
         rested = step >= self._state.cooldown_until and not self._proposed
-        if rested and self._world.rank == self._leader and self._all_are_there(step):
+        if rested and self._world.rank == self._leader and self._all_are_present(step):
             self._proposed = True
-            self._setting.agreement.propose(ADVICE_CHANGE, seconds)
+            self._context.agreement.propose(ADVICE_CHANGE, seconds)
 
-    def _all_are_there(self, step: int) -> bool:
-        """Under a code some may be gone, whom another plan would wait for in vain."""
+    def _all_are_present(self, step: int) -> bool:
+        """True if no rank is absent. Under a code a rank may be, and another plan would wait for
+        it."""
         if not waits_for_nobody(self._controls.plan()):
             return True
-        keys = [_sign_of_life(rank) for rank in range(self._world.size)]
-        told = self._world.store_client.call(
+        keys = [_heartbeat_key(rank) for rank in range(self._world.size)]
+        published = self._world.store_client.call(
             lambda store: store.multi_get(keys) if store.check(keys) else None
         )
-        return told is not None and min(map(int, told)) >= step - ASYNC_SIGN_TIMEOUT_STEPS
+        return published is not None and min(map(int, published)) >= step - HEARTBEAT_TIMEOUT_STEPS
 
-    def _give_sign_of_life(self, step: int) -> None:
+    def _publish_heartbeat(self, step: int) -> None:
         if waits_for_nobody(self._controls.plan()):
-            self._world.put(_sign_of_life(self._world.rank), str(step))
+            self._world.put(_heartbeat_key(self._world.rank), str(step))
 
     # The log
 
@@ -279,10 +281,11 @@ class AutoController:
         self._note(state, entry)
         if due == step:
             self._follow()
-            self._give_sign_of_life(step)
+            self._publish_heartbeat(step)
 
     def _make_entry(self, key: str, step: int) -> None:
-        """On the rank whose turn it is, with the others' help where all wait for all."""
+        """Write the log entry, on the rank that has to; the others take part where all wait for
+        all."""
         author = self._world.rank == (ADVISOR_RANK if self._state.awaits_advice else self._leader)
         entry: dict[str, Any] = {}
         if self._state.awaits_advice:
@@ -290,13 +293,13 @@ class AutoController:
             entry = self._advice(step, now)
         elif author or not waits_for_nobody(self._controls.plan()):
             entry = {"step": step, "seconds": self._measured()}
-            entry["may_leave"] = author and self._all_are_there(step)
+            entry["may_leave"] = author and self._all_are_present(step)
         if author:
             self._world.put(key, json.dumps(entry))
 
     def _measured(self) -> float:
-        """What a step of the plan that runs takes: on this rank, for later comparison; and the mean
-        over all ranks, or the leader's own if nobody waits for anybody."""
+        """The step time of the current plan: the mean over all ranks, or the leader's own if no
+        rank waits. This rank's median is kept for later comparison."""
         candidate = self._state.candidate
         skipped, cycle = (
             (candidate.settling, candidate.cycle) if candidate else (SKIPPED_PLAN_STEPS, 1)
@@ -310,18 +313,18 @@ class AutoController:
         return float(seconds)
 
     def _read(self, key: str) -> dict[str, Any]:
-        found = self._world.wait_for(key, self._setting.engine.timeout, self._setting.abort_flag)
+        found = self._world.wait_for(key, self._context.engine.timeout, self._context.abort_flag)
         if found is None:
             raise RunError(
-                f"rank {self._world.rank} waited {self._setting.engine.timeout:g} s to be told "
-                "which plan to run",
-                "look at what rank 0 does, or allow more with timeout=",
+                f"rank {self._world.rank} timed out waiting for the choice of a plan "
+                f"({self._context.engine.timeout:g} s)",
+                "look at the output of rank 0, or allow more with timeout=",
             )
         entry: dict[str, Any] = json.loads(found)
         return entry
 
     def _follow(self) -> None:
-        """Run what the heading says, and watch it anew."""
+        """Run the plan of the current state, and watch its step time."""
         self._seconds = []
         self._now = None
         self._proposed = False
@@ -334,30 +337,30 @@ class AutoController:
             self._drift = StepTimeDrift(self._median_seconds[self._state.sync], cycle)
 
     def _note(self, before: AutoState, entry: Mapping[str, Any]) -> None:
-        """For the script to read, and for people."""
-        speaks = self._world.rank == 0
+        """Record and log the choice."""
+        logs = self._world.rank == 0
         if "seconds" in entry and self.choices:
             self.choices[-1] = replace(self.choices[-1], measured=entry["seconds"])
-            if speaks:
+            if logs:
                 log.info("%s", self.choices[-1])
-        if "problem" in entry and speaks:
-            log.warning("no advice, %s goes on: %s", self._state.sync, entry["problem"])
+        if "problem" in entry and logs:
+            log.warning("no advice, %s stays: %s", self._state.sync, entry["problem"])
         chosen = self._state.chosen()
         if chosen is not None and ("ranking" in entry or self._state.sync != before.sync):
             tried = None if "ranking" in entry else self._state.tried.get(chosen.sync)
             self.choices.append(replace(chosen, measured=tried))
             verdict = f"from step {chosen.step}: {chosen.sync} ({chosen.reason})"
-            if self.advice is not None and "ranking" in entry:  # what is done, and nothing else
+            if self.advice is not None and "ranking" in entry:  # the plan that runs
                 verdict += self.advice.hint("; with auto(allow={})")
                 self.advice = replace(self.advice, verdict=verdict)
-            if speaks:
+            if logs:
                 log.info("%s", verdict)
 
     # Advice
 
     def _advice(self, step: int, now: float) -> dict[str, Any]:
-        """By the advisor, after all have measured. Figures that make no sense don't end the
-        training, nor does an advisor that fails; a rank that isn't reached meanwhile does."""
+        """The advisor's entry, after all ranks have measured. Implausible measurements or a failing
+        advisor don't end the training; an unreachable rank does."""
         try:
             situation = self._controls.calibrator.calibrate()
         except NotFitted as error:
@@ -371,8 +374,8 @@ class AutoController:
         return {"step": step, "now": now, "ranking": [asdict(candidate) for candidate in ranking]}
 
     def _ranking(self, situation: RunSituation, step: int) -> list[CandidatePlan]:
-        group, has_data = self._setting.group, self._setting.data_position.rank_loader is not None
-        foresight = PlanRanker(situation, group, self._requested, step, self._controls.refuse)
+        group, has_data = self._context.group, self._context.data_position.rank_loader is not None
+        ranker = PlanRanker(situation, group, self._requested, step, self._controls.refuse)
         self.advice = advise(
             situation.cluster,
             situation.workload,
@@ -381,12 +384,12 @@ class AutoController:
             optimizer=situation.workload.trained_with,
             declared=group.cluster,
             has_data=has_data,
-            refuse=foresight.refuse,
+            refuse=ranker.refuse,
         )
         if not has_data:
-            log.info("plans with a code are left out: they need data= and batch= in attach()")
+            log.info("coded plans are not ranked: they need data= and batch= in attach()")
         before = parse_plan(self._state.came_from or self._state.sync)
-        return foresight.ranking(self.advice, before)
+        return ranker.ranking(self.advice, before)
 
 
 def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
@@ -399,5 +402,5 @@ def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
     return on_measured(state, step, entry["seconds"], may_leave=entry["may_leave"])
 
 
-def _sign_of_life(rank: int) -> str:
+def _heartbeat_key(rank: int) -> str:
     return f"auto/at/{rank}"

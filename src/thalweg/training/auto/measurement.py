@@ -1,5 +1,5 @@
-"""What advice is given on, measured by all ranks of a run between two of its steps: the links and
-what they cost to use, the compressors, and what a step of this model computes."""
+"""The measurements that advice is based on, taken by all ranks between two steps: links and their
+costs, compressors, and the compute time of a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("thalweg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSituation:
-    """`native`: whether the backend was tried, and so can be relied on."""
+    """The situation of a run. `native`: the backend was tried, and can be relied on."""
 
     cluster: Cluster
     machine: Machine
@@ -39,28 +39,28 @@ class RunSituation:
 
 
 class RunCalibrator:
-    """One run's. Compressors are timed once, and only if they are allowed."""
+    """The calibration of one run. Compressors are timed once, and only if they are allowed."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        setting: PlanContext,
+        context: PlanContext,
         allow: Promise,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._setting = setting
-        self._codecs = compressors(setting.group, allow)
+        self._context = context
+        self._codecs = compressors(context.group, allow)
         self._costs: Mapping[str, CodecCost] = {}
         self._profile: Profile | None = None
         self._profiled: ProfileResult | None = None
-        self._surveys = 0
-        # Once Gloo hasn't connected, it isn't waited for again.
-        self._native = not setting.world.security.encrypted
+        self._calibrations = 0
+        # After a failed connection Gloo isn't tried again.
+        self._native = not context.world.security.encrypted
 
     def start_profile(self) -> None:
-        """From this step to the next survey, what is computed."""
+        """Profile the compute time of steps from this one to the next calibration."""
         self.close()
         self._profile = Profile(self._model, self._optimizer)
 
@@ -70,24 +70,24 @@ class RunCalibrator:
             self._profile = None
 
     def calibrate(self) -> RunSituation:
-        """The same on all ranks, at a safe point of all."""
-        setting = self._setting
+        """Measure at a safe point of all ranks; the result is equal on all of them."""
+        context = self._context
         if self._profile is not None:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
         self._log_assumptions()
-        number, self._surveys = self._surveys, self._surveys + 1
+        number, self._calibrations = self._calibrations, self._calibrations + 1
         found = calibrate(
-            setting.world,
-            setting.abort_flag,
-            setting.engine,
-            setting.group.cluster,
+            context.world,
+            context.abort_flag,
+            context.engine,
+            context.group.cluster,
             tensors=self._profiled.workload.tensors,
             codecs=() if self._costs else self._codecs,
             native=self._native,
             name=f"calibration/{number}",
-            clock=setting.clock,
+            clock=context.clock,
         )
         self._costs = {**self._costs, **found.machine.codecs}
         self._native = any(trial.kind == "native" for trial in found.trials)
@@ -105,42 +105,41 @@ class RunCalibrator:
 
     @property
     def _assumed(self) -> tuple[str, ...]:
-        """Of the cluster, where the rest is measured."""
+        """The assumption about the cluster that no measurement replaces."""
         return (
             (ONE_RACK_ASSUMPTION,)
-            if ONE_RACK_ASSUMPTION in self._setting.group.cluster.assumed
+            if ONE_RACK_ASSUMPTION in self._context.group.cluster.assumed
             else ()
         )
 
     def _log_assumptions(self) -> None:
-        if self._assumed and not self._surveys and self._setting.world.rank == 0:
-            log.info(
-                "no cluster file: all hosts are taken for one rack; `thalweg probe` finds racks"
-            )
+        if self._assumed and not self._calibrations and self._context.world.rank == 0:
+            log.info("no cluster file: assuming one rack; `thalweg probe` finds racks")
 
     def _merged(self, profile: Profile) -> ProfileResult:
-        setting = self._setting
-        everybody = Group.everybody(setting.group.cluster)
-        collectives = Collectives(everybody, setting.engine, setting.clock)
-        steps = int(collectives.all_gather([len(profile)]).min())  # some may have had no gradients
+        context = self._context
+        everybody = Group.everybody(context.group.cluster)
+        collectives = Collectives(everybody, context.engine, context.clock)
+        # A rank may have had no gradients.
+        steps = int(collectives.all_gather([len(profile)]).min())
         seconds = profile.seconds()
         figures = len(seconds) // max(1, len(profile))
         table = collectives.all_gather(seconds[len(seconds) - steps * figures :])
         if not steps:
             workload = Workload(name=RUN_WORKLOAD_NAME, tensors=profile.tensors)
-            nobody = (StragglerDelay(),) * setting.group.size
-            return ProfileResult(workload=workload, straggler_delays=nobody, spread=0.0)
+            no_delays = (StragglerDelay(),) * context.group.size
+            return ProfileResult(workload=workload, straggler_delays=no_delays, spread=0.0)
         return merged(RUN_WORKLOAD_NAME, profile.tensors, table)
 
 
 def profiles_compute_alone(plan: Plan) -> bool:
-    """Whether a profile of its steps is of computing alone: not where a step ends with averaging,
-    nor where torch sends behind our back, nor where a compressor works during backward."""
+    """True if a profile of the plan's steps contains computing alone: not if a step ends with
+    averaging, torch's own path sends, or a compressor runs during backward."""
     shared = plan.averages_parameters or plan.precision is not None
     return not (shared or waits_for_nobody(plan) or default_catalog().is_native(plan))
 
 
 def compressors(group: Group, allow: Promise) -> list[Choice]:
-    """Those that the advisor will ask about."""
+    """The compressors of the candidate plans."""
     plans = candidates(group, allow, default_catalog()).plans
     return list(dict.fromkeys(plan.precision for plan in plans if plan.precision is not None))

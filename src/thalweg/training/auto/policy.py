@@ -1,12 +1,12 @@
-"""Which plan `auto` runs next: decisions alone, the same on every rank that is told the same.
+"""The decisions of `auto`: which plan runs next. All ranks with the same inputs decide the same.
 
-    advised   the best plan is taken up, unless the one that runs is predicted to be as good
-    measured  a few steps later it is known what it takes. If that is more than another plan was
-              predicted to take, that one is tried, and in the end the best that was measured stays
-    drifting  once a step takes much less or more than it was measured to, advice is asked for again
+    advised   switch to the best plan, unless the current one is predicted to be as good
+    measured  a few steps later its step time is known. If another plan was predicted to be faster,
+              that one is tried, and in the end the best measured plan stays
+    drifting  once the step time is far from the measured one, advice is requested again
 
-It doesn't flap. A change must promise more than noise; and after an advice some steps pass before
-the next, twice as many if the plan has stayed, or if it is asked for again soon after.
+The plan doesn't flap. A change must promise more than noise; and after an advice a cooldown passes
+before the next, twice as long if the plan has stayed, or if advice is requested again soon after.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from statistics import fmean, median
 
 from thalweg.facts import about
 
-# Of the time of the plan that runs: what is above isn't worth a change at first.
-FIRST_SWITCH_COST_RATIO = 0.98
-SWITCH_COST_RATIO = 0.95  # the same of what it was measured to take, later
-RIVAL_COST_FACTOR = 1.03  # times what another is predicted to take, before that one is tried
-MAX_PLAN_TRIALS = 3  # of plans, after an advice
+# A change must be predicted to cost less than these fractions of the current plan:
+FIRST_SWITCH_COST_RATIO = 0.98  # of its prediction, at first
+SWITCH_COST_RATIO = 0.95  # of its measurement, later
+RIVAL_COST_FACTOR = 1.03  # times a rival's predicted cost, before that one is tried
+MAX_PLAN_TRIALS = 3  # after an advice
 ADVICE_COOLDOWN_STEPS, MAX_ADVICE_COOLDOWN_STEPS = 30, 4000  # steps from one advice to the next
-SOON_ADVICE_COOLDOWN_FACTOR = 4  # times the pause
-STEP_TIME_WINDOW_STEPS = 8  # steps at least, to tell what is usual now
-STEP_TIME_DRIFT_FACTOR = 1.25  # times slower or faster than it was
-STEP_TIME_DRIFT_STEPS = 8  # steps
+SOON_ADVICE_COOLDOWN_FACTOR = 4  # times the cooldown
+STEP_TIME_WINDOW_STEPS = 8  # at least, for a median
+STEP_TIME_DRIFT_FACTOR = 1.25  # times slower or faster than measured
+STEP_TIME_DRIFT_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatePlan:
-    """A plan that can be run here, and what a step of it is predicted to take."""
+    """A plan that can run here, with its predicted step time."""
 
     sync: str
     seconds: float
     low: float
     high: float
-    steps: float = 1.0  # that it is assumed to need for one of an exact plan
-    settling: int = 2  # steps that don't tell what it takes
-    timed: int = 6  # steps that do, after those
-    cycle: int = 1  # steps after which it repeats itself
-    late: bool = False  # some steps wait for late workers: all of them count, not the usual one
+    steps: float = 1.0  # assumed number of steps for one of an exact plan
+    settling: int = 2  # warm-up steps
+    timed: int = 6  # steps that are timed after those
+    cycle: int = 1  # the period of its steps
+    late: bool = False  # some steps wait for stragglers: the mean counts, not the median
     why: str = ""
 
     @property
@@ -52,7 +52,8 @@ class CandidatePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """From `step` on this plan is run. `measured` is None until it is known, in seconds."""
+    """A plan that runs from `step` on. `measured` is its step time in seconds, None until it is
+    known."""
 
     step: int
     sync: str
@@ -65,26 +66,24 @@ class PlanChoice:
     def __str__(self) -> str:
         text = f"{self.sync}: predicted {about(self.predicted, 's')}"
         text += f" ({about(self.low, 's')} to {about(self.high, 's')})"
-        return text + (
-            f", measured {about(self.measured, 's')}" if self.measured is not None else ""
-        )
+        return text if self.measured is None else f"{text}, measured {about(self.measured, 's')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoState:
-    """What is run, since when, and the step at which something is due: advice, or what a step
-    takes. None while nothing is."""
+    """The plan that runs, its first step, and the step at which advice or a measurement is due, if
+    any."""
 
     sync: str
     since: int
     due: int | None
-    awaits_advice: bool = False  # for advice
+    awaits_advice: bool = False
     advices: int = 0  # so far
     ranking: Sequence[CandidatePlan] = ()  # best first; empty until the first advice
     tried: Mapping[str, float] = field(default_factory=dict)  # seconds, since the last advice
     trials: int = 0
-    came_from: str = ""  # what ran when advice was asked for
-    soon: bool = False  # after the last advice
+    came_from: str = ""  # the plan that ran when advice was requested
+    soon: bool = False  # requested soon after the last advice
     cooldown: int = ADVICE_COOLDOWN_STEPS
     cooldown_until: int = 0
     reason: str = ""
@@ -108,7 +107,7 @@ class AutoState:
 
 
 def request_advice(state: AutoState, step: int, meanwhile: str, due: int) -> AutoState:
-    """For advice, which is to come at step `due`; until then another plan may be run."""
+    """The state that waits for advice at step `due`; until then another plan may run."""
     quiet = step - (state.cooldown_until - state.cooldown)
     return replace(
         state,
@@ -124,13 +123,13 @@ def request_advice(state: AutoState, step: int, meanwhile: str, due: int) -> Aut
 def on_advice(
     state: AutoState, step: int, ranking: Sequence[CandidatePlan], now: float
 ) -> AutoState:
-    """Take up the best, or stay; `now` is what a step usually takes under the plan that runs, which
-    is in the ranking too."""
+    """Switch to the best plan, or stay; `now` is the median step time of the current plan, which is
+    in the ranking too."""
     before = state.came_from or state.sync
     first = not state.advices
     own = next((candidate for candidate in ranking if candidate.sync == before), None)
     best = ranking[0]
-    seen = own is not None and not own.late  # a few steps tell little where some are late
+    seen = own is not None and not own.late  # a few steps aren't representative where some straggle
     state = replace(
         state,
         ranking=tuple(ranking),
@@ -148,11 +147,11 @@ def on_advice(
         return _try(state, step, best, best.why)
     assert own is not None
     gain = "2 %" if first else "5 %"
-    return _try(state, step, own, f"nothing else promises to gain {gain} on it")
+    return _try(state, step, own, f"no other plan is predicted to be {gain} faster")
 
 
 def on_no_advice(state: AutoState, step: int, problem: str) -> AutoState:
-    """There was none: stay."""
+    """Stay with the plan, as there was no advice."""
     before = state.came_from or state.sync
     state = replace(
         state, sync=before, awaits_advice=False, advices=state.advices + 1, reason=problem
@@ -163,7 +162,8 @@ def on_no_advice(state: AutoState, step: int, problem: str) -> AutoState:
 def on_measured(
     state: AutoState, step: int, seconds: float, *, may_leave: bool = True
 ) -> AutoState:
-    """What a step of the plan that runs takes: stay, try another, or go back to a better one."""
+    """Compare the measured step time of the current plan: stay, try another, or return to a better
+    one."""
     tried = {**state.tried, state.sync: seconds}
     state = replace(state, tried=tried)
     costs = {
@@ -182,17 +182,17 @@ def on_measured(
         and state.trials < MAX_PLAN_TRIALS
         and RIVAL_COST_FACTOR * rival.cost < min(costs.values())
     ):
-        reason = f"{state.sync} takes {about(seconds, 's')}, more than is predicted of this"
+        reason = f"{state.sync} takes {about(seconds, 's')}, more than predicted for this plan"
         return _try(replace(state, trials=state.trials + 1), step, rival, reason)
     best = min(costs, key=costs.__getitem__)
     if costs[best] < FIRST_SWITCH_COST_RATIO * costs[state.sync]:
-        told = f"the best that was tried: {about(tried[best], 's')} a step"
-        state = replace(state, sync=best, since=step, reason=told)
+        reason = f"the best measured plan: {about(tried[best], 's')} per step"
+        state = replace(state, sync=best, since=step, reason=reason)
     return _rest(state, step)
 
 
 def _name(sync: str) -> str:
-    """Without its settings, which change little."""
+    """The name of a plan without its settings, which change little."""
     return sync.partition(" @")[0]
 
 
@@ -202,21 +202,23 @@ def _try(state: AutoState, step: int, candidate: CandidatePlan, reason: str) -> 
 
 
 def _rest(state: AutoState, step: int) -> AutoState:
-    """Until it drifts, and for some steps even then."""
+    """Keep the plan until its step time drifts, at least for the cooldown."""
     stayed = state.sync == state.came_from
     longer = state.advices > 1 and (stayed or state.soon)
-    pause = min(2 * state.cooldown, MAX_ADVICE_COOLDOWN_STEPS) if longer else ADVICE_COOLDOWN_STEPS
-    return replace(state, due=None, cooldown=pause, cooldown_until=step + pause, came_from="")
+    cooldown = (
+        min(2 * state.cooldown, MAX_ADVICE_COOLDOWN_STEPS) if longer else ADVICE_COOLDOWN_STEPS
+    )
+    return replace(state, due=None, cooldown=cooldown, cooldown_until=step + cooldown, came_from="")
 
 
 def median_step_seconds(seconds: Sequence[float], cycle: int = 1) -> float:
-    """The middle one of whole cycles' means, so that a pause now and then doesn't count."""
+    """The median of whole cycles' means, on which a single pause has no effect."""
     blocks = [seconds[i : i + cycle] for i in range(len(seconds) % cycle, len(seconds), cycle)]
     return median(fmean(block) for block in blocks) if blocks else fmean(seconds)
 
 
 class StepTimeDrift:
-    """Whether steps take another time than they did when they were measured."""
+    """Detects that the step time differs from the measured one."""
 
     def __init__(self, seconds: float, cycle: int = 1) -> None:
         self._before = seconds
@@ -226,11 +228,11 @@ class StepTimeDrift:
 
     @property
     def now(self) -> float:
-        """What a step takes now."""
+        """The median step time now."""
         return median_step_seconds([*self._last], self._cycle) if self._last else self._before
 
     def begin_again(self) -> None:
-        """Something was done about it: look whether that helps."""
+        """Start over, as the plan itself has reacted."""
         self._last.clear()
         self._in_a_row = 0
 
@@ -239,9 +241,6 @@ class StepTimeDrift:
         if len(self._last) < (self._last.maxlen or 0):
             return False
         ratio = self.now / self._before
-        self._in_a_row = (
-            self._in_a_row + 1
-            if not 1 / STEP_TIME_DRIFT_FACTOR < ratio < STEP_TIME_DRIFT_FACTOR
-            else 0
-        )
+        near = 1 / STEP_TIME_DRIFT_FACTOR < ratio < STEP_TIME_DRIFT_FACTOR
+        self._in_a_row = 0 if near else self._in_a_row + 1
         return self._in_a_row >= STEP_TIME_DRIFT_STEPS

@@ -1,15 +1,15 @@
-"""What a step of a training costs without communication, seen while it trains.
+"""The compute time of a training step without communication, measured while training.
 
-    a step   ... optimizer's end | forward, and what is before it | backward            | ...
+    a step   ... optimizer's end | forward, and all before it     | backward            | ...
                                  start                            first gradient    last | optimizer
 
-What is between the last gradient and the optimizer is communication under gradient plans, and
-isn't counted; under plans that average parameters, profile steps at which nobody meets. Where a
-step has several backwards, the last one counts as such, and those before it belong to forward.
+The time between the last gradient and the optimizer is communication under gradient plans, and
+isn't counted; under plans that average parameters, profile steps without averaging. Where a step
+has several backwards, the last one counts as such, and those before it belong to forward.
 
-A worker is late at a step if it comes to its last gradient far later than the middle worker (of an
+A worker straggles at a step if it reaches its last gradient far later than the median worker (of an
 even number, the earlier of the two in the middle): by more than five deviations and a fifth of a
-step. Each looks at its own clock only.
+step. Each worker uses its own clock only.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from thalweg.training.backward_hooks import Hook, after_gradient
 from thalweg.training.buckets import DTYPES
 from thalweg.training.factory import trainable
 
-STRAGGLER_DEVIATIONS, STRAGGLER_STEP_FRACTION = 5.0, 0.2  # later than both: late
+STRAGGLER_DEVIATIONS, STRAGGLER_STEP_FRACTION = 5.0, 0.2  # a straggler exceeds both
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-EQUAL_HOSTS_DEVIATIONS = 3.0  # standard deviations within which hosts are equally often late
-PROFILE_SECONDS_DIGITS = 7  # of seconds
+EQUAL_HOSTS_DEVIATIONS = 3.0  # within which hosts straggle equally often
+PROFILE_SECONDS_DIGITS = 7
 Seconds = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class _ProfiledStep:
-    """Moments by this rank's clock."""
+    """The timestamps of one step by this rank's clock."""
 
     start: float
-    optimizer: float = 0.0  # it begins
+    optimizer: float = 0.0  # when it begins
     end: float = 0.0
     ready: dict[str, float] = field(default_factory=dict)
 
 
 class Profile:
-    """Watches a model and its optimizer until it is closed, one step after the other."""
+    """Times the steps of a model and its optimizer until it is closed."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._parameters = dict(trainable(model))
         self._steps: list[_ProfiledStep] = []
-        self._now: _ProfiledStep | None = None  # nobody knows when the first began
+        self._now: _ProfiledStep | None = None  # the beginning of the first is unknown
         self._hooks: list[Any] = [
             *(
                 after_gradient(p, partial(self._ready, name))
@@ -77,7 +77,7 @@ class Profile:
         self._hooks.clear()
 
     def __len__(self) -> int:
-        """Whole steps so far."""
+        """The number of complete steps so far."""
         return len(self._steps)
 
     @property
@@ -88,8 +88,9 @@ class Profile:
         )
 
     def seconds(self) -> list[float]:
-        """Of each step: forward, backward, optimizer, and when each tensor's gradient was ready,
-        counted from the first (a tensor without one: at the end). All ranks have as many."""
+        """The times of each step: forward, backward, optimizer, and when each tensor's gradient was
+        ready, counted from the first (a tensor without one: at the end). All ranks have the same
+        number."""
         return [second for step in self._steps for second in self._row(step)]
 
     def _row(self, step: _ProfiledStep) -> list[float]:
@@ -117,21 +118,20 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileResult:
-    """Over all ranks: the workload with what the middle rank takes, how late each rank is, and the
-    standard deviation of what a step computes, relative to it, lateness apart."""
+    """The profile over all ranks: the workload with the median times, the straggler delays of each
+    rank, and the relative standard deviation of the compute time without straggler delays."""
 
     workload: Workload
     straggler_delays: tuple[StragglerDelay, ...]  # by rank
     spread: float
 
     def placed(self, cluster: Cluster) -> Cluster:
-        """The cluster, with its hosts as late as they were seen. Every rank of a host is as likely
-        to be late as they are on average, so that as many are as were."""
+        """The cluster with the straggler delays of its hosts. Every rank of a host has the mean
+        probability of its ranks."""
 
         def seen(host: Host) -> Host:
-            return replace(
-                host, late=_together([self.straggler_delays[rank] for rank in host.ranks])
-            )
+            delays = [self.straggler_delays[rank] for rank in host.ranks]
+            return replace(host, late=_pooled(delays))
 
         racks = (
             replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
@@ -140,14 +140,17 @@ class ProfileResult:
 
 
 def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResult:
-    """From every rank's `Profile.seconds`, a row for each (`Collectives.all_gather`)."""
+    """The profile of all ranks from a row of `Profile.seconds` for each
+    (`Collectives.all_gather`)."""
     steps = table.reshape(len(table), -1, 3 + len(tensors))  # ranks, steps, figures
     middle = np.median(np.median(steps, axis=1), axis=0).round(PROFILE_SECONDS_DIGITS)
     forward, backward, optimizer, *ready = middle.tolist()
     arrivals = steps[:, :, 0] + steps[:, :, 1]
     usual = forward + backward + optimizer
     excess = arrivals - np.quantile(arrivals, 0.5, axis=0, method="lower")
-    excess -= np.median(excess, axis=1, keepdims=True)  # who is always slower isn't late
+    excess -= np.median(
+        excess, axis=1, keepdims=True
+    )  # a rank that is always slower is no straggler
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(excess)))
     workload = Workload(
         name=name,
@@ -168,8 +171,8 @@ def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResul
 
 
 def straggler_delays(excess: Seconds, limit: float) -> tuple[StragglerDelay, ...]:
-    """Of each rank, from how much later than the middle one it was at each step. Those that are
-    about equally often late are taken for equal, since a few steps tell little of each."""
+    """The straggler delay of each rank, from its excess over the median rank at each step. Ranks
+    that straggle about equally often are pooled, since a few steps tell little of each."""
     late, (ranks, steps) = excess > limit, excess.shape
     often = late.mean(axis=1)
     middle = float(np.median(often))
@@ -190,8 +193,8 @@ def _rank_delay(excess: Seconds, late: NDArray[np.bool_]) -> StragglerDelay:
     )
 
 
-def _together(late: Sequence[StragglerDelay]) -> StragglerDelay:
-    """Of ranks that are taken for alike: the mean probability, and the mean of the delays."""
+def _pooled(late: Sequence[StragglerDelay]) -> StragglerDelay:
+    """The mean probability and delay of ranks that are taken as equal."""
     probability = fmean(one.probability for one in late)
     if not probability:
         return StragglerDelay()

@@ -1,4 +1,4 @@
-"""What `auto` was asked for: by itself it is no plan that can be run."""
+"""The request `auto`, which by itself is no plan that can run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def allowed(plan: Plan) -> Promise:
 
 
 def plan_at_first(plan: Plan) -> Plan:
-    """What is run until there is advice: the plan itself if it isn't `auto`."""
+    """The plan that runs until there is advice; the plan itself if it isn't `auto`."""
     return with_settings(parse_plan(FIRST_AUTO_PLAN), plan) if is_auto(plan) else plan
 
 
-def with_settings(plan: Plan, asked: Plan) -> Plan:
+def with_settings(plan: Plan, requested: Plan) -> Plan:
     """The plan with the settings that `auto` was given."""
-    settings = {**dict(plan.text.settings), **dict(asked.text.settings)}
+    settings = {**dict(plan.text.settings), **dict(requested.text.settings)}
     return parse_plan(str(replace(plan.text, settings=tuple(settings.items()))))

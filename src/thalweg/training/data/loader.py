@@ -1,4 +1,4 @@
-"""The data of a run, from one rank's side: its samples, batch by batch."""
+"""The data of a run on one rank: its samples, batch by batch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thalweg.errors import UsageError
 from thalweg.training.data.sampler import BatchSampler, BatchSlice
 
 IsOver = Callable[[int], bool]
-"""Whether the step of the n-th batch from here is over, and nobody waits for this rank's part."""
+"""True if the step of the n-th batch from here is over, and no rank waits for this rank's part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankLoader:
-    """`loader` are options for torch's DataLoader."""
+    """Loads the batches of one rank. `loader` are options for torch's DataLoader."""
 
     data: Dataset[Any]
     sampler: BatchSampler
@@ -28,18 +28,18 @@ class RankLoader:
     rank: int
 
     def with_allocation(self, allocation: Allocation | None) -> RankLoader:
-        """The same data, as another plan shares it out."""
+        """A loader for the same data under another plan's allocation."""
         if allocation == self.sampler.allocation:
             return self
         return replace(self, sampler=replace(self.sampler, allocation=allocation))
 
     def with_members(self, members: tuple[int, ...], allocation: Allocation | None) -> RankLoader:
-        """The same data, for these ranks."""
+        """A loader for the same data among these ranks."""
         sampler = replace(self.sampler, members=members, size=len(members), allocation=allocation)
         return self if sampler == self.sampler else replace(self, sampler=sampler)
 
     def load(self, epoch: int, first: int, is_over: IsOver) -> Iterator[tuple[BatchSlice, Any]]:
-        """This rank's samples of every batch of an epoch, from the `first` on."""
+        """The samples of this rank in every batch of an epoch, from the `first` on."""
         wanted = (
             batch_slice.in_brief() if is_over(number) else batch_slice
             for number, batch_slice in enumerate(self.sampler.slices(epoch, self.rank, first))
@@ -49,7 +49,9 @@ class RankLoader:
             loader: DataLoader[Any] = DataLoader(
                 self.data,
                 batch_sampler=(batch_slice.samples for batch_slice in ahead),
-                generator=self.sampler.generator(epoch, first, self.rank),  # not the script's
+                generator=self.sampler.generator(
+                    epoch, first, self.rank
+                ),  # not the script's generator
                 **self.loader,
             )
         except (TypeError, ValueError) as error:
@@ -60,22 +62,22 @@ class RankLoader:
 
     @property
     def sampling(self) -> dict[str, int]:
-        """What the place in the data depends on."""
-        cut = self.sampler
-        return {"samples": cut.samples, "batch size": cut.batch, "seed": cut.seed}
+        """The settings that a position in the data depends on."""
+        sampler = self.sampler
+        return {"samples": sampler.samples, "batch size": sampler.batch, "seed": sampler.seed}
 
     def seed_of(self, step: int, batch_slice: BatchSlice) -> int:
-        """The same for all who compute these samples at this step."""
+        """A seed that is equal on all ranks that compute these samples at this step."""
         return self.sampler.generator(step, batch_slice.samples[0]).initial_seed()
 
 
 def weighted_mean(losses: torch.Tensor, batch_slice: BatchSlice) -> torch.Tensor:
-    """The plain mean, whose gradient has the share's weights."""
+    """The plain mean, with the gradient of the slice's weighted sum."""
     if losses.shape != batch_slice.weights.shape:
         inner = "average over tokens or pixels first, and " if losses.dim() > 1 else ""
         raise UsageError(
             f"run.mean got {list(losses.shape)} losses for {len(batch_slice.weights)} samples",
-            f'{inner}give it one loss a sample (reduction="none")',
+            f'{inner}give it one loss per sample (reduction="none")',
         )
     exact = losses.to(torch.promote_types(losses.dtype, torch.float32))
     weighted = torch.dot(exact, batch_slice.weights.to(exact))

@@ -1,14 +1,14 @@
-"""A plan's precision at work: a bucket is encoded, exchanged and decoded.
+"""Compression of buckets: each is encoded, exchanged and decoded.
 
-What a rank contributes is divided by the number of contributions first, so sums are means. Under
-gradient plans what a biased codec leaves out is kept for the next step (`compress.feedback`). Where
-parameters are averaged it is put back at once: mean Q + x - Q(x) keeps the mean over the ranks.
+Each contribution is divided by the number of contributions first, so sums are means. Under gradient
+plans the residual of a biased codec is kept for the next step (`compress.feedback`). Where
+parameters are averaged it is added back at once: mean Q + x - Q(x) keeps the mean over the ranks.
 
-Payloads are added up by the plan's own schedules, gathered whole, or go in two shots: everybody
-sends each member its shard of the payload, the member reduces the shards that it got to one, and
-the reduced shards are gathered. Each rank sends 2 (N-1)/N of a payload then, however many ranks
-there are; gathering whole payloads takes N-1 of them. Tensors that go as they are, and scales that
-belong to payloads, travel beside the first round.
+Payloads are summed by the plan's own schedules, gathered whole, or sent in two shots: each rank
+sends each member its shard of the payload, the member reduces the shards that it received to one,
+and the reduced shards are gathered. Each rank sends 2 (N-1)/N of a payload then, however many ranks
+there are; gathering whole payloads takes N-1 of them. Uncompressed tensors, and the scales of
+payloads, are sent along with the first round.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from thalweg.training.compiled_steps import RankRound
 from thalweg.training.compressor_state import RESIDUAL, VOTE, CompressorState
 from thalweg.transports import Array
 
-EXACT_PAYLOAD = "exact"  # the payload of tensors that go as they are
+EXACT_PAYLOAD = "exact"  # the payload of uncompressed tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """The compressor of a plan, and how it is used there."""
+    """The compressor of a plan, with its arguments and the use of residuals."""
 
     compressor: Compressor
     arguments: Mapping[str, Value]
-    keeps: bool  # what is left out, for the next step
-    restores: bool  # what is left out, at once
+    keeps: bool  # the residual is kept for the next step
+    restores: bool  # the residual is added back at once
 
     @classmethod
     def of(cls, plan: Plan) -> Compression | None:
@@ -66,8 +66,8 @@ class Compression:
         compressor = default_catalog().compressors.get(plan.precision.name)
         if compressor is None:
             raise PlanError(
-                f"the workers don't know the compressor {plan.precision.name}",
-                "put its file into thalweg/compress, where all of them find it",
+                f"the workers have no compressor {plan.precision.name}",
+                "put its file into thalweg/compress on all of them",
             )
         arguments = plan.precision.arguments
         sound = not (plan.averages_parameters or is_relayed(plan))
@@ -82,7 +82,7 @@ class Compression:
         return arrange(tensors, self.compressor, self.arguments)
 
     def codec(self, arrangement: Arrangement) -> Codec | None:
-        """None if nothing is compressed."""
+        """The codec of a bucket; None if nothing in it is compressed."""
         if not arrangement.compressed:
             return None
         codec: Codec = self.compressor.codec(
@@ -95,7 +95,7 @@ class Compression:
 
 
 class CompressedBucket:
-    """`rank` is this one's. What it holds between steps is in `slots`."""
+    """A bucket with its codec and, between steps, its state. `rank` is this rank."""
 
     def __init__(self, bucket: FlatBucket, compression: Compression, rank: int) -> None:
         self.codec = compression.codec(bucket.arrangement)
@@ -108,42 +108,39 @@ class CompressedBucket:
         self._out: Array = bucket.vector[:length] if is_float else np.empty(length, np.float32)
         keeps = self.codec is not None and compression.keeps
         self._feedback = Feedback(self.codec) if keeps and self.codec is not None else None
-        self._left_out = np.empty(length, np.float32) if compression.restores else None
+        self._residual = np.empty(length, np.float32) if compression.restores else None
         self._buffers = _Buffers()
-        self.has_more = False  # than it left out itself
+        self.has_more = False  # it also holds residuals of an earlier plan
 
     @property
     def state(self) -> CompressorState:
-        """Windows into it, to be read and written between two steps."""
+        """Views of the state, to be read and written between two steps."""
         if self.codec is None:
             return {}
-        slots = dict(self.codec.state)
+        state = dict(self.codec.state)
         if self._feedback is None:
-            slots.pop(VOTE, None)
+            state.pop(VOTE, None)
         else:
             residual = self._feedback.residual
-            slots[RESIDUAL] = {s.name: residual[s.place] for s in self.codec.segments}
-        return slots
+            state[RESIDUAL] = {s.name: residual[s.place] for s in self.codec.segments}
+        return state
 
     def chain(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
-        """The rounds that make the bucket, which holds contributions, their sum."""
+        """The rounds that turn the bucket's contribution into the sum of all."""
 
         def whole(rank_round: RankRound) -> list[Task]:
             return [rank_round.task(self._bucket, step, first_round)]
 
-        inside = {rank_round.round.payload.name: rank_round for rank_round in rank_rounds}
-        between = [
-            rank_round
-            for rank_round in rank_rounds
-            if rank_round.round.payload.name not in (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
-        ]
+        inside = {one.round.payload.name: one for one in rank_rounds}
+        in_rack = (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
+        between = [one for one in rank_rounds if one.round.payload.name not in in_rack]
         if RACK_SUM_PAYLOAD in inside:
             if not between and self.has_more:
-                self._give_away()
+                self._add_residual()
             yield whole(inside[RACK_SUM_PAYLOAD])
-        if any(not rank_round.round.payload.exact for rank_round in between):
+        if any(not one.round.payload.exact for one in between):
             yield from self._compressed(between, step, first_round)
-        elif between:  # nothing is compressed in this bucket, or not yet
+        elif between:  # nothing in this bucket is compressed, at least not yet
             yield whole(between[0])
         if RESULT_PAYLOAD in inside:
             yield whole(inside[RESULT_PAYLOAD])
@@ -165,13 +162,14 @@ class CompressedBucket:
             yield from _exchange(self.codec, transfer, self._buffers)
         except NotFinite as error:
             raise NotFinite(error.names, f" on rank {self._rank} at step {step}") from None
-        if self._left_out is not None:
-            self._left_out *= rank_rounds[0].divisor
-            out += self._left_out
+        if self._residual is not None:
+            self._residual *= rank_rounds[0].divisor
+            out += self._residual
         self.store()
 
-    def _give_away(self) -> None:
-        """What an earlier plan left out here goes to the first of the rack, who encodes for all."""
+    def _add_residual(self) -> None:
+        """Add the residual of an earlier plan to the bucket, for the rank that encodes for the
+        rack."""
         self.has_more = False
         if self._feedback is not None:
             out = self.load()
@@ -180,28 +178,28 @@ class CompressedBucket:
             self.store()
 
     def load(self) -> Array:
-        """What the bucket holds of compressed tensors, in float32: to be worked on in place."""
+        """The compressed tensors of the bucket in float32, to be changed in place."""
         if self._out.base is None:
             torch.from_numpy(self._out).copy_(self._values)
         return self._out
 
     def store(self) -> None:
-        """What was made of it goes back into the bucket."""
+        """Write the loaded values back into the bucket."""
         if self._out.base is None:
             self._values.copy_(torch.from_numpy(self._out))
 
     def to_encode(self, out: Array) -> Array:
-        """A vector of its own where what is left out is to be known."""
+        """The vector to encode: a copy where the residual is needed."""
         if self._feedback is not None:
             return self._feedback.add(out)
-        if self._left_out is not None:
-            self._left_out[:] = out
-            return self._left_out
+        if self._residual is not None:
+            self._residual[:] = out
+            return self._residual
         return out
 
 
 def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-    """A compressor with momentum of its own takes the optimizer's part."""
+    """Raise PlanError if compressor and optimizer both have a momentum."""
     own = plan.precision.arguments.get("momentum") if plan.precision is not None else None
     if own and any(group.get("momentum") for group in optimizer.param_groups):
         assert plan.precision is not None
@@ -215,7 +213,7 @@ def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BucketTransfer:
     """One bucket at one step. `values` are encoded, `out` is to hold the result; they are one
-    vector if nobody asks what is left out."""
+    vector if no residual is kept."""
 
     bucket: FlatBucket
     rank: int
@@ -232,7 +230,7 @@ class _BucketTransfer:
 
     @property
     def payload_rounds(self) -> list[RankRound]:
-        """The rounds of payloads, without what goes beside them."""
+        """The rounds of payloads, without those of uncompressed tensors."""
         return [rank_round for rank_round in self.rounds if not rank_round.round.payload.exact]
 
     def uncompressed_tasks(self, scales: Array | None) -> list[Task]:
@@ -261,7 +259,7 @@ class _BucketTransfer:
 
 
 class _Buffers:
-    """For payloads, made when they are first needed: groups may differ from step to step."""
+    """Buffers for payloads, allocated on first use: groups may differ from step to step."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], Array] = {}
@@ -275,7 +273,7 @@ class _Buffers:
 
 def _exchange(codec: Codec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
     if isinstance(codec, SummableCodec):
-        yield from _added_up(codec, transfer)
+        yield from _summed(codec, transfer)
     elif isinstance(codec, ShardableCodec) and len(transfer.payload_rounds) > 1:
         yield from _in_two_shots(codec, transfer, buffers)
     else:
@@ -283,20 +281,20 @@ def _exchange(codec: Codec, transfer: _BucketTransfer, buffers: _Buffers) -> Cha
         yield from _gathered(codec, transfer, buffers)
 
 
-def _added_up(codec: SummableCodec, transfer: _BucketTransfer) -> Chain:
+def _summed(codec: SummableCodec, transfer: _BucketTransfer) -> Chain:
     payloads = codec.rounds(transfer.values, transfer.out, transfer.step, keep=transfer.keep)
-    beside = transfer.uncompressed_tasks(None)
+    others = transfer.uncompressed_tasks(None)
     for rank_round, payload in zip(transfer.payload_rounds, payloads, strict=False):
-        yield [transfer.task(rank_round, payload, transfer.carries), *beside]
-        beside = []
-    for _ in payloads:  # what follows the last round
+        yield [transfer.task(rank_round, payload, transfer.carries), *others]
+        others = []
+    for _ in payloads:  # the codec continues after the last round
         raise AssertionError("the codec has more rounds than it declares")
 
 
 def _gathered(codec: GatheredCodec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
     [rank_round] = transfer.payload_rounds
     order = rank_round.round.group.order
-    everything = buffers.of("everybody's", codec.nbytes * len(order))
+    everything = buffers.of("all", codec.nbytes * len(order))
     rows = everything.reshape(len(order), -1)
     codec.encode(
         transfer.values,
@@ -339,7 +337,7 @@ def _in_two_shots(codec: ShardableCodec, transfer: _BucketTransfer, buffers: _Bu
 
 
 class _Shots:
-    """Where the shards of the first shot are: chunk i N + j is the j-th of the i-th member."""
+    """The shards of the first shot: chunk i N + j is the j-th of the i-th member."""
 
     def __init__(self, own: Array, rank_round: RankRound, position: int, buffers: _Buffers) -> None:
         self._members = rank_round.round.group.size
@@ -360,13 +358,13 @@ class _Shots:
         return row
 
     def arrived(self) -> list[Array]:
-        """Everybody's shard for this rank, its own included."""
+        """The shards of all members for this rank, including its own."""
         own = self._own[slice(*self.bounds[self._position])]
         return [own if i == self._position else row for i, row in enumerate(self._rows)]
 
 
 def _items(buffer: Array, rank_round: RankRound) -> Array:
-    """The same bytes, counted in the payload's units."""
+    """The buffer with the payload's unit as its item type."""
     itemsize = rank_round.round.payload.itemsize
     items: Array = buffer if itemsize == 1 else buffer.view(np.dtype((np.void, itemsize)))
     return items

@@ -1,8 +1,8 @@
-"""Torch's own path: DistributedDataParallel, either round a plain model or as it came.
+"""Torch's own path: DistributedDataParallel, either inside a plain model or as the script's object.
 
-For a plain model, DDP holds its parameters and is run from hooks of the model's own forward, as
-torch's `replicate` does, so that the script keeps its model. For a DDP object the plan's rounds run
-in its communication hook; with the plan `ddp` it is left as it is.
+For a plain model, DDP holds its parameters and runs in hooks of the model's own forward, as torch's
+`replicate` does, so that the script keeps its model. For a DDP object the plan's rounds run in its
+communication hook; with the plan `ddp` it is left unchanged.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from thalweg.training.exchanges.pending_reductions import PendingReductions
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.transports import Array
 
-EVICTION_WAIT_SECONDS = 30.0  # seconds for it to be known who is gone
+EVICTION_WAIT_SECONDS = 30.0  # for the failed rank to be detected
 EVICTION_POLL_SECONDS = 0.02
 
 
 class GradBucket(Protocol):
-    """Torch's, as far as it is needed here."""
+    """The part of torch's GradBucket that is used here."""
 
     def index(self) -> int: ...
 
@@ -60,37 +60,37 @@ class GradBucket(Protocol):
 
 
 ReportBadGradients = Callable[[Sequence[str]], None]
-"""Called with the parameters whose gradient here is not finite."""
+"""Called with the names of parameters whose gradient on this rank is not finite."""
 
 
-def _bad_in(bucket: GradBucket, names: Mapping[int, str], tell: ReportBadGradients) -> list[str]:
-    """Whose gradients are not finite; the others are told of it before anything is sent."""
+def _bad_in(bucket: GradBucket, names: Mapping[int, str], report: ReportBadGradients) -> list[str]:
+    """The parameters whose gradients are not finite; they are reported before anything is sent."""
     if is_finite(bucket.buffer()):
         return []
     pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
     bad = not_finite({names[id(parameter)]: gradient for parameter, gradient in pairs})
     if bad:
-        tell(bad)
+        report(bad)
     return bad
 
 
 class NativeSynchronizer(Stateless):
-    """DDP in place, round a plain model, which keeps its class and its calls. Where members may
-    change, a step that is broken off ends in `broken_off`, as with other plans; who is left goes on
-    without torch's group, which can't lose anybody."""
+    """DDP inside a plain model, which keeps its class and its calls. Where members may change, an
+    interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
+    without torch's process group, which can't lose a rank."""
 
     def __init__(
         self,
         model: nn.Module,
         plan: Plan,
         membership: Membership | None,
-        broken_off: Callable[[], None],
-        tell: ReportBadGradients,
+        on_interrupted: Callable[[], None],
+        report: ReportBadGradients,
     ) -> None:
-        self._report = tell
+        self._report = report
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._membership = membership
-        self._on_interrupted = broken_off
+        self._on_interrupted = on_interrupted
         self._reductions: PendingReductions | None = None
         self._end: AfterBackward | None = None
         options: dict[str, Any] = {}
@@ -101,20 +101,22 @@ class NativeSynchronizer(Stateless):
         self._ddp: Any = DistributedDataParallel(parameters, **options)
         if membership is not None:
             self._reductions = PendingReductions(lambda: membership.rendezvous_pending)
-            # DDP looks the second parameter up by its name
-            self._ddp.register_comm_hook(self, lambda averager, bucket: averager.send(bucket))
+            # DDP requires the name of the second parameter
+            self._ddp.register_comm_hook(
+                self, lambda synchronizer, bucket: synchronizer.send(bucket)
+            )
         self._hooks = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
             model.register_forward_hook(Hook(self._after)),
         ]
 
     def join_forward(self) -> None:
-        """It was made in one that is under way, whose hooks torch has listed already."""
+        """Join the forward in which this was created, whose hooks torch has listed already."""
         self._before(self._ddp, (), {})
 
     def _before(self, model: nn.Module, args: Any, kwargs: Any = None) -> Any:
-        if self._ddp is None:  # another plan was taken up at the beginning of this forward, for
-            return None  # which torch had listed this hook already
+        if self._ddp is None:  # the plan changed in this forward, whose hooks torch had listed
+            return None
         self._went_forward = True
         DistributedDataParallel._active_ddp_module = self._ddp
         return self._ddp._pre_forward(*args, **kwargs)
@@ -131,22 +133,21 @@ class NativeSynchronizer(Stateless):
         return self._reductions.start(bucket.buffer(), dist.get_world_size())
 
     def _finish_after_ddp(self) -> None:
-        """DDP's own end of backward was queued after this one."""
+        """Queue `_finish` behind DDP's own callback, which was queued after this one."""
         AfterBackward(self._finish)
 
     def _finish(self) -> None:
         reductions, membership = self._reductions, self._membership
         if reductions is None or membership is None or not reductions.broken:
             return
-        membership.note_broken_connections(
-            *membership.membership_epoch.members
-        )  # one of them: the backend doesn't tell
+        # The backend doesn't tell which connection broke.
+        membership.note_broken_connections(*membership.membership_epoch.members)
         deadline = monotonic() + EVICTION_WAIT_SECONDS
-        while not membership.rendezvous_pending:  # who is gone, if the backend lost a connection
+        while not membership.rendezvous_pending:
             if monotonic() > deadline:
                 raise RunError(
-                    f"torch's all-reduce failed, and everybody is there: {reductions.broken}",
-                    "start the run again: it goes on from its last checkpoint",
+                    f"torch's all-reduce failed, and no rank is missing: {reductions.broken}",
+                    "start the run again from its last checkpoint",
                 )
             sleep(EVICTION_POLL_SECONDS)
         self._on_interrupted()
@@ -161,22 +162,22 @@ class NativeSynchronizer(Stateless):
         self._went_forward = False
 
     def refuse_unaveraged(self) -> None:
-        """DDP has averaged in backward, if the model itself was called in this step."""
+        """Refuse a step in which the model wasn't called: DDP hasn't averaged its gradients."""
         if not self._went_forward:
             raise RunError(
-                "the model wasn't called in this step, and torch's DDP averages only what comes "
-                "out of model(...)",
+                "the model wasn't called in this step, and torch's DDP averages only the gradients "
+                "of model(...)",
                 "call the model itself, or use the plan ring",
             )
 
     def wait_and_apply(self) -> None:
-        """Nothing is on its way between two steps."""
+        """Nothing is under way between two steps."""
 
     def abort(self) -> None:
         self.detach()
 
     def detach(self) -> None:
-        """DDP's own hooks go with its reducer."""
+        """Remove the hooks; DDP's own go with its reducer."""
         for hook in self._hooks:
             hook.remove()
         if self._reductions is not None:
@@ -187,7 +188,8 @@ class NativeSynchronizer(Stateless):
 
 
 class DdpSynchronizer:
-    """A DDP object whose buckets travel by our rounds; by torch's own if the plan is `ddp`."""
+    """A DDP object whose buckets are synchronised by our rounds; by torch's if the plan is
+    `ddp`."""
 
     def __init__(
         self,
@@ -196,11 +198,11 @@ class DdpSynchronizer:
         group: Group,
         engine: Engine,
         clock: RoundCounter,
-        tell: ReportBadGradients,
+        report: ReportBadGradients,
         *,
         native: bool,
     ) -> None:
-        self._report = tell
+        self._report = report
         self._model = model
         self._plan = plan
         self._group = group
@@ -209,11 +211,11 @@ class DdpSynchronizer:
         self._compression = Compression.of(plan)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         self._exchanges: dict[int, _BucketExchange] = {}
-        self._compressor_state: dict[str, dict[str, Array]] = {}  # of buckets that are no more
+        self._compressor_state: dict[str, dict[str, Array]] = {}  # of buckets that DDP has replaced
         self._sent: list[Future[None]] = []
         self._end: AfterBackward | None = None
         if not native:
-            # DDP looks the second parameter up by its name
+            # DDP requires the name of the second parameter
             model.register_comm_hook(self, lambda adapter, bucket: adapter.send(bucket))
 
     @contextmanager
@@ -222,10 +224,10 @@ class DdpSynchronizer:
             yield
 
     def after_step(self) -> None:
-        """DDP averages in backward."""
+        """Nothing is left to do: DDP averages in backward."""
 
     def wait_and_apply(self) -> None:
-        """Nothing is on its way between two steps."""
+        """Nothing is under way between two steps."""
 
     def detach(self) -> None:
         """DDP keeps its communication hook."""
@@ -239,27 +241,24 @@ class DdpSynchronizer:
 
     @property
     def compressor_state(self) -> CompressorState:
-        ways = self._exchanges.values()
-        found = state_views(
-            exchange.compressed for exchange in ways if exchange.compressed is not None
-        )
+        compressed = (exchange.compressed for exchange in self._exchanges.values())
+        found = state_views(bucket for bucket in compressed if bucket is not None)
         for kind, arrays in self._compressor_state.items():
             found[kind] = {**arrays, **found.get(kind, {})}
         return found
 
-    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
-        """By the buckets that DDP is about to make."""
-        self._compressor_state = {k: dict(arrays) for k, arrays in summable_state(held).items()}
-        left = {
-            n: a for n, a in self._compressor_state.get(RESIDUAL, {}).items() if not self._keeps(n)
-        }
+    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
+        """Keep the state for the buckets that DDP is about to make."""
+        self._compressor_state = {k: dict(arrays) for k, arrays in summable_state(state).items()}
+        residuals = self._compressor_state.get(RESIDUAL, {})
+        left = {name: array for name, array in residuals.items() if not self._keeps(name)}
         for arrays in self._compressor_state.values():
             for name in left:
                 arrays.pop(name, None)
         return left
 
     def _keeps(self, name: str) -> bool:
-        """Whether something is left out of this parameter, and kept."""
+        """True if this parameter has a residual."""
         if self._compression is None or not self._compression.keeps:
             return False
         parameter = self._model.module.get_parameter(name)
@@ -269,7 +268,7 @@ class DdpSynchronizer:
     @torch.no_grad()
     def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
         if self._end is None or not self._end.is_to_come():
-            self._finish()  # one that failed may have buckets on their way
+            self._finish()  # a failed backward may have left transfers
             self._end = AfterBackward(self._finish)
         exchange = self._exchange_of(bucket)
         rank_step = exchange.compiled_steps.at(self._clock.step)
@@ -279,7 +278,7 @@ class DdpSynchronizer:
             scaled_into(view, gradient, 1 / self._group.size)
         if exchange.compressed is None:
             work: Task | Chain = rank_step.rounds[0].task(exchange.bucket, self._clock.step, first)
-        elif bad:  # which a compressor would keep, and need not send
+        elif bad:  # a compressor would keep them in its state
             work = _refused(
                 NotFinite(bad, f" on rank {self._engine.rank} at step {self._clock.step}")
             )
@@ -292,13 +291,13 @@ class DdpSynchronizer:
         return result
 
     def _finish(self) -> None:
-        """Raise what went wrong, before DDP takes the results: it would put it in its own words."""
+        """Raise errors before DDP gets the results, as it would reword them."""
         sent, self._sent = self._sent, []
         self._engine.wait(sent)
 
     def _exchange_of(self, bucket: GradBucket) -> _BucketExchange:
-        """Kept from step to step; DDP lays its buckets out anew once, and then what was left out of
-        a parameter goes with it."""
+        """The exchange of a bucket, kept from step to step. DDP rebuilds its buckets once, and then
+        each parameter's residual moves with it."""
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         kept = self._exchanges.get(bucket.index())
         if kept is not None and kept.names == names:
@@ -321,7 +320,7 @@ class DdpSynchronizer:
         return exchange
 
     def _leave(self, old: Sequence[int]) -> None:
-        """Buckets that are no more; those before them are new already."""
+        """Keep the state of buckets that DDP has replaced; those before them are new already."""
         for index in old:
             exchange = self._exchanges.pop(index)
             if exchange.compressed is not None:
@@ -330,13 +329,13 @@ class DdpSynchronizer:
 
 
 def _refused(error: NotFinite) -> Chain:
-    """Ends the run on all ranks, as whatever fails under way does."""
+    """A chain that ends the run on all ranks, as any failure in the engine does."""
     raise error
     yield
 
 
 class _BucketExchange:
-    """What one of DDP's buckets needs to travel."""
+    """The buffers and compiled steps of one of DDP's buckets."""
 
     compiled_steps: CompiledSteps
 
@@ -348,7 +347,7 @@ class _BucketExchange:
         rank: int,
     ) -> None:
         self.names = list(gradients)
-        self.limit = Size(max(1, buffer.nbytes))  # all in one
+        self.limit = Size(max(1, buffer.nbytes))  # one bucket
         arranged = arrange if compression is None else compression.arrange
         like = {name: gradients[name] for name in reversed(self.names)}
         layout = Layout.of(like, self.limit, arranged)
@@ -362,7 +361,7 @@ class _BucketExchange:
         self._result = self.bucket.flat if in_order else torch.empty_like(buffer, device="cpu")
 
     def gathered(self) -> torch.Tensor:
-        """In the order of DDP's buffer."""
+        """The result in the order of DDP's buffer."""
         if self._result is not self.bucket.flat:
             torch.cat([view.reshape(-1) for view in self.views], out=self._result)
         return self._result

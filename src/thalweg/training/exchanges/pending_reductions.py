@@ -1,8 +1,8 @@
-"""Torch's own all-reduces, with an end to the waiting: when the members of a run are to meet anew.
+"""Torch's own all-reduces, which a rendezvous can interrupt.
 
-Gloo raises if a peer dies, and waits for its timeout if one hangs. Here neither reaches DDP: an
-all-reduce that fails, or is given up, looks as if it were done, and `broken` says that it wasn't.
-Its buffer then holds anything; what Gloo may still write into it is nobody's any more.
+Gloo raises if a peer dies, and waits for its timeout if one hangs. Neither reaches DDP here: an
+all-reduce that fails, or is aborted, looks as if it had completed, and `broken` holds the reason.
+Its buffer is undefined then, and Gloo may still write into it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-REDUCTION_POLL_SECONDS = 0.1  # seconds between two looks at whether members are to meet
-
+REDUCTION_POLL_SECONDS = 0.1
 Reduced = torch.futures.Future[Any]
 
 
 class PendingReductions:
-    """`gives_up` is asked while any are under way."""
+    """The all-reduces under way. `gives_up` is polled meanwhile, and True aborts them."""
 
     def __init__(self, gives_up: Callable[[], bool]) -> None:
-        self.broken = ""  # why
+        self.broken = ""  # the reason of the first failure
         self._gives_up = gives_up
         self._under_way: dict[Reduced, torch.Tensor] = {}
         self._lock = Lock()
@@ -31,7 +30,7 @@ class PendingReductions:
         Thread(target=self._watch, name="thalweg-reductions", daemon=True).start()
 
     def start(self, buffer: torch.Tensor, ranks: int) -> Reduced:
-        """The mean over all ranks, in place."""
+        """Start the mean all-reduce of a buffer, in place."""
         result: Reduced = torch.futures.Future()
         with self._lock:
             self._under_way[result] = buffer
@@ -66,9 +65,9 @@ class PendingReductions:
         while not self._closed.wait(REDUCTION_POLL_SECONDS):
             if self._under_way and self._gives_up():
                 with self._lock:
-                    given_up = list(self._under_way)
-                for result in given_up:
-                    self._end(result, "the members are to meet")
+                    aborted = list(self._under_way)
+                for result in aborted:
+                    self._end(result, "aborted by a rendezvous")
 
 
 def _reason(error: RuntimeError) -> str:

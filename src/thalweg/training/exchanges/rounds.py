@@ -1,6 +1,6 @@
-"""How the buckets of a gradient plan travel: by the rounds of its schedule, through the engine.
+"""The exchange of a gradient plan's buckets by the rounds of its schedule, through the engine.
 
-Coded plans have a carrier of their own, which waits for nobody (`coded.py`).
+Coded plans have an exchange of their own, which waits for no rank (`tree.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Protocol
 
-from thalweg.engine.collectives import Collectives, RoundCounter
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
 from thalweg.engine.engine import Chain, Engine
 from thalweg.plan import Plan
 from thalweg.schedules import Group
@@ -23,41 +23,45 @@ from thalweg.transports import Array
 
 
 class Fill(Protocol):
+    """Writes gradients into a bucket."""
+
     def __call__(self, factor: float, presence: float = 1.0) -> bool:
-        """Write the gradients, times `factor`, into the bucket; and `presence` for every parameter
-        that has one. Whether all of them are finite: those that are not are zero there."""
+        """Write the gradients, times `factor`, into the bucket, and `presence` for every parameter
+        that has one. False if some are not finite: those are zero in the bucket."""
 
 
 class Exchange(Protocol):
+    """Synchronises the buckets of a step."""
+
     def begin(self) -> None:
-        """The first gradient of a step is there."""
+        """The first gradient of a step is ready."""
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        """All gradients of this bucket are there."""
+        """All gradients of this bucket are ready."""
 
     def finish(self) -> None:
-        """All buckets were sent: wait until they hold what the plan makes of them."""
+        """Wait until the buckets, all of which were sent, hold the plan's result."""
 
     def drop(self) -> None:
-        """The step failed: wait until the buckets are free again."""
+        """Wait until the buckets of a failed step are free again."""
 
     def restore_state(self) -> None:
-        """The step is skipped: hold what was held before it."""
+        """Restore the compressor state from before the step, which is skipped."""
 
     def release(self) -> None:
-        """It isn't used any more, and holds no memory."""
+        """Free the memory; the exchange isn't used any more."""
 
     @property
     def compressed(self) -> Collection[CompressedBucket]:
-        """The buckets that a compressor keeps something of."""
+        """The buckets with compressor state."""
 
     @property
     def compressor_state_before(self) -> CompressorState:
-        """What they kept before the step that was begun."""
+        """The compressor state before the current step."""
 
 
 class StatelessExchange:
-    """For carriers that keep nothing from step to step."""
+    """The state of exchanges that keep nothing from step to step."""
 
     @property
     def compressed(self) -> Collection[CompressedBucket]:
@@ -68,11 +72,11 @@ class StatelessExchange:
         return {}
 
     def restore_state(self) -> None:
-        """There is nothing to go back to."""
+        """Nothing has to be restored."""
 
 
 class RoundsExchange:
-    """`compression` is the plan's, if it has one."""
+    """The exchange by rounds. `compression` is the plan's, if it has one."""
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class RoundsExchange:
         self._engine = engine
         self._clock = clock
         self._compiled_steps = CompiledSteps(plan, group, layout.workload, engine.rank)
-        self._compiled_steps.at(clock.step)  # what can't be done is said now
+        self._compiled_steps.at(clock.step)  # errors are raised now
         self._contributions = group.size
         self._rank_step: RankStep | None = None
         self._first_round: int | None = None
@@ -100,7 +104,7 @@ class RoundsExchange:
                 for bucket in layout.buckets
             }
         choice = compression is not None and len(layout.buckets) > 1
-        collectives = Collectives(group, engine, clock, "look at what it printed")
+        collectives = Collectives(group, engine, clock, SEE_OUTPUT_REMEDY)
         average = collectives.all_reduce_mean if choice else None
         first = max(clock.step, warm_up(plan))
         self.overlap = Overlap(average, first, plan.settings.overlap)
@@ -120,14 +124,14 @@ class RoundsExchange:
         self.overlap.begin()
 
     def _remember(self) -> None:
-        """What is kept from step to step: one that is broken off begins with it again."""
+        """Copy the compressor state: an interrupted step begins with it again."""
         for kind, arrays in state_views(self._compressed.values()).items():
-            kept = self._before.setdefault(kind, {})
+            before = self._before.setdefault(kind, {})
             for name, array in arrays.items():
-                if name in kept:
-                    kept[name][:] = array
+                if name in before:
+                    before[name][:] = array
                 else:
-                    kept[name] = array.copy()
+                    before[name] = array.copy()
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         assert self._rank_step is not None
@@ -150,14 +154,14 @@ class RoundsExchange:
 
     def finish(self) -> None:
         self.overlap.backward_is_over()
-        held, self._buffered_chains = self._buffered_chains, []
-        self._sent += [self._engine.submit(chain) for chain in held]
+        chains, self._buffered_chains = self._buffered_chains, []
+        self._sent += [self._engine.submit(chain) for chain in chains]
         self._wait()
         self.overlap.end(self._clock.step)
 
     def drop(self) -> None:
-        """What was held back never begins: the others don't wait for it, as their step failed too,
-        or will. What had left is lost, with what had been kept of it."""
+        """Drop chains that haven't begun: the other ranks don't wait for them, as their step fails
+        too. The messages that were sent are lost, with their residuals."""
         self._buffered_chains.clear()
         self._wait()
 

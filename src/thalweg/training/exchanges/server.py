@@ -1,15 +1,15 @@
-"""The plan `asp`: everybody goes at its own pace.
+"""The plan `asp`: every worker steps at its own pace.
 
 At the end of backward a worker sends its gradients to the root, which takes a step with them
-(`parameter_server.py`), and is answered with the parameters. The script's own optimizer finds no
-gradients, and so does nothing; when it has "stepped", the new parameters are put in place.
+(`server_state.py`) and answers with the parameters. The script's own optimizer finds no gradients,
+and so does nothing; after its step the new parameters are put in place.
 
     worker    backward ── gradients ──> root: takes a step
-              parameters in place <── parameters as they are then
+              parameters in place <── parameters at that time
 
-The root is a worker too: the server has a thread of its own there. When the members of the run meet
-anew, whoever has the newest parameters is the root from then on: the one before, if it is left. A
-gradient whose answer has not come by then is sent again, and applied if it was not before.
+The root is a worker too: the server has a thread of its own there. After a rendezvous the rank with
+the newest parameters is the root: the one before, if it is left. A gradient without an answer by
+then is sent again, and applied if it was not before.
 """
 
 from __future__ import annotations
@@ -38,32 +38,30 @@ from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 
-SERVER_ABORT_POLL_SECONDS = 0.1  # seconds of waiting after which the alarm is listened to
-MIN_ANSWER_TIMEOUT_SECONDS = 2.0  # seconds without an answer after which it is asked for, at least
-# ... and so many times what the longest answer took from its first byte on.
-ANSWER_TRANSFER_FACTOR = 4.0
-# Seconds since the last letter of one that gives no sign of life either.
-CLIENT_SILENCE_SECONDS = 1.0
-CLIENTS_LEFT_POLL_SECONDS = 0.01  # seconds between two looks at who is through
+SERVER_ABORT_POLL_SECONDS = 0.1
+# An answer is requested again after this time, or a multiple of the longest transfer of an answer.
+MIN_ANSWER_TIMEOUT_SECONDS, ANSWER_TRANSFER_FACTOR = 2.0, 4.0
+CLIENT_SILENCE_SECONDS = 1.0  # since the last message of a suspected worker
+CLIENTS_LEFT_POLL_SECONDS = 0.01
 log = logging.getLogger("thalweg")
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Which gradients are in this rank's parameters: of each worker all up to a number. `own` is
-    the number of its own last one, which may be on its way."""
+    """The gradients in this rank's parameters: of each worker all up to a number. `own` is the
+    number of this rank's last gradient, which may be under way."""
 
     applied: dict[int, int] = field(default_factory=dict)
     own: int = 0
 
     @property
     def version(self) -> int:
-        """The higher, the newer are the parameters."""
+        """The number of gradients applied: higher for newer parameters."""
         return sum(self.applied.values())
 
 
 class ServerLink(Protocol):
-    """The way to the server and back; letters may be lost."""
+    """The connection to the server, on which messages may be lost."""
 
     def send(self, message: BestEffortMessage) -> bool: ...
 
@@ -71,8 +69,8 @@ class ServerLink(Protocol):
 
 
 class AsynchronousSynchronizer(GradientSynchronizer):
-    """`root` is the rank that has the server; this one has taken so many `steps`, and so have the
-    others, unless they have met `anew`."""
+    """Synchronises gradients by the server on rank `root`. This rank has taken `steps` steps, and
+    so have the others, unless they come from a rendezvous."""
 
     def __init__(
         self,
@@ -85,14 +83,14 @@ class AsynchronousSynchronizer(GradientSynchronizer):
         staleness: int,
         bucket: Size,
         steps: int,
-        anew: bool,
+        after_rendezvous: bool,
         ledger: Ledger,
-        broken_off: Callable[[], None] = lambda: None,
+        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         layout = layout_of(parameters, bucket)
         self._optimizer = optimizer
-        held = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
-        self._served = {name for name, p in parameters.items() if id(p) in held}
+        stepped = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
+        self._served = {name for name, p in parameters.items() if id(p) in stepped}
         self._ledger = ledger
         self._answered = self._closed = False
         self._world, self._abort_flag, self._root = world, abort_flag, root
@@ -100,7 +98,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
         self._server: ServerThread | None = None
         if world.rank == root:
             buffers = layout_of(parameters, bucket)
-            clocks = dict.fromkeys(world.members, UNKNOWN_CLOCK if anew else steps)
+            clocks = dict.fromkeys(world.members, UNKNOWN_CLOCK if after_rendezvous else steps)
             server = ParameterServer(
                 parameters, optimizer, buffers, clocks, staleness, ledger.applied
             )
@@ -114,42 +112,43 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._raise_if_aborted,
             world.timeout,
         )
-        super().__init__(parameters, layout, self._requests, broken_off)
+        super().__init__(parameters, layout, self._requests, on_interrupted)
         try:
-            self._find_the_root()
-            if anew:
+            self._find_root()
+            if after_rendezvous:
                 self._requests.request(MessageKind.REQUEST, steps)
-                self._put_in_place()
+                self._apply()
         except BaseException:
             self.abort()
             raise
 
     @property
     def behind(self) -> int:
-        """Steps that this worker is to leave out: the others did without it meanwhile."""
+        """The number of steps that this worker has to skip, as the others took them without it."""
         behind, self._requests.behind = self._requests.behind, 0
         return behind
 
     def after_step(self) -> None:
-        """The script's optimizer had nothing to do; here is what the server made of it."""
+        """Put the server's parameters in place; the script's optimizer had no gradients."""
         if self._answered:
-            self._put_in_place()
+            self._apply()
             self._answered = False
 
     def wait_and_apply(self) -> None:
-        """Meet all others: everybody has the same parameters then, and the root the optimizer's
-        state."""
+        """Wait at a barrier: all workers have the same parameters then, and the root has the
+        optimizer's state."""
         self._requests.request(MessageKind.BARRIER)
-        self._put_in_place()
+        self._apply()
         if self._server is not None:
             self._load(self._server.server.optimizer_state)
 
     def repeat(self) -> None:
-        self._ledger.own -= 1  # it is the same gradient
+        self._ledger.own -= 1  # the same gradient is sent again
         super().repeat()
 
     def leave(self, seconds: float) -> bool:
-        """Leave; the root waits for the others to do so, and says whether they did."""
+        """Leave the server; the root waits for the other workers, and returns False if they
+        stay."""
         if self._closed:
             return True
         self._requests.leave()
@@ -159,7 +158,8 @@ class AsynchronousSynchronizer(GradientSynchronizer):
 
     @torch.no_grad()
     def abort(self) -> None:
-        """The root has the newest parameters of all, with the optimizer's state."""
+        """Close the connections; the root keeps the newest parameters, with the optimizer's
+        state."""
         super().abort()
         self._close()
         if self._server is not None:
@@ -169,9 +169,9 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._ledger.applied = dict(server.applied)
             self._load(server.optimizer.state_dict()["state"])
 
-    def _load(self, slots: dict[str, object]) -> None:
+    def _load(self, state: dict[str, object]) -> None:
         own = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**own, "state": slots})
+        self._optimizer.load_state_dict({**own, "state": state})
 
     def _close(self) -> None:
         self._closed = True
@@ -186,13 +186,13 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             parameter.grad = None
 
     @torch.no_grad()
-    def _put_in_place(self) -> None:
+    def _apply(self) -> None:
         for bucket in self._layout.buckets:
             for name, view in bucket.views.items():
                 if name in self._served:
                     self._parameters[name].copy_(view)
 
-    def _find_the_root(self) -> None:
+    def _find_root(self) -> None:
         deadline = monotonic() + self._world.timeout
         while self._server is None:
             with suppress(PeerLost):
@@ -205,7 +205,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._raise_if_aborted()
 
     def _raise_if_aborted(self) -> None:
-        """Now and then while this rank waits: raises what is reason to stop."""
+        """Raise an error, while this rank waits, if there is a reason to stop."""
         if self._server is not None and self._server.broken is not None:
             raise self._server.broken
         membership = self._world.membership
@@ -219,36 +219,37 @@ class AsynchronousSynchronizer(GradientSynchronizer):
 
 
 class ServerExchange(StatelessExchange):
-    """The carrier of gradients to the server. Each request has a number, and one answer. One that
-    is overdue is asked for, ever less often; the request itself goes again only if it was lost."""
+    """The exchange of gradients for parameters. Each request has a number and one answer. An
+    overdue answer is requested again, ever less often; the gradient itself is repeated only if it
+    was lost."""
 
     def __init__(
         self,
-        letters: ServerLink,
+        link: ServerLink,
         root: int,
         rank: int,
         layout: Layout,
         ledger: Ledger,
-        look: Callable[[], None],
+        raise_if_aborted: Callable[[], None],
         timeout: float,
         patience: float = MIN_ANSWER_TIMEOUT_SECONDS,
     ) -> None:
         self.behind = 0
-        self._link = letters
+        self._link = link
         self._root = root
         self._rank = rank
         self._layout = layout
         self._ledger = ledger
-        self._raise_if_aborted = look
+        self._raise_if_aborted = raise_if_aborted
         self._timeout = timeout
         self._patience = patience
         self._number = 0
-        self._said: list[BestEffortMessage] = []
+        self._sent: list[BestEffortMessage] = []
 
     def begin(self) -> None:
         self._number += 1
         self._ledger.own += 1
-        self._said = []
+        self._sent = []
 
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         fill(1.0)
@@ -257,22 +258,22 @@ class ServerExchange(StatelessExchange):
 
     def finish(self) -> None:
         """Wait for the parameters, and put them into the buckets."""
-        came: dict[int, Array] = {}
+        pieces: dict[int, Array] = {}
         serial, first, patience = -1, 0.0, self._patience
         last = asked = monotonic()
-        while len(came) <= len(self._layout.buckets):
+        while len(pieces) <= len(self._layout.buckets):
             messages = self._link.receive(SERVER_ABORT_POLL_SECONDS)
             for message in messages:
                 if message.step != self._number:
                     continue
                 if message.kind is MessageKind.REQUEST_PARTIAL:
-                    for said in self._said:
-                        self._link.send(said)
+                    for sent in self._sent:
+                        self._link.send(sent)
                 elif message.covered >= serial and message.array is not None:
                     last = asked = monotonic()
-                    if message.covered > serial:  # of several answers the last, and all of that
-                        serial, first, came = message.covered, last, {}
-                    came[message.piece] = message.array
+                    if message.covered > serial:  # only the last of several answers counts
+                        serial, first, pieces = message.covered, last, {}
+                    pieces[message.piece] = message.array
             if not messages:
                 self._raise_if_aborted()
             if monotonic() >= asked + patience:
@@ -280,33 +281,34 @@ class ServerExchange(StatelessExchange):
                 asked, patience = monotonic(), 2 * patience
             if monotonic() >= last + self._timeout:
                 raise RunError(
-                    f"rank {self._rank} waited {self._timeout:g} s for the parameters",
-                    "look at what the others do, or allow more time with timeout=",
+                    f"rank {self._rank} timed out waiting for the parameters ({self._timeout:g} s)",
+                    f"look at the output of rank {self._root}, or allow more time with timeout=",
                 )
         self._patience = max(self._patience, ANSWER_TRANSFER_FACTOR * (last - first))
-        self._receive_answer([came[piece] for piece in sorted(came)])
+        self._receive_answer([pieces[piece] for piece in sorted(pieces)])
 
-    def request(self, sort: MessageKind, steps: int = 0) -> None:
-        """The same without gradients."""
+    def request(self, kind: MessageKind, steps: int = 0) -> None:
+        """Send a request without gradients, and wait for the parameters."""
         self._number += 1
-        self._said = []
-        self._send_request(sort, 0, steps)
+        self._sent = []
+        self._send_request(kind, 0, steps)
         self.finish()
 
     def leave(self) -> None:
         self._link.send(BestEffortMessage(self._root, MessageKind.LEAVE, 0))
 
     def release(self) -> None:
-        self._said = []
+        self._sent = []
 
     def drop(self) -> None:
-        """What travels is a copy; what the server has of it waits for the rest, in vain."""
+        """Nothing has to be waited for, as copies are sent; the server never completes this
+        gradient."""
 
     def _send_request(
-        self, sort: MessageKind, piece: int, covered: int, array: Array | None = None
+        self, kind: MessageKind, piece: int, covered: int, array: Array | None = None
     ) -> None:
-        message = BestEffortMessage(self._root, sort, self._number, piece, covered, array)
-        self._said.append(message)
+        message = BestEffortMessage(self._root, kind, self._number, piece, covered, array)
+        self._sent.append(message)
         self._link.send(message)
 
     def _receive_answer(self, arrays: list[Array]) -> None:
@@ -319,7 +321,7 @@ class ServerExchange(StatelessExchange):
 
 
 class ServerThread:
-    """The server at work. To the root's own worker it is the way to the server."""
+    """The server's thread on the root, and the link of the root's own worker to it."""
 
     def __init__(
         self,
@@ -336,7 +338,7 @@ class ServerThread:
         self._membership = world.membership
         self._in: SimpleQueue[BestEffortMessage] = SimpleQueue()
         self._out: SimpleQueue[BestEffortMessage] = SimpleQueue()
-        self._last_received: dict[int, float] = {}  # when each worker's last letter came
+        self._last_received: dict[int, float] = {}  # the time of each worker's last message
         self._closed = False
         self._thread = Thread(target=self._work, name="thalweg-server", daemon=True)
         self._thread.start()
@@ -352,7 +354,7 @@ class ServerThread:
         return []
 
     def is_left(self, deadline: float) -> bool:
-        """Wait until all workers have left; whether they have."""
+        """Wait until all workers have left; False after the deadline."""
         while self.server.clocks and self.broken is None and monotonic() < deadline:
             sleep(CLIENTS_LEFT_POLL_SECONDS)
         return not self.server.clocks or self.broken is not None
@@ -374,10 +376,12 @@ class ServerThread:
                     self._deliver(self.server.arrive(message))
                 for rank in list(self.server.clocks):
                     if self._is_gone(rank):
-                        log.warning("rank %d is gone, and its share of the data", rank)
+                        log.warning("rank %d failed; its part of the data is lost", rank)
                         self._deliver(self.server.remove_worker(rank))
         except BaseException as error:
-            self._abort_flag.raise_flag(f"the server of asp ended: {type(error).__name__}: {error}")
+            self._abort_flag.raise_flag(
+                f"the server of asp failed: {type(error).__name__}: {error}"
+            )
             self.broken = error
 
     def _is_gone(self, rank: int) -> bool:

@@ -1,22 +1,22 @@
-"""The server of `asp`, without its network: letters come in, letters go out.
+"""The server of `asp` without its network: messages come in, messages go out.
 
-Every gradient is a step of its own, taken when it comes, on the parameters as they are then. Who
-has sent one is answered with the parameters, unless that would let it get more than `staleness`
-steps ahead of the slowest (stale synchronous parallel, Ho et al., NIPS 2013): then it waits until
-the slowest has come that far. The optimizer is a copy of the script's, whose settings it follows;
-of the learning rate each of N workers has an N-th, so that N gradients move the parameters about as
-far as one step with their mean does.
+Every gradient is a step of its own, taken when it arrives, on the parameters at that time. Its
+sender is answered with the parameters, unless that would let it get more than `staleness` steps
+ahead of the slowest (stale synchronous parallel, Ho et al., NIPS 2013): then it waits until the
+slowest is near enough. The optimizer is a copy of the script's, whose settings it follows; of the
+learning rate each of N workers has an N-th, so that N gradients move the parameters about as far as
+one step with their mean does.
 
-    ASK     "give me the parameters, I have taken so many steps"     answered at once
-    ANSWER  a bucket of a gradient                                   answered when it is due
-    MEET    "give them to me when all others are here"               all get the same
-    FOLLOW  "I still wait for the answer to this request"            the answer, or HURRY: send it
-    LEAVE   "I am through"                                           no answer
+    REQUEST  "send the parameters; I have taken this many steps"      answered at once
+    ANSWER   a bucket of a gradient                                   answered when it is due
+    BARRIER  "send them when all others are here"                     all get the same
+    FOLLOW   "I still wait for the answer to this request"            the answer, or REQUEST_PARTIAL
+    LEAVE    "I have ended"                                           no answer
 
-Requests are numbered, and so are gradients, whose numbers outlive the server: `applied` says up to
-which number each worker's are in the parameters. So a letter that comes twice, or a gradient that
-is sent again to another server, changes nothing. Nobody waits for a worker that was given up; its
-next request registers it again, beside the slowest, with the steps that it is to leave out.
+Requests are numbered, and so are gradients, whose numbers outlive the server: `applied` has the
+last number of each worker whose gradient is in the parameters. So a message that arrives twice, or
+a gradient that is sent again to another server, changes nothing. No rank waits for a removed
+worker; its next request registers it again, beside the slowest, with the number of steps to skip.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from thalweg.training.sources.gradients import PARTICIPATION_FLAGS
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
-UNKNOWN_CLOCK = -(1 << 62)  # the clock of one who is to say how many steps it has taken
+UNKNOWN_CLOCK = -(1 << 62)  # of a worker that has yet to send its number of steps
 
 
 class ParameterServer:
-    """`layout` has a buffer for the gradients of these parameters, and their flags. `clocks` are
-    the steps that each worker has taken."""
+    """The parameters, the optimizer and the pending requests. `layout` has a buffer for the
+    gradients of these parameters, and their flags. `clocks` are the steps that each worker has
+    taken."""
 
     def __init__(
         self,
@@ -53,9 +54,7 @@ class ParameterServer:
         self.optimizer = deepcopy(optimizer)
         self.clocks = dict(clocks)
         self.applied = dict(applied)
-        self.optimizer_state: dict[
-            str, Any
-        ] = {}  # the optimizer's, as they were at the last meeting
+        self.optimizer_state: dict[str, Any] = {}  # at the last barrier
         self._script = optimizer
         self._layout = layout
         self._staleness = staleness
@@ -68,18 +67,18 @@ class ParameterServer:
         }
         self.parameters = {name: copies[id(p)] for name, p in parameters.items() if id(p) in copies}
         self._flags = list(parameters)
-        self._share = len(self.clocks)
-        self._given_up: dict[int, int] = {}  # clocks of those who are gone
-        self._moved: dict[int, int] = {}  # steps that one who was gone is to leave out
-        self._coming: dict[int, dict[int, Array]] = {}  # buckets of gradients that aren't whole
+        self._workers = len(self.clocks)
+        self._removed: dict[int, int] = {}  # clocks of removed workers
+        self._to_skip: dict[int, int] = {}  # steps that a returning worker has to skip
+        self._partial: dict[int, dict[int, Array]] = {}  # buckets of incomplete gradients
         self._newest: dict[int, int] = {}  # the last request of each worker,
-        self._waiting: dict[int, int] = {}  # ... of those who wait for the slowest,
-        self._met: dict[int, int] = {}  # ... of those who are at a meeting,
+        self._waiting: dict[int, int] = {}  # ... of workers that wait for the slowest,
+        self._at_barrier: dict[int, int] = {}  # ... of workers at a barrier,
         self._answered: dict[int, int] = {}  # ... and the last that was answered
         self._answers = 0
 
     def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
-        """What to send now that this has come."""
+        """Process a message; returns the messages to send."""
         worker, number = message.peer, message.step
         if message.kind is MessageKind.LEAVE:
             return self.remove_worker(worker)
@@ -88,46 +87,47 @@ class ParameterServer:
         if number == self._answered.get(worker):
             return self._answer({worker: number}) if message.kind is MessageKind.FOLLOW else []
         self._register(worker, number)
-        if number not in (self._waiting.get(worker), self._met.get(worker)):
+        if number not in (self._waiting.get(worker), self._at_barrier.get(worker)):
             if message.kind is MessageKind.FOLLOW:
                 return [BestEffortMessage(worker, MessageKind.REQUEST_PARTIAL, number)]
             if message.kind is MessageKind.REQUEST:
                 self.clocks[worker] = max(self.clocks[worker], message.covered)
-                self._moved[worker] = self.clocks[worker] - message.covered
+                self._to_skip[worker] = self.clocks[worker] - message.covered
                 return [*self._answer({worker: number}), *self._released()]
             if message.kind is MessageKind.BARRIER:
-                self._met[worker] = number
+                self._at_barrier[worker] = number
             elif not self._push(message):
                 return []
         return self._released()
 
     def remove_worker(self, worker: int) -> list[BestEffortMessage]:
-        """A worker is gone, and nobody waits for it: what to send."""
+        """Remove a failed worker, for which no other waits any more; returns the messages to
+        send."""
         if worker not in self.clocks:
             return []
-        self._given_up[worker] = self.clocks.pop(worker)
-        self._met.pop(worker, None)
+        self._removed[worker] = self.clocks.pop(worker)
+        self._at_barrier.pop(worker, None)
         return self._released()
 
     def _register(self, worker: int, number: int) -> None:
-        """A worker whose request isn't answered is here, whatever was thought of it."""
+        """Register the worker of a new request, also one that was removed before."""
         if number > self._newest.get(worker, 0):
             self._newest[worker] = number
-            self._coming[worker] = {}
-            self._moved[worker] = 0
-        if worker in self._given_up:
-            was = self._given_up.pop(worker)
+            self._partial[worker] = {}
+            self._to_skip[worker] = 0
+        if worker in self._removed:
+            was = self._removed.pop(worker)
             self.clocks[worker] = max(was, min(self.clocks.values(), default=was))
-            self._moved[worker] += self.clocks[worker] - was
+            self._to_skip[worker] += self.clocks[worker] - was
 
     def _push(self, message: BestEffortMessage) -> bool:
-        """Whether the gradient is whole with this bucket, and so is applied."""
-        worker, gradient, buckets = message.peer, message.covered, self._coming[message.peer]
+        """Store a bucket of a gradient; True if the gradient is complete, and so is applied."""
+        worker, gradient, buckets = message.peer, message.covered, self._partial[message.peer]
         assert message.array is not None
         buckets[message.piece] = message.array
         if len(buckets) < len(self._layout.buckets):
             return False
-        self._coming[worker] = {}
+        self._partial[worker] = {}
         if gradient > self.applied.get(worker, 0):
             self._take_step(buckets)
             self.applied[worker] = gradient
@@ -136,10 +136,12 @@ class ParameterServer:
         return True
 
     def _released(self) -> list[BestEffortMessage]:
-        """Answers to those who need not wait any longer. A meeting is of those who have taken the
-        same number of steps; who has taken more has missed it, and isn't waited for."""
-        clocks, met = self.clocks, self._met
-        slowest = min((clock for worker, clock in clocks.items() if worker not in met), default=0)
+        """The answers to workers that need not wait any longer. A barrier is that of workers with
+        the same number of steps; a worker with more has missed it, and isn't waited for."""
+        clocks, barrier = self.clocks, self._at_barrier
+        slowest = min(
+            (clock for worker, clock in clocks.items() if worker not in barrier), default=0
+        )
         free = {
             worker: number
             for worker, number in self._waiting.items()
@@ -147,9 +149,9 @@ class ParameterServer:
         }
         over = {
             worker: number
-            for worker, number in met.items()
+            for worker, number in barrier.items()
             if all(
-                clock > clocks[worker] or (other in met and clock == clocks[worker])
+                clock > clocks[worker] or (other in barrier and clock == clocks[worker])
                 for other, clock in clocks.items()
             )
         }
@@ -158,13 +160,13 @@ class ParameterServer:
         for worker in free:
             del self._waiting[worker]
         for worker in over:
-            del met[worker]
+            del barrier[worker]
         return self._answer({**free, **over})
 
     def _answer(self, requests: Mapping[int, int]) -> list[BestEffortMessage]:
-        """The parameters as they are now, bucket by bucket, to these workers. A head comes first:
-        how many steps a worker is to leave out, and pairs of workers and numbers. All pieces have
-        the number of this answer."""
+        """The current parameters, bucket by bucket, for these workers. A header comes first: the
+        number of steps to skip, and pairs of workers and numbers. All messages have the number of
+        this answer."""
         if not requests:
             return []
         self._answers += 1
@@ -173,8 +175,8 @@ class ParameterServer:
         messages = []
         for worker, number in sorted(requests.items()):
             self._answered[worker] = number
-            head = np.array([self._moved[worker], *applied], np.int64)
-            for piece, array in enumerate([head, *arrays]):
+            header = np.array([self._to_skip[worker], *applied], np.int64)
+            for piece, array in enumerate([header, *arrays]):
                 messages.append(
                     BestEffortMessage(
                         worker, MessageKind.RESULT, number, piece, self._answers, array
@@ -198,7 +200,7 @@ class ParameterServer:
             bucket.load(gradients[bucket.index])
         views = {name: view for b in self._layout.buckets for name, view in b.views.items()}
         *flags, is_bad = (views[PARTICIPATION_FLAGS] != 0).tolist()
-        if is_bad:  # the worker has found that its gradients are not finite
+        if is_bad:  # the worker's gradients are not finite
             return
         took_part = dict(zip(self._flags, flags, strict=True))
         for name, parameter in self.parameters.items():
@@ -206,5 +208,5 @@ class ParameterServer:
         for theirs, own in zip(self._script.param_groups, self.optimizer.param_groups, strict=True):
             own.update({key: value for key, value in theirs.items() if key != "params"})
             if "lr" in own:
-                own["lr"] = own["lr"] / self._share
+                own["lr"] = own["lr"] / self._workers
         self.optimizer.step()

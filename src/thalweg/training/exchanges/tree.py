@@ -1,10 +1,10 @@
-"""Coded plans: a rank hands in its part of the sum, and takes the step's result when it is there,
-whether it was waited for or not.
+"""Coded plans: a rank contributes its part of the sum, and gets the result of a step when it is
+ready, with or without that part.
 
-The relay's thread goes on meanwhile, so a rank that was late finds the results of the steps that it
-missed waiting for it. It goes through them at its next safe points, on a few samples each, and
-takes up the others' gradients instead of its own. If it is so far behind that they aren't kept any
-more, it takes over another rank's state instead (`handover.py`).
+The relay's thread runs independently, so a straggler finds the results of the steps that it missed.
+It passes them at its next safe points, on a few samples each, and applies the others' gradients
+instead of its own. If it is so far behind that these aren't kept any more, it loads another rank's
+snapshot instead (`snapshot.py`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
 
-DRAIN_POLL_SECONDS = 0.01  # seconds between two looks at who is through
-TREE_EVICTION_SECONDS = 20.0  # seconds of absence after which a tree is planted without that rank
+DRAIN_POLL_SECONDS = 0.01
+TREE_EVICTION_SECONDS = 20.0  # of absence, after which the tree is rebuilt without that rank
 
 
 class CodedSynchronizer(GradientSynchronizer):
-    """`course` says whether what is computed now belongs into the sum; `snapshot` is what this rank
-    holds before the step."""
+    """Synchronises gradients by a coded tree. `data_position` tells whether the current batch
+    belongs to the sum; `snapshot` is this rank's state before the step."""
 
     def __init__(
         self,
@@ -63,27 +63,28 @@ class CodedSynchronizer(GradientSynchronizer):
         *,
         data_position: DataPosition,
         snapshot: Callable[[], Snapshot],
-        broken_off: Callable[[], None],
-        tell: Callable[[Sequence[str]], None],
+        on_interrupted: Callable[[], None],
+        report: Callable[[Sequence[str]], None],
     ) -> None:
         compression = Compression.of(plan)
         arranged = arrange if compression is None else compression.arrange
         layout = layout_of(parameters, plan.settings.bucket, arranged)
-        channels = SummedVectors(layout, compression, world.rank)
+        vectors = SummedVectors(layout, compression, world.rank)
         allocation = allocation_of(plan, group)
-        relay = _open(plan, group, allocation, channels, world, abort_flag, clock.step)
+        relay = _open(plan, group, allocation, vectors, world, abort_flag, clock.step)
         self.tree = TreeMember(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
         self._data_position = data_position
-        self._relayed = TreeExchange(self.tree, relay, layout, channels, clock, data_position)
+        self._relayed = TreeExchange(self.tree, relay, layout, vectors, clock, data_position)
         largest = inf if compression is None else compression.compressor.largest
-        super().__init__(parameters, layout, self._relayed, broken_off, tell, largest)
+        super().__init__(parameters, layout, self._relayed, on_interrupted, report, largest)
 
     def abort(self) -> None:
         super().abort()
         self.tree.close()
 
     def _is_good(self) -> bool:
-        """What came of the step is the same on all ranks, whoever's answers it was decoded from."""
+        """True if the result is finite. It is the same on all ranks, whichever answers it was
+        decoded from."""
         flats = {str(bucket.index): bucket.flat for bucket in self._layout.buckets}
         return all(map(is_finite, flats.values())) or not not_finite(flats)
 
@@ -93,12 +94,12 @@ class CodedSynchronizer(GradientSynchronizer):
 
     @property
     def approximate(self) -> Mapping[int, float]:
-        """Steps whose sum was scaled up from a part of the data, and how large that was."""
+        """The steps whose sum was scaled up from a part of the data, and the size of that part."""
         return self._relayed.approximate
 
 
 class TreeMember:
-    """This rank's place in a coded tree."""
+    """The place of this rank in a coded tree."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class TreeMember:
         waits: bool,
     ) -> None:
         self.allocation = allocation
-        self._waits = waits  # if more are absent than the code can do without
+        self._waits = waits  # if more ranks are absent than the code tolerates
         self._relay = relay
         self._world = world
         self._snapshot = snapshot
@@ -125,9 +126,9 @@ class TreeMember:
         return self._relay.arrivals
 
     def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
-        """Whether the tree is to be planted anew without this rank, given who is absent since when:
-        the root, or one that is away for long; or so many are that the code can't do without, or
-        with those who are late."""
+        """True if the tree must be rebuilt without this rank: it is the root, or absent for long;
+        or more ranks are absent than the code tolerates, alone or with the stragglers. `absent` has
+        the time since which each is."""
         if (
             rank == self.allocation.host
             or monotonic() - absent.get(rank, monotonic()) > TREE_EVICTION_SECONDS
@@ -136,30 +137,30 @@ class TreeMember:
         return self._waits and (len(absent) > self._relay.spare or self._relay.is_overdue)
 
     def has(self, step: int) -> bool:
-        """Whether its result is here, so that nobody waits for this rank's part."""
+        """True if the result of a step is here, so that no rank waits for this rank's part."""
         return self._relay.has(step)
 
     def left_behind(self, step: int) -> bool:
-        """Whether this rank can't go on by itself: a result that it needs can't be had any more."""
+        """True if a result that this rank needs isn't available any more."""
         return self._diverged or self._relay.result_expired(step)
 
     @property
     def has_diverged(self) -> bool:
-        """Whether what this rank holds is nobody else's, until it takes another's state."""
+        """True if this rank's state is no other rank's, until it loads a snapshot."""
         return self._diverged
 
     def mark_diverged(self) -> None:
-        """It went on without a result, and holds what nobody else does."""
+        """Record that this rank continued without a result, so its state is no other rank's."""
         self._diverged = True
 
     def serve(self) -> None:
-        """Give this rank's state to whoever asked for it. Between two steps, or while it waits for
-        a result: what it holds is from before the step until then."""
+        """Send this rank's snapshot to ranks that requested it: between two steps, or while it
+        waits for a result, as its state is that before the step until then."""
         if self._relay.state_requested():
             self._relay.send_state(self._snapshot().in_bytes())
 
     def request_snapshot(self, after: int = -1) -> Snapshot:
-        """Another rank's state beyond the step `after`; the parent's if it answers."""
+        """The snapshot of another rank past the step `after`; the parent's if it answers."""
         state = Snapshot.of_bytes(
             self._relay.request_state(lambda a: Snapshot.of_bytes(a).step > after)
         )
@@ -168,11 +169,11 @@ class TreeMember:
         return state
 
     def leave(self, seconds: float, state: Snapshot) -> bool:
-        """Wait until all neighbours are through as well, or gone; they may need results and this
-        state until then. False if it takes too long."""
+        """Wait until all neighbours have ended as well, or failed, as they may need results and
+        this state until then. False after a timeout."""
         self._relay.send_state(state.in_bytes(), from_now_on=True)
         deadline = monotonic() + seconds
-        with suppress(RunError):  # the store is gone, and so are the others
+        with suppress(RunError):  # the store is lost, and so are the others
             self._world.put(f"through/{self._relay.rank}", "")
             while any(not self._is_through(rank) for rank in self._relay.present()):
                 if monotonic() >= deadline:
@@ -182,7 +183,7 @@ class TreeMember:
 
     @property
     def is_closed(self) -> bool:
-        """Also where members were to meet anew, and that ended in an error."""
+        """True after `close`, also where a rendezvous ended in an error."""
         return self._relay.is_closed
 
     def close(self) -> None:
@@ -194,23 +195,23 @@ class TreeMember:
 
 @dataclass(frozen=True, slots=True)
 class SummedVector:
-    """One vector of a step that is added up."""
+    """One vector of a step that is summed."""
 
     vector: Array
     arithmetic: Arithmetic
 
 
 class SummedVectors:
-    """All vectors that the buckets of a layout travel in: each whole, or its payload and what goes
-    as it is. They are added on their way up a tree, so payloads must be linear, and take one
-    round."""
+    """All vectors in which the buckets of a layout are sent: each whole, or its payload and its
+    uncompressed part. They are summed on their way up a tree, so payloads must be linear, and take
+    one round."""
 
     def __init__(self, layout: Layout, compression: Compression | None, rank: int) -> None:
         self.all: list[SummedVector] = []
         self._layout = layout
         self._compressed: dict[int, CompressedBucket] = {}
         self._under_way: dict[int, Iterator[Array]] = {}
-        self._step = -1  # of those
+        self._step = -1  # of the payloads under way
         self._of: dict[int, list[int]] = {}
         for bucket in layout.buckets:
             if compression is not None:
@@ -221,12 +222,12 @@ class SummedVectors:
             self.all += vectors
 
     def contribution(self, bucket: FlatBucket, step: int) -> list[tuple[int, Array]]:
-        """What this rank adds to which channel; copies."""
+        """Copies of this rank's contributions, each with the index of its vector."""
         self._encode(bucket, step)
         return [(number, self.all[number].vector.copy()) for number in self._of[bucket.index]]
 
     def finish(self, step: int) -> None:
-        """The channels hold the step's result: put it into the buckets."""
+        """Write the step's result, which the vectors hold, into the buckets."""
         for index, payload in list(self._under_way.items()):
             for _ in payload:
                 raise AssertionError("a linear codec has one round")
@@ -234,9 +235,10 @@ class SummedVectors:
         self._under_way.clear()
 
     def open(self, step: int) -> None:
-        """Make channels ready for a step's result, also those that this rank added nothing to."""
+        """Prepare the vectors for a step's result, also those without a contribution of this
+        rank."""
         if self._step != step:
-            self._under_way.clear()  # of a step whose result never came
+            self._under_way.clear()  # of a step without a result
         for bucket in self._layout.buckets:
             if bucket.index not in self._under_way:
                 self._encode(bucket, step)
@@ -263,12 +265,14 @@ class SummedVectors:
 
 
 class TreeExchange(StatelessExchange):
+    """The exchange of buckets through a relay."""
+
     def __init__(
         self,
         tree: TreeMember,
         relay: Relay,
         layout: Layout,
-        channels: SummedVectors,
+        vectors: SummedVectors,
         clock: RoundCounter,
         data_position: DataPosition,
     ) -> None:
@@ -277,16 +281,16 @@ class TreeExchange(StatelessExchange):
         self._relay = relay
         self._presence = float(tree.allocation.cell_weights(relay.rank).sum())
         self._layout = layout
-        self._channels = channels
+        self._vectors = vectors
         self._clock = clock
         self._data_position = data_position
-        self._begun = -1  # step that a part was handed in for
-        self._last = -1  # step that was summed up
+        self._begun = -1  # the last step with a contribution
+        self._last = -1  # the last step with a result
 
     def begin(self) -> None:
         if self._last == self._clock.step:
             raise RunError(
-                "two backwards in one step: a code would add up the first one's sums again",
+                "two backwards in one step: a code would add the sums of the first again",
                 "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
             )
         self._data_position.refuse_second_step()
@@ -295,37 +299,38 @@ class TreeExchange(StatelessExchange):
     def send(self, bucket: FlatBucket, fill: Fill) -> None:
         if self._data_position.counts:
             is_finite = fill(1.0, self._presence)
-            for channel, vector in self._channels.contribution(bucket, self._clock.step):
-                if not is_finite:  # nan throughout: each piece may be decoded from other answers
+            for index, vector in self._vectors.contribution(bucket, self._clock.step):
+                if not is_finite:  # all nan: each piece may be decoded from other answers
                     vector.view(np.uint8).fill(0xFF)
-                self._relay.contribute(self._clock.step, channel, vector)
+                self._relay.contribute(self._clock.step, index, vector)
             self._begun = self._clock.step
 
     def finish(self) -> None:
         step = self._clock.step
         results = self._relay.result(step, when_asked=self._tree.serve)
         self._last = step
-        if results is None:  # too late even for that: the next safe point puts it right
+        if results is None:  # the result has expired: the next safe point loads a snapshot
             self._tree.mark_diverged()
             for bucket in self._layout.buckets:
                 bucket.vector.fill(0)
             return
         if results.covered:
             self.approximate[step] = results.covered / self._tree.allocation.cells
-        self._channels.open(step)
+        self._vectors.open(step)
         for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
-            self._channels.all[piece.round].vector[piece.start : piece.stop] = array
-        self._channels.finish(step)
+            self._vectors.all[piece.round].vector[piece.start : piece.stop] = array
+        self._vectors.finish(step)
 
     def release(self) -> None:
         self._layout = replace(self._layout, buckets=())
 
     def drop(self) -> None:
-        """Nothing has to be waited for: what travels is a copy. But it can't be taken back."""
+        """Nothing has to be waited for, as copies are sent. But a contribution can't be
+        withdrawn."""
         if self._begun == self._clock.step != self._last:
             raise RunError(
-                "a backward failed after a part of it had gone into the sum",
-                "let this worker end: the others go on without it, and it may come back",
+                "a backward failed after a part of its gradients was sent",
+                "let this worker end: the others continue without it, and it may rejoin",
             )
 
 
@@ -333,7 +338,7 @@ def _open(
     plan: Plan,
     group: Group,
     allocation: Allocation,
-    channels: SummedVectors,
+    vectors: SummedVectors,
     world: World,
     abort_flag: AbortFlag,
     first: int,
@@ -351,8 +356,8 @@ def _open(
         world,
         abort_flag,
         allocation,
-        [schedule(len(channel.vector), channel.vector.itemsize) for channel in channels.all],
-        [ElementType(channel.vector.dtype, channel.arithmetic) for channel in channels.all],
+        [schedule(len(one.vector), one.vector.itemsize) for one in vectors.all],
+        [ElementType(one.vector.dtype, one.arithmetic) for one in vectors.all],
         timeout=world.timeout,
         beyond=_beyond(plan),
         make=make,
@@ -361,6 +366,6 @@ def _open(
 
 
 def _beyond(plan: Plan) -> str:
-    """What happens if more are late than the code can do without."""
+    """The plan's choice for steps with more stragglers than the code tolerates."""
     assert plan.redundancy is not None
     return str(plan.redundancy.arguments.get("beyond", "wait"))

@@ -1,14 +1,14 @@
 """Gradient plans: averaged while backward runs, and in place when it returns.
 
-A bucket leaves as soon as backward has finished its last gradient and the buckets before it have
-left; all ranks therefore send in the same order. What travels is a scaled copy: a step that fails
-leaves the local gradients as they were. When backward ends, the averages of all buckets are
-written into the gradients together. How a bucket travels is its carrier's business.
+A bucket is sent as soon as backward has finished its last gradient and the buckets before it were
+sent; so all ranks send in the same order. The data sent is a scaled copy: a step that fails leaves
+the local gradients unchanged. When backward ends, the averages of all buckets are written into the
+gradients together. The exchange (`exchanges/`) transfers the buckets.
 
 Parameters that took no part keep no gradient, as without Thalweg, unless they took part on another
-rank, or a compressor had kept some of an earlier one: a flag for each travels at the end of the
-last bucket. One flag more says that a gradient is not finite; what travels in its place is zero, so
-that neither sums nor residuals have inf or nan in them.
+rank, or a compressor had a residual of theirs: a flag for each is sent at the end of the last
+bucket. One more flag marks gradients that are not finite; zeros are sent in their place, so that
+neither sums nor residuals have inf or nan in them.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from thalweg.training.exchanges.rounds import Exchange, RoundsExchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.transports import Array
 
-PARTICIPATION_FLAGS = "thalweg: who took part"  # not a name that a parameter can have
+PARTICIPATION_FLAGS = "thalweg: who took part"  # no parameter can have this name
 
 
 class GradientSynchronizer:
-    """`layout` is the one that `layout_of` made of these parameters; `broken_off` is called at the
-    end of a backward whose averages won't come, as the members of the run meet anew. `tell` is
-    called with the names of parameters whose gradient here is not finite, or has an element beyond
-    `largest`, before it is sent. After a backward `is_good` says whether the averages can be used
-    (if not, all of them are nan), and `bad` whose gradients here could not."""
+    """Averages gradients. `layout` is that of `layout_of` for these parameters. `on_interrupted` is
+    called at the end of a backward that a rendezvous interrupts. `report` is called with the names
+    of parameters whose gradient on this rank is not finite, or has an element beyond `largest`,
+    before it is sent. After a backward `is_good` is False if the averages can't be used (all of
+    them are nan), and `bad` has the parameters at fault on this rank."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
         exchange: Exchange,
-        broken_off: Callable[[], None],
-        tell: Callable[[Sequence[str]], None] = lambda names: None,
+        on_interrupted: Callable[[], None],
+        report: Callable[[Sequence[str]], None] = lambda names: None,
         largest: float = inf,
     ) -> None:
         self.is_good = True
         self.bad: list[str] = []
-        self._report = tell
+        self._report = report
         self._largest = largest
-        self._on_interrupted = broken_off
+        self._on_interrupted = on_interrupted
         self._parameters = parameters
         self._layout = layout
         self._exchange = exchange
-        self._home = {name: b.index for b in layout.buckets for name in b.views}
+        self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
         self._backward: _Backward | None = None
         self._hooks = [
@@ -69,7 +69,7 @@ class GradientSynchronizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients add up here; they travel with the next backward outside."""
+        """Inside, gradients accumulate; the next backward outside sends their sum."""
         was, self._on = self._on, False
         try:
             yield
@@ -84,14 +84,14 @@ class GradientSynchronizer:
     def compressor_state_before(self) -> CompressorState:
         return self._exchange.compressor_state_before
 
-    def load_compressor_state(self, held: CompressorState) -> Mapping[str, Array]:
-        return restore_state(held, self._exchange.compressed)
+    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
+        return restore_state(state, self._exchange.compressed)
 
     def after_step(self) -> None:
         """Nothing is left to do once the optimizer has stepped."""
 
     def wait_and_apply(self) -> None:
-        """Nothing is on its way between two steps."""
+        """Nothing is under way between two steps."""
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -102,10 +102,10 @@ class GradientSynchronizer:
         for hook in self._hooks:
             hook.remove()
         self._exchange.release()
-        self._layout = replace(self._layout, buckets=())  # memory that the next one needs
+        self._layout = replace(self._layout, buckets=())  # frees their memory
 
     def repeat(self) -> None:
-        """Average the gradients that are there, as at the end of a backward."""
+        """Average the present gradients, as at the end of a backward."""
         self._begin()
         self._end(self._layout.buckets)
 
@@ -116,7 +116,7 @@ class GradientSynchronizer:
             self._drop()
             self._begin()
             self._backward = _Backward(self._layout, AfterBackward(self._finish))
-        index = self._home[name]
+        index = self._bucket_of[name]
         if not self._backward.missing[index]:
             raise RunError(
                 f"the gradient of {name} was ready twice in one backward",
@@ -132,7 +132,7 @@ class GradientSynchronizer:
         self._exchange.begin()
 
     def _drop(self) -> None:
-        """Forget a backward that failed, once the buckets that had left are free again."""
+        """Discard a failed backward, once the buckets that were sent are free again."""
         failed, self._backward = self._backward, None
         if failed is not None:
             self._exchange.drop()
@@ -164,19 +164,20 @@ class GradientSynchronizer:
         return not bad
 
     def _finish(self) -> None:
-        """At the end of backward: send what is left, wait, put the averages in place."""
+        """Send the remaining buckets at the end of backward, wait, and put the averages in
+        place."""
         backward, self._backward = self._backward, None
         assert backward is not None
         self._end(backward.left())
 
     def _end(self, left: Iterable[FlatBucket]) -> None:
-        if self._came(left):
+        if self._try_finish(left):
             self._commit()
         else:
             self._on_interrupted()
 
-    def _came(self, left: Iterable[FlatBucket]) -> bool:
-        """Whether the averages did."""
+    def _try_finish(self, left: Iterable[FlatBucket]) -> bool:
+        """Send these buckets and wait; False if a rendezvous interrupts this."""
         try:
             for bucket in left:
                 self._send(bucket)
@@ -186,26 +187,28 @@ class GradientSynchronizer:
         return True
 
     def _is_good(self) -> bool:
-        """Whether no rank has found a gradient that is not finite."""
-        return not self._layout.buckets[self._home[PARTICIPATION_FLAGS]].views[PARTICIPATION_FLAGS][
-            -1
-        ]
+        """True if no rank has found a gradient that is not finite."""
+        return not self._flags[-1]
+
+    @property
+    def _flags(self) -> torch.Tensor:
+        index = self._bucket_of[PARTICIPATION_FLAGS]
+        return self._layout.buckets[index].views[PARTICIPATION_FLAGS]
 
     @torch.no_grad()
     def _commit(self) -> None:
-        flags = self._layout.buckets[self._home[PARTICIPATION_FLAGS]].views[PARTICIPATION_FLAGS]
-        took_part = dict(zip(self._parameters, (flags != 0)[:-1].tolist(), strict=True))
+        took_part = dict(zip(self._parameters, (self._flags != 0)[:-1].tolist(), strict=True))
         self.is_good = self._is_good()
         if not self.is_good:
             self._exchange.restore_state()
         for bucket in self._layout.buckets:
             if not self.is_good:
-                bucket.flat.zero_()  # also between the views, where codecs count on zeros
+                bucket.flat.zero_()  # also between the views, where codecs need zeros
             for name, view in bucket.views.items():
                 if name == PARTICIPATION_FLAGS:
                     continue
                 parameter = self._parameters[name]
-                if not took_part[name] and not view.any():  # in the result, whatever it did here
+                if not took_part[name] and not view.any():  # on any rank
                     parameter.grad = None
                     continue
                 if parameter.grad is None:
@@ -213,22 +216,22 @@ class GradientSynchronizer:
                 elif self.is_good:
                     parameter.grad.copy_(view)
                 if not self.is_good:
-                    parameter.grad.fill_(nan)  # which a GradScaler looks for, on every rank
+                    parameter.grad.fill_(nan)  # which a GradScaler detects, on every rank
 
 
 class SteppedSynchronizer(GradientSynchronizer):
-    """All ranks are at the same step."""
+    """Averages gradients of a common step of all ranks."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
         exchange: RoundsExchange,
-        broken_off: Callable[[], None],
-        tell: Callable[[Sequence[str]], None],
+        on_interrupted: Callable[[], None],
+        report: Callable[[Sequence[str]], None],
         largest: float,
     ) -> None:
-        super().__init__(parameters, layout, exchange, broken_off, tell, largest)
+        super().__init__(parameters, layout, exchange, on_interrupted, report, largest)
         self._overlap = exchange.overlap
 
     @property
@@ -237,7 +240,7 @@ class SteppedSynchronizer(GradientSynchronizer):
 
 
 class _Backward:
-    """How far one backward is, those inside it (of reentrant checkpoints) included."""
+    """The progress of one backward, including those nested in it by reentrant checkpoints."""
 
     def __init__(self, layout: Layout, end: AfterBackward) -> None:
         self.end = end
@@ -245,7 +248,7 @@ class _Backward:
         self._unsent = list(reversed(layout.buckets))
 
     def next_complete(self) -> FlatBucket | None:
-        """The next bucket in line, if nothing is missing in it."""
+        """The next bucket in order, if all of its gradients are ready."""
         if self._unsent and not self.missing[self._unsent[-1].index]:
             return self._unsent.pop()
         return None

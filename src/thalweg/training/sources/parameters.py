@@ -1,10 +1,10 @@
-"""Parameter plans: every rank takes its own step, then parameters are averaged in its group.
+"""Parameter plans: each rank takes its own step, then parameters are averaged in its group.
 
-What is averaged is more than parameters: batch norm's statistics always, the optimizer's state if
-the plan says so; all of it in float32 at least, whatever its type is. A result that is applied late
-(`delay=1`, or a meeting that lasts several steps) travels while the next steps are computed:
-x += mean(x') - x', where x' is what was sent, so that the steps taken meanwhile are kept. Either
-way the mean over all ranks stays what it was.
+More than parameters are averaged: batch norm's statistics always, the optimizer's state if the plan
+has it; all in float32 at least, whatever the type is. A delayed result (`delay=1`, or an averaging
+over several steps) is transferred while the next steps are computed: x += mean(x') - x', where x'
+are the values that were sent, so that the steps taken meanwhile are kept. Either way the mean over
+all ranks stays the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _PendingAverage:
-    """Under way; to be applied when the optimizer takes step `due`."""
+    """An averaging under way, to be applied when the optimizer takes step `due`."""
 
     futures: tuple[Future[None], ...]
     buckets: tuple[FlatBucket, ...]
@@ -45,9 +45,10 @@ class _PendingAverage:
 
 
 class ParameterSynchronizer(Stateless):
-    """`tensors` is asked, with the step, after the first: an optimizer has no state before. `watch`
-    adjusts the groups, in plans that have several. Before the step `begins` nobody is met;
-    `broken_off` is called when members are to meet anew: then everybody keeps what it has."""
+    """Averages parameters. `tensors` is called with a step after the first one, as an optimizer has
+    no state before. `make_monitor` makes the monitor that adjusts the groups, in plans that have
+    several. No rank averages before `first_step`. A rendezvous calls `on_interrupted`, and each
+    rank keeps its parameters."""
 
     def __init__(
         self,
@@ -56,23 +57,23 @@ class ParameterSynchronizer(Stateless):
         group: Group,
         engine: Engine,
         clock: RoundCounter,
-        watch: Callable[[Group, int], ContentionMonitor] | None = None,
+        make_monitor: Callable[[Group, int], ContentionMonitor] | None = None,
         *,
-        begins: int = 0,
-        broken_off: Callable[[], None] = lambda: None,
+        first_step: int = 0,
+        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
-        self._begins = begins
-        self._on_interrupted = broken_off
-        self._ask_for_tensors = tensors
+        self._first_step = first_step
+        self._on_interrupted = on_interrupted
+        self._get_tensors = tensors
         self._plan = plan
         self._group = group
         self._engine = engine
         self._clock = clock
-        self._make_monitor = watch
+        self._make_monitor = make_monitor
         self._under_way: list[_PendingAverage] = []
         self._sent: dict[str, torch.Tensor] = {}
-        self._over = monotonic()  # when the last step's exchange was
-        self.tensors: Tensors = {}  # that are averaged
+        self._over = monotonic()  # the end of the last step's exchange
+        self.tensors: Tensors = {}  # the averaged tensors
         self._layout: Layout | None = None
         self._compiled_steps: CompiledSteps | None = None
         self._compressed: dict[int, CompressedBucket] = {}
@@ -80,11 +81,11 @@ class ParameterSynchronizer(Stateless):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients never travel under this plan."""
+        """Gradients are never sent under this plan."""
         yield
 
     def after_step(self) -> None:
-        if self._clock.step < self._begins:
+        if self._clock.step < self._first_step:
             return
         if not self._try_synchronize():
             self._on_interrupted()
@@ -116,7 +117,7 @@ class ParameterSynchronizer(Stateless):
             delay = rank_step.rounds[0].round.delay
             exchange = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
             self._under_way.append(exchange)
-        if self._monitor is not None:  # while that travels
+        if self._monitor is not None:  # while the average is under way
             self._monitor.publish(step, busy)
             self._monitor.evaluate(step)
         if self._plan.cadence.delay == 0:
@@ -125,7 +126,7 @@ class ParameterSynchronizer(Stateless):
 
     @torch.no_grad()
     def wait_and_apply(self) -> None:
-        """Wait for what is under way, and apply it."""
+        """Wait for the averages under way, and apply them."""
         self._finish(None)
 
     def detach(self) -> None:
@@ -138,21 +139,21 @@ class ParameterSynchronizer(Stateless):
         self._layout = None
 
     def refresh_tensors(self) -> None:
-        """From this step on, average all that there is by then."""
+        """Average all tensors that exist by the next step."""
         self.wait_and_apply()
         self._layout = None
 
     @property
     def adjusts(self) -> bool:
-        """Whether its groups follow what the links give."""
+        """True if the groups follow the contended links."""
         return self._make_monitor is not None
 
     def adopt(self, contention: ContendedLinks) -> None:
-        """From this step on, meet by the table that keeps these apart."""
+        """Use the group table for these contended links from this step on."""
         self.wait_and_apply()
         self._group = replace(self._group, contention=contention)
         if self._layout is not None:
-            self._compiled_steps = self._route(self._layout)
+            self._compiled_steps = self._compile(self._layout)
         if self._monitor is not None:
             self._monitor.adopt(contention, self._clock.step)
 
@@ -163,7 +164,7 @@ class ParameterSynchronizer(Stateless):
         return self._layout, self._compiled_steps
 
     def _prepare(self) -> tuple[Layout, CompiledSteps]:
-        self.tensors = self._ask_for_tensors(self._clock.step)
+        self.tensors = self._get_tensors(self._clock.step)
         compression = Compression.of(self._plan)
         limit = self._plan.settings.bucket
         arranged = arrange if compression is None else compression.arrange
@@ -173,12 +174,12 @@ class ParameterSynchronizer(Stateless):
                 bucket.index: CompressedBucket(bucket, compression, self._engine.rank)
                 for bucket in self._layout.buckets
             }
-        self._compiled_steps = self._route(self._layout)
+        self._compiled_steps = self._compile(self._layout)
         if self._make_monitor is not None:
             self._monitor = self._make_monitor(self._group, self._layout.workload.nbytes)
         return self._layout, self._compiled_steps
 
-    def _route(self, layout: Layout) -> CompiledSteps:
+    def _compile(self, layout: Layout) -> CompiledSteps:
         return CompiledSteps(self._plan, self._group, layout.workload, self._engine.rank)
 
     def _chain_of(
@@ -198,7 +199,7 @@ class ParameterSynchronizer(Stateless):
                 self._sent[name].copy_(self.tensors[name])
 
     def _finish(self, step: int | None) -> None:
-        """What is due at this step; all if None."""
+        """Apply the averages that are due at this step; all if None."""
         over = [e for e in self._under_way if step is None or e.due <= step]
         self._under_way = [e for e in self._under_way if e not in over]
         for exchange in over:
@@ -219,30 +220,30 @@ class ParameterSynchronizer(Stateless):
 
 @dataclass(frozen=True, slots=True)
 class _PendingRackAverage:
-    """A part of a bucket on its way between the racks."""
+    """A part of a bucket that is being averaged between racks."""
 
     future: Future[None]
     bucket: int
     span: tuple[int, int]
     sent: torch.Tensor  # the rack's mean
-    global_mean: torch.Tensor  # all racks', when it is over
+    global_mean: torch.Tensor  # of all racks, when the future is done
 
 
 class TwoLevelSynchronizer(ParameterSynchronizer):
-    """Two levels, the upper one late: racks average at every step, all racks one step behind.
+    """Averages at two levels, the upper one delayed: racks at every step, all racks one step later.
 
     With m(t) a rack's mean after step t, and M(t) the mean of all racks' by their sizes:
 
         m(t+1) = mean over the rack of x(t+1)  +  M(t) - m(t)
 
-    so the exchange between racks has a whole step to travel. The j-th host of each rack exchanges
-    the j-th part of its rack's mean with its like, and adds what the others bring, G_c times, to
-    its own contribution to the rack's next average, which hands it to all. No byte more crosses a
-    link than for the exact average, and replicas differ by one step's noise between racks: its
-    variance is (1 - 1/C) / G of one worker's.
+    so the exchange between racks has a whole step to complete. The j-th host of each rack exchanges
+    the j-th part of its rack's mean with the j-th hosts of the others, and adds the difference, G_c
+    times, to its own contribution to the rack's next average, which distributes it. No link carries
+    more bytes than for the exact average, and replicas of different racks differ by one step's
+    noise: its variance is (1 - 1/C) / G of one worker's.
     """
 
-    _average_pending = False  # racks, and what comes of it isn't applied; the same on all ranks
+    _average_pending = False  # an average between racks isn't applied yet; equal on all ranks
     _crossing: tuple[_PendingRackAverage, ...] = ()
 
     @torch.no_grad()
@@ -256,19 +257,19 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
 
     @torch.no_grad()
     def wait_and_apply(self) -> None:
-        """Wait for what is under way, and hand it to the rack."""
+        """Wait for the averages under way, and distribute them in the rack."""
         if self._average_pending:
             self._average_pending = False
             inside, _ = self._rounds_of(self._clock.step)
             self._average(inside, self._clock.claim(2 * len(self._ready[0].buckets)))
 
     def abort(self) -> None:
-        """What is between the racks is lost: every rack keeps its own mean."""
+        """Drop the averages between racks: every rack keeps its own mean."""
         self._crossing = ()
         self._average_pending = False
 
     def _rounds_of(self, step: int) -> tuple[list[RankRound], list[RankRound]]:
-        """Inside the rack, and between racks."""
+        """The rounds of a step inside the rack, and those between racks."""
         rank_rounds = self._ready[1].at(step).rounds
         return [s for s in rank_rounds if not s.round.delay], [
             s for s in rank_rounds if s.round.delay
@@ -298,8 +299,8 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
         bucket = self._ready[0].buckets[rank_round.round.bucket]
         sent = bucket.flat[slice(*rank_round.round.span)].clone()
         rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
-        held = sent * (len(rack) / self._group.size)
-        task = rank_round.task(bucket, self._clock.step, first, as_array(held))
+        mean = sent * (len(rack) / self._group.size)
+        task = rank_round.task(bucket, self._clock.step, first, as_array(mean))
         future = self._engine.submit(task)
-        crossing = _PendingRackAverage(future, bucket.index, rank_round.round.span, sent, held)
+        crossing = _PendingRackAverage(future, bucket.index, rank_round.round.span, sent, mean)
         self._crossing = (*self._crossing, crossing)
