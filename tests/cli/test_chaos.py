@@ -42,12 +42,12 @@ def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ((), "nothing says where the workers are; give --workers N or --lab RxH"),
-        (("--workers", "4", "--lab", "2x2"), "--workers and --lab both say where"),
-        (("--workers", "4", "--kinds", "cut"), "cut needs links of its own; give --lab RxH"),
-        (("--workers", "4", "--kinds", "fire"), "nothing goes wrong by 'fire'; give of kill"),
+        ((), "no workers are given; give exactly one of --workers N and --lab RxH"),
+        (("--workers", "4", "--lab", "2x2"), "--workers and --lab are both given"),
+        (("--workers", "4", "--kinds", "cut"), "cut needs a lab; give --lab RxH"),
+        (("--workers", "4", "--kinds", "fire"), "there is no fault 'fire'; give some of kill"),
         (("--workers", "4", "--kinds", ","), "--kinds names none"),
-        (("--workers", "4", "--nic", "1gbit"), "rates and --rank-order describe a lab"),
+        (("--workers", "4", "--nic", "1gbit"), "rates, --rank-order and --latency describe a lab"),
         (("--workers", "1"), "one worker has nobody to go on without it"),
         (("--workers", "4", "--sync", "rign"), "rign"),
         (("--workers", "3", "--sync", "gc(stragglers=5)"), "use stragglers=2 or less"),

@@ -197,7 +197,7 @@ def test_all_and_a_name_contradict_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "LAB_REGISTRY_PATH", tmp_path)
-    with pytest.raises(UsageError, match=r"^--all and --name both say which labs; give one"):
+    with pytest.raises(UsageError, match=r"^--all and --name are both given; give one"):
         down(name=NAME, every=True)
 
 

@@ -1,4 +1,4 @@
-"""`thalweg chaos`: break a run on purpose, and check that it keeps its promises."""
+"""`thalweg chaos`: inject faults into a run, and check that it keeps its promises."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
@@ -20,7 +20,7 @@ from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed
-from thalweg.report.tables import table_of
+from thalweg.report.tables import Columns, table_of
 from thalweg.schedules import Group
 
 if TYPE_CHECKING:
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from thalweg.chaos.run import ChaosConfig, ChaosResult
     from thalweg.lab import Lab
 
-MAX_SHOWN_VIOLATIONS = 10  # violations
+MAX_SHOWN_VIOLATIONS = 10
+CHAOS_COLUMNS: Columns = {
+    "plan": itemgetter("sync"),
+    "fault": itemgetter("kind"),
+    ">faults": lambda row: str(row["faults"]),
+    ">detection time": lambda row: _span(row["detected"]),
+    ">stall of the other ranks": lambda row: _span(row["went_on"]),
+    ">rejoin time": lambda row: _span(row["back"]),
+    ">violations": lambda row: str(row["violations"]),
+}
 
 
 @with_bundles
@@ -36,43 +45,50 @@ def command(
     *,
     sync: Annotated[
         list[str] | None,
-        typer.Option(metavar="PLAN", help="How workers are synchronised; may be repeated."),
+        typer.Option(metavar="PLAN", help="Synchronisation plan; may be repeated."),
     ] = None,
     place: PlaceOptions,
-    faults: Annotated[int, typer.Option(min=0, help="How many things go wrong in a run.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Of the faults, and of the samples.")] = 1,
+    faults: Annotated[int, typer.Option(min=0, help="Number of faults in a run.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the faults and of the samples.")] = 1,
     lasting: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="Run after run, each with the next seed."),
+        typer.Option(
+            "--for", "--duration", metavar="DURATION", help="Repeat runs, each with the next seed."
+        ),
     ] = None,
     kinds: Annotated[
         str | None,
         typer.Option(
             metavar="KIND,...",
-            help="Of kill, restart, pause, store, disk, corrupt, and in a lab cut, oneway, "
-            "blackhole, degrade, garble; without this, all that can be had.",
+            help="kill, restart, pause, store, disk, corrupt, and in a lab cut, oneway, "
+            "blackhole, degrade, garble; by default all that are possible.",
         ),
     ] = None,
     hold: Annotated[
         str | None,
         typer.Option(
+            "--hold",
+            "--fault-duration",
             metavar="DURATION",
-            help="How long every fault lasts, one after the other; without this it is drawn, and "
-            "some overlap.",
+            help="Duration of every fault, one after the other; by default durations are random, "
+            "and some overlap.",
         ),
     ] = None,
     bound: Annotated[
-        str, typer.Option(metavar="DURATION", help="How soon training must go on.")
+        str,
+        typer.Option(
+            "--bound", "--recovery-limit", metavar="DURATION", help="Longest time to recovery."
+        ),
     ] = "15s",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where histories go.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the histories.")] = Path(
         "thalweg-chaos"
     ),
     json_path: JsonOption = None,
 ) -> None:
-    """Break a training run on purpose, again and again, and check that it keeps its promises.
+    """Inject faults into a training run, and check that it keeps its promises.
 
-    Faults are drawn from the seed. The job's steps can be foretold to the last bit, so a step or a
-    sample that is lost or counted twice shows. Exit code 1 if something doesn't hold.
+    The seed determines the faults. The job's steps are known to the last bit, so a step or a sample
+    that is lost or counted twice is detected. Exit code 1 if a check fails.
     """
     chosen = _kinds(kinds, in_lab=place.lab is not None)
     seconds = None if lasting is None else Duration.parse(lasting).seconds
@@ -85,24 +101,24 @@ def command(
         allocation_of(relayed, group)  # refuses a code that doesn't fit these workers
 
     from thalweg.chaos.run import ChaosConfig  # torch takes a second: not at import
-    from thalweg.chaos.summary import fault_rows, run_rows
+    from thalweg.chaos.summary import fault_rows, kind_rows, run_rows
 
-    ordeals = (
+    configs = (
         ChaosConfig(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
         for number in (count(seed) if seconds is not None else [seed])
         for plan in sync or ["ring"]
     )
     outcomes: list[ChaosResult] = []
     until = None if seconds is None else monotonic() + seconds
-    with _there(place) as (cluster, there):
-        for config in ordeals:
-            outcomes.append(_undergo(config, cluster, there, out))
+    with _running(place) as (cluster, lab):
+        for config in configs:
+            outcomes.append(_run(config, cluster, lab, out))
             if until is not None and monotonic() >= until:
                 break
-        notes = [] if there is None else there.notes
+        notes = [] if lab is None else lab.notes
     rows = fault_rows(outcomes)
     terminal = console(json_path)
-    terminal.print(_table(rows))
+    terminal.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
     for outcome in outcomes:
         terminal.print(_chaos_result_text(outcome), markup=False)
     where = shlex.join(place.words)
@@ -121,36 +137,36 @@ def command(
         raise RunError(
             f"{counted(sum(len(o.violations) for o in wrong), 'violation')} in {len(wrong)} of "
             f"{counted(len(outcomes), 'run')}, the first: {wrong[0].violations[0]}",
-            f"see {wrong[0].history}; have it again with "
+            f"see {wrong[0].history}; repeat it with "
             f"`thalweg chaos {where} {_again(wrong[0].config)}`",
         )
 
 
-def _undergo(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> ChaosResult:
+def _run(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> ChaosResult:
     from thalweg.chaos.run import run_chaos
 
     (out / config.name).mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
 
-    def hear(rank: int, stream: str, line: str) -> None:
+    def log(rank: int, stream: str, line: str) -> None:
         lines.append(f"[{rank}] {line}\n")
 
-    with progress_bar(f"Breaking {config.sync}, seed {config.seed}") as bar:
+    with progress_bar(f"Injecting faults into {config.sync}, seed {config.seed}") as bar:
         outcome = run_chaos(
             config,
             cluster,
             lab,
             out,
             lambda done, note: bar.show(done, config.faults, note),
-            hear,
+            log,
         )
     outcome.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")
     return outcome
 
 
 @contextmanager
-def _there(place: PlaceOptions) -> Iterator[tuple[Cluster, Lab | None]]:
-    """Local workers, or a lab that is there until the context ends."""
+def _running(place: PlaceOptions) -> Iterator[tuple[Cluster, Lab | None]]:
+    """The cluster, and its lab until the context ends; None for local workers."""
     if place.lab is None:
         yield _cluster(place), None
         return
@@ -173,38 +189,28 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for word in wanted:
         if word not in FAULT_KINDS:
-            raise UsageError(f"nothing goes wrong by {word!r}", f"give of {', '.join(FAULT_KINDS)}")
+            raise UsageError(
+                f"there is no fault {word!r}", f"give some of {', '.join(FAULT_KINDS)}"
+            )
         if word in LINK_FAULTS and not in_lab:
-            raise UsageError(f"{word} needs links of its own", "give --lab RxH")
+            raise UsageError(f"{word} needs a lab", "give --lab RxH")
         if word not in possible:
             raise UsageError(
                 f"{word} needs a kernel with nftables, and connections with keys",
                 "leave it out, or leave THALWEG_ENCRYPTION alone",
             )
     if not wanted:
-        raise UsageError("--kinds names none", f"give of {', '.join(possible)}")
+        raise UsageError("--kinds names none", f"give some of {', '.join(possible)}")
     return tuple(kind for kind in FAULT_KINDS if kind in wanted)
 
 
 def _can_garble() -> bool:
-    """Whether bytes can be changed on their way. Without keys nobody would notice."""
+    """True if bytes can be changed in transit; without encryption nothing would detect it."""
     from thalweg.lab.addressing import SPINE_ADDRESS
     from thalweg.lab.packet_faults import can_garble
     from thalweg.transports.security import wants_encryption
 
     return wants_encryption(os.environ, SPINE_ADDRESS) and can_garble()
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    from thalweg.chaos.summary import kind_rows
-
-    headings = (">", ">detected in", ">went on in", ">back in", ">violations")
-    table = table_of("sync", "fault", *headings)
-    for row in kind_rows(rows):
-        figures = [_span(row[key]) for key in ("detected", "went_on", "back")]
-        faults = str(row["faults"])
-        table.add_row(row["sync"], row["kind"], faults, *figures, str(row["violations"]))
-    return table
 
 
 def _span(figures: tuple[float, float] | None) -> str:

@@ -1,4 +1,4 @@
-"""`thalweg lab`: a cluster on this machine, to put one's own training script into."""
+"""`thalweg lab`: a cluster emulated on this machine, for training scripts."""
 
 from __future__ import annotations
 
@@ -7,34 +7,44 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from thalweg.cli.options import (
-    LatencyOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    lab_cluster,
-    with_bundles,
-)
+from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.run import RestartsOption, with_interpreter
+from thalweg.cli.run import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
-from thalweg.report.tables import table_of
+from thalweg.report.tables import Columns, table_of
 
 if TYPE_CHECKING:
     from thalweg.facts import Link
     from thalweg.lab import Lab
 
 app = typer.Typer(
-    help="Clusters on this machine: a network namespace a host, links with real limits.",
+    help="Clusters on this machine: one network namespace per host, links with real limits.",
     no_args_is_help=True,
 )
 DEFAULT_LAB_LAYOUT = "2x4"
+
+HOST_COLUMNS: Columns = {
+    "host": itemgetter("host"),
+    "rack": itemgetter("rack"),
+    "ranks": lambda row: ", ".join(map(str, row["ranks"])),
+    "address": itemgetter("address"),
+    "NIC out": lambda row: _rate(row["nic_out"]),
+    "NIC in": lambda row: _rate(row["nic_in"]),
+    ">drops": lambda row: str(row["nic_out"]["drops"] + row["nic_in"]["drops"]),
+    ">processes": lambda row: str(row["processes"]),
+}
+UPLINK_COLUMNS: Columns = {
+    "uplink of": itemgetter("rack"),
+    "out": lambda row: _rate(row["uplink_out"]),
+    "in": lambda row: _rate(row["uplink_in"]),
+    ">drops": lambda row: str(row["uplink_out"]["drops"] + row["uplink_in"]["drops"]),
+}
 
 LayoutArgument = Annotated[
     str,
@@ -42,30 +52,26 @@ LayoutArgument = Annotated[
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="LAB", help="Which lab; absent: the one made from this folder."),
+    typer.Option(metavar="LAB", help="Which lab; by default the one made from this folder."),
 ]
 WorkerOption = Annotated[
-    str, typer.Option("--host", metavar="HOST", help="A rank that lives there, or a name.")
+    str, typer.Option("--host", metavar="HOST", help="The rank of a worker on it, or a name.")
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOptions:
-    """The options that say what the links of a new lab are like."""
+class LabOptions(LinkOptions):
+    """The options that describe the links of a new lab."""
 
-    nic: NicOption = None
-    uplink: UplinkOption = None
-    latency: LatencyOption = None
     loss: Annotated[
         float, typer.Option(min=0, max=1, help="Share of packets that uplinks lose.")
     ] = 0.0
-    rank_order: OrderOption = None
 
     def lab(self, layout: str, name: str | None) -> Lab:
         from thalweg.lab import Lab
 
-        wanted = lab_cluster(layout, self.nic, self.uplink, self.rank_order, self.latency)
-        return Lab.of(wanted, name=name, loss=self.loss, without_netem="go on")
+        cluster = self.lab_cluster_of(layout)
+        return Lab.of(cluster, name=name, loss=self.loss, without_netem="go on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +79,19 @@ class LinkSelection:
     """The options that name links of a lab."""
 
     rack: Annotated[
-        str | None, typer.Option(metavar="RACK", help="Its uplink: a number from 0, or a name.")
+        str | None,
+        typer.Option(metavar="RACK", help="A rack's uplink: a number from 0, or a name."),
     ] = None
     host: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Its NIC: a rank that lives there, or a name."),
+        typer.Option(metavar="HOST", help="A host's NIC: the rank of a worker on it, or a name."),
     ] = None
     direction: Annotated[
         str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
     ] = "both"
 
     def change(self, name: str | None, what: str, act: Callable[[Lab, list[Link]], None]) -> None:
-        """Act on these links of a lab, and say what each is now."""
+        """Act on these links of a lab, and print the new state of each."""
         from thalweg.lab.event import directions
 
         lab = _lab(name)
@@ -103,8 +110,8 @@ class LinkSelection:
 def up(
     *,
     layout: LayoutArgument = DEFAULT_LAB_LAYOUT,
-    shape: LinkOptions,
-    name: Annotated[str | None, typer.Option(metavar="LAB", help="What to call it.")] = None,
+    shape: LabOptions,
+    name: Annotated[str | None, typer.Option(metavar="LAB", help="Name of the lab.")] = None,
     json_path: JsonOption = None,
 ) -> None:
     """Build a lab that stays until `thalweg lab down`.
@@ -114,10 +121,10 @@ def up(
     Without any rate, NICs and uplinks have 200mbit.
     """
     lab = shape.lab(layout, name)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is there goes
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: removes the lab
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
-    _tell(lab, "lab up", json_path)
+    _print(lab, "lab up", json_path)
     terminal = console(json_path)
     terminal.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
     terminal.print(f"Look into a host:    ip netns exec {lab.wiring.host_of(0)} ip address")
@@ -134,9 +141,9 @@ def run(
     name: NameOption = None,
     layout: Annotated[
         str | None,
-        typer.Option("--lab", metavar="RxH", help="In a lab that is there only for this."),
+        typer.Option("--lab", metavar="RxH", help="In a temporary lab."),
     ] = None,
-    shape: LinkOptions,
+    shape: LabOptions,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Though a worker fails, let the others go on.")
     ] = False,
@@ -147,8 +154,8 @@ def run(
     thalweg lab run -- python train.py --lr 0.1
 
     Each worker has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, and
-    THALWEG_CLUSTER, the file that tells attach() of the racks. Meanwhile, in another terminal,
-    degrade, cut and kill.
+    THALWEG_CLUSTER, the cluster file for attach(). Meanwhile, use degrade, cut and kill in another
+    terminal.
     """
     from thalweg.launch.supervisor import run_command
 
@@ -159,7 +166,7 @@ def run(
         run_command(workers, command, place=lab.place, keep_going=keep_going, restarts=restarts)
 
     if layout is None:
-        if shape != LinkOptions():
+        if shape != LabOptions():
             raise UsageError("a lab that is up has its links", "give --lab too, or use degrade")
         go(_lab(name))
         return
@@ -181,8 +188,7 @@ def degrade(
 @app.command()
 @with_bundles
 def restore(which: LinkSelection, name: NameOption = None) -> None:
-    """Put a link back as it was declared, whole and without others' flows; all links if none is
-    named."""
+    """Restore a link as it was declared, without cuts or competing flows; by default all links."""
     if which.rack is None and which.host is None:
         lab = _lab(name)
         lab.restore()
@@ -194,14 +200,14 @@ def restore(which: LinkSelection, name: NameOption = None) -> None:
 @app.command()
 @with_bundles
 def cut(which: LinkSelection, name: NameOption = None) -> None:
-    """Let a link swallow what is sent into it, one way or both, without a word to anybody."""
+    """Drop all packets on a link, in one direction or both, without closing connections."""
     which.change(name, "cut", lambda lab, links: lab.links.cut(links))
 
 
 @app.command()
 @with_bundles
 def heal(which: LinkSelection, name: NameOption = None) -> None:
-    """Mend a link that was cut."""
+    """Restore a link that was cut."""
     which.change(name, "healed", lambda lab, links: lab.links.heal(links))
 
 
@@ -209,17 +215,16 @@ def heal(which: LinkSelection, name: NameOption = None) -> None:
 @with_bundles
 def flow(
     which: LinkSelection,
-    flows: Annotated[int, typer.Option(min=1, help="TCP connections, each way.")] = 1,
-    rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="The most that each takes.")
-    ] = None,
+    flows: Annotated[int, typer.Option(min=1, help="TCP connections in each direction.")] = 1,
+    rate: Annotated[str | None, typer.Option(metavar="RATE", help="Rate limit of each.")] = None,
     name: NameOption = None,
 ) -> None:
     """Send competing TCP flows through a link, until `restore`."""
     most = None if rate is None else Rate.parse(rate)
-    more = f"{flows} more flow{'s' if flows > 1 else ''}"
     which.change(
-        name, more, lambda lab, links: lab.links.fill(links, flows=flows, rate=most, detached=True)
+        name,
+        f"{flows} more {'flow' if flows == 1 else 'flows'}",
+        lambda lab, links: lab.links.fill(links, flows=flows, rate=most, detached=True),
     )
 
 
@@ -231,20 +236,20 @@ def kill(host: WorkerOption, name: NameOption = None) -> None:
 
 @app.command()
 def pause(host: WorkerOption, name: NameOption = None) -> None:
-    """Stop every process on a host, as a machine that hangs does; `resume` lets them go on."""
+    """Stop every process on a host, as on a machine that hangs; `resume` continues them."""
     _signal(name, host, signal.SIGSTOP, "paused")
 
 
 @app.command()
 def resume(host: WorkerOption, name: NameOption = None) -> None:
-    """Let the processes on a host go on."""
+    """Continue the processes on a host."""
     _signal(name, host, signal.SIGCONT, "resumed")
 
 
 @app.command()
 def status(name: NameOption = None, json_path: JsonOption = None) -> None:
-    """Hosts, addresses, rates, drops and who runs where."""
-    _tell(_lab(name), "lab status", json_path)
+    """Show hosts, addresses, rates, drops and processes."""
+    _print(_lab(name), "lab status", json_path)
 
 
 @app.command()
@@ -254,11 +259,11 @@ def down(
         bool, typer.Option("--all", help="Every lab of yours but those of running processes.")
     ] = False,
 ) -> None:
-    """Take a lab down; what runs in it ends."""
+    """Remove a lab; the processes in it end."""
     from thalweg.lab import Lab, registry
 
     if every and name is not None:
-        raise UsageError("--all and --name both say which labs", "give one of them")
+        raise UsageError("--all and --name are both given", "give one of them")
     if every:
         for record in registry.of_this_user():
             found, owner = record.name, record.owner
@@ -307,49 +312,24 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
     console().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
 
-def _tell(lab: Lab, command: str, json_path: str | None) -> None:
+def _print(lab: Lab, command: str, json_path: str | None) -> None:
     hosts, uplinks = lab.status()
     terminal = console(json_path)
-    terminal.print(_hosts_table(f"lab {lab.name}", hosts))
-    terminal.print(_uplinks_table(uplinks))
+    terminal.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
+    terminal.print(table_of(uplinks, UPLINK_COLUMNS))
     for note in lab.notes:
         terminal.print(note)
     settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
     write_json(json_path, command, settings, hosts)
 
 
-def _hosts_table(title: str, rows: list[dict[str, Any]]) -> Table:
-    texts = ("host", "rack", "ranks", "address", "NIC out", "NIC in")
-    table = table_of(*texts, ">drops", ">processes", title=title)
-    for row in rows:
-        table.add_row(
-            row["host"],
-            row["rack"],
-            ", ".join(map(str, row["ranks"])),
-            row["address"],
-            _rate(row["nic_out"]),
-            _rate(row["nic_in"]),
-            str(row["nic_out"]["drops"] + row["nic_in"]["drops"]),
-            str(row["processes"]),
-        )
-    return table
-
-
-def _uplinks_table(rows: list[dict[str, Any]]) -> Table:
-    table = table_of("uplink of", "out", "in", ">drops")
-    for row in rows:
-        drops = row["uplink_out"]["drops"] + row["uplink_in"]["drops"]
-        table.add_row(row["rack"], _rate(row["uplink_out"]), _rate(row["uplink_in"]), str(drops))
-    return table
-
-
-def _rate(way: dict[str, Any]) -> str:
-    """One direction of a link, in a few words."""
-    words = [way["rate"] or "no limit"]
-    if way["cut"]:
+def _rate(direction: dict[str, Any]) -> str:
+    """The state of one direction of a link."""
+    words = [direction["rate"] or "no limit"]
+    if direction["cut"]:
         words = ["CUT"]
-    elif way["rate"] != way["declared"]:
-        words.append(f"(of {way['declared'] or 'no limit'})")
-    if way["flows"]:
-        words.append(f"+{way['flows']} flows")
+    elif direction["rate"] != direction["declared"]:
+        words.append(f"(of {direction['declared'] or 'no limit'})")
+    if direction["flows"]:
+        words.append(f"+{direction['flows']} flows")
     return " ".join(words)

@@ -9,13 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import ClusterOption, PlaceOptions, with_bundles
+from thalweg.cli.options import (
+    ClusterOption,
+    PlaceOptions,
+    SvgOption,
+    TimeoutOption,
+    with_bundles,
+)
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.facts import Duration, read_cluster
 from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.plan import TRANSPORT
 
-PROBE_TIMEOUT_SECONDS = 3600.0  # seconds for all of it
+PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 
 
 @with_bundles
@@ -24,29 +30,25 @@ def command(
     cluster: ClusterOption = None,
     transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write the cluster file.")
+        Path,
+        typer.Option(metavar="FILE", help="The cluster file; the picture is beside it by default."),
     ] = Path("cluster.toml"),
-    svg: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Where to draw it; beside the file by default."),
-    ] = None,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long a worker waits for another.")
-    ] = "30s",
+    svg: SvgOption = None,
+    timeout: TimeoutOption = "30s",
     json_path: JsonOption = None,
 ) -> None:
     """Measure latency, racks, NICs and uplinks between workers, and write the cluster file.
 
     In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
-    what contradicts them is told.
+    measurements that contradict them are reported.
     """
     from thalweg.bench.site import run_on_all
     from thalweg.bench.train_job import launched  # torch takes a second: not at import
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
     from thalweg.report.probe_result import draw_cluster, outcome_text, tables
 
-    def work(rank: int, tell: Callable[..., None]) -> dict[str, Any]:
-        found = measure(declared, timeout=timeout, progress=tell)
+    def work(rank: int, report: Callable[..., None]) -> dict[str, Any]:
+        found = measure(declared, timeout=timeout, progress=report)
         return found.packed() if rank == 0 else {}
 
     Duration.parse(timeout)
@@ -58,7 +60,7 @@ def command(
             found = measure(declared, timeout=timeout, progress=bar.show)
         notes = list[str]()
         if read_rank_assignment(os.environ).rank != 0:
-            return  # rank 0 tells
+            return  # rank 0 reports
     else:
         with place.site() as deployment, progress_bar("Probing") as bar:
             found = ProbeResult.unpacked(
