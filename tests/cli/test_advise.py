@@ -133,8 +133,8 @@ def test_the_table_says_what_to_do_and_what_was_assumed(here: Path) -> None:
 def test_why_not(here: Path) -> None:
     place = ["advise", "--workers", "2", "--model", "model.toml"]
     number = len(advice(here, place="--workers 2")["settings"]["left_out"])
-    assert f"{number} plans were left out" in thalweg(*place, cwd=here).stdout
-    told = thalweg(*place, "--why-not", cwd=here).stdout.partition("Left out:\n")[2]
+    assert f"{number} plans are not ranked" in thalweg(*place, cwd=here).stdout
+    told = thalweg(*place, "--why-not", cwd=here).stdout.partition("Not ranked:\n")[2]
     assert "gc(stragglers=2): " in told
 
 
@@ -199,7 +199,7 @@ def test_a_machine_file_beside_the_cluster_file_is_used(here: Path) -> None:
     )
     document = advice(here)
     assert before + 0.02 < of_ddp(document)["transfer"] < before + 0.12
-    assert "messages cost nothing but their way" not in document["settings"]["assumed"]
+    assert "per-message overhead: 0 (not measured)" not in document["settings"]["assumed"]
 
 
 PLACE = "--cluster cluster.toml --model model.toml"
@@ -212,12 +212,12 @@ PLACE = "--cluster cluster.toml --model model.toml"
         ("--cluster model.toml --model model.toml", "model.toml"),
         ("--cluster cluster.toml --model resnet", "did you mean resnet"),
         ("--cluster cluster.toml --workers 4 --model model.toml", "--workers and --cluster"),
-        ("--model model.toml", "nothing says where the workers are"),
+        ("--model model.toml", "no workers are given"),
         (f"{PLACE} --allow exct", "did you mean exact?"),
         (f"{PLACE} --bandwidth 0mbit", "moves nothing"),
         (f"{PLACE} --members 0", "0 workers"),
         (f"{PLACE} --faster 0", "can't be 0 times as fast"),
-        (f"{PLACE} --late 1.5 --delay 2s", "probability 1.5"),
+        (f"{PLACE} --late 1.5 --delay 2s", "1.5 is no probability"),
         (f"{PLACE} --late 0.5", "give both"),
         (f"{PLACE} --optimizer adm", "there is no optimizer 'adm'"),
         (f"{PLACE} --extra-steps lossy", "write it like lossy=10%"),
@@ -225,8 +225,8 @@ PLACE = "--cluster cluster.toml --model model.toml"
         (f"{PLACE} --extra-steps lossy=10", "would be 1000%; write lossy=10%"),
         (f"{PLACE} --extra-steps exact=30%", "exact plans need no extra steps; give --extra-steps"),
         (f"{PLACE} --machine nowhere.toml", "can't read nowhere.toml"),
-        (f"{PLACE} --measured-only", "not measured: messages cost nothing"),
-        (f"{PLACE} --gpu v100", "leave out --gpu and --batch"),
+        (f"{PLACE} --measured-only", "not measured: per-message overhead"),
+        (f"{PLACE} --gpu v100", "--gpu and --batch have no assumed compute time"),
         ("--workers 4 --network 11gbe --model resnet50", "there is no network '11gbe'"),
         ("--lab 2x2 --network 10gbe --model resnet50", "--workers N alone"),
         ("--workers 4 --gpu b200 --model resnet50", "there is no GPU 'b200'"),

@@ -57,10 +57,10 @@ def test_a_model_instead_of_bytes(model: str, parameters: int, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--workers 2 --sync ring", "neither --bytes nor --model says how much is sent"),
+        ("--workers 2 --sync ring", "neither --bytes nor --model is given"),
         (
             "--workers 2 --sync ring --bytes 1MB --model digits",
-            "both --bytes and --model say how much is sent",
+            "--bytes and --model are both given",
         ),
         ("--workers 2 --sync ring --model resnet5", "there is no model 'resnet5'; there are"),
         ("--workers 2 --sync gossip+int8 --bytes 1MB", "gossip+int8 is unsound: gossip adds"),

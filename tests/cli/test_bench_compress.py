@@ -82,7 +82,7 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
         ("--model gpt2 --repeats 0", "--repeats"),
         ("--model gpt2 --workers 1", "--workers"),
         ("--model gpt2 --backward 5", "'5' is not a duration"),
-        ("--model gpt2 --backward 0s", "hides nothing"),
+        ("--model gpt2 --backward 0s", "has no time of backward"),
         ("", "--model"),
     ],
 )

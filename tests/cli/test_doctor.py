@@ -91,7 +91,7 @@ def test_a_healthy_lab_is_all_fine(tmp_path: Path) -> None:
     assert rows.keys() >= TOGETHER
     assert rows["ranks"] == "all 4 joined, on 4 hosts"
     assert rows["rates"].startswith("all ordered pairs of hosts: median 1")
-    assert "checks are fine" in done.stdout
+    assert "checks are ok" in done.stdout
     assert found["settings"]["notes"]
 
 
@@ -126,9 +126,9 @@ def test_under_torchrun_rank_0_tells_and_a_failed_check_is_exit_code_1(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--workers 2 --lab 1x2", "--workers and --lab both say where"),
-        ("--workers 2 --nic 1gbit", "rates and --rank-order describe a lab"),
-        ("--nic 1gbit", "nothing says where the workers are"),
+        ("--workers 2 --lab 1x2", "--workers and --lab are both given"),
+        ("--workers 2 --nic 1gbit", "rates, --rank-order and --latency describe a lab"),
+        ("--nic 1gbit", "no workers are given"),
         ("--workers 2 --timeout soon", "'soon' is not a duration"),
     ],
 )
@@ -142,7 +142,7 @@ def test_mistakes_are_one_line(arguments: str, line: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "the launcher has started the workers"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "can't be used under a launcher"),
         ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not"),
     ],
 )
@@ -167,8 +167,8 @@ def test_a_table_has_the_remedy_below_what_was_found() -> None:
 
 
 def test_the_outcome_in_a_line() -> None:
-    assert outcome_text([FINE]) == "All 1 checks are fine."
-    assert outcome_text([WRONG, ODD, FINE, FINE]) == "1 failed, 1 to look at, 2 fine."
+    assert outcome_text([FINE]) == "All 1 checks are ok."
+    assert outcome_text([WRONG, ODD, FINE, FINE]) == "1 failed, 1 warnings, 2 ok."
 
 
 def test_a_block_to_paste_has_what_is_wrong_in_full() -> None:

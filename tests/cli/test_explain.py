@@ -21,7 +21,7 @@ def test_it_draws_the_moves_and_says_the_cost() -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["1", "+1<2", "+2<0", "+0<1"] in lines
     assert ["4", "=1<2", "=2<0", "=0<1"] in lines
-    assert "promise         exact: the exact mean" in done.stdout
+    assert "promise                exact: the exact mean" in done.stdout
     assert "4 sequential moves" in done.stdout
     assert ["0", "host0", "rack0", "16", "kB", "1.33x", "16", "kB", "1.33x", "4"] in lines
 
@@ -80,7 +80,7 @@ def test_groups_over_one_period() -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["rack0", "rank", "0,", "host0", "A", "b", "b"] in lines
     assert ["rank", "5,", "host5", "c", "c", "A"] in lines
-    assert ["connected", "yes:", "what", "one", "learns", "reaches", "everybody"] in lines
+    assert ["connected", "yes:", "every", "update", "reaches", "all", "workers"] in lines
 
 
 def test_mixing_is_in_the_settings(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_mixing_is_in_the_settings(tmp_path: Path) -> None:
 def test_many_workers_are_summed_up() -> None:
     done = thalweg("explain", "tree", "--workers", "40", "--bytes", "4KB")
     assert done.returncode == 0
-    assert "The three that send most and the three that send least, of 40." in done.stdout
+    assert "The three ranks that send most and least, of 40." in done.stdout
 
 
 def test_one_worker() -> None:
@@ -136,8 +136,8 @@ CONTRADICTION = (
         (["ring", "--workers", "4", "--nic", "1gbit"], "describe a lab of racks; give"),
         (["ring", "--workers", "0"], "Invalid value for '--workers'"),
         (["ring", "--workers", "four"], "Invalid value for '--workers'"),
-        (["ring"], "nothing says where the workers are; give one of --workers, --cluster and"),
-        (["ring", "--workers", "2", "--lab", "2x2"], "--workers and --lab both say where"),
+        (["ring"], "no workers are given; give exactly one of --workers, --cluster and"),
+        (["ring", "--workers", "2", "--lab", "2x2"], "--workers and --lab are given together"),
         (["ring", "--workers", "4", "--bytes", ""], "'' is not a size; write it like 25MB"),
         (["ring", "--lab", "2x2", "--nic", ""], "'' is not a rate; write it like"),
         (["ring", "--workers", "4", "--rank-order", "rack"], "describe a lab of racks; give"),
@@ -153,7 +153,7 @@ CONTRADICTION = (
         (["auto", "--workers", "20"], "auto has no rounds before it has chosen; name a plan"),
         (["lgc(k=5)", "--workers", "4"], "k=5 is more than the 4 workers; use k=4 or less"),
         (["gc", "--workers", "8", "--batch", "2"], "a batch of 2 has no sample for worker"),
-        (["ring", "--workers", "8", "--batch", "64"], "ring has no code, so everybody computes"),
+        (["ring", "--workers", "8", "--batch", "64"], "ring has no code that distributes samples"),
         ([], "Missing argument"),
     ],
 )  # fmt: skip
@@ -207,11 +207,11 @@ def test_a_coded_tree_shows_who_computes_what() -> None:
     assert "root, in the process of rank 0: needs one of each of 2 teams" in lines
     assert f"│   └── {teams_of_two(20, 8, 11)}  1/3 to 1/2" in lines
     assert f"└── {teams_of_two(20, 16, 19)}  5/6 to 1" in lines
-    assert "any 1 under every parent at once, which makes 5" in lines
-    assert any("1/6 of the batch a worker, 3.33 times the 1/20" in line for line in lines)
+    assert "any 1 under every parent, 5 in all" in lines
+    assert any("1/6 of the batch per worker, 3.33 times the 1/20" in line for line in lines)
     on_time = listed(at_seats(20, 0, 2, 4, 8, 12, 16))
     assert any(f"14 of 20 at best, if {on_time} are on time" in line for line in lines)
-    assert f"stops a step  2 late ones, like {listed(at_seats(20, 0, 1))}" in lines
+    assert f"smallest blocking set  2 stragglers, like {listed(at_seats(20, 0, 1))}" in lines
     assert "the process of rank 0 alone: it has the root" in lines
 
 
@@ -221,22 +221,22 @@ def test_a_coded_tree_shows_who_computes_what() -> None:
         (
             "codedreduce(fanout=4, stragglers=1)", 4 + 4**2,
             "in the process of rank 0, which as a leaf also answers rank 4",
-            f"sends {4 + 1}x the data (4x down, 1x up) and receives 4x",
+            f"sends {4 + 1}x the model size (4x down, 1x up) and receives 4x",
         ),
         (
             "codedreduce(fanout=3, stragglers=1, code=cyclic)", 3 + 3**2,
             "in the process of rank 0, which as a leaf also answers rank 3",
-            f"sends {3 + 1}x the data (3x down, 1x up) and receives 3x",
+            f"sends {3 + 1}x the model size (3x down, 1x up) and receives 3x",
         ),
         (
             "gc(stragglers=1)", 6,
             "in the process of rank 0, which answers it too, without a message",
-            f"sends {6 - 1}x the data and receives {6 - 1}x",
+            f"sends {6 - 1}x the model size and receives {6 - 1}x",
         ),
         (
             "codedreduce(fanout=2, stragglers=1, root=separate)", 1 + 2 + 2**2,
             "rank 0, which computes nothing",
-            "sends 2x the data and receives 2x",
+            "sends 2x the model size and receives 2x",
         ),
     ],
 )  # fmt: skip
@@ -245,8 +245,8 @@ def test_where_the_root_is_and_what_its_process_carries(
 ) -> None:
     done = thalweg("explain", plan, "--workers", str(workers), "--bytes", "4KB")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
-    at = lines.index(f"root          {where}")
-    assert lines[at + 1] == f"              its process {traffic}"
+    at = lines.index(f"root                   {where}")
+    assert lines[at + 1] == f"                       its process {traffic}"
 
 
 def test_large_trees_fit_on_a_screen() -> None:
@@ -303,21 +303,24 @@ def test_measured_lateness_says_how_often_a_step_waits(tmp_path: Path) -> None:
         '{ name = "y", ranks = [1, 2, 3], late = { probability = 0.1, delay = "2s" } }]\n'
     )
     done = thalweg("explain", "gc(stragglers=1)", "--cluster", "c.toml", cwd=tmp_path)
-    assert "has to wait   1 % of the steps, if each worker is late at 0 to 10 %" in done.stdout
+    assert (
+        "steps that wait        1 % of the steps, if each worker straggles at 0 to 10 %"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ("asp(staleness=2)", "who is more than 2 steps ahead of the slowest"),
+        ("asp(staleness=2)", "a worker more than 2 steps ahead of the slowest"),
         ("lgc(k=3)", "the fastest 3 of 20 make the step"),
     ],
 )
 def test_plans_without_rounds_say_who_sends_what(plan: str, words: str) -> None:
     done = thalweg("explain", plan, "--workers", "20", "--bytes", "1KB")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "choices         topology" in done.stdout
-    assert "promise         lossy" in done.stdout
+    assert "choices                topology" in done.stdout
+    assert "promise                lossy" in done.stdout
     assert words in done.stdout
     document = json.loads(
         thalweg("explain", plan, "--workers", "20", "--bytes", "1KB", "--json", "-").stdout
@@ -345,7 +348,7 @@ def test_a_step_at_which_nothing_travels() -> None:
     assert "step 3)" in usual.stdout
     done = thalweg("explain", "local_sgd(every=4)", "--workers", "4", "--step", "0")
     assert done.returncode == 0
-    assert "Nothing travels at step 0; try --step 3." in done.stdout
+    assert "No communication at step 0; try --step 3." in done.stdout
 
 
 def test_a_compressor_that_costs_more_than_it_saves_is_seen() -> None:

@@ -30,16 +30,16 @@ def test_the_table_and_who_was_late(records: Path) -> None:
     first, headings, *lines = done.stdout.splitlines()
     assert first.startswith("steps 0 to 39 of 4 ranks: ")
     assert headings.split() == [
-        "rank", "host", "steps", "a", "step", "computing", "exposed", "hidden", "encoding",
-        "waiting", "share",
+        "rank", "host", "steps", "step", "time", "compute", "exposed", "overlapped", "encoding",
+        "blocked", "exposed", "%",
     ]  # fmt: skip
     assert [line.split()[:3] for line in lines[:4]] == [
         [str(rank), f"host{rank}", "39"] for rank in range(4)
     ]
-    assert lines[4].startswith("late: rank 2 on host2 computes ")
+    assert lines[4].startswith("straggler: rank 2 on host2 computes ")
     assert "; from step 10 to 25: " in lines[4]
     assert lines[5] == "step 39: incident: it is over (rank 0)"
-    assert lines[6] == "clocks agree within 200 us"
+    assert lines[6] == "clock error at most 200 us"
 
 
 def test_json(records: Path) -> None:
@@ -77,7 +77,7 @@ def test_all_that_can_be_written(records: Path, tmp_path: Path) -> None:
     ]
     assert (tmp_path / "out" / "run.pftrace").stat().st_size > 10_000
     assert len(list((tmp_path / "board").iterdir())) == 4
-    assert "Who was late" in (tmp_path / "run.html").read_text()
+    assert "Stragglers" in (tmp_path / "run.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_all_that_can_be_written(records: Path, tmp_path: Path) -> None:
         (["{}", "--steps", "7"], "'7' is no range of steps; write it like 100:200, 100: or :200"),
         (["{}", "--steps", "9:5"], "'9:5' has no step in it; write the smaller one first"),
         (["{}", "--steps", "900:"], "no step from 900: is on record; give steps between 0 and 39"),
-        (["{}", "--trace", "a.xml"], "a.xml doesn't say which kind of trace it is to be; let it"),
+        (["{}", "--trace", "a.xml"], "a.xml has no ending of a trace format; use one"),
         (["{}", "--cluster", "two.toml"], "the cluster has no rank 2; it has 0 to 1"),
     ],
 )
@@ -106,4 +106,4 @@ def test_records_without_a_step(tmp_path: Path) -> None:
     folder = Run(ranks=2, steps=0).written(tmp_path / "records")
     done = thalweg("report", str(folder))
     assert done.returncode == 2
-    assert "have no step; let it train for longer" in done.stderr
+    assert "have no step; train for longer" in done.stderr

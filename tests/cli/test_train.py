@@ -110,7 +110,7 @@ def test_interrupted_it_saves_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        ("digits", 2, "nothing says where the workers are; give --workers N or --lab RxH"),
+        ("digits", 2, "no workers are given; give exactly one of --workers N and --lab RxH"),
         ("digitz --workers 2", 2, "there is no job 'digitz'"),
         ("digits --workers 2 --sync rign", 2, "there is no plan 'rign'"),
         ("digits --workers 2 --sync ring+dgc", 2, "dgc has a momentum of 0.9, and the optimizer"),

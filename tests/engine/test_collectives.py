@@ -13,12 +13,6 @@ from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster
 from thalweg.members.abort import AbortFlag
 from thalweg.schedules import Group
-<<<<<<<< HEAD:tests/engine/test_collectives.py
-========
-from thalweg.training import collectives
-from thalweg.training.collectives import Collectives
-from thalweg.training.compiled_steps import RoundCounter
->>>>>>>> h1:tests/training/test_collectives.py
 from thalweg.transports import Transport
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -15,7 +15,7 @@ from thalweg.observe.journal import read_records
 
 CLOSE = 0.02
 STEPS = 20
-COUNTED = ("compute", "wait")  # the tracks whose slices make a step
+COUNTED = ("compute", "exposed communication")  # the tracks whose slices make a step
 
 
 @pytest.mark.parametrize("sync", ["ring+fp16", "dssync"])

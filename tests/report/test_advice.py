@@ -63,19 +63,19 @@ def test_the_sections_come_in_the_order_of_a_readers_questions() -> None:
     assert shown(advice(), measurements()).texts["h2"] == [
         "Best plan",
         "Ranking",
-        "Where the time goes",
+        "Step time breakdown",
         "Time against bandwidth",
         "The cluster",
-        "Predicted against measured",
-        "What was assumed",
-        "What was left out",
+        "Predicted and measured step times",
+        "Assumptions",
+        "Plans not ranked",
         "Use it",
     ]
 
 
 def test_the_head_says_what_to_do() -> None:
     page = shown(advice())
-    assert page.texts["h1"] == ["How to synchronise resnet50"]
+    assert page.texts["h1"] == ["Plan advice for resnet50"]
     assert advice().verdict in page.texts["p"]
     assert page.texts["dd"] == ["190 ms", "2.95x", "177 to 207 ms"]  # 560 / 190, -7%, +9%
     assert page.texts["pre"] == [f'run = thalweg.attach(model, optimizer, sync="{LONG}")']
@@ -120,7 +120,7 @@ def test_the_sweep_marks_where_we_are_and_where_plans_change_places() -> None:
 def test_without_a_sweep_and_without_measurements() -> None:
     headings = shown(advice(swept=False)).texts["h2"]
     assert "Time against bandwidth" not in headings
-    assert "Predicted against measured" not in headings
+    assert "Predicted and measured step times" not in headings
 
 
 def test_a_rate_outside_the_sweep_is_not_marked() -> None:
@@ -218,8 +218,8 @@ def test_nothing_assumed_and_nothing_left_out() -> None:
         cluster=replace(advice().cluster, assumed=()),
     )
     page = shown(bare)
-    assert "What was left out" not in page.texts["h2"]
-    assert "Nothing: all that counts was measured or declared." in page.texts["p"]
+    assert "Plans not ranked" not in page.texts["h2"]
+    assert "None: all values were measured or declared." in page.texts["p"]
 
 
 def test_the_baseline_may_be_the_best() -> None:

@@ -47,14 +47,14 @@ def shown(found: RunReport) -> Page:
 
 def test_the_sections_come_in_the_order_of_a_readers_questions() -> None:
     assert shown(of(SLOW)).texts["h2"] == [
-        "Who was late",
-        "Where each rank's time goes",
-        "Step by step",
-        "Who computed for longer",
-        "Whose messages went slowly",
-        "In figures",
+        "Stragglers",
+        "Step time breakdown",
+        "Step time by step",
+        "Compute time above the median",
+        "Flow rate below the median",
+        "Table",
         "Clocks",
-        "What else happened",
+        "Events",
     ]
 
 
@@ -70,10 +70,10 @@ def test_the_head_says_who_was_late_and_why() -> None:
 
 def test_nobody_was_late() -> None:
     page = shown(of(Run()))
-    assert "Nobody was late." in page.texts["p"]
+    assert "No stragglers." in page.texts["p"]
     assert page.number("circle", "badge") == 0
     assert page.number("rect", "hot") == 0
-    assert "Nobody stood out by 5% of a step." in page.texts["p"]
+    assert "No rank exceeded the median by 5 % of step time." in page.texts["p"]
 
 
 def test_bars_are_as_long_as_their_parts() -> None:
@@ -96,15 +96,15 @@ def test_marks_stand_where_the_verdict_changed() -> None:
     assert page.number("circle", "badge") == 2 * 2  # once for wide pages, once for narrow ones
     marks = [text for text in page.texts["li"] if "step 10" in text or "step 41" in text]
     assert [text.split(":")[0] for text in marks] == [
-        "1 from step 10 on",
-        "2 from step 41 on no more",
+        "1 since step 10",
+        "2 resolved at step 41",
     ]
 
 
 def test_a_slow_rank_is_hot_in_its_row_and_a_slow_nic_in_those_that_use_it() -> None:
     assert shown(of(SLOW)).number("rect", "hot") == 31  # steps 10 to 40 of rank 3
     text = run_page(of(Run(thin={5: 0.25}, steps=40)))
-    rows = re.findall(r'aria-label="(\d) host\d: at most (\d+)% below', text)
+    rows = re.findall(r'aria-label="(\d) host\d: at most (\d+)% of the median rate', text)
     assert [rank for rank, percent in rows if int(percent) > 50] == ["4", "5"]  # 4 sends to 5
 
 
@@ -125,8 +125,8 @@ def test_it_does_not_grow_with_the_run() -> None:
 
 def test_clocks_and_what_nobody_knows_of_them() -> None:
     page = shown(of(Run(unknown=frozenset({1}))))
-    assert "Clocks of 7 ranks agree within 200 us." in page.texts["p"]
-    [row] = [row for row in page.texts["tr"] if row.startswith("1host1when")]
+    assert "Clock error of 7 ranks: at most 200 us." in page.texts["p"]
+    [row] = [row for row in page.texts["tr"] if row.startswith("1host1ends")]
     assert row.endswith("unknown")
 
 

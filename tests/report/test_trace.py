@@ -126,14 +126,16 @@ def test_compute_and_wait_add_up_to_the_recorded_step(parameters: bool, tmp_path
         inside = [
             each
             for each in slices
-            if each[0] == rank and each[1] in ("compute", "wait") and start <= each[3] < end
+            if each[0] == rank
+            and each[1] in ("compute", "exposed communication")
+            and start <= each[3] < end
         ]
         together = sum(each[4] - each[3] for each in inside) / 1e6
         assert together == pytest.approx(seconds, rel=ENOUGH)
         assert (end - start) / 1e6 == pytest.approx(seconds, rel=ENOUGH)
         assert all(each[4] <= end for each in inside)
-        waits = {each[2] for each in inside if each[1] == "wait"}
-        assert waits == {f"waits for {'parameters' if parameters else 'gradients'}"}
+        waits = {each[2] for each in inside if each[1] == "exposed communication"}
+        assert waits == {f"wait for {'parameters' if parameters else 'gradients'}"}
 
 
 def test_tracks_of_every_rank(perfetto: Path) -> None:
@@ -142,12 +144,21 @@ def test_tracks_of_every_rank(perfetto: Path) -> None:
     for track in sorted(tracks.values(), key=lambda track: track.sibling_order_rank):
         if track.parent_uuid:
             children.setdefault(tracks[track.parent_uuid].name, []).append(track.name)
-    usual = ["steps", "compute", "wait", "encode", "rounds", "rounds 2", "exposed", "sent"]
+    usual = [
+        "steps",
+        "compute",
+        "exposed communication",
+        "encode",
+        "rounds",
+        "rounds 2",
+        "exposed",
+        "sent",
+    ]
     assert sorted(children) == [f"rank {rank} on host{rank}" for rank in range(8)]
-    assert children["rank 0 on host0"] == ["notes", *usual]
+    assert children["rank 0 on host0"] == ["events", *usual]
     assert children["rank 1 on host1"] == usual
-    assert children["rank 3 on host3"] == ["late", *usual]
-    [late] = [each for each in slices if each[1] == "late"]
+    assert children["rank 3 on host3"] == ["straggler", *usual]
+    [late] = [each for each in slices if each[1] == "straggler"]
     assert late[2].startswith("rank 3 on host3 computes")
     [note] = [packet for packet in others if packet.track_event.name]
     assert note.track_event.name == "incident: it is over"
@@ -193,7 +204,7 @@ def test_a_round_tells_who_came_last() -> None:
     assert len(rounds) == BUCKETS * MEANT.steps
     slow = [each for each in rounds if each.arguments["step"] == 15]
     for each in slow:
-        assert each.arguments["last_to_come"] == "rank 3"
+        assert each.arguments["last_arrival"] == "rank 3"
         assert each.arguments["ready_ms"] == pytest.approx(-1.0, abs=0.01)
         came = each.arguments["first_of_rank_3_ms"]
         assert isinstance(came, float)
@@ -226,5 +237,5 @@ def test_without_the_package_it_says_what_to_install(
 
 
 def test_a_name_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"let it end in \.json, \.json\.gz, \.pftrace"):
+    with pytest.raises(UsageError, match=r"use one of \.json, \.json\.gz, \.pftrace"):
         write_trace(tmp_path / "run.xml", Trace(processes=()))

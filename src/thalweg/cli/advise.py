@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
 from thalweg.cli.options import with_bundles
@@ -22,6 +22,14 @@ from thalweg.predict.extra_steps import optimizer_named
 from thalweg.report.tables import table_of
 
 PROMISES = [promise.value for promise in Promise]
+RANKING_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
+    "plan": lambda one: str(one.plan),
+    ">step time": lambda one: about(one.estimate.seconds, "s"),
+    "80 % interval": lambda one: (
+        f"{about(one.estimate.low, 's')} - {about(one.estimate.high, 's')}"
+    ),
+    ">speed-up vs DDP": lambda one: f"{one.vs_ddp:.2f}",
+}
 
 
 @with_bundles
@@ -30,43 +38,38 @@ def command(
     asked: JobOptions,
     allow: Annotated[
         str,
-        typer.Option(
-            "--allow", metavar="|".join(PROMISES), help="The weakest promise that is acceptable."
-        ),
+        typer.Option(metavar="|".join(PROMISES), help="The weakest promise that is acceptable."),
     ] = Promise.EXACT.value,
     optimizer: Annotated[
         str | None,
         typer.Option(
-            "--optimizer",
-            metavar="NAME",
-            help="What trains the model, like sgd or adamw; by default what is usual for it.",
+            metavar="NAME", help="Like sgd or adamw; by default the usual one for the model."
         ),
     ] = None,
     extra_steps: Annotated[
         list[str] | None,
         typer.Option(
-            "--extra-steps",
             metavar="CLASS=PERCENT",
-            help="How many more steps such plans need, like lossy=10%, if not what we measured; "
-            "may be given several times.",
+            help="How many more steps such plans need, like lossy=10%, instead of our "
+            "measurements; may be given several times.",
         ),
     ] = None,
     supposed: WhatIfOptions,
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=1, help="Rows that are printed; JSON has all.")
+        int, typer.Option(metavar="N", min=1, help="Rows that are printed; JSON has all.")
     ] = 12,
     why_not: Annotated[
-        bool, typer.Option("--why-not", help="List the plans that were left out, and why.")
+        bool, typer.Option("--why-not", help="List the plans that are not ranked, and why.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="PATH", help="Write a page with pictures.")
+        Path | None, typer.Option(metavar="PATH", help="Write a page with pictures.")
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Predict what a step would take under every sound plan, and say which to take.
+    """Predict the step time under every sound plan, and recommend one.
 
-    Nothing is run. Times are means with an interval that holds four times of five. `vs_ddp` is the
-    speed-up over torch's DDP; plans are ranked by seconds times the steps that they need.
+    Nothing is run. Step times are means with their 80 % prediction interval. The speed-up is over
+    torch's DDP; plans are ranked by step time multiplied by the number of steps that they need.
     `thalweg simulate` shows one plan in depth.
     """
     acceptable, extra = _promise(allow), dict(map(_extra, extra_steps or ()))
@@ -86,8 +89,13 @@ def command(
     terminal = console(json_path)
     for line in filter(None, (advice.verdict, advice.hint(), _not_counted(advice))):
         terminal.print(line, markup=False)
-    terminal.print(_table(situation.title, advice.ranking[:top]))
-    _say_what_is_left(terminal, advice, top, why_not)
+    columns = {
+        **RANKING_COLUMNS,
+        "promise": lambda one: one.promise.value,
+        "why": lambda one: one.why,
+    }
+    terminal.print(table_of(advice.ranking[:top], columns, title=situation.title))
+    _print_rest(terminal, advice, top, why_not)
     if html is not None:
         from thalweg.report.advice import advice_page
 
@@ -129,23 +137,7 @@ def row_of(ranked: RankedPlan) -> dict[str, Any]:
     }
 
 
-def _table(title: str, ranking: tuple[RankedPlan, ...]) -> Table:
-    headings = ("sync", ">a step", "four of five", ">vs_ddp", "promise", "why")
-    table = table_of(*headings, title=title)
-    for ranked in ranking:
-        estimate = ranked.estimate
-        table.add_row(
-            str(ranked.plan),
-            about(estimate.seconds, "s"),
-            f"{about(estimate.low, 's')} - {about(estimate.high, 's')}",
-            f"{ranked.vs_ddp:.2f}",
-            ranked.promise.value,
-            ranked.why,
-        )
-    return table
-
-
-def _say_what_is_left(terminal: Console, advice: Advice, top: int, why_not: bool) -> None:
+def _print_rest(terminal: Console, advice: Advice, top: int, why_not: bool) -> None:
     more = len(advice.ranking) - top
     if more > 0:
         terminal.print(f"{more} more: --top {len(advice.ranking)} shows all.")
@@ -155,16 +147,16 @@ def _say_what_is_left(terminal: Console, advice: Advice, top: int, why_not: bool
         return
     if not why_not:
         number = len(advice.left_out)
-        terminal.print(f"{number} plans were left out: --why-not says why.")
+        terminal.print(f"{number} plans are not ranked: --why-not says why.")
         return
-    terminal.print("Left out:")
+    terminal.print("Not ranked:")
     for text, reason in advice.left_out.items():
         terminal.print(f"  {text}: {reason}", markup=False)
 
 
 def _not_counted(advice: Advice) -> str:
-    """Classes that are allowed and of which nobody measured the extra steps, if nothing else gains
-    enough; or nothing."""
+    """A line on allowed classes whose extra steps were not measured, if no other plan gains
+    enough; else empty."""
     known = {ranked.promise for ranked in advice.ranking if ranked.steps is not None}
     classes = sorted(
         {ranked.promise.value for ranked in advice.ranking if ranked.promise not in known}
@@ -188,7 +180,7 @@ def _promise(text: str, option: str = "--allow {}", among: list[str] = PROMISES)
 
 
 def _extra(text: str) -> tuple[Promise, float]:
-    """`lossy=10%`, or `lossy=0.1`."""
+    """The promise and the share of extra steps in `lossy=10%` or `lossy=0.1`."""
     name, equals, amount = text.partition("=")
     try:
         share = float(amount.rstrip("% ")) / (100 if amount.strip().endswith("%") else 1)

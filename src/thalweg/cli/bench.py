@@ -1,11 +1,11 @@
-"""`thalweg bench`: what things cost, measured."""
+"""`thalweg bench`: measured costs of plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from operator import itemgetter
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
 from thalweg.cli.job_options import workload_of
@@ -13,15 +13,22 @@ from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, about
-from thalweg.report.tables import table_of
-
-if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
+from thalweg.report.tables import Columns, seconds_text, table_of
 
 COLLECTIVE_FIGURE_NOTES = (
     "predicted: by the plan's closed form",
-    "of bound: of the speed that the links allow",
+    "of bound: fraction of the speed that the links allow",
 )
+COLLECTIVE_COLUMNS: Columns = {
+    "plan": itemgetter("sync"),
+    "transport": itemgetter("transport"),
+    ">median": lambda row: about(row["median"], "s"),
+    ">fastest": lambda row: about(min(row["seconds"]), "s"),
+    ">slowest": lambda row: about(max(row["seconds"]), "s"),
+    ">predicted": lambda row: seconds_text(row["predicted"]),
+    ">of bound": lambda row: "" if row["bound"] is None else f"{row['fraction_of_bound']:.0%}",
+    ">vs gloo": lambda row: f"{row['vs_gloo']:.2f}x",
+}
 
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
 app.command("compress")(bench_compress.command)
@@ -38,22 +45,22 @@ def collectives(
     ],
     place: PlaceOptions,
     nbytes: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help="How much is synchronised.")
+        str | None, typer.Option("--bytes", metavar="SIZE", help="Size of what is synchronised.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A model, a job or a workload file instead of --bytes."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 15,
+    repeats: Annotated[int, typer.Option(min=1, help="Timings of each plan.")] = 15,
     encryption: Annotated[
         bool,
         typer.Option(
-            "--encryption", "--curve", help="Time TCP with encryption and without, taking turns."
+            "--encryption", "--curve", help="Time TCP with and without encryption, in turns."
         ),
     ] = False,
     json_path: JsonOption = None,
 ) -> None:
-    """Time one synchronisation under each plan, beside torch's own all_reduce (the row gloo).
+    """Time one synchronisation under each plan, and torch's own all_reduce (the row gloo).
 
     The plans take turns, so that all see the same noise.
     """
@@ -64,8 +71,11 @@ def collectives(
         rows = bench_collectives(
             deployment, workload, sync, repeats, bar.show, both_ways=encryption
         )
-    terminal = console(json_path)
-    terminal.print(_table(deployment, workload, rows))
+    notes = ["vs gloo: above 1 is faster than torch's all_reduce"]
+    notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
+    title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
+    table = table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes))
+    console(json_path).print(table)
     settings = {
         "workers": deployment.workers,
         "bytes": workload.nbytes,
@@ -79,35 +89,10 @@ def collectives(
 
 def _workload(nbytes: str | None, model: str | None) -> Workload:
     if (nbytes is None) == (model is None):
-        said = (
-            "neither --bytes nor --model says" if model is None else "both --bytes and --model say"
+        given = (
+            "neither --bytes nor --model is" if model is None else "--bytes and --model are both"
         )
-        raise UsageError(f"{said} how much is sent", "give one of them")
+        raise UsageError(f"{given} given", "give one of them")
     if nbytes is not None:
         return Workload.of_size(Size.parse(nbytes))
     return workload_of(model or "")
-
-
-def _table(deployment: Deployment, workload: Workload, rows: list[dict[str, Any]]) -> Table:
-    title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
-    figures = (">median", ">fastest", ">slowest", ">predicted", ">of bound", ">vs gloo")
-    table = table_of("plan", "transport", *figures, title=title)
-    for row in rows:
-        table.add_row(
-            row["sync"],
-            row["transport"],
-            about(row["median"], "s"),
-            about(min(row["seconds"]), "s"),
-            about(max(row["seconds"]), "s"),
-            "" if row["predicted"] is None else about(row["predicted"], "s"),
-            "" if row["bound"] is None else f"{row['fraction_of_bound']:.0%}",
-            f"{row['vs_gloo']:.2f}x",
-        )
-    table.caption = "\n".join(
-        [
-            "vs gloo: above 1 is faster than torch's all_reduce",
-            *(COLLECTIVE_FIGURE_NOTES if deployment.cluster else []),
-            *deployment.notes,
-        ]
-    )
-    return table

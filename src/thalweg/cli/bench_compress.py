@@ -1,78 +1,75 @@
-"""`thalweg bench compress`: what compressing a model's gradients costs, and where it pays."""
+"""`thalweg bench compress`: the cost of compressing a model's gradients, and where it pays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
+from thalweg.cli.options import ModelOption, SvgOption
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Workload, about
 from thalweg.predict.assumptions import costs_of
-from thalweg.report.tables import table_of
+from thalweg.report.tables import Columns, bits_text, table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.compress import CompressBenchResult
 
 DENSE_CURVE_NAME = "ddp, uncompressed"
-Row = Mapping[str, Any]
-COMPRESS_COLUMNS = (
-    "encode",
-    "decode",
-    "payload",
-    "ratio",
-    "sent",
-    "break-even",
-    "ddp beaten below",
-)
+COMPRESS_COLUMNS: Columns = {
+    "method": itemgetter("method"),
+    "exchange": itemgetter("exchange"),
+    ">encode": lambda row: about(row["encode_ms"] / 1e3, "s"),
+    ">decode": lambda row: (
+        "included in encode" if row["decode_ms"] is None else about(row["decode_ms"] / 1e3, "s")
+    ),
+    ">payload": lambda row: about(row["payload_bytes"], "B"),
+    ">ratio": lambda row: f"{row['ratio']:.3g}x",
+    ">sent": lambda row: about(row["wire_bytes"], "B"),
+    ">break-even": lambda row: (
+        "" if row["breakeven_gbps"] is None else bits_text(1e9 * row["breakeven_gbps"])
+    ),
+    ">faster than DDP below": lambda row: (
+        bits_text(1e9 * row["pays_below_gbps"]) if row["pays"] == "below" else row["pays"]
+    ),
+}
 COMPRESS_FIGURE_NOTES = (
-    "encode, decode: processor time of one thread; payload: what a worker has to tell; sent: by "
+    "encode, decode: CPU time of one thread; payload: bytes that a worker contributes; sent: by "
     "each worker",
-    "break-even: it pays on slower links than this if nothing is hidden behind backward; ddp "
-    "beaten below: the same where ddp hides what it can",
+    "break-even: compression pays on slower links than this without overlap with backward; faster "
+    "than DDP below: the same where DDP overlaps what it can",
 )
 
 
 def command(
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="A model, a job or a workload file.")
-    ],
+    model: ModelOption,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method",
             metavar="COMPRESSOR",
             help="Like 'powersgd(rank=2)'; may be given several times. All if not given.",
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=2, help="Whose payloads are decoded.")
+        int, typer.Option(metavar="N", min=2, help="Number of workers whose payloads are decoded.")
     ] = 8,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="How often each is timed; the least counts.")
-    ] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Timings of each; the least counts.")] = 3,
     backward: Annotated[
         str | None,
         typer.Option(
-            "--backward",
             metavar="DURATION",
-            help="Of a step; if not given, the workload file's, a known model's on "
-            f"{DEFAULT_GPU.upper()} with {DEFAULT_BATCH_SAMPLES} samples, or what a job's takes "
-            "here.",
+            help="Time of a backward pass; if not given, the workload file's, a known model's on "
+            f"{DEFAULT_GPU.upper()} with {DEFAULT_BATCH_SAMPLES} samples, or a job's, timed here.",
         ),
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="PATH", help="Draw steps over link speeds.")
-    ] = None,
+    svg: SvgOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Time what compressing a model's gradients takes under each method and under those in use
-    elsewhere, here and on one thread, and say on which links that pays. No network is used.
+    """Time the compression of a model's gradients on one thread, under each method and under those
+    in use elsewhere, and show on which links it pays. No network is used.
     """
     from thalweg.bench.compress_costs import (
         SWEPT_BITS_PER_SECOND,
@@ -102,7 +99,14 @@ def command(
         f"backward {about(lasts.seconds, 's')}"
     )
     terminal = console(json_path)
-    terminal.print(_table(title, found.rows))
+    own = [row for row in found.rows if not row["peer"]]
+    table = table_of(own, COMPRESS_COLUMNS, title=title)
+    peers = [row for row in found.rows if row["peer"]]
+    if own and peers:
+        table.add_row()
+    for row in peers:
+        table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
+    terminal.print(table)
     wire = dense_wire(found.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
     terminal.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]), markup=False)
@@ -136,7 +140,7 @@ def _backward(given: str | None, model: str, workload: Workload, workers: int) -
         return Duration(backward_seconds(find_job(model), workers))
     lasts = workload.costs.backward if given is None else Duration.parse(given)
     if not lasts.seconds:
-        raise UsageError("a backward of no time hides nothing", "give --backward like 168ms")
+        raise UsageError(f"{workload.name} has no time of backward", "give --backward like 168ms")
     return lasts
 
 
@@ -154,42 +158,3 @@ def _picture(title: str, found: CompressBenchResult) -> str:
         for row in found.rows
     ]
     return draw_steps(title, SWEPT_BITS_PER_SECOND, curves)
-
-
-def _table(title: str, rows: Sequence[Row]) -> Table:
-    """Our methods, and then those that others use."""
-    table = table_of(
-        "method", "exchange", *(f">{heading}" for heading in COMPRESS_COLUMNS), title=title
-    )
-    own = [row for row in rows if not row["peer"]]
-    peers = [row for row in rows if row["peer"]]
-    for row in own:
-        table.add_row(*_cells(row))
-    if own and peers:
-        table.add_row()
-    for row in peers:
-        table.add_row(*_cells(row), style="dim")
-    return table
-
-
-def _cells(row: Row) -> list[str]:
-    together = row["decode_ms"] is None
-    return [
-        row["method"],
-        row["exchange"],
-        _milliseconds(row["encode_ms"]),
-        "with it" if together else _milliseconds(row["decode_ms"]),
-        about(row["payload_bytes"], "B"),
-        f"{row['ratio']:.3g}x",
-        about(row["wire_bytes"], "B"),
-        "" if row["breakeven_gbps"] is None else _speed(row["breakeven_gbps"]),
-        _speed(row["pays_below_gbps"]) if row["pays"] == "below" else row["pays"],
-    ]
-
-
-def _milliseconds(value: float) -> str:
-    return about(value / 1e3, "s")
-
-
-def _speed(gbps: float) -> str:
-    return about(1e9 * gbps, "bit/s")

@@ -1,16 +1,16 @@
-"""`thalweg bench forecast SCENARIO.toml ...`: what was predicted, beside what was measured."""
+"""`thalweg bench forecast SCENARIO.toml ...`: predicted and measured step times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from thalweg.cli.bench_train import in_a_lab
+from thalweg.cli.bench_train import RepeatsOption, StepsOption, in_a_lab, shortened
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.facts import about
 from thalweg.report.tables import table_of
@@ -18,25 +18,40 @@ from thalweg.report.tables import table_of
 if TYPE_CHECKING:
     from thalweg.bench.prediction_check import AutoVsBest, PredictionOutcome
 
+PREDICTION_COLUMNS: Mapping[str, Callable[[PredictionOutcome], str]] = {
+    "scenario": attrgetter("scenario"),
+    "plan": attrgetter("sync"),
+    ">predicted": lambda one: about(one.predicted, "s"),
+    ">interval": lambda one: f"{about(one.low, 's')} to {about(one.high, 's')}",
+    ">measured": lambda one: about(one.measured, "s"),
+    ">error": lambda one: f"{one.error:+.1%}" + ("" if one.covered else " !"),
+}
+CHOICE_COLUMNS: Mapping[str, Callable[[AutoVsBest], str]] = {
+    "scenario": attrgetter("scenario"),
+    "requested": attrgetter("sync"),
+    "chosen": attrgetter("chosen"),
+    ">step time": lambda one: about(one.seconds, "s"),
+    "best fixed plan": attrgetter("best"),
+    ">its step time": lambda one: about(one.best_seconds, "s"),
+    ">slower by": lambda one: f"{one.behind:+.1%}",
+}
+
 
 def command(
     paths: Annotated[
         list[Path], typer.Argument(metavar="SCENARIO.toml...", help="See scenarios/.")
     ],
     sync: Annotated[
-        list[str] | None,
-        typer.Option("--sync", metavar="PLAN", help="Besides the files'; may be repeated."),
+        list[str] | None, typer.Option(metavar="PLAN", help="Besides the files'; may be repeated.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the files'.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Instead of the files'; later events don't come.")
-    ] = None,
+    repeats: RepeatsOption = None,
+    steps: StepsOption = None,
     json_path: JsonOption = None,
 ) -> None:
     """Predict every plan of these scenarios, then train under it, in a lab for each scenario.
 
-    All that is known beforehand is a calibration in the same lab. Where `auto` is among the plans,
-    what it came to is put beside the best of the others.
+    The predictions are made from a calibration in the same lab. Where `auto` is among the plans,
+    its choice is compared with the best fixed plan.
     """
     from thalweg.bench.prediction_check import Accuracy, auto_choices, prediction_outcomes
     from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
@@ -45,21 +60,14 @@ def command(
     chosen: list[AutoVsBest] = []
     scenarios = [read_scenario(path) for path in paths]
     for scenario in scenarios:
-        number = steps or scenario.steps
-        scenario = replace(
-            scenario,
-            syncs=tuple(dict.fromkeys((*scenario.syncs, *(sync or ())))),
-            repeats=repeats or scenario.repeats,
-            steps=number,
-            events=tuple(e for e in scenario.events if e.at_step is None or e.at_step < number),
-            target=None,
-        )
+        syncs = tuple(dict.fromkeys((*scenario.syncs, *(sync or ()))))
+        scenario = replace(shortened(scenario, repeats, steps), syncs=syncs, target=None)
         with progress_bar(f"Predicting and comparing in {scenario.name}") as bar:
             rows, _ = in_a_lab(scenario, bar, predicted=True)
         predictions += prediction_outcomes(scenario, rows)
         chosen += auto_choices(scenario, rows)
     terminal = console(json_path)
-    terminal.print(_table(predictions))
+    terminal.print(table_of(predictions, PREDICTION_COLUMNS))
     accuracy = Accuracy.of(predictions) if predictions else None
     if accuracy is not None:
         terminal.print(
@@ -67,44 +75,11 @@ def command(
             f"{accuracy.within:.0%} are within 15 %, {accuracy.covered:.0%} in their interval"
         )
     if chosen:
-        terminal.print(_chosen(chosen))
+        terminal.print(table_of(chosen, CHOICE_COLUMNS))
     settings = {
         "scenarios": [scenario.name for scenario in scenarios],
         "accuracy": None if accuracy is None else asdict(accuracy),
         "choices": [{**asdict(one), "behind": one.behind} for one in chosen],
     }
-    write_json(json_path, "bench forecast", settings, [_row(one) for one in predictions])
-
-
-def _row(one: PredictionOutcome) -> dict[str, Any]:
-    return {**asdict(one), "error": one.error, "covered": one.covered}
-
-
-def _table(predictions: Sequence[PredictionOutcome]) -> Table:
-    table = table_of("scenario", "plan", ">predicted", ">interval", ">measured", ">error")
-    for one in predictions:
-        table.add_row(
-            one.scenario,
-            one.sync,
-            about(one.predicted, "s"),
-            f"{about(one.low, 's')} to {about(one.high, 's')}",
-            about(one.measured, "s"),
-            f"{one.error:+.1%}" + ("" if one.covered else " !"),
-        )
-    return table
-
-
-def _chosen(choices: Sequence[AutoVsBest]) -> Table:
-    plans = ("scenario", "asked for", "chosen")
-    table = table_of(*plans, ">a step", "best of the others", ">a step", ">behind")
-    for one in choices:
-        table.add_row(
-            one.scenario,
-            one.sync,
-            one.chosen,
-            about(one.seconds, "s"),
-            one.best,
-            about(one.best_seconds, "s"),
-            f"{one.behind:+.1%}",
-        )
-    return table
+    rows = [{**asdict(one), "error": one.error, "covered": one.covered} for one in predictions]
+    write_json(json_path, "bench forecast", settings, rows)

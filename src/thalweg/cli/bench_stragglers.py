@@ -19,65 +19,61 @@ if TYPE_CHECKING:
     from thalweg.studies.stragglers.tables import StragglerStudy
 
 STRAGGLER_NOTES = (
-    "links: what the busiest NIC carries in an iteration, over its rate; at small messages a token "
+    "links: bytes of the busiest NIC in an iteration, over its rate; at small messages a token "
     "bucket's burst hides part of it, and gc doesn't wait for models to reach the last workers",
-    "beyond: iterations with more late workers than the scheme can do without; waits: what these "
-    "add to the mean at least",
+    "beyond: iterations with more stragglers than the scheme tolerates; waits: what these add to "
+    "the mean at least",
 )
 
 
 def command(
     tree: Annotated[
-        str, typer.Option("--tree", metavar="NxL", help="N children a parent, L layers.")
+        str, typer.Option(metavar="NxL", help="N children a parent, L layers.")
     ] = "4x3",
     stragglers: Annotated[
-        int, typer.Option("--stragglers", min=0, help="Children that a parent can do without.")
+        int, typer.Option(min=0, help="Stragglers that a parent tolerates among its children.")
     ] = 1,
     nbytes: Annotated[
-        str, typer.Option("--bytes", metavar="SIZE", help="Of a gradient, as it is sent.")
+        str, typer.Option("--bytes", metavar="SIZE", help="Size of a gradient, as it is sent.")
     ] = "200KB",
-    nic: Annotated[str, typer.Option("--nic", metavar="RATE", help="Of every NIC.")] = "100mbit",
+    nic: Annotated[str, typer.Option(metavar="RATE", help="Rate of every NIC.")] = "100mbit",
     late: Annotated[
-        float, typer.Option("--late", metavar="P", help="How likely a worker is late, 0 to 1.")
+        float, typer.Option(metavar="P", help="Probability that a worker straggles, 0 to 1.")
     ] = 0.05,
-    delay: Annotated[
-        str, typer.Option("--delay", metavar="DURATION", help="By how much it is late.")
-    ] = "2s",
+    delay: Annotated[str, typer.Option(metavar="DURATION", help="Delay of a straggler.")] = "2s",
     compute: Annotated[
         str,
         typer.Option(
-            "--compute",
             metavar="DURATION",
-            help="What one worker would take for all data; each sleeps for its part of it.",
+            help="Compute time of one worker for all data; each sleeps for its part of it.",
         ),
     ] = "200ms",
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="At most.")] = 300,
+    iterations: Annotated[int, typer.Option(min=1, help="Maximum number of iterations.")] = 300,
     budget: Annotated[
         str,
         typer.Option(
-            "--budget",
             metavar="DURATION",
-            help="For each scheme in each setting; then fewer iterations will do, but 10.",
+            help="Time for each scheme in each setting, after which 10 iterations are enough.",
         ),
     ] = "40s",
     tables: Annotated[
         list[str] | None,
         typer.Option(
-            "--tables",
             metavar="NAMES",
             help="held, delays, compute, pauses, surface; all but the last if not given.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of who is late when.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the stragglers.")] = 0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="PATH", help="Where the picture goes (SVG).")
+        Path | None, typer.Option(metavar="PATH", help="Path of the picture (SVG).")
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Time a gradient's aggregation while some workers are late: a master that waits for all (umw),
-    gradient coding (gc), torch's ring (rar) and CodedReduce (cr), in a lab of a host for each.
+    """Time the aggregation of a gradient while some workers straggle: a master that waits for all
+    (umw), gradient coding (gc), torch's ring (rar) and CodedReduce (cr), in a lab with a host for
+    each worker.
 
-    The same workers are late under every scheme. Every gradient is compared with the true one.
+    The same workers straggle under every scheme. Every gradient is compared with the true one.
     """
     from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
     from thalweg.studies.stragglers.report import draw_stragglers, table_of
@@ -120,7 +116,7 @@ def command(
 def _measured(
     asked: StragglerTrial, tables: Sequence[str], rate: Rate
 ) -> tuple[StragglerStudy, list[str]]:
-    """In a lab that is there meanwhile; and what is to be said of it."""
+    """The study's results, measured in a lab, and the lab's notes."""
     from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not at import
     from thalweg.studies.stragglers.tables import run_straggler_study
 
@@ -129,7 +125,7 @@ def _measured(
 
 
 def _chosen(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Names, one by one or with commas between."""
+    """The tables that are named, one by one or with commas between."""
     names = [name.strip() for text in given or () for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:

@@ -1,4 +1,4 @@
-"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, under what happens there."""
+"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, with its events."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from thalweg.cli.output import (
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
-from thalweg.report.tables import table_of
+from thalweg.report.tables import blank_table, seconds_text
 
 if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
 
 Rows = list[dict[str, Any]]
-CODEC_STEP_PARTS = (
-    "backward",
-    "exposed",
-    "codec",
-)  # of a step, where a compressor takes part in it
+CODEC_STEP_PARTS = ("backward", "exposed", "codec")  # parts of a step with a compressor
 WITHOUT_LAB_NOTE = (
-    "--workers-only: side by side on this machine; links had no rates, and no events happened"
+    "--workers-only: workers on this machine; links had no rates, and no events happened"
 )
+RepeatsOption = Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")]
+StepsOption = Annotated[
+    int | None, typer.Option(min=1, help="Instead of the file's; later events are left out.")
+]
 
 
 def command(
@@ -47,12 +47,10 @@ def command(
     ] = False,
     sync: Annotated[
         list[str] | None,
-        typer.Option("--sync", metavar="PLAN", help="Instead of the file's; may be repeated."),
+        typer.Option(metavar="PLAN", help="Instead of the file's; may be repeated."),
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Instead of the file's; later events don't come.")
-    ] = None,
+    repeats: RepeatsOption = None,
+    steps: StepsOption = None,
     predicted: Annotated[
         bool,
         typer.Option("--predict/--no-predict", help="Calibrate first, and predict every plan."),
@@ -64,19 +62,12 @@ def command(
 ) -> None:
     """Train a scenario's job under each of its plans, in a lab as the scenario describes it.
 
-    The plans take turns, from the same start on the same samples, with the same late workers.
+    The plans take turns, from the same start on the same samples, with the same stragglers.
     """
     from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
-    scenario = read_scenario(path)
-    steps = steps or scenario.steps
-    scenario = replace(
-        scenario,
-        syncs=tuple(sync or scenario.syncs),
-        repeats=repeats or scenario.repeats,
-        steps=steps,
-        events=tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps),
-    )
+    scenario = shortened(read_scenario(path), repeats, steps)
+    scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         if workers_only:
             rows, notes = _side_by_side(scenario, bar)
@@ -100,7 +91,14 @@ def command(
     write_json(json_path, "bench train", _settings(scenario, notes), rows)
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
-        raise RunError(f"{listed(failed)} failed", "see the row's error, or leave it out")
+        raise RunError(f"{listed(failed)} failed", "see the errors above, or leave the plan out")
+
+
+def shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:
+    """The scenario with these numbers instead of its own, and without events after its end."""
+    steps = steps or scenario.steps
+    events = tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps)
+    return replace(scenario, repeats=repeats or scenario.repeats, steps=steps, events=events)
 
 
 def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
@@ -110,7 +108,7 @@ def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
 
 
 def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
-    """The rows, and the lab's notes."""
+    """The rows of a comparison in a lab, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.bench.prediction_check import predict_scenario_at
 
@@ -155,9 +153,9 @@ def _title(scenario: Scenario) -> str:
 def _table(scenario: Scenario, rows: Rows) -> Table:
     to_target = [f"to {scenario.target}"] if scenario.target else []
     parts = CODEC_STEP_PARTS if any(row.get("codec_seconds") for row in rows) else ()
-    figures = ("a step", "predicted", "middle half", *parts, *to_target)
-    headings = (*figures, "all", scenario.job.metric, "drift")
-    table = table_of("plan", *(f">{heading}" for heading in headings))
+    figures = ("step time", "predicted", "interquartile range", *parts, *to_target)
+    headings = (*figures, "total time", scenario.job.metric, "drift")
+    table = blank_table("plan", *(f">{heading}" for heading in headings))
     for row in rows:
         table.add_row(row["sync"], *_cells(row, parts, has_target=scenario.target is not None))
     return table
@@ -168,12 +166,11 @@ def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> li
         return ["failed"]
     quartiles, reached = row["quartiles"], row["seconds_to_target"]
     to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
-    predicted = row["predicted_seconds_per_step"]
     return [
-        "none counts" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
-        "" if predicted is None else about(predicted, "s"),
+        "all warm-up" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
+        seconds_text(row["predicted_seconds_per_step"]),
         "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
-        *("" if (x := row[f"{part}_seconds"]) is None else about(x, "s") for part in parts),
+        *(seconds_text(row[f"{part}_seconds"]) for part in parts),
         *to_target,
         about(row["seconds_all"], "s"),
         f"{row['metric']:.4f}",
@@ -182,9 +179,9 @@ def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> li
 
 
 def _picture(scenario: Scenario, rows: Rows) -> str:
-    from thalweg.report import TrainingCurve, draw_comparison
+    from thalweg.report.loss_plot import TrainingCurve, draw_trainings
 
-    courses = [
+    curves = [
         TrainingCurve(
             sync=row["sync"],
             losses=row["losses"],
@@ -195,4 +192,4 @@ def _picture(scenario: Scenario, rows: Rows) -> str:
         for row in rows
         if "losses" in row
     ]
-    return draw_comparison(f"{scenario.name}: {scenario.job.name}", courses)
+    return draw_trainings(f"{scenario.name}: {scenario.job.name}", curves, over_time=True)

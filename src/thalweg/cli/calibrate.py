@@ -17,6 +17,7 @@ from thalweg.facts import (
     Machine,
     Workload,
     about,
+    counted,
     format_cluster,
     format_machine,
     format_workload,
@@ -34,7 +35,7 @@ def command(
         str,
         typer.Option(
             metavar="WORKLOAD",
-            help="The job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
+            help="Job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
         ),
     ],
     place: PlaceOptions,
@@ -43,10 +44,10 @@ def command(
         list[str] | None,
         typer.Option(metavar="NAME", help="Only these, like powersgd(rank=4); all if absent."),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the files.")] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the files.")] = Path(),
     json_path: JsonOption = None,
 ) -> None:
-    """Measure links, messages, compressors and a job's steps, all workers together, in seconds.
+    """Measure links, messages, compressors and a job's steps with all workers, in seconds.
 
     In a lab, on local workers, or as one of torchrun's. Writes cluster.toml, cluster.machine.toml
     and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
@@ -100,7 +101,7 @@ def command(
 
 
 def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[str, Any]]:
-    """A row for each figure; `spread` is its relative standard deviation, where there is one."""
+    """A row for each value; `spread` is its relative standard deviation, where there is one."""
     links = [
         _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
         for link, rate in cluster.rates().items()
@@ -114,50 +115,52 @@ def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[s
         _row("cost", what, FittedValue(getattr(workload.costs, what).seconds), "s")
         for what in STEP_COST_NAMES
     ]
-    return [*links, *_roads(machine), *codecs, *costs]
+    return [*links, *_transport_rows(machine), *codecs, *costs]
 
 
 def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[Table]:
-    links = Table("link", "out", "in", "late")
+    links = Table("link", "out", "in", "straggler delay")
     for host in cluster.hosts:
         delay = host.late
-        said = f"{delay.probability:.0%}, by {delay.delay}" if delay.probability else "never"
-        links.add_row(host.name, str(host.nic.out), str(host.nic.into), said)
+        often = f"{delay.probability:.0%}, by {delay.delay}" if delay.probability else "none"
+        links.add_row(host.name, str(host.nic.out), str(host.nic.into), often)
     for rack in cluster.racks:
         if rack.uplink is not None:
             links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
     yield links
-    roads = Table("what it costs", "figure", "spread")
-    for row in _roads(machine):
-        roads.add_row(row["name"], _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
+    costs = Table("cost", "value", "relative std. dev.")
+    for (name, *_), row in zip(_transport_costs(machine), _transport_rows(machine), strict=True):
+        costs.add_row(name, _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
     for what in STEP_COST_NAMES:
-        roads.add_row(f"a step's {what}", str(getattr(workload.costs, what)), "")
-    yield roads
+        costs.add_row(f"{what} time", str(getattr(workload.costs, what)), "")
+    yield costs
     if machine.codecs:
-        codecs = Table(
-            "compressor",
-            *(f"{CODEC_COLUMNS[0]}", *(f"{each}, an element" for each in CODEC_COLUMNS[1:])),
-        )
+        each, *per_element = CODEC_COLUMNS
+        codecs = Table("compressor", each, *(f"{name} per element" for name in per_element))
         for name, cost in machine.codecs.items():
             codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC_COLUMNS))
         yield codecs
 
 
-def _roads(machine: Machine) -> list[dict[str, Any]]:
-    figures = [
-        (f"{name}: {what}", figure, unit)
-        for name, costs in (("ours", machine.ours), ("the backend", machine.native))
-        for what, figure, unit in (
-            ("a message", costs.message, "s"),
-            ("a byte", costs.byte, "s"),
-            *(
-                (f"{flows} flow{'s' * (flows > 1)} on a link", share, "of it")
-                for flows, share in costs.crowding
-            ),
-        )
-    ]
-    figures.append(("a link, at once after a rest", FittedValue(machine.burst), "B"))
-    return [_row("road", *each) for each in figures]
+def _transport_rows(machine: Machine) -> list[dict[str, Any]]:
+    costs = _transport_costs(machine)
+    return [_row("road", name, value, unit) for _, name, value, unit in costs]
+
+
+def _transport_costs(machine: Machine) -> list[tuple[str, str, FittedValue, str]]:
+    """Each cost with its name in the table, its name in JSON, and its unit."""
+    found = []
+    for text, name, costs in (
+        ("Thalweg transport", "ours", machine.ours),
+        ("backend", "the backend", machine.native),
+    ):
+        found.append((f"{text}: per message", f"{name}: a message", costs.message, "s"))
+        found.append((f"{text}: per byte", f"{name}: a byte", costs.byte, "s"))
+        for flows, share in costs.crowding:
+            shared = f"{counted(flows, 'flow')} on a link"
+            found.append((f"{text}: {shared}", f"{name}: {shared}", share, "of it"))
+    burst = FittedValue(machine.burst)
+    return [*found, ("link burst size", "a link, at once after a rest", burst, "B")]
 
 
 def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:

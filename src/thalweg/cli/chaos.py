@@ -6,12 +6,12 @@ import os
 import shlex
 from contextlib import nullcontext
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
@@ -19,7 +19,7 @@ from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed
-from thalweg.report.tables import table_of
+from thalweg.report.tables import Columns, table_of
 from thalweg.schedules import Group
 
 if TYPE_CHECKING:
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from thalweg.lab import Lab
 
 MAX_SHOWN_VIOLATIONS = 10
+CHAOS_COLUMNS: Columns = {
+    "plan": itemgetter("sync"),
+    "fault": itemgetter("kind"),
+    ">faults": lambda row: str(row["faults"]),
+    ">detection time": lambda row: _span(row["detected"]),
+    ">stall of the other ranks": lambda row: _span(row["went_on"]),
+    ">rejoin time": lambda row: _span(row["back"]),
+    ">violations": lambda row: str(row["violations"]),
+}
 
 
 @with_bundles
@@ -35,15 +44,15 @@ def command(
     *,
     sync: Annotated[
         list[str] | None,
-        typer.Option(metavar="PLAN", help="The plan; may be repeated."),
+        typer.Option(metavar="PLAN", help="Synchronisation plan; may be repeated."),
     ] = None,
     place: PlaceOptions,
     faults: Annotated[int, typer.Option(min=0, help="Number of faults in a run.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of faults and samples.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the faults and of the samples.")] = 1,
     lasting: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="DURATION", help="Repeat runs for this long, each with the next seed."
+            "--for", "--duration", metavar="DURATION", help="Repeat runs, each with the next seed."
         ),
     ] = None,
     kinds: Annotated[
@@ -57,15 +66,20 @@ def command(
     hold: Annotated[
         str | None,
         typer.Option(
+            "--hold",
+            "--fault-duration",
             metavar="DURATION",
-            help="Duration of every fault, one after the other; by default durations are drawn, "
-            "and some faults overlap.",
+            help="Duration of every fault, one after the other; by default durations are random, "
+            "and some overlap.",
         ),
     ] = None,
     bound: Annotated[
-        str, typer.Option(metavar="DURATION", help="Limit of the recovery time.")
+        str,
+        typer.Option(
+            "--bound", "--recovery-limit", metavar="DURATION", help="Longest time to recovery."
+        ),
     ] = "15s",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for histories.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the histories.")] = Path(
         "thalweg-chaos"
     ),
     json_path: JsonOption = None,
@@ -85,7 +99,7 @@ def command(
     for relayed in filter(is_relayed, plans):
         allocation_of(relayed, Group.everybody(cluster))  # raises if the code doesn't fit
 
-    from thalweg.chaos.run import ChaosConfig, fault_rows, run_rows  # imports torch
+    from thalweg.chaos.run import ChaosConfig, fault_rows, kind_rows, run_rows  # imports torch
 
     configs = (
         ChaosConfig(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
@@ -103,7 +117,7 @@ def command(
         notes = [] if lab is None else lab.notes
     rows = fault_rows(results)
     terminal = console(json_path)
-    terminal.print(_table(rows))
+    terminal.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
     for result in results:
         terminal.print(_summary(result), markup=False)
     settings = {
@@ -174,18 +188,6 @@ def _can_garble() -> bool:
     from thalweg.transports.security import wants_encryption
 
     return wants_encryption(os.environ, SPINE_ADDRESS) and can_garble()
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    from thalweg.chaos.run import kind_rows
-
-    headings = (">faults", ">detection time", ">stall of other ranks", ">rejoin time")
-    table = table_of("plan", "fault", *headings, ">violations")
-    for row in kind_rows(rows):
-        figures = [_span(row[key]) for key in ("detected", "went_on", "back")]
-        faults = str(row["faults"])
-        table.add_row(row["sync"], row["kind"], faults, *figures, str(row["violations"]))
-    return table
 
 
 def _span(figures: tuple[float, float] | None) -> str:

@@ -1,25 +1,26 @@
-"""`thalweg demo`: the main job on this machine, four workers and a small network to train.
+"""`thalweg demo`: a small job on four workers of this machine, predicted and then trained.
 
-In a lab where it can be had: two racks with thin uplinks, and ranks that go round them, as a
-scheduler that knows nothing of racks would number them. What a step will take is predicted first,
-from a calibration there; then the job is trained under torch's DDP and under `auto`.
+Where possible the workers are in a lab: two racks with slow uplinks, and ranks interleaved, as a
+scheduler without knowledge of racks would number them. The step time is predicted first, from a
+calibration there; then the job is trained under torch's DDP and under `auto`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from thalweg.catalog import default_catalog
+from thalweg.cli.advise import RANKING_COLUMNS
 from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import (
     Bar,
@@ -32,9 +33,9 @@ from thalweg.cli.output import (
 )
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
-from thalweg.facts import Cluster, about
-from thalweg.predict import Advice, RankedPlan, advise, predict
-from thalweg.report.tables import table_of
+from thalweg.facts import Cluster
+from thalweg.predict import Advice, advise, predict
+from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.run_everywhere import Deployment
@@ -42,15 +43,10 @@ if TYPE_CHECKING:
 
 DEMO_JOB_NAME = "digits"
 DEMO_WORKER_COUNT = 4
-DEMO_LAB_LAYOUT, DEMO_NIC_RATE, DEMO_UPLINK_RATE, DEMO_RANK_ORDER = (
-    "2x2",
-    "1gbit",
-    "200mbit",
-    "interleaved",
-)
+DEMO_PLACE = PlaceOptions(lab="2x2", nic="1gbit", uplink="200mbit", rank_order="interleaved")
 DEMO_PLANS = ("ddp", "auto")
-MAX_SHOWN_PLANS = 5  # plans of the ranking
-PLAN_WARMUP_STEPS = 2  # steps of a new plan that set it up
+MAX_SHOWN_PLANS = 5  # of the ranking
+PLAN_WARMUP_STEPS = 2  # of a new plan
 Rows = list[dict[str, Any]]
 
 CLOSING_TEXT = """
@@ -62,17 +58,17 @@ thalweg lab up 2x4 --nic 200mbit --uplink 50mbit, thalweg explain hierarchical -
 @with_bundles
 def command(
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where page and picture go.")] = Path(
-        "thalweg-demo"
-    ),
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to train.")] = 60,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the page and the picture.")
+    ] = Path("thalweg-demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to train.")] = 60,
     place: PlaceOptions,
     json_path: JsonOption = None,
 ) -> None:
-    """Predict what a step of a small job takes here, then train it under DDP and under auto.
+    """Predict the step time of a small job here, then train it under DDP and under auto.
 
-    Four workers in a lab of two racks with thin uplinks, or on this machine as it is where a lab
-    can't be had, train a network on scikit-learn's digits. All start from the same values, on the
+    Four workers train a network on scikit-learn's digits: in a lab of two racks with slow uplinks,
+    or on this machine as it is where a lab is impossible. All start from the same values, on the
     same samples; a table, a page and a picture at the end.
     """
     from thalweg.workloads import find_job  # torch takes a second: not at import
@@ -84,19 +80,19 @@ def command(
         advice = _advised(deployment, job, terminal)
         if advice is not None:
             terminal.print(advice.verdict, markup=False)
-            terminal.print(
-                _ranking(f"Best predictions for {title}", advice.ranking[:MAX_SHOWN_PLANS])
-            )
+            best = advice.ranking[:MAX_SHOWN_PLANS]
+            heading = f"Best predictions for {title}"
+            terminal.print(table_of(best, RANKING_COLUMNS, title=heading))
         rows = _trained(deployment, job, steps, advice)
-    told = [f"Picture: {_draw(out / 'training.svg', title, rows)}"]
+    files = [f"Picture: {_draw(out / 'training.svg', title, rows)}"]
     if advice is not None:
-        told.append(f"Page: {_write_page(out / 'report.html', advice, rows)}")
-    terminal.print(_table(f"{title}, {steps} steps", job.metric, rows))
+        files.append(f"Page: {_write_page(out / 'report.html', advice, rows)}")
+    terminal.print(table_of(rows, _columns(job.metric), title=f"{title}, {steps} steps"))
     for row in rows:
         for chosen in row["choices"]:
             terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
     notes = ["", *deployment.notes] if deployment.notes else []
-    terminal.print("\n".join([*notes, CLOSING_TEXT, *told]))
+    terminal.print("\n".join([*notes, CLOSING_TEXT, *files]))
     settings = {
         "workload": job.name,
         "workers": deployment.workers,
@@ -117,48 +113,31 @@ def command(
 
 @contextmanager
 def _site(place: PlaceOptions) -> Iterator[Deployment]:
-    """As asked for; else the lab, or else this machine and why."""
+    """The place that was asked for; by default a lab, or this machine if there can be none."""
     from thalweg.bench.run_everywhere import Deployment
 
-    unplaced = place.workers is None and place.lab is None
-    chosen = (
-        PlaceOptions(
-            lab=DEMO_LAB_LAYOUT,
-            nic=DEMO_NIC_RATE,
-            uplink=DEMO_UPLINK_RATE,
-            rank_order=DEMO_RANK_ORDER,
-        )
-        if unplaced
-        else place
-    )
+    if place.workers is not None or place.lab is not None:
+        with place.site() as deployment:
+            yield deployment
+        return
     with ExitStack() as stack:
         try:
-            deployment = stack.enter_context(chosen.site())
+            deployment = stack.enter_context(DEMO_PLACE.site())
         except LabError as error:
-            if place.lab is not None:
-                raise
-            deployment = Deployment(
-                workers=DEMO_WORKER_COUNT, notes=[f"no lab, where links have limits: {error}"]
-            )
+            notes = [f"no lab, where links have limits: {error}"]
+            yield Deployment(workers=DEMO_WORKER_COUNT, notes=notes)
         else:
-            if unplaced:
-                deployment = replace(
-                    deployment,
-                    notes=[
-                        f"NICs of {DEMO_NIC_RATE}, uplinks of {DEMO_UPLINK_RATE}",
-                        *deployment.notes,
-                    ],
-                )
-        yield deployment
+            rates = f"NICs of {DEMO_PLACE.nic}, uplinks of {DEMO_PLACE.uplink}"
+            yield replace(deployment, notes=[rates, *deployment.notes])
 
 
 def _declared(deployment: Deployment) -> Cluster:
-    """What the workers are told of the network."""
+    """The cluster as it is declared to the workers."""
     return deployment.cluster or Cluster.flat(deployment.workers)
 
 
 def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | None:
-    """From a calibration there; training goes on without it, after a line that says why."""
+    """Advice from a calibration there; None, after a line with the reason, if that failed."""
     from thalweg.bench.calibrate_job import calibrate_at
 
     try:
@@ -171,7 +150,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
                 lambda what, done, total: bar.show(done, total or done + 1, what),
             )
     except ThalwegError as error:
-        terminal.print(f"Nothing is predicted, since calibration failed: {error}", markup=False)
+        terminal.print(f"No predictions: calibration failed: {error}", markup=False)
         return None
     assert found is not None  # this process is no launched rank
     terminal.print(f"Calibrated in {found.seconds:.0f} s.")
@@ -187,7 +166,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
 
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
-    """A row for each plan, with what was predicted of the plan that it ended with."""
+    """A row for each plan, with the prediction for the plan that it ended with."""
     from thalweg.bench.train_job import step_rows, summary, train_everywhere
     from thalweg.bench.training import Recipe
     from thalweg.training.auto.request import plan_at_first
@@ -219,7 +198,7 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
 
 
 def _since_chosen(chosen: Mapping[str, Any], per_step: Rows) -> dict[str, Any]:
-    """What the plan that `auto` ended with takes, but for the steps that set it up."""
+    """The plan that `auto` ended with, and its step time after the warm-up."""
     first = chosen["step"] + PLAN_WARMUP_STEPS
     seconds = [row["seconds"] for row in per_step if row["step"] > first]
     measured = {"seconds_per_step": fmean(seconds)} if seconds else {}
@@ -238,12 +217,12 @@ def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, An
 
 
 def _draw(path: Path, title: str, rows: Rows) -> Path:
-    from thalweg.report import Training, draw_trainings
+    from thalweg.report.loss_plot import TrainingCurve, draw_trainings
 
-    trainings = [
-        Training(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
+    curves = [
+        TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
     ]
-    write_file(path, draw_trainings(title, trainings))
+    write_file(path, draw_trainings(title, curves))
     return path
 
 
@@ -264,35 +243,19 @@ def _write_page(path: Path, advice: Advice, rows: Rows) -> Path:
     return path
 
 
-def _ranking(title: str, ranking: Sequence[RankedPlan]) -> Table:
-    table = table_of("plan", ">a step", "four of five", ">vs ddp", title=title)
-    for ranked in ranking:
-        table.add_row(
-            str(ranked.plan),
-            about(ranked.estimate.seconds, "s"),
-            f"{about(ranked.estimate.low, 's')} - {about(ranked.estimate.high, 's')}",
-            f"{ranked.vs_ddp:.2f}",
-        )
-    return table
-
-
-def _table(title: str, metric: str, rows: Rows) -> Table:
-    figures = (">predicted", ">measured", ">final loss", f">{metric}", ">replicas")
-    table = table_of("plan", "promise", *figures, title=title)
-    for row in rows:
-        table.add_row(
-            _name(row),
-            row["promise"],
-            "" if row["predicted"] is None else about(row["predicted"], "s"),
-            about(row["seconds_per_step"], "s"),
-            f"{row['final_loss']:.4f}",
-            f"{row['metric']:.4f}",
-            "equal" if row["identical"] else "differ",
-        )
-    return table
+def _columns(metric: str) -> Columns:
+    return {
+        "plan": _name,
+        "promise": itemgetter("promise"),
+        ">predicted": lambda row: seconds_text(row["predicted"]),
+        ">measured": lambda row: seconds_text(row["seconds_per_step"]),
+        ">final loss": lambda row: f"{row['final_loss']:.4f}",
+        f">{metric}": lambda row: f"{row['metric']:.4f}",
+        ">replicas": lambda row: "equal" if row["identical"] else "differ",
+    }
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """With what was chosen, if something was."""
+    """The plan, with the one that `auto` chose."""
     sync, chosen = row["sync"], row["chosen"]
     return f"{sync}: {chosen}" if chosen != sync else f"{sync}"

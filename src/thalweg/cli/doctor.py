@@ -1,17 +1,18 @@
-"""`thalweg doctor`: what is wrong with this set-up?"""
+"""`thalweg doctor`: checks of the environment."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thalweg.cli.options import PlaceOptions, with_bundles
+from thalweg.cli.options import PlaceOptions, TimeoutOption, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.errors import WorkerFailed
 from thalweg.facts import Duration
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 FAILED_EXIT_CODE = 1
 VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
-DOCTOR_TIMEOUT_SECONDS = 600.0  # seconds for all of it
+DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
 
 @with_bundles
@@ -33,16 +34,14 @@ def command(
     paste: Annotated[
         bool, typer.Option("--paste", help="A block to paste into an issue; no secrets in it.")
     ] = False,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait for a worker to come.")
-    ] = "30s",
+    timeout: TimeoutOption = "30s",
     json_path: JsonOption = None,
 ) -> int:
-    """Look for what breaks or slows training: interfaces, names, who reaches whom and how fast,
-    clocks, versions, limits.
+    """Check what can break or slow down training: interfaces, names, reachability and bandwidth
+    between ranks, clocks, versions, limits.
 
-    Alone on this host; with --workers or --lab; or started like your training, as one of torchrun's
-    or srun's workers. Exit code 1 if a check fails.
+    It runs alone on this host; with --workers or --lab; or started like your training, as one of
+    torchrun's or srun's workers. Exit code 1 if a check fails.
     """
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
@@ -93,40 +92,41 @@ def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, D
 
 
 def table(findings: Sequence[Finding], where: str) -> Table:
-    """The remedy stands below what was found."""
-    made = table_of("", "check", "what was found, and what to do", title=where)
-    for finding in findings:
-        told = Text(finding.text)
-        if finding.remedy:
-            told.append(f"\n-> {finding.remedy}", style="bold")
-        made.add_row(
-            Text(finding.verdict, style=VERDICT_STYLES[finding.verdict]), finding.check, told
-        )
-    return made
+    columns: dict[str, Callable[[Finding], RenderableType]] = {
+        "": lambda found: Text(found.verdict, style=VERDICT_STYLES[found.verdict]),
+        "check": lambda found: found.check,
+        "finding and remedy": _finding_text,
+    }
+    return table_of(findings, columns, title=where)
+
+
+def _finding_text(found: Finding) -> Text:
+    """The finding, with its remedy on the next line."""
+    remedy = (f"\n-> {found.remedy}", "bold") if found.remedy else ""
+    return Text.assemble(found.text, remedy)
 
 
 def outcome_text(findings: Sequence[Finding]) -> str:
     number = Counter[str](finding.verdict for finding in findings)
     if not number["fail"] and not number["warn"]:
-        return f"All {number['ok']} checks are fine."
+        return f"All {number['ok']} checks are ok."
     parts = [
         f"{number[verdict]} {words}"
-        for verdict, words in (("fail", "failed"), ("warn", "to look at"), ("ok", "fine"))
+        for verdict, words in (("fail", "failed"), ("warn", "warnings"), ("ok", "ok"))
         if number[verdict]
     ]
     return ", ".join(parts) + "."
 
 
 def paste_text(environment: Sequence[str], findings: Sequence[Finding]) -> str:
-    """Between two lines that say where to cut."""
-    told = [f"- {finding.verdict} {finding.line}" for finding in findings]
-    told = [line for line, finding in zip(told, findings, strict=True) if finding.verdict != "ok"]
+    """The environment and the findings, between two lines that mark what to copy."""
+    bad = [f"- {found.verdict} {found.line}" for found in findings if found.verdict != "ok"]
     fine = [finding.check for finding in findings if finding.verdict == "ok"]
     lines = [
         "----- copy from here -----",
         *environment,
         "",
-        *told,
+        *bad,
         f"- ok: {', '.join(fine)}",
         "----- to here -----",
     ]

@@ -1,15 +1,14 @@
-"""`thalweg explain PLAN`: who sends what to whom, what it promises, what it costs."""
+"""`thalweg explain PLAN`: the messages of a plan, its promise and its cost."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import ClusterOption, PlaceOptions, cluster_at, with_bundles
+from thalweg.cli.options import ClusterOptions, SvgOption, with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
@@ -32,8 +31,7 @@ DEFAULT_MODEL_SIZE = "25MB"
 @with_bundles
 def command(
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
-    place: PlaceOptions,
-    cluster: ClusterOption = None,
+    place: ClusterOptions,
     nbytes: Annotated[
         str | None,
         typer.Option(
@@ -41,38 +39,37 @@ def command(
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="FILE", help="A workload file (TOML) instead.")
+        Path | None, typer.Option(metavar="FILE", help="A workload file (TOML) instead.")
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(min=0, help="Training step; the first at which anything travels if absent."),
+        typer.Option(min=0, help="Training step; by default the first one with communication."),
     ] = None,
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Number the samples that a code gives each worker of so many."
+            min=1, metavar="N", help="Samples of a step, to number those of each worker of a code."
         ),
     ] = None,
-    most_beats: Annotated[
-        int, typer.Option("--beats", min=0, help="How many to draw in the terminal; 0: all.")
+    most_slots: Annotated[
+        int,
+        typer.Option("--beats", "--slots", min=0, help="Time slots in the terminal; 0: all."),
     ] = 16,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="PATH", help="Draw it into a file.")
-    ] = None,
+    svg: SvgOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Draw who sends what to whom under a plan, with its promise and its cost.
+    """Draw the messages of a plan, with its promise and its cost.
 
-    Under a code: who computes which samples, with what weight, and how many may be late.
-    Where parameters are averaged in groups: who meets whom over one period, what is kept apart,
-    and how far apart replicas will be.
+    Under a code: which samples each worker computes, with which weight, and how many stragglers are
+    tolerated. Where parameters are averaged in groups: the groups of one period, contended members,
+    and the expected drift of the replicas.
 
     Nothing is run: the schedule that would run is built, checked and drawn.
-    `thalweg plans` lists what there is.
+    `thalweg plans` lists all plans.
     """
     catalog = default_catalog()
     settled = catalog.plan(plan)
-    group = Group.everybody(cluster_at(cluster=cluster, **asdict(place)))
+    group = Group.everybody(place.described())
     if svg is not None:
         _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)
@@ -83,7 +80,7 @@ def command(
     terminal.print(plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
         terminal.print(remark, markup=False)
-    for piece in render(explanation, most_beats, terminal.width):
+    for piece in render(explanation, most_slots, terminal.width):
         terminal.print(piece)
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
         write_file(svg, draw(explanation))

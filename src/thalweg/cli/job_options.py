@@ -1,5 +1,5 @@
-"""What `advise` and `simulate` both ask for: where a job would run, what it is, what its machines
-cost, and what if it were otherwise."""
+"""The options of `advise` and `simulate`: the job, its cluster, the costs of its machines, and what
+is to be supposed about them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.options import (
-    ClusterOption,
-    LabOption,
-    LatencyOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    WorkersOption,
-    cluster_at,
-)
+from thalweg.cli.options import ClusterOptions, ModelOption
 from thalweg.declarations import listed, nearest
 from thalweg.errors import UsageError, WorkloadError
 from thalweg.facts import (
@@ -46,15 +37,15 @@ from thalweg.predict.assumptions import (
     network_named,
 )
 
-NO_COMPUTE_NOTE = "computing takes no time: nobody said what it takes"
-FREE_MESSAGES_NOTE = "messages cost nothing but their way"
+NO_COMPUTE_NOTE = "compute time: 0 (not given)"
+FREE_MESSAGES_NOTE = "per-message overhead: 0 (not measured)"
 ASSUMED_CODECS_NOTE = "codecs as on one core of an AMD EPYC"
 DEFAULT_GPU, DEFAULT_BATCH_SAMPLES = "v100", 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """A job on a cluster."""
+    """A job on a cluster, with the costs of its machines."""
 
     cluster: Cluster
     workload: Workload
@@ -63,18 +54,16 @@ class Situation:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What JSON says of it, with what was supposed, and nothing that wasn't."""
-        found: dict[str, object] = {}
-        if self.what_if.bandwidth is not None:
-            found["bandwidth"] = str(self.what_if.bandwidth)
-        if self.what_if.workers is not None:
-            found["members"] = self.what_if.workers
-        if self.what_if.compute != 1:
-            found["faster"] = self.what_if.compute
-        if (delay := self.what_if.late) is not None:
+        """The job in JSON, with whatever was supposed."""
+        asked = self.what_if
+        found: dict[str, object] = {
+            **({} if asked.bandwidth is None else {"bandwidth": str(asked.bandwidth)}),
+            **({} if asked.workers is None else {"members": asked.workers}),
+            **({} if asked.compute == 1 else {"faster": asked.compute}),
+        }
+        if (delay := asked.late) is not None:
             found |= {"late": delay.probability, "delay": str(delay.delay)}
-        workload = self.workload
-        return {"model": workload.name, "bytes": workload.nbytes, "what_if": found}
+        return {"model": self.workload.name, "bytes": self.workload.nbytes, "what_if": found}
 
     @property
     def title(self) -> str:
@@ -87,70 +76,47 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class JobOptions(ClusterOptions):
     """The options that name a job, and a cluster to run it on."""
 
-    model: Annotated[
-        str,
-        typer.Option("--model", metavar="NAME", help="A model, a job or a workload file (TOML)."),
-    ]
-    cluster: ClusterOption = None
-    workers: WorkersOption = None
-    lab: LabOption = None
-    nic: NicOption = None
-    uplink: UplinkOption = None
-    latency: LatencyOption = None
-    rank_order: OrderOption = None
+    model: ModelOption
     network: Annotated[
         str | None,
         typer.Option(
-            "--network",
-            metavar="NAME",
-            help=f"With --workers: {', '.join(NETWORKS)}, as others measured them.",
+            metavar="NAME", help=f"With --workers: {', '.join(NETWORKS)}, as others measured them."
         ),
     ] = None
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu",
             metavar="NAME",
-            help=f"That computes: {', '.join(GPUS)}; {DEFAULT_GPU} if absent.",
+            help=f"Device of the workers: {', '.join(GPUS)}; {DEFAULT_GPU} if absent.",
         ),
     ] = None
     batch: Annotated[
         int | None,
         typer.Option(
-            "--batch",
             metavar="N",
             min=1,
-            help=f"Samples a step on each worker; {DEFAULT_BATCH_SAMPLES} if absent.",
+            help=f"Samples per step on each worker; {DEFAULT_BATCH_SAMPLES} if absent.",
         ),
     ] = None
     machine: Annotated[
         Path | None,
         typer.Option(
-            "--machine",
             metavar="FILE",
-            help="What messages and codecs cost (TOML); the one beside the cluster file if absent.",
+            help="Costs of messages and codecs (TOML); the one beside the cluster file if absent.",
         ),
     ] = None
 
     def place(self) -> Cluster:
-        """As other commands have it; or so many workers on a network that others measured."""
+        """The cluster, which may be a number of workers on a network that others measured."""
         if self.network is None:
-            return cluster_at(
-                workers=self.workers,
-                cluster=self.cluster,
-                lab=self.lab,
-                nic=self.nic,
-                uplink=self.uplink,
-                rank_order=self.rank_order,
-                latency=self.latency,
-            )
+            return self.described()
         others = (self.cluster, self.lab, self.nic, self.uplink, self.latency)
-        if self.workers is None or others != (None,) * 5:
+        if self.workers is None or any(others):
             raise UsageError(
-                "--network says what links so many workers have", "give it with --workers N alone"
+                "--network describes the links of --workers", "give it with --workers N alone"
             )
         found = network_named(self.network)
         made = Cluster.regular(
@@ -161,7 +127,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfOptions:
-    """The options that say what must be measured, and what if something were otherwise."""
+    """The options that say what must be measured, and what is supposed to be different."""
 
     measured_only: Annotated[
         bool, typer.Option("--measured-only", help="Refuse if anything would have to be assumed.")
@@ -169,26 +135,31 @@ class WhatIfOptions:
     bandwidth: Annotated[
         str | None,
         typer.Option(
-            "--bandwidth",
             metavar="RATE",
             help="What if the slowest NIC had this rate, and all other links changed as much.",
         ),
     ] = None
     members: Annotated[
         int | None,
-        typer.Option("--members", metavar="N", help="What if there were so many workers."),
+        typer.Option(
+            "--members", "--what-if-workers", metavar="N", help="What if there were N workers."
+        ),
     ] = None
     faster: Annotated[
-        float, typer.Option("--faster", metavar="X", help="What if computing were X times as fast.")
+        float,
+        typer.Option(
+            "--faster",
+            "--what-if-compute-speed",
+            metavar="X",
+            help="What if computing were X times as fast.",
+        ),
     ] = 1.0
     late: Annotated[
         float | None,
-        typer.Option(
-            "--late", metavar="P", help="What if every host were late at a step with P ..."
-        ),
+        typer.Option(metavar="P", help="What if every host straggled at a step with probability P"),
     ] = None
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="DURATION", help="... by so much.")
+        str | None, typer.Option(metavar="DURATION", help="and were delayed by this duration.")
     ] = None
 
     def what_if(self) -> WhatIf:
@@ -199,9 +170,7 @@ class WhatIfOptions:
         delay = None
         if self.late is not None and self.delay is not None:
             if not 0 <= self.late <= 1:
-                raise UsageError(
-                    f"a host can't be late with probability {self.late:g}", "give 0 to 1"
-                )
+                raise UsageError(f"{self.late:g} is no probability of --late", "give 0 to 1")
             delay = StragglerDelay(probability=self.late, delay=Duration.parse(self.delay))
         if self.members is not None and self.members < 1:
             raise UsageError(f"{self.members} workers train nothing", "give --members 1 or more")
@@ -230,19 +199,18 @@ def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
 
 
 def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload, list[str]]:
-    """With what a step computes, and what of that is assumed."""
+    """The workload with its compute times, and which of these are assumed."""
     workload = workload_of(model)
     if model in MODELS:
         device, samples = (gpu or DEFAULT_GPU).lower(), batch or DEFAULT_BATCH_SAMPLES
         costs = costs_of(model, device, samples)
-        computing = (
-            f"computing of {samples} samples on {device.upper()}: {ASSUMED_STEPS[model].source}"
-        )
-        return replace(workload, costs=costs), [computing]
+        source = ASSUMED_STEPS[model].source
+        return replace(workload, costs=costs), [
+            f"computing of {samples} samples on {device.upper()}: {source}"
+        ]
     if gpu is not None or batch is not None:
         raise UsageError(
-            f"{model} says itself what computing takes, or nobody knows",
-            "leave out --gpu and --batch",
+            f"--gpu and --batch have no assumed compute time for {model}", "leave them out"
         )
     costs = workload.costs
     known = costs.forward.seconds + costs.backward.seconds + costs.optimizer.seconds
@@ -250,7 +218,7 @@ def _workload(model: str, gpu: str | None, batch: int | None) -> tuple[Workload,
 
 
 def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
-    """As measured; compressors that nobody measured cost what is assumed."""
+    """The measured costs, with assumed ones for compressors that were not measured."""
     beside = None if cluster_file is None else machine_path(cluster_file)
     path = machine or (beside if beside is not None and beside.exists() else None)
     if path is None:
@@ -264,17 +232,17 @@ def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
     }
     if not others:
         return measured
-    said = (
-        f"{listed(dict.fromkeys(text.partition('(')[0] for text in others))}: {ASSUMED_CODECS_NOTE}"
-    )
+    assumed = listed(dict.fromkeys(text.partition("(")[0] for text in others))
     return replace(
-        measured, codecs={**measured.codecs, **others}, assumed=(*measured.assumed, said)
+        measured,
+        codecs={**measured.codecs, **others},
+        assumed=(*measured.assumed, f"{assumed}: {ASSUMED_CODECS_NOTE}"),
     )
 
 
 def workload_of(text: str) -> Workload:
-    """What `--model` names: a well-known model, one of our jobs, or a workload file. WorkloadError
-    if nothing is called so."""
+    """The workload that `--model` names: a well-known model, one of our jobs, or a workload file.
+    Raises WorkloadError if there is none of this name."""
     name = text.strip()
     if name.endswith(".toml"):
         return read_workload(Path(name))

@@ -6,24 +6,17 @@ import os
 import signal
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from thalweg.cli.options import (
-    LatencyOption,
-    NicOption,
-    OrderOption,
-    UplinkOption,
-    lab_cluster,
-    with_bundles,
-)
+from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.run import RestartsOption, with_interpreter
+from thalweg.cli.run import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
-from thalweg.report.tables import table_of
+from thalweg.report.tables import Columns, table_of
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab
@@ -33,6 +26,23 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 DEFAULT_LAB_LAYOUT = "2x4"
+
+HOST_COLUMNS: Columns = {
+    "host": itemgetter("host"),
+    "rack": itemgetter("rack"),
+    "ranks": lambda row: ", ".join(map(str, row["ranks"])),
+    "address": itemgetter("address"),
+    "NIC out": lambda row: _rate(row["nic_out"]),
+    "NIC in": lambda row: _rate(row["nic_in"]),
+    ">drops": lambda row: str(row["nic_out"]["drops"] + row["nic_in"]["drops"]),
+    ">processes": lambda row: str(row["processes"]),
+}
+UPLINK_COLUMNS: Columns = {
+    "uplink of": itemgetter("rack"),
+    "out": lambda row: _rate(row["uplink_out"]),
+    "in": lambda row: _rate(row["uplink_in"]),
+    ">drops": lambda row: str(row["uplink_out"]["drops"] + row["uplink_in"]["drops"]),
+}
 
 LayoutArgument = Annotated[
     str,
@@ -48,21 +58,17 @@ WorkerOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOptions:
-    """The options for the links of a new lab."""
+class LabOptions(LinkOptions):
+    """The options that describe the links of a new lab."""
 
-    nic: NicOption = None
-    uplink: UplinkOption = None
-    latency: LatencyOption = None
     loss: Annotated[
         float, typer.Option(min=0, max=1, help="Fraction of packets that uplinks lose.")
     ] = 0.0
-    rank_order: OrderOption = None
 
     def lab(self, layout: str, name: str | None) -> Lab:
         from thalweg.lab import Lab
 
-        cluster = lab_cluster(layout, self.nic, self.uplink, self.rank_order, self.latency)
+        cluster = self.lab_cluster_of(layout)
         return Lab.of(cluster, name=name, loss=self.loss, without_netem="go on")
 
 
@@ -71,10 +77,12 @@ class LinkSelection:
     """The options that select links of a lab."""
 
     rack: Annotated[
-        str | None, typer.Option(metavar="RACK", help="Its uplink: a number from 0, or a name.")
+        str | None,
+        typer.Option(metavar="RACK", help="A rack's uplink: a number from 0, or a name."),
     ] = None
     host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Its NIC: a rank on the host, or a name.")
+        str | None,
+        typer.Option(metavar="HOST", help="A host's NIC: the rank of a worker on it, or a name."),
     ] = None
     direction: Annotated[
         str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
@@ -100,10 +108,8 @@ class LinkSelection:
 def up(
     *,
     layout: LayoutArgument = DEFAULT_LAB_LAYOUT,
-    shape: LinkOptions,
-    name: Annotated[
-        str | None, typer.Option(metavar="LAB", help="The name of the new lab.")
-    ] = None,
+    shape: LabOptions,
+    name: Annotated[str | None, typer.Option(metavar="LAB", help="Name of the lab.")] = None,
     json_path: JsonOption = None,
 ) -> None:
     """Build a lab that stays up until `thalweg lab down`.
@@ -135,7 +141,7 @@ def run(
         str | None,
         typer.Option("--lab", metavar="RxH", help="Build a lab for this run alone."),
     ] = None,
-    shape: LinkOptions,
+    shape: LabOptions,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Let the others continue if a worker fails.")
     ] = False,
@@ -152,7 +158,7 @@ def run(
     from thalweg.launch.supervisor import run_command
 
     command = with_interpreter(arguments)
-    if layout is None and shape != LinkOptions():
+    if layout is None and shape != LabOptions():
         raise UsageError("the links of a lab that is up are given", "give --lab, or use degrade")
     with nullcontext(_lab(name)) if layout is None else shape.lab(layout, name) as lab:
         workers = lab.cluster.workers
@@ -294,38 +300,16 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
 def _print_status(lab: Lab, command: str, json_path: str | None) -> None:
     hosts, uplinks = lab.status()
     terminal = console(json_path)
-    terminal.print(_hosts_table(f"lab {lab.name}", hosts))
-    terminal.print(_uplinks_table(uplinks))
+    terminal.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
+    terminal.print(table_of(uplinks, UPLINK_COLUMNS))
     for note in lab.notes:
         terminal.print(note)
     settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
     write_json(json_path, command, settings, hosts)
 
 
-def _hosts_table(title: str, rows: list[dict[str, Any]]) -> Table:
-    headings = ("host", "rack", "ranks", "address", "NIC out", "NIC in", ">drops", ">processes")
-    table = table_of(*headings, title=title)
-    for row in rows:
-        ranks = ", ".join(map(str, row["ranks"]))
-        links = _link_cells(row["nic_out"], row["nic_in"])
-        processes = str(row["processes"])
-        table.add_row(row["host"], row["rack"], ranks, row["address"], *links, processes)
-    return table
-
-
-def _uplinks_table(rows: list[dict[str, Any]]) -> Table:
-    table = table_of("uplink of", "out", "in", ">drops")
-    for row in rows:
-        table.add_row(row["rack"], *_link_cells(row["uplink_out"], row["uplink_in"]))
-    return table
-
-
-def _link_cells(*directions: dict[str, Any]) -> list[str]:
-    """The state of each direction of a link, and the drops of all."""
-    return [*map(_state, directions), str(sum(direction["drops"] for direction in directions))]
-
-
-def _state(direction: dict[str, Any]) -> str:
+def _rate(direction: dict[str, Any]) -> str:
+    """The state of one direction of a link."""
     words = [direction["rate"] or "no limit"]
     if direction["cut"]:
         words = ["CUT"]

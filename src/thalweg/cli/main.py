@@ -1,4 +1,4 @@
-"""The `thalweg` command: where commands are listed, and errors become one line."""
+"""The `thalweg` command: its list of commands, and its errors in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from thalweg.errors import DEBUG_VARIABLE, ThalwegError
 INTERRUPTED_EXIT_CODE = 130
 WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
-"""The parser's base of all wrong usage, which typer doesn't export by name."""
+"""The parser's base class of usage errors, which typer doesn't export by name."""
 
 app = typer.Typer(
     name="thalweg",
@@ -82,8 +82,9 @@ def _options(
 
 
 def run() -> None:
-    """Entry point: 0 fine, 1 a check or a run failed, 2 bad usage or it can't run here."""
-    if sys.stdout is None:  # closed by who started us
+    """The entry point. Exit codes: 0 success, 1 a check or a run failed, 2 usage error or unable to
+    run here."""
+    if sys.stdout is None:  # closed by the parent process
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     arguments = sys.argv[1:]
     debug = _take_debug(arguments)
@@ -94,34 +95,36 @@ def run() -> None:
         sys.stdout.flush()
     except ThalwegError as error:
         code = error.exit_code
-        _say(str(error), debug)
+        _print_error(str(error), debug)
     except UsageMistake as error:
         code = 2
-        _say(f"{_message(error)}; see {_help_of(error)}", debug)
+        _print_error(f"{_message(error)}; see {_help_of(error)}", debug)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED_EXIT_CODE
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         _drop_output()
     except OSError as error:
         code = 1
         if error.errno in WRITE_FAILURE_ERRNOS:
-            _say(f"can't write the output: {error.strerror}; make room or write elsewhere", debug)
+            _print_error(
+                f"can't write the output: {error.strerror}; make room or write elsewhere", debug
+            )
             _drop_output()
         else:
             where = f"{error.filename}: " if error.filename else ""
-            _say(f"{where}{error.strerror or error}; run with --debug to see where", debug)
+            _print_error(f"{where}{error.strerror or error}; run with --debug to see where", debug)
     if code == INTERRUPTED_EXIT_CODE:
         print("thalweg: interrupted; nothing was left running", file=sys.stderr)
     sys.exit(code)
 
 
 def _drop_output() -> None:
-    """Nothing more can be written, not even what is still in the buffer."""
+    """Discard all further output, including the buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_debug(arguments: list[str]) -> bool:
-    """`--debug` serves anywhere before a `--`, or before the script that `thalweg run` runs."""
+    """True if `--debug` stands before a `--` or the script of `thalweg run`; it is removed."""
     theirs = (i for i, word in enumerate(arguments) if word == "--" or word.endswith(".py"))
     if "--debug" not in arguments[: next(theirs, len(arguments))]:
         return False
@@ -130,7 +133,7 @@ def _take_debug(arguments: list[str]) -> bool:
     return True
 
 
-def _say(message: str, debug: bool) -> None:
+def _print_error(message: str, debug: bool) -> None:
     if debug:
         raise
     one_line = " ".join(message.split())

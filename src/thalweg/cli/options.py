@@ -1,5 +1,5 @@
-"""Options that several commands share, declared once as the fields of a dataclass; most say where a
-plan is to be: so many workers, a cluster file, or a layout of racks."""
+"""Options that several commands share, declared once as the fields of dataclasses; most say where
+a plan runs: on a number of workers, on the cluster of a file, or on a layout of racks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from thalweg.cli.output import progress_bar
-from thalweg.declarations import listed
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
@@ -23,53 +22,29 @@ if TYPE_CHECKING:
     from thalweg.lab import Lab
 
 T = TypeVar("T")
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", metavar="N", min=1, help="So many workers on this machine, links unshaped."
-    ),
-]
+DEFAULT_LAB_RATE = "200mbit"
 ClusterOption = Annotated[
     Path | None,
-    typer.Option(
-        "--cluster",
-        metavar="FILE",
-        help="A cluster file (TOML); see docs/describe-your-cluster.md.",
-    ),
+    typer.Option(metavar="FILE", help="A cluster file (TOML); see docs/describe-your-cluster.md."),
 ]
-LabOption = Annotated[
-    str | None,
-    typer.Option(
-        "--lab",
-        metavar="RxH",
-        help="Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.",
-    ),
+ModelOption = Annotated[
+    str, typer.Option(metavar="NAME", help="A model, a job or a workload file (TOML).")
 ]
-NicOption = Annotated[
-    str | None,
-    typer.Option("--nic", metavar="RATE", help="With --lab: of every NIC, like 200mbit."),
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="DURATION", help="How long a worker waits for another one.")
 ]
-UplinkOption = Annotated[
-    str | None, typer.Option("--uplink", metavar="RATE", help="With --lab: of every rack's uplink.")
+SvgOption = Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it into this file.")]
+RestartsOption = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How often a worker that is killed is restarted.")
 ]
-LatencyOption = Annotated[
-    str | None,
-    typer.Option("--latency", metavar="DURATION", help="What crossing an uplink adds, each way."),
-]
-DEFAULT_LAB_RATE = "200mbit"
-OrderOption = Annotated[
-    str | None,
-    typer.Option(
-        "--rank-order",
-        metavar="rack|interleaved",
-        help="With --lab: rank numbers rack by rack, or round the racks.",
-    ),
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Record every step there, for `thalweg report`."),
 ]
 
 
 def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
-    """The command for typer, in whose signature the fields of each dataclass among the parameters
-    stand in place of the dataclass."""
+    """The command for typer: each dataclass among its parameters is replaced by its fields."""
     shown: list[Parameter] = []
     bundles: dict[str, Any] = {}
     hints = get_type_hints(command, include_extras=True)
@@ -78,9 +53,11 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
             shown.append(own.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
             continue
         bundles[name] = kind
-        of_fields = signature(bundles[name]).parameters
         within = get_type_hints(kind, include_extras=True)
-        shown += [each.replace(annotation=within[each.name]) for each in of_fields.values()]
+        shown += [
+            each.replace(annotation=within[each.name])
+            for each in signature(bundles[name]).parameters.values()
+        ]
 
     @wraps(command)
     def run(**given: Any) -> T:
@@ -92,66 +69,9 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def cluster_at(
-    *,
-    workers: int | None = None,
-    cluster: Path | None = None,
-    lab: str | None = None,
-    nic: str | None = None,
-    uplink: str | None = None,
-    rank_order: str | None = None,
-    latency: str | None = None,
-) -> Cluster:
-    options = {"--workers": workers, "--cluster": cluster, "--lab": lab}
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) != 1:
-        raise place_error(given, "one of --workers, --cluster and --lab")
-    if rank_order not in (None, "rack", "interleaved"):
-        raise UsageError(f"no rank order {rank_order!r}", "give rack or interleaved")
-    described = lab is not None and not lab.endswith(".toml")
-    if not described and (nic, uplink, rank_order, latency) != (None, None, None, None):
-        raise UsageError(
-            "rates, --rank-order and --latency describe a lab of racks",
-            "give the racks too (2x4), or a cluster file",
-        )
-    if cluster is not None:
-        return read_cluster(cluster)
-    if workers is not None:
-        return Cluster.flat(workers)
-    if not described:
-        return read_cluster(Path(lab or ""))
-    return Cluster.regular(
-        rack_sizes(lab or ""),
-        nic=None if nic is None else Rate.parse(nic),
-        uplink=None if uplink is None else Rate.parse(uplink),
-        uplink_latency=None if latency is None else Duration.parse(latency),
-        interleaved=rank_order == "interleaved",
-    )
-
-
-def place_error(given: list[str], wanted: str) -> UsageError:
-    """The error of a command that got none, or more than one, of the options that place it."""
-    every = "both" if len(given) == 2 else "all"
-    who = f"{listed(given)} {every} say" if given else "nothing says"
-    return UsageError(f"{who} where the workers are", f"give {wanted}")
-
-
-def lab_cluster(
-    lab: str,
-    nic: str | None,
-    uplink: str | None,
-    rank_order: str | None,
-    latency: str | None = None,
-) -> Cluster:
-    """What is to be built. Racks without any rate get one that this machine can carry."""
-    if (nic, uplink) == (None, None) and not lab.endswith(".toml"):
-        nic = uplink = DEFAULT_LAB_RATE
-    return cluster_at(lab=lab, nic=nic, uplink=uplink, rank_order=rank_order, latency=latency)
-
-
 @contextmanager
 def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
-    """A lab like this cluster, until the context ends; without what the kernel lacks."""
+    """A lab like this cluster until the context ends, without what the kernel lacks."""
     from thalweg.lab import Lab as TheLab  # where there is one
 
     lab = TheLab.of(cluster, loss=loss, without_netem="go on")
@@ -164,14 +84,78 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceOptions:
+class LinkOptions:
+    """The options that describe the links of racks of hosts."""
+
+    nic: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Rate of every NIC, like 200mbit.")
+    ] = None
+    uplink: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Rate of every rack's uplink.")
+    ] = None
+    latency: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Latency that an uplink adds in each direction."),
+    ] = None
+    rank_order: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rack|interleaved", help="Rank numbers rack by rack, or round the racks."
+        ),
+    ] = None
+
+    @property
+    def describes_links(self) -> bool:
+        return any(getattr(self, each.name) is not None for each in fields(LinkOptions))
+
+    def cluster_of(self, layout: str) -> Cluster:
+        """The cluster of a layout like 2x4, or of a file, which has its own links."""
+        if self.rank_order not in (None, "rack", "interleaved"):
+            raise UsageError(f"no rank order {self.rank_order!r}", "give rack or interleaved")
+        if layout.endswith(".toml"):
+            if self.describes_links:
+                raise links_error()
+            return read_cluster(Path(layout))
+        return Cluster.regular(
+            rack_sizes(layout),
+            nic=None if self.nic is None else Rate.parse(self.nic),
+            uplink=None if self.uplink is None else Rate.parse(self.uplink),
+            uplink_latency=None if self.latency is None else Duration.parse(self.latency),
+            interleaved=self.rank_order == "interleaved",
+        )
+
+    def lab_cluster_of(self, layout: str) -> Cluster:
+        """The cluster of a lab: racks without any rate get one that this machine can carry."""
+        if layout.endswith(".toml") or (self.nic, self.uplink) != (None, None):
+            return self.cluster_of(layout)
+        rates = {"nic": DEFAULT_LAB_RATE, "uplink": DEFAULT_LAB_RATE}
+        return LinkOptions(latency=self.latency, rank_order=self.rank_order, **rates).cluster_of(
+            layout
+        )
+
+
+def links_error() -> UsageError:
+    return UsageError(
+        "rates, --rank-order and --latency describe a lab of racks",
+        "give the racks too (--lab 2x4), or a cluster file",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceOptions(LinkOptions):
     """The options that say where a command's workers run: on this machine, or in a lab."""
 
-    workers: WorkersOption = None
-    lab: LabOption = None
-    nic: NicOption = None
-    uplink: UplinkOption = None
-    rank_order: OrderOption = None
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of workers on this machine, links unshaped."),
+    ] = None
+    lab: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RxH",
+            help="Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.",
+        ),
+    ] = None
 
     @contextmanager
     def site(self, *, under_launcher: bool = False) -> Iterator[Deployment]:
@@ -191,21 +175,23 @@ class PlaceOptions:
 
     def refuse_if_unclear(self) -> None:
         if (self.workers is None) == (self.lab is None):
-            given = ["--workers", "--lab"] if self.lab else []
-            raise place_error(given, "--workers N or --lab RxH")
-        if self.lab is None and (self.nic, self.uplink, self.rank_order) != (None, None, None):
-            raise UsageError("rates and --rank-order describe a lab", "give --lab RxH")
+            raise UsageError(
+                "--workers and --lab are both given" if self.lab else "no workers are given",
+                "give exactly one of --workers N and --lab RxH",
+            )
+        if self.lab is None and self.describes_links:
+            raise links_error()
 
     def leave_to_the_launcher(self) -> None:
         if (self.workers, self.lab) != (None, None):
-            raise UsageError("the launcher has started the workers", "don't say where they are")
+            raise UsageError("--workers and --lab can't be used under a launcher", "drop them")
 
     def lab_cluster(self) -> Cluster:
-        return lab_cluster(self.lab or "", self.nic, self.uplink, self.rank_order)
+        return self.lab_cluster_of(self.lab or "")
 
     @property
     def settings(self) -> dict[str, str | None]:
-        """What JSON says of the lab."""
+        """The lab's description in JSON."""
         order = self.rank_order or "rack"
         return {"lab": self.lab, "nic": self.nic, "uplink": self.uplink, "rank_order": order}
 
@@ -214,3 +200,24 @@ class PlaceOptions:
         """The options as they were given."""
         given = {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items()}
         return [word for name, value in given.items() if value for word in (name, str(value))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions(PlaceOptions):
+    """The options that describe a cluster on which nothing is run."""
+
+    cluster: ClusterOption = None
+
+    def described(self) -> Cluster:
+        options = {"--workers": self.workers, "--cluster": self.cluster, "--lab": self.lab}
+        given = [name for name, value in options.items() if value is not None]
+        if len(given) != 1:
+            raise UsageError(
+                f"{' and '.join(given)} are given together" if given else "no workers are given",
+                "give exactly one of --workers, --cluster and --lab",
+            )
+        if self.lab is not None:
+            return self.cluster_of(self.lab)
+        if self.describes_links:
+            raise links_error()
+        return Cluster.flat(self.workers) if self.workers else read_cluster(self.cluster or Path())

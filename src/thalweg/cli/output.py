@@ -1,4 +1,4 @@
-"""What every command prints the same way: tables, JSON for scripts, files, and progress."""
+"""Output that all commands share: the console, JSON for scripts, files, and progress bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import thalweg
 from thalweg.errors import UsageError
 
 PIPE_WIDTH_CHARACTERS = 120
-REDRAW_PERIOD_SECONDS = 0.1  # seconds, at most so often
+REDRAW_PERIOD_SECONDS = 0.1
 JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="PATH", help="Write the rows as JSON; - for standard output."),
@@ -27,20 +27,20 @@ JsonOption = Annotated[
 
 
 def console(json_path: str | None = None) -> Console:
-    """Where tables go: nowhere if standard output is for JSON. A pipe has room for wide ones."""
+    """The console for tables; quiet if standard output is for JSON, and wide in a pipe."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
     return _Console(quiet=json_path == "-", highlight=False, width=width)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """The reader has seen enough; `run` ends quietly."""
+        """A reader that closes the pipe ends the command quietly, in `run`."""
         raise BrokenPipeError
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A sign of life on a terminal while something long goes on; nothing in a pipe."""
+    """A spinner on a terminal while something long is done; nothing in a pipe."""
     stderr = Console(stderr=True)
     if not stderr.is_terminal:
         yield
@@ -80,7 +80,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def choice_line(chosen: Mapping[str, Any]) -> str:
-    """What `auto` has chosen, in a line."""
+    """A choice of `auto` in a line."""
     from thalweg.training.auto.policy import PlanChoice  # torch takes a second: not at import
 
     made = PlanChoice(**chosen)
@@ -88,7 +88,7 @@ def choice_line(chosen: Mapping[str, Any]) -> str:
 
 
 class Bar:
-    """A progress bar on a terminal, nothing in a pipe. It is drawn when there is news, without a
+    """A progress bar on a terminal, nothing in a pipe. It is drawn on each change, without a
     thread: workers may be forked at any time."""
 
     def __init__(self, what: str) -> None:

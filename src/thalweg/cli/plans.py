@@ -1,4 +1,4 @@
-"""`thalweg plans`: what a plan can be made of."""
+"""`thalweg plans`: the choices of which plans are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from thalweg.catalog import SETTING_PARAMETERS, default_catalog
 from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.declarations import Parameter, Value
-from thalweg.report.tables import table_of
+from thalweg.report.tables import blank_table
 
 
 def command(json_path: JsonOption = None) -> None:
@@ -18,12 +18,9 @@ def command(json_path: JsonOption = None) -> None:
     catalog = default_catalog()
     rows = [
         *(
-            _row("plan", part.name, part.summary, part.parameters)
-            for part in catalog.presets.values()
-        ),
-        *(
-            _row("compressor", part.name, part.summary, part.parameters)
-            for part in catalog.compressors.values()
+            _row(kind, part.name, part.summary, part.parameters)
+            for kind, parts in (("plan", catalog.presets), ("compressor", catalog.compressors))
+            for part in parts.values()
         ),
         *(
             _row("setting", name, part.help, {name: part})
@@ -38,7 +35,7 @@ def command(json_path: JsonOption = None) -> None:
     ):
         terminal.print(_table(title, [row for row in rows if row["kind"] == kind]))
         terminal.print()
-    terminal.print("thalweg explain 'hierarchical+fp16' --workers 8 draws what one does.")
+    terminal.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
     write_json(json_path, "plans", {}, rows)
 
 
@@ -56,8 +53,8 @@ def _row(kind: str, name: str, summary: str, parameters: Mapping[str, Parameter]
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    headings = ("name", "what it is", "argument", "if absent", "meaning")
-    table = table_of(*headings, title=title)
+    headings = ("name", "description", "argument", "default", "meaning")
+    table = blank_table(*headings, title=title)
     for row in sorted(rows, key=lambda row: str(row["name"])):
         lines = [
             (a["name"], a["default"] or "", _meaning(a["help"], a["choices"]))

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.options import ClusterOption, PlaceOptions, with_bundles
+from thalweg.cli.options import (
+    ClusterOption,
+    PlaceOptions,
+    SvgOption,
+    TimeoutOption,
+    with_bundles,
+)
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.facts import Duration, read_cluster
 from thalweg.plan import TRANSPORT
 
-PROBE_TIMEOUT_SECONDS = 3600.0  # seconds for all of it
+PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 
 
 @with_bundles
@@ -21,21 +27,17 @@ def command(
     cluster: ClusterOption = None,
     transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write the cluster file.")
+        Path,
+        typer.Option(metavar="FILE", help="The cluster file; the picture is beside it by default."),
     ] = Path("cluster.toml"),
-    svg: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Where to draw it; beside the file by default."),
-    ] = None,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long a worker waits for another.")
-    ] = "30s",
+    svg: SvgOption = None,
+    timeout: TimeoutOption = "30s",
     json_path: JsonOption = None,
 ) -> None:
     """Measure latency, racks, NICs and uplinks between workers, and write the cluster file.
 
     In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
-    what contradicts them is told.
+    measurements that contradict them are reported.
     """
     from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
     from thalweg.probing import ProbeResult, measure, refuse_other_transports

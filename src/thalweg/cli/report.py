@@ -1,4 +1,4 @@
-"""`thalweg report RECORDS`: what a recorded run's time went into, who was late and why."""
+"""`thalweg report RECORDS`: step time breakdown and stragglers of a recorded run."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from thalweg.cli.options import ClusterOption
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records
-from thalweg.observe.run_report import RankBreakdown, RunReport, run_report
+from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
+from thalweg.report.run_page import RANK_COLUMNS, run_page
 from thalweg.report.tables import table_of
 
 STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
-REPORT_COLUMNS = (
-    ">rank", "host", ">steps", ">a step", ">computing", ">exposed", ">hidden", ">encoding",
-    ">waiting", ">share",
-)  # fmt: skip
 
 
 def command(
     records: Annotated[
-        Path, typer.Argument(metavar="RECORDS", help="The folder that a run was recorded in.")
+        Path, typer.Argument(metavar="RECORDS", help="The folder of a run's records.")
     ],
     steps: Annotated[
         str | None,
@@ -50,10 +46,10 @@ def command(
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Tell from a run's records what each rank's time went into, and who was late and why.
+    """Show each rank's step time breakdown from a run's records, and the stragglers with causes.
 
-    A step is computing, exposed communication, which nothing hides, and waiting between steps;
-    hidden communication and encoding go on meanwhile. `share` is what of the time is exposed.
+    A step is compute time, exposed communication and time blocked between steps; overlapped
+    communication and encoding take place meanwhile. `exposed %` is exposed time over step time.
     """
     from thalweg.report.tensorboard import write_scalars, writer_class
     from thalweg.report.trace_file import write_trace, writer_of
@@ -67,8 +63,8 @@ def command(
     with working("Reading the records"):
         run = timeline(read_records(records))
     if not run.steps:
-        raise UsageError(f"the records in {records} have no step", "let it train for longer")
-    with working("Judging"):
+        raise UsageError(f"the records in {records} have no step", "train for longer")
+    with working("Analysing"):
         found = run_report(run, first=first, last=last, cluster=where)
     if not found.run.steps:
         raise UsageError(
@@ -88,8 +84,6 @@ def command(
             write_scalars(tensorboard, found.run)
         terminal.print(f"Scalars: tensorboard --logdir {tensorboard}", markup=False)
     if page is not None:
-        from thalweg.report.run_page import run_page
-
         write_file(page, run_page(found))
         terminal.print(f"Page: {page}", markup=False)
     write_json(
@@ -131,27 +125,13 @@ def _print(terminal: Console, found: RunReport) -> None:
     steps = found.run.steps
     terminal.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
-        f"{about(found.seconds, 's')} a step",
+        f"{about(found.seconds, 's')} per step",
         markup=False,
     )
-    terminal.print(_table(found.accounts))
+    terminal.print(table_of(found.accounts, RANK_COLUMNS))
     errors = [lane.error for lane in found.run.rank_timelines.values() if lane.error is not None]
-    lines = [f"late: {each}" for each in found.stragglers] or ["nobody was late"]
+    lines = [f"straggler: {each}" for each in found.stragglers] or ["no stragglers"]
     lines += map(str, found.notes)
-    lines += [f"clocks agree within {about(max(errors), 's')}"] if errors else []
+    lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
     for line in (*lines, *found.run.remarks):
         terminal.print(line, markup=False, soft_wrap=True)
-
-
-def _table(accounts: tuple[RankBreakdown, ...]) -> Table:
-    table = table_of(*REPORT_COLUMNS)
-    for each in accounts:
-        times = (each.seconds, each.computing, each.exposed, each.hidden, each.encoding)
-        table.add_row(
-            str(each.rank),
-            each.host,
-            str(each.steps),
-            *(about(seconds, "s") for seconds in (*times, each.waiting)),
-            f"{each.share:.0%}",
-        )
-    return table

@@ -1,4 +1,4 @@
-"""`thalweg run`: a script of one's own, as several workers on this machine."""
+"""`thalweg run`: a training script as several workers on this machine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,9 @@ from typing import Annotated
 
 import typer
 
+from thalweg.cli.options import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.launch.rank_assignment import RECORDS_VARIABLE
-
-RestartsOption = Annotated[
-    int,
-    typer.Option(min=0, metavar="N", help="Start a worker that is killed again, so many times."),
-]
-
-
-RecordsOption = Annotated[
-    Path | None,
-    typer.Option("--records", metavar="DIR", help="Record every step there, for `thalweg report`."),
-]
 
 
 def command(
@@ -29,12 +19,10 @@ def command(
         list[str],
         typer.Argument(metavar="COMMAND ...", help="A .py file or a program, and its arguments."),
     ],
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many to start.")],
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of workers.")],
     keep_going: Annotated[
         bool,
-        typer.Option(
-            "--keep-going", help="Though a worker fails, under a plan that can do without it."
-        ),
+        typer.Option("--keep-going", help="Though a worker fails, under a plan that tolerates it."),
     ] = False,
     restarts: RestartsOption = 0,
     records: RecordsOption = None,
@@ -44,9 +32,9 @@ def command(
     thalweg run --workers 4 train.py --lr 0.1
 
     A .py file runs in this Python. What torchrun sets is set for each worker: RANK, WORLD_SIZE,
-    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one is killed the others go on without it, and with
-    --restarts it comes back. If one fails by itself the others are ended, or with --keep-going go
-    on as long as they can; the exit code is 1 either way.
+    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one is killed the others continue without it, and with
+    --restarts it rejoins. If one fails by itself the others are ended, or with --keep-going
+    continue as long as possible; the exit code is 1 in both cases.
     """
     from thalweg.launch.supervisor import run_command  # torch takes a second: not at import
 

@@ -1,12 +1,12 @@
-"""`thalweg simulate`: what a step takes under a plan, in depth."""
+"""`thalweg simulate`: the step time of a plan, in depth."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
@@ -14,19 +14,26 @@ from thalweg.cli.options import with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_json
 from thalweg.facts import about
 from thalweg.predict.estimate import Estimate
-from thalweg.predict.plan_detail import PlanDetail, plan_detail
+from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.predictor import prediction_input
-from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of
 
-MAX_PRINTED_LINKS = 6  # that are printed
-BAR_WIDTH_CHARACTERS = 60  # characters
-BAR_PART_CHARACTERS = {
-    "compute": "█",
-    "encode": "▓",
-    "decode": "▒",
-    "transfer": "░",
-    "waiting": "·",
+MAX_PRINTED_LINKS = 6
+BAR_WIDTH_CHARACTERS = 60
+BAR_PART_CHARACTERS = dict(
+    zip(("compute", "encode", "decode", "transfer", "waiting"), "█▓▒░·", strict=True)
+)
+BUCKET_COLUMNS: dict[str, Callable[[tuple[int, float, float, float]], str]] = {
+    ">bucket": lambda row: str(row[0]),
+    ">ready": lambda row: about(row[1], "s"),
+    ">start": lambda row: about(row[2], "s"),
+    ">end": lambda row: about(row[3], "s"),
+    ">took": lambda row: about(row[3] - row[2], "s"),
+}
+LINK_COLUMNS: dict[str, Callable[[BusyLink], str]] = {
+    "link": lambda busy: str(busy.link),
+    ">bytes per step": lambda busy: about(busy.nbytes, "B"),
+    ">utilization": lambda busy: f"{busy.share:.0%}",
 }
 
 
@@ -34,17 +41,17 @@ BAR_PART_CHARACTERS = {
 def command(
     sync: Annotated[
         list[str],
-        typer.Option("--sync", metavar="PLAN", help="A plan; may be given several times."),
+        typer.Option(metavar="PLAN", help="A plan; may be given several times."),
     ],
     asked: JobOptions,
     supposed: WhatIfOptions,
     json_path: JsonOption = None,
 ) -> None:
-    """Replay a few steps of a plan on a cluster's links, and show what they are made of: computing,
-    codecs, transfers that nothing hides, waiting; when each bucket was under way on the slowest
-    rank; which links were busy; and what the closed form says.
+    """Simulate a few steps of a plan on a cluster's links, and show their breakdown: compute,
+    codecs, exposed communication, straggler wait; the times of each bucket on the slowest rank; the
+    busiest links; and the closed form.
 
-    Nothing is run. Clusters that are too large for a replay have the closed form alone.
+    Nothing is run. Clusters that are too large for a simulation have the closed form alone.
     """
     catalog = default_catalog()
     plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
@@ -53,7 +60,7 @@ def command(
     terminal.print(situation.title, markup=False)
     rows = []
     for plan in plans:
-        with working(f"Replaying {plan}"):
+        with working(f"Simulating {plan}"):
             found = plan_detail(
                 prediction_input(plan, situation.cluster, situation.workload, situation.machine)
             )
@@ -98,15 +105,16 @@ def _row(found: PlanDetail) -> dict[str, Any]:
 def _print(terminal: Console, found: PlanDetail) -> None:
     estimate = found.estimate
     terminal.print(
-        f"\n{estimate.sync}: {about(estimate.seconds, 's')} a step "
-        f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), by {estimate.form}",
+        f"\n{estimate.sync}: {about(estimate.seconds, 's')} per step "
+        f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
+        f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}",
         markup=False,
     )
     terminal.print(bar_of(estimate), markup=False)
     if found.form is not None and found.form.form != estimate.form:
         ratio = found.form.seconds / estimate.seconds if estimate.seconds else 1.0
         terminal.print(
-            f"closed form: {about(found.form.seconds, 's')}, {ratio:.2f} times the replay"
+            f"closed form: {about(found.form.seconds, 's')}, {ratio:.2f} times the simulation"
         )
     if found.alone is not None:
         alone = found.alone
@@ -117,38 +125,27 @@ def _print(terminal: Console, found: PlanDetail) -> None:
         )
     if found.passages:
         terminal.print(f"buckets on rank {found.rank}, the slowest, in its last step:")
-        terminal.print(_buckets(found.passages))
+        rows = [
+            (number, one.handed_in, one.began, one.ended)
+            for number, one in enumerate(found.passages)
+        ]
+        terminal.print(table_of(rows, BUCKET_COLUMNS))
     if found.links:
         terminal.print("busiest links:")
-        terminal.print(_links(found))
+        terminal.print(table_of(found.links[:MAX_PRINTED_LINKS], LINK_COLUMNS))
 
 
 def bar_of(estimate: Estimate, width: int = BAR_WIDTH_CHARACTERS) -> str:
-    """Characters in proportion to the parts of a step, and what each stands for."""
+    """A bar with characters in proportion to the parts of a step, and its legend."""
     whole = estimate.seconds or 1.0
     parts = {name: getattr(estimate.parts, name) for name in BAR_PART_CHARACTERS}
     bar, done = "", 0.0
     for name, seconds in parts.items():
         done += seconds
         bar += BAR_PART_CHARACTERS[name] * (round(width * done / whole) - len(bar))
-    said = [
+    legend = [
         f"{BAR_PART_CHARACTERS[n]} {n} {about(s, 's')}"
         for n, s in parts.items()
         if s > 1e-6 * whole
     ]
-    return f"{bar}\n{'   '.join(said)}"
-
-
-def _buckets(passages: tuple[BucketTimes, ...]) -> Table:
-    table = table_of(">bucket", ">ready", ">start", ">end", ">took")
-    for number, one in enumerate(passages):
-        times = (one.handed_in, one.began, one.ended, one.ended - one.began)
-        table.add_row(str(number), *(about(seconds, "s") for seconds in times))
-    return table
-
-
-def _links(found: PlanDetail) -> Table:
-    table = table_of("link", ">a step", ">of its rate")
-    for busy in found.links[:MAX_PRINTED_LINKS]:
-        table.add_row(str(busy.link), about(busy.nbytes, "B"), f"{busy.share:.0%}")
-    return table
+    return f"{bar}\n{'   '.join(legend)}"

@@ -1,4 +1,4 @@
-"""`thalweg study compression`: in how many set-ups compression pays, and below which rates."""
+"""`thalweg study compression`: in how many configurations compression pays."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from thalweg.cli.output import JsonOption, console, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Rate, read_machine
 from thalweg.predict.assumptions import assumed_machine
+from thalweg.report.tables import blank_table
 from thalweg.studies.compression import (
     DATA_CENTRE_GBPS,
     STUDY_RATES_GBPS,
@@ -27,7 +28,7 @@ from thalweg.studies.compression import (
     wins,
 )
 
-app = typer.Typer(help="Questions answered by the model alone, for many set-ups at once.")
+app = typer.Typer(help="Studies with the performance model, for many configurations.")
 
 STUDY_COLUMNS = ("model", "batch", "workers", "gbps", "method", "vs_ddp")
 SIGN_EXCHANGE_NOTES = {
@@ -45,7 +46,7 @@ class Source(StrEnum):
 
 @app.callback()
 def _study() -> None:
-    """Questions answered by the model alone, for many set-ups at once."""
+    """Studies with the performance model, for many configurations."""
 
 
 @app.command("compression")
@@ -53,24 +54,21 @@ def compression(
     constants: Annotated[
         Source,
         typer.Option(
-            "--constants",
-            help="The paper's (Agarwal et al., 2022: V100), or yours: what codecs cost here.",
+            help="The paper's (Agarwal et al., 2022: V100), or yours: codec costs of your machine.",
         ),
     ] = Source.PAPER,
     machine: Annotated[
         Path | None,
-        typer.Option("--machine", metavar="FILE", help="Measured costs, for --constants yours."),
+        typer.Option(metavar="FILE", help="Measured costs, for --constants yours."),
     ] = None,
     bandwidth: Annotated[
         list[str] | None,
-        typer.Option(
-            "--bandwidth", metavar="RATE", help="Like 10gbit; may be given several times."
-        ),
+        typer.Option(metavar="RATE", help="Like 10gbit; may be given several times."),
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Reckon in how many set-ups (models, batches, workers, rates of links) each compressor beats
-    DDP, below which rate it does, and how small gradients would have to be. Nothing is run.
+    """Compute in how many configurations (models, batches, workers, link rates) each compressor is
+    faster than DDP, below which rate, and which ratio would be sufficient. Nothing is run.
     """
     chosen = _constants(constants, machine)
     rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(
@@ -142,19 +140,16 @@ def _count(outcomes: Sequence[CompressionCase]) -> dict[str, int]:
 
 
 def _table(found: CompressionStudy) -> Table:
-    """Per method: wins at each rate, and below which rate it pays for each model."""
+    """A row for each method: wins at each rate, and the rate below which it pays for each model."""
     rates = sorted({each.gbps for each in found.outcomes})
     models = list(dict.fromkeys(each.model for each in found.break_evens))
     each_cell = len(found.outcomes) // (len(rates) * len(found.constants.methods))
-    table = Table(
+    table = blank_table(
+        "method",
+        *(f">{heading}" for heading in [*(f"{rate:g}" for rate in rates), *models]),
         title=f"Steps that are shorter than DDP's, of {each_cell} at each rate in Gbit/s "
         f"(constants of {found.constants.whose}), and the rate below which that is so",
-        title_justify="left",
-        box=None,
     )
-    table.add_column("method", no_wrap=True)
-    for heading in [*(f"{rate:g}" for rate in rates), *models]:
-        table.add_column(heading, justify="right", no_wrap=True)
     for method in found.constants.methods:
         own = [each for each in found.outcomes if each.method == method]
         counts = [wins(each for each in own if each.gbps == rate)[0] for rate in rates]
@@ -169,7 +164,7 @@ def _speed(gbps: float) -> str:
 
 def _lines(found: CompressionStudy) -> list[str]:
     won, of = wins(found.outcomes)
-    lines = [f"Compression wins in {won} of {of} set-ups"]
+    lines = [f"Compression wins in {won} of {of} configurations"]
     if found.in_data_centres:
         won, of = wins(found.in_data_centres)
         lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more"
@@ -186,7 +181,7 @@ def _lines(found: CompressionStudy) -> list[str]:
     lines.append(SIGN_EXCHANGE_NOTES[found.constants.two_shot])
     if found.constants.machine.assumed:
         lines.append(
-            "Codec times are assumed, not measured here; JSON settings.assumed says from where"
+            "Codec times are assumed, not measured here; JSON settings.assumed has the source"
         )
         if found.constants.two_shot:
             lines[-1] += ". --machine FILE takes yours"

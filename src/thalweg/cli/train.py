@@ -1,4 +1,4 @@
-"""`thalweg train WORKLOAD`: one of the small jobs, or one's own, under a plan."""
+"""`thalweg train WORKLOAD`: one of the small jobs, or your own, under a plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import PlaceOptions, with_bundles
+from thalweg.cli.options import (
+    PlaceOptions,
+    RecordsOption,
+    RestartsOption,
+    TimeoutOption,
+    with_bundles,
+)
 from thalweg.cli.output import Bar, JsonOption, choice_line, console, progress_bar, write_json
-from thalweg.cli.run import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
-from thalweg.facts import Duration, about
+from thalweg.facts import Duration, about, counted
 
 if TYPE_CHECKING:
     from thalweg.bench.training import Recipe
@@ -26,30 +31,29 @@ JobArgument = Annotated[
         help="digits, tinygpt, logistic, synthetic(params=2.5M), or a .py file with a job() in it.",
     ),
 ]
-TimeoutOption = Annotated[
-    str, typer.Option(metavar="DURATION", help="How long a worker waits for the others.")
-]
 
 
 @with_bundles
 def command(
     *,
     workload: JobArgument,
-    sync: Annotated[str, typer.Option(metavar="PLAN", help="How workers are synchronised.")] = (
-        "ring"
-    ),
+    sync: Annotated[str, typer.Option(metavar="PLAN", help="Synchronisation plan.")] = "ring",
     place: PlaceOptions,
-    steps: Annotated[int, typer.Option(min=1, help="Up to which step.")] = 60,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 60,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples a step takes, over all workers.")
+        int | None, typer.Option(min=1, help="Samples per step of all workers together.")
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Go on from the newest checkpoint in it, and save there."),
+        typer.Option(
+            metavar="DIR", help="Resume from the newest checkpoint in it, and save there."
+        ),
     ] = None,
     save_every: Annotated[
         int | None,
-        typer.Option(min=1, metavar="STEPS", help="Save so often, not only at the end."),
+        typer.Option(
+            min=1, metavar="STEPS", help="Steps between checkpoints, besides the one at the end."
+        ),
     ] = None,
     timeout: TimeoutOption = "5min",
     restarts: RestartsOption = 0,
@@ -100,8 +104,8 @@ def command(
     }
     terminal.print("\n".join([_result_text(job, settings, result), *notes]))
     if len(results) > 1:
-        told = next(one["summary"] for one in results if one)
-        terminal.print(told, markup=False, soft_wrap=True)
+        text = next(one["summary"] for one in results if one)
+        terminal.print(text, markup=False, soft_wrap=True)
     if records is not None:
         terminal.print(f"recorded in {records}: thalweg report {records}", markup=False)
     write_json(json_path, "train", settings, rows)
@@ -115,14 +119,13 @@ def _shown(bar: Bar, recipe: Recipe) -> Callable[[Mapping[str, Any]], None]:
 
 
 def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    workers = f"{settings['workers']} worker" + ("s" if settings["workers"] > 1 else "")
+    workers = counted(settings["workers"], "worker")
     lines = [f"{job.name} under {settings['sync']} on {workers}: step {result['steps']}"]
     if result["seconds_per_step"] is not None:
         took = about(result["seconds_per_step"], "s")
-        lines.append(f"loss {result['final_loss']:.4f}, {took} a step")
-    lines.append(f"{job.metric} {result['metric']:.4f} on samples that were held out")
-    replicas = "equal, bit for bit" if result["identical"] else "different"
-    lines.append(f"replicas are {replicas}")
+        lines.append(f"loss {result['final_loss']:.4f}, {took} per step")
+    lines.append(f"validation {job.metric} {result['metric']:.4f}")
+    lines.append(f"replicas: {'bitwise identical' if result['identical'] else 'different'}")
     lines += [
         f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
         for made in result["adjustments"]

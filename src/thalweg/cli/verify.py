@@ -1,20 +1,21 @@
-"""`thalweg verify PLAN`: does it train as DDP does?"""
+"""`thalweg verify PLAN`: training under a plan compared with DDP."""
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from thalweg.catalog import parse_plan
+from thalweg.cli.options import TimeoutOption
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, counted
-from thalweg.report.tables import table_of
+from thalweg.report.tables import Columns, table_of
 
-VERIFY_TIMEOUT_SECONDS = 3600.0  # seconds for everything
+VERIFY_TIMEOUT_SECONDS = 3600.0  # for all trainings together
 
 
 def command(
@@ -27,7 +28,7 @@ def command(
         ),
     ] = "tinygpt",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Local processes.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to train.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to train.")] = 20,
     variant: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,9 +36,7 @@ def command(
             help="plain, accumulation, clipping, 'frozen layer', 'bf16 parameters'; or all",
         ),
     ] = None,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long a worker waits for the others.")
-    ] = "5min",
+    timeout: TimeoutOption = "5min",
     json_path: JsonOption = None,
 ) -> None:
     """Train a job under DDP and under each plan, from the same start on the same samples, and
@@ -65,12 +64,13 @@ def command(
             progress=bar.show,
             timeout=VERIFY_TIMEOUT_SECONDS,
         )
-    console(json_path).print(_table(job.name, workers, steps, job.metric, rows))
+    title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
+    console(json_path).print(table_of(rows, _columns(job.metric), title=title))
     settings = {"model": job.name, "workers": workers, "steps": steps, "sync": plans}
     write_json(json_path, "verify", settings, rows)
     wrong = [f"{row['sync']} ({row['variant']})" for row in rows if not row["ok"]]
     if wrong:
-        raise RunError(f"{listed(wrong)} didn't train as promised", "the table says in what")
+        raise RunError(f"{listed(wrong)} didn't train as promised", "see the table")
 
 
 def _variants(names: list[str] | None) -> list[Any]:
@@ -83,21 +83,15 @@ def _variants(names: list[str] | None) -> list[Any]:
     return [known[name] for name in names] if names else list(VARIANTS)
 
 
-def _table(job: str, workers: int, steps: int, metric: str, rows: list[dict[str, Any]]) -> Table:
-    title = f"{job}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
-    figures = (">apart", ">allowed", ">replicas", f">{metric}", ">DDP's", ">")
-    table = table_of("variant", "plan", "promise", *figures, title=title)
-    for row in rows:
-        exact = row["promise"] == "exact"
-        table.add_row(
-            row["variant"],
-            row["sync"],
-            row["promise"],
-            f"{row['difference']:.1e}",
-            f"{row['tolerance']:.1e}" if exact else "-",
-            "equal" if row["identical"] else "differ",
-            f"{row['metric']:.4f}",
-            f"{row['ddp_metric']:.4f}",
-            "ok" if row["ok"] else "NOT OK",
-        )
-    return table
+def _columns(metric: str) -> Columns:
+    return {
+        "variant": itemgetter("variant"),
+        "plan": itemgetter("sync"),
+        "promise": itemgetter("promise"),
+        ">relative difference": lambda row: f"{row['difference']:.1e}",
+        ">tolerance": lambda row: f"{row['tolerance']:.1e}" if row["promise"] == "exact" else "-",
+        ">replicas": lambda row: "equal" if row["identical"] else "differ",
+        f">{metric}": lambda row: f"{row['metric']:.4f}",
+        f">DDP {metric}": lambda row: f"{row['ddp_metric']:.4f}",
+        ">": lambda row: "ok" if row["ok"] else "NOT OK",
+    }

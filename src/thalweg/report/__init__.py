@@ -1,4 +1,4 @@
-"""What Thalweg shows: explanations, drawings."""
+"""Reports for people: explanations of plans, pages, drawings, plots and traces."""
 
 from thalweg.report.explain.json_rows import rows, settings
 from thalweg.report.explain.step_view import (
@@ -10,17 +10,12 @@ from thalweg.report.explain.step_view import (
 )
 from thalweg.report.explain.svg import draw
 from thalweg.report.explain.terminal import plan_title, render
-from thalweg.report.loss_plot import Training, TrainingCurve, draw_comparison, draw_trainings
 
 __all__ = [
     "MAX_DRAWN_WORKERS",
     "Explanation",
     "Scene",
-    "Training",
-    "TrainingCurve",
     "draw",
-    "draw_comparison",
-    "draw_trainings",
     "explain",
     "first_step",
     "plan_title",

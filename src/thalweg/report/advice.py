@@ -1,35 +1,59 @@
-"""An advice as one HTML page: what to do, what every plan would take, and why."""
+"""An advice as an HTML page: the recommended plan, the predicted step time of every plan, and the
+reasons.
+
+An interval is a whisker; all whiskers of a table have one scale, drawn in the table's head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
 from thalweg.facts import about, counted
 from thalweg.predict.estimate import Advice, Estimate, RankedPlan
-from thalweg.report.advice_svg import (
-    PARTS,
-    add_bars,
-    add_patterns,
-    draw_ruler,
-    draw_whisker,
-    whisker_scale,
-)
+from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
 from thalweg.report.cluster_svg import add_cluster, cluster_text
-from thalweg.report.page import add, details, page, plan_text, prose, section, table, written
+from thalweg.report.page import (
+    Cell,
+    add,
+    bullets,
+    classed,
+    details,
+    figures,
+    footer,
+    page,
+    picture,
+    plan_cell,
+    plan_text,
+    prose,
+    section,
+    table,
+    written,
+)
+from thalweg.report.scale import Scale, scale_of
+from thalweg.report.shapes import dot, line, words
 from thalweg.report.sweep_svg import add_sweep
 
-MAX_RANKING_ROWS = 25  # of the ranking that are shown at once
+MAX_RANKING_ROWS = 25  # shown at once
 MAX_ADVICE_BARS = 10
 BASELINE = "ddp"
+WHISKER, TALL, MARGIN, BAR = 190, 20, 24, 18
+TICKS = 3
+PARTS = {
+    "compute": "compute",
+    "encode": "encode",
+    "decode": "decode",
+    "transfer": "exposed communication",
+    "waiting": "straggler wait",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStepTime:
-    """What a step of a plan took in a run, beside what was predicted."""
+    """The step time of a plan in a run, and its prediction."""
 
     sync: str
     seconds: float
@@ -39,7 +63,7 @@ class MeasuredStepTime:
 
     @property
     def error(self) -> float:
-        """How far the prediction was off, relative to what was measured."""
+        """The error of the prediction, relative to the measurement."""
         return self.predicted / self.seconds - 1
 
     @property
@@ -48,7 +72,7 @@ class MeasuredStepTime:
 
 
 def advice_page(advice: Advice, measured: Sequence[MeasuredStepTime] = ()) -> str:
-    """A whole HTML document, which needs nothing beside it."""
+    """A complete HTML document without references to other files."""
     title = f"Thalweg advice: {advice.workload.name} on {counted(advice.cluster.workers, 'worker')}"
     root, main = page(title)
     add_patterns(main)
@@ -57,24 +81,25 @@ def advice_page(advice: Advice, measured: Sequence[MeasuredStepTime] = ()) -> st
     _add_ranking(main, advice.ranking)
     _add_breakdown(main, advice.ranking)
     if advice.sweep is not None and advice.sweep.seconds and len(advice.sweep.rates) > 1:
-        lead = "All links at so many times their rates; lower is faster."
+        lead = "The rates of all links multiplied by the same factor; lower is faster."
         add_sweep(section(main, "Time against bandwidth", lead), advice, advice.sweep)
     add_cluster(section(main, "The cluster", f"{cluster_text(advice.cluster)}."), advice.cluster)
     if measured:
         _add_measured(main, measured)
     _add_assumed(main, advice)
-    _add_left_out(main, advice)
+    _add_not_ranked(main, advice)
     _add_use(main, str(advice.best.plan))
+    footer(main)
     return written(root)
 
 
 def _add_head(main: ET.Element, advice: Advice) -> None:
     head = add(main, "header")
-    add(head, "h1", f"How to synchronise {advice.workload.name}")
+    add(head, "h1", f"Plan advice for {advice.workload.name}")
     size = about(advice.workload.nbytes, "B")
     promises = [promise.value for promise in Promise]
     allowed = listed(promises[: promises.index(advice.allow.value) + 1])
-    facts = f"{size} of gradients a step, {cluster_text(advice.cluster)}; allowed: {allowed}."
+    facts = f"{size} of gradients per step, {cluster_text(advice.cluster)}; allowed: {allowed}."
     add(head, "p", facts, "facts")
     prose(head, advice.verdict, str(advice.best.plan), "verdict")
 
@@ -84,147 +109,193 @@ def _add_hero(main: ET.Element, best: RankedPlan) -> None:
     hero.tail = "\n"
     add(hero, "h2", "Best plan")
     plan_text(hero, str(best.plan))
-    figures = add(hero, "dl")
-    speed = (times(best.vs_ddp), f"the speed of {BASELINE}, step by step")
-    for figure, meaning in (
-        (about(best.estimate.seconds, "s"), "a step, predicted"),
-        (BASELINE, "itself: no faster plan was found") if str(best.plan) == BASELINE else speed,
-        (between(best.estimate.low, best.estimate.high), "four times of five"),
-    ):
-        pair = add(figures, "div")
-        add(pair, "dt", meaning)
-        add(pair, "dd", figure)
+    speed = (times(best.vs_ddp), f"the speed of {BASELINE}, per step")
+    same = (BASELINE, "itself: no faster plan was found")
+    entries = [
+        (about(best.estimate.seconds, "s"), "predicted step time"),
+        same if str(best.plan) == BASELINE else speed,
+        (between(best.estimate.low, best.estimate.high), "80 % interval"),
+    ]
+    figures(hero, entries)
     add(hero, "p", best.why)
 
 
 def _add_ranking(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
-    lead = (
-        "Best first. The dot is the predicted mean of a step's seconds; "
-        "the whisker is the interval that it is in four times of five."
-    )
+    lead = "Best first. The dot is the predicted mean step time; the whisker is its 80 % interval."
     if any(ranked.steps not in (None, 1) for ranked in ranking):
-        lead += f" Ranked by seconds times the steps needed for one of {BASELINE}'s."
+        lead += f" Ranked by step time multiplied by the steps needed for one of {BASELINE}'s."
     found = section(main, "Ranking", lead)
     shown, rest = ranking[:MAX_RANKING_ROWS], ranking[MAX_RANKING_ROWS:]
-    _add_rows(found, "Ranking", shown, first=1)
+    _add_rows(found, "Ranking", shown, first=1)[0].set("class", "best")
     if rest:
-        label = f"{len(rest)} more plan{'s' * (len(rest) > 1)}"
+        label = counted(len(rest), "more plan")
         _add_rows(details(found, label), label, rest, first=MAX_RANKING_ROWS + 1)
 
 
-def _add_rows(parent: ET.Element, label: str, ranking: Sequence[RankedPlan], *, first: int) -> None:
-    speed = f"#vs {BASELINE}"
-    columns = ["#", "Plan", "#Seconds a step", "", speed, "Promise", "Survives", "Why"]
-    headings, body = table(parent, label, columns)
+def _add_rows(
+    parent: ET.Element, label: str, ranking: Sequence[RankedPlan], *, first: int
+) -> ET.Element:
     estimates = [ranked.estimate for ranked in ranking]
     scale = whisker_scale([value for each in estimates for value in (each.low, each.high)])
-    ruler = headings[3]
-    ruler.set("class", "whisker")
-    draw_ruler(ruler, scale)
-    for number, ranked in enumerate(ranking, start=first):
-        estimate = ranked.estimate
-        row = add(body, "tr", name="best" if number == 1 else "")
-        add(row, "td", str(number), "number")
-        cell = add(row, "td")
+    numbers = {id(ranked): number for number, ranked in enumerate(ranking, start=first)}
+    columns: dict[str, Callable[[RankedPlan], Cell]] = {
+        ">#": lambda one: str(numbers[id(one)]),
+        "plan": _ranked_plan,
+        ">step time": lambda one: _with_interval(
+            one.estimate.seconds, one.estimate.low, one.estimate.high
+        ),
+        "": lambda one: whisker(scale, one.estimate.seconds, one.estimate.low, one.estimate.high),
+        f">speed-up vs {BASELINE}": lambda one: times(one.vs_ddp),
+        "promise": lambda one: lambda cell: add(cell, "span", one.promise.value, "pill"),
+        "survives": lambda one: classed(one.survives, "short"),
+        "why": lambda one: classed(one.why, "words"),
+    }
+    headings, body = table(parent, label, ranking, columns)
+    draw_ruler(headings[3], scale)
+    return body
+
+
+def _ranked_plan(ranked: RankedPlan) -> Cell:
+    def fill(cell: ET.Element) -> None:
         plan_text(cell, str(ranked.plan))
         if ranked.steps not in (None, 1):
             add(cell, "span", f"needs {ranked.steps:.3g} times the steps", "note")
-        seconds = add(row, "td", about(estimate.seconds, "s"), "number")
-        add(seconds, "span", between(estimate.low, estimate.high), "interval")
-        drawn = add(row, "td", name="whisker")
-        draw_whisker(drawn, scale, mean=estimate.seconds, low=estimate.low, high=estimate.high)
-        add(row, "td", times(ranked.vs_ddp), "number")
-        add(add(row, "td"), "span", ranked.promise.value, "pill")
-        add(row, "td", ranked.survives, "short")
-        add(row, "td", ranked.why, "words")
+
+    return fill
+
+
+def _with_interval(seconds: float, low: float, high: float) -> Cell:
+    def fill(cell: ET.Element) -> None:
+        cell.text = about(seconds, "s")
+        add(cell, "span", between(low, high), "interval")
+
+    return fill
 
 
 def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
     shown = list(ranking[:MAX_ADVICE_BARS])
     shown += [ranked for ranked in ranking[MAX_ADVICE_BARS:] if str(ranked.plan) == BASELINE]
     estimates = [ranked.estimate for ranked in shown]
-    found = section(main, "Where the time goes", "Parts of a step that come after one another.")
-    add_bars(found, estimates)
-    _add_parts(details(found, "The same in figures"), estimates)
+    found = section(main, "Step time breakdown", "Parts of a step, one after the other.")
+    used = [name for name in PARTS if any(getattr(each.parts, name) > 0 for each in estimates)]
+    add_legend(found, [(name, PARTS[name], 14) for name in used])
+    bars = add(found, "div", name="bars")
+    longest = max(estimate.seconds for estimate in estimates) or 1.0
+    for each in estimates:
+        row, label = add_bar(bars, each.seconds)
+        plan_text(label, each.sync)
+        parts = {name: float(getattr(each.parts, name)) for name in PARTS}
+        title = f"{each.sync}: {parts_text(parts)}"
+        draw_bar(row, title, {0: parts.items()}, longest, BAR)
+    columns: dict[str, Callable[[Estimate], Cell]] = {
+        "plan": lambda each: plan_cell(each.sync),
+        **{f">{name}": partial(_part, name) for name in PARTS},
+        ">total": lambda each: about(each.seconds, "s"),
+    }
+    table(details(found, "As a table"), "Parts of a step", estimates, columns)
 
 
-def _add_parts(parent: ET.Element, estimates: Sequence[Estimate]) -> None:
-    names = [f"#{name.capitalize()}" for name in PARTS]
-    _, body = table(parent, "Parts of a step", ["Plan", *names, "#Together"])
-    for estimate in estimates:
-        row = add(body, "tr")
-        plan_text(add(row, "td"), estimate.sync)
-        for name in PARTS:
-            value = float(getattr(estimate.parts, name))
-            add(row, "td", about(value, "s") if value else "-", "number")
-        add(row, "td", about(estimate.seconds, "s"), "number")
+def _part(name: str, estimate: Estimate) -> str:
+    value = float(getattr(estimate.parts, name))
+    return about(value, "s") if value else "-"
 
 
 def _add_measured(main: ET.Element, measured: Sequence[MeasuredStepTime]) -> None:
     inside = sum(each.inside for each in measured)
     lead = (
-        "The dot with its whisker was predicted, the diamond is what a run took: "
+        "The dot with its whisker is the prediction, the diamond is the step time of a run: "
         f"{inside} of {len(measured)} within their interval."
     )
-    found = section(main, "Predicted against measured", lead)
-    columns = ["Plan", "#Predicted", "", "#Measured", "#Prediction off by", "Within the interval"]
-    headings, body = table(found, "Predicted against measured", columns)
+    found = section(main, "Predicted and measured step times", lead)
     values = [value for each in measured for value in (each.seconds, each.low, each.high)]
     scale = whisker_scale(values)
-    headings[2].set("class", "whisker")
+    columns: dict[str, Callable[[MeasuredStepTime], Cell]] = {
+        "plan": lambda each: plan_cell(each.sync),
+        ">predicted": lambda each: _with_interval(each.predicted, each.low, each.high),
+        "": lambda each: whisker(scale, each.predicted, each.low, each.high, each.seconds),
+        ">measured": lambda each: about(each.seconds, "s"),
+        ">prediction error": lambda each: f"{each.error:+.0%}",
+        "within the interval": lambda each: "yes" if each.inside else "no",
+    }
+    headings, _ = table(found, "Predicted and measured step times", measured, columns)
     draw_ruler(headings[2], scale)
-    for each in measured:
-        row = add(body, "tr")
-        plan_text(add(row, "td"), each.sync)
-        predicted = add(row, "td", about(each.predicted, "s"), "number")
-        add(predicted, "span", between(each.low, each.high), "interval")
-        drawn = add(row, "td", name="whisker")
-        interval = {"mean": each.predicted, "low": each.low, "high": each.high}
-        draw_whisker(drawn, scale, **interval, measured=each.seconds)
-        add(row, "td", about(each.seconds, "s"), "number")
-        add(row, "td", f"{each.error:+.0%}", "number")
-        add(row, "td", "yes" if each.inside else "no")
 
 
 def _add_assumed(main: ET.Element, advice: Advice) -> None:
     whole = [*advice.assumed, *advice.cluster.assumed, *advice.machine.assumed]
     texts = dict.fromkeys([*whole, *advice.best.estimate.assumed])
-    found = section(main, "What was assumed")
-    if not texts:
-        add(found, "p", "Nothing: all that counts was measured or declared.")
-        return
-    entries = add(found, "ul")
-    for text in texts:
-        add(entries, "li", text)
+    found = section(main, "Assumptions")
+    if texts:
+        bullets(found, texts)
+    else:
+        add(found, "p", "None: all values were measured or declared.")
 
 
-def _add_left_out(main: ET.Element, advice: Advice) -> None:
-    if not advice.left_out:
-        return
-    number = len(advice.left_out)
-    found = section(main, "What was left out")
-    inside = details(found, f"{number} plan{'s' * (number > 1)} not ranked, and why")
-    _, body = table(inside, "Plans left out", ["Plan", "Why"])
-    for sync, why in advice.left_out.items():
-        row = add(body, "tr")
-        plan_text(add(row, "td"), sync)
-        add(row, "td", why, "words")
+def _add_not_ranked(main: ET.Element, advice: Advice) -> None:
+    if advice.left_out:
+        label = counted(len(advice.left_out), "plan")
+        inside = details(section(main, "Plans not ranked"), f"{label}, with reasons")
+        columns: dict[str, Callable[[tuple[str, str]], Cell]] = {
+            "plan": lambda row: plan_cell(row[0]),
+            "why": lambda row: classed(row[1], "words"),
+        }
+        table(inside, "Plans not ranked", advice.left_out.items(), columns)
 
 
 def _add_use(main: ET.Element, sync: str) -> None:
     found = section(main, "Use it")
     code = add(add(found, "pre"), "code", 'run = thalweg.attach(model, optimizer, sync="')
     add(code, "span", sync, "plan").tail = '")'
-    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
 
 
 def times(factor: float) -> str:
-    """A speed-up: `1.83x`."""
+    """A speed-up like `1.83x`."""
     return f"{factor:.2f}x" if 0.1 <= factor < 10 else f"{factor:.3g}x"
 
 
 def between(low: float, high: float) -> str:
-    """`80.1 to 91.5 ms`, with one unit if both have it."""
+    """An interval like `80.1 to 91.5 ms`, with one unit if both ends have it."""
     first, last = about(low, "s"), about(high, "s")
     number, unit = first.split()
     return f"{number} to {last}" if last.endswith(f" {unit}") else f"{first} to {last}"
+
+
+def whisker_scale(values: Sequence[float]) -> Scale:
+    return scale_of(values, start=MARGIN, stop=WHISKER - MARGIN)
+
+
+def draw_ruler(heading: ET.Element, scale: Scale) -> None:
+    """Draw the scale of the whiskers below into the heading of their column."""
+    heading.set("class", "whisker")
+    kind = ", logarithmic" if scale.logarithmic else ""
+    drawn = picture(heading, WHISKER, TALL, f"Scale of the whiskers{kind}")
+    for value in scale.ticks(TICKS):
+        x = scale.at(value)
+        line(drawn, x, TALL - 4, x, TALL, "grid")
+        words(drawn, round(x), TALL - 8, about(value, "s"), "faint middle")
+
+
+def whisker(
+    scale: Scale, mean: float, low: float, high: float, measured: float | None = None
+) -> Cell:
+    """A cell with a dot at the prediction, a line over its interval, and below them a diamond at
+    the measurement."""
+    title = f"{about(mean, 's')}, from {about(low, 's')} to {about(high, 's')}"
+    if measured is not None:
+        title = f"predicted {title}; measured {about(measured, 's')}"
+    height, middle = TALL if measured is None else TALL + 14, TALL // 2
+
+    def fill(cell: ET.Element) -> None:
+        cell.set("class", "whisker")
+        drawn = picture(cell, WHISKER, height, title)
+        for value in scale.ticks(TICKS):
+            line(drawn, scale.at(value), 0, scale.at(value), height, "grid")
+        line(drawn, scale.at(low), middle, scale.at(high), middle, "reach")
+        for end in (low, high):
+            line(drawn, scale.at(end), middle - 5, scale.at(end), middle + 5, "cap")
+        dot(drawn, scale.at(mean), middle, 3, "mean")
+        if measured is not None:
+            diamond = f"M{scale.at(measured)},{middle + 9} l5,6 l-5,6 l-5,-6 z"
+            add(drawn, "path", name="measured", d=diamond)
+
+    return fill

@@ -1,7 +1,7 @@
-"""Ranks down, steps across, and a colour that is the stronger the more a rank stood out at a step.
+"""A map with a row for each rank and a column for each step; the colour is a rank's deviation.
 
-It doesn't grow with the run: a cell stands for several steps where there are many, and of many
-ranks those that stood out most are shown. Cells in which nothing stood out aren't drawn.
+It doesn't grow with the run: a cell is the mean of several steps where there are many, and of many
+ranks those with the largest deviations are shown. Cells without a deviation aren't drawn.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from thalweg.report.page import add
 
 MAX_HEAT_CELLS, MAX_HEAT_RANKS = 96, 48
 TALL = 14
-MIN_HEAT_STEP_FRACTION = 0.05  # noise shouldn't look like news
-FAINTEST = 0.05  # of the strongest: what is less isn't drawn
+MIN_HEAT_FRACTION = 0.05  # below it the deviations are noise
+FAINTEST = 0.05  # of the strongest; weaker cells aren't drawn
 Values = Mapping[int, Mapping[int, float]]
-"""By step and rank: by how much it stood out."""
+"""The deviation by step and rank."""
 
 
 def computing_beyond(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
-    """Seconds that a rank computed for longer than the middle one, as a share of the step."""
+    """The compute time of each rank above the median, as a fraction of step time."""
     found: dict[int, dict[int, float]] = {}
     for number, steps in by_step(ranks).items():
-        usual = median(step.computing for step in steps.values())
+        middle = median(step.computing for step in steps.values())
         found[number] = {
-            rank: max(0.0, step.computing - usual) / max(step.seconds, 1e-9)
+            rank: max(0.0, step.computing - middle) / max(step.seconds, 1e-9)
             for rank, step in steps.items()
         }
     return found
 
 
 def sending_below(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
-    """What the slowest flow of a rank's host got less than the middle one's, as a share of that."""
+    """The rate of the slowest flow of each rank's host below the median, as a fraction of it."""
     found: dict[int, dict[int, float]] = {}
     for number, steps in by_step(ranks).items():
         rates = {
@@ -44,8 +44,8 @@ def sending_below(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
             if step.flows
         }
         if len(rates) > 1:
-            usual = median(rates.values()) or 1.0
-            found[number] = {rank: max(0.0, 1 - rate / usual) for rank, rate in rates.items()}
+            middle = median(rates.values()) or 1.0
+            found[number] = {rank: max(0.0, 1 - rate / middle) for rank, rate in rates.items()}
     return found
 
 
@@ -53,19 +53,20 @@ def add_heat_map(
     parent: ET.Element,
     ranks: Mapping[int, Sequence[StepRecord]],
     names: Mapping[int, str],
-    standing_out: Callable[[Mapping[int, Sequence[StepRecord]]], Values],
+    deviation: Callable[[Mapping[int, Sequence[StepRecord]]], Values],
     text: str,
+    verb: str,
 ) -> None:
-    """`text` says what a percentage is of."""
-    values = standing_out(ranks)
+    """Add a map; `text` names the whole of a percentage, and `verb` the deviation."""
+    values = deviation(ranks)
     numbers = sorted({step.step for steps in ranks.values() for step in steps})
     width = ceil(len(numbers) / MAX_HEAT_CELLS)
     bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
     rows = {rank: [_mean(values, rank, each) for each in bins] for rank in ranks}
     shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank]))[:MAX_HEAT_RANKS])
     strongest = max((value for rank in shown for value in rows[rank]), default=0.0)
-    if strongest < MIN_HEAT_STEP_FRACTION:
-        add(parent, "p", f"Nobody stood out by {MIN_HEAT_STEP_FRACTION:.0%} {text}.")
+    if strongest < MIN_HEAT_FRACTION:
+        add(parent, "p", f"No rank {verb} {100 * MIN_HEAT_FRACTION:g} % {text}.")
         return
     grid = add(parent, "div", name="heat")
     for rank in shown:
@@ -75,11 +76,11 @@ def add_heat_map(
     ends = add(grid, "div", name="ends")
     add(ends, "span", str(numbers[0]))
     add(ends, "span", str(numbers[-1]))
-    said = [f"the strongest colour is {strongest:.0%} {text}"]
-    said += [f"a cell is the mean of {width} steps"] if width > 1 else []
+    notes = [f"the strongest colour is {strongest:.0%} {text}"]
+    notes += [f"a cell is the mean of {width} steps"] if width > 1 else []
     if len(shown) < len(rows):
-        said.append(f"{len(rows) - len(shown)} ranks that stood out less aren't drawn")
-    add(parent, "p", f"{'; '.join(said).capitalize()}.", "lead")
+        notes.append(f"{len(rows) - len(shown)} ranks with smaller deviations aren't drawn")
+    add(parent, "p", f"{'; '.join(notes).capitalize()}.", "lead")
 
 
 def _mean(values: Values, rank: int, steps: Sequence[int]) -> float:

@@ -1,41 +1,28 @@
 """An HTML page that needs nothing but itself: no script, no font, no picture from elsewhere.
 
 It is built as a tree, so that every text is escaped when the tree is written; drawings are part of
-the same tree. Colours are named once for light and once for dark, and drawings use the same names.
-Text has a contrast of at least 4.5 to 1 on what it stands on; the colours of lines and bars can be
-told apart by the colour-blind (after Okabe and Ito), and never say anything alone: bars have
-patterns too, and lines dashes and letters.
+the same tree. Colours never say anything alone: bars have patterns too, and lines dashes and
+letters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+from typing import TypeVar
 from xml.etree import ElementTree as ET
 
-from thalweg.report.shapes import tip
+from thalweg.report.shapes import CLUSTER_STYLE, COLOURS, size_of, tip
 
-_BREAKS = re.compile(r"(?=[+(])|(?<=,)")  # where a plan's text may go on in the next line
+T = TypeVar("T")
+Cell = str | Callable[[ET.Element], object]
+_BREAKS = re.compile(r"(?=[+(])|(?<=,)")  # places in a plan's text for a line break
 _HEAD = (
     {"charset": "utf-8"},
     {"name": "viewport", "content": "width=device-width, initial-scale=1"},
     {"name": "color-scheme", "content": "light dark"},
 )
-PAGE_COLOURS = """
-:root { color-scheme: light dark;
---page: #ffffff; --text: #1b1f24; --faint: #57606a; --line: #d0d7de; --panel: #f6f8fa;
---accent: #0a5cb8; --warn: #a33c00;
---c0: #0072b2; --c1: #d55e00; --c2: #00805a; --c3: #aa3f86; --c4: #8a6500; --c5: #4d5560;
---compute: #8c959f; --encode: #e69f00; --decode: #b3679b; --transfer: #0072b2; --waiting: #d55e00;
---stripe: #ffffff; --shade: rgb(27 31 36 / .16); }
-@media (prefers-color-scheme: dark) { :root {
---page: #0d1117; --text: #e6edf3; --faint: #9aa4af; --line: #30363d; --panel: #161b22;
---accent: #6cb6ff; --warn: #f0883e;
---c0: #56b4e9; --c1: #f0883e; --c2: #3fc79a; --c3: #e08fc8; --c4: #e6b422; --c5: #b1bac4;
---compute: #6e7681; --encode: #e6b422; --decode: #d58fbe; --transfer: #56b4e9; --waiting: #f0883e;
---stripe: #0d1117; --shade: rgb(0 0 0 / .6); } }
-"""
-
 TEXT = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
@@ -118,17 +105,13 @@ margin: 0 0 .9rem; font-size: .875rem; }
 .now { stroke: var(--text); stroke-width: 1.5; } .axis { stroke: var(--faint); }
 .break { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }
 .badge { fill: var(--page); stroke: var(--text); } .point { fill: var(--text); }
-.letter { font-weight: 600; } .narrow { max-width: 100%; height: auto; } .wide { display: none; }
+.narrow { max-width: 100%; height: auto; } .wide { display: none; }
 .course .wide { max-width: 100%; height: auto; }
 .breaks { padding: 0; list-style: none; font-size: .875rem; }
 .breaks li { display: flex; gap: .5rem; }
 .breaks b { flex: none; width: 1.35rem; height: 1.35rem; border: 1px solid var(--text);
 border-radius: 50%; text-align: center; line-height: 1.25rem; font-size: .75rem; font-weight: 400; }
 .racks { display: flex; flex-wrap: wrap; row-gap: 1.25rem; } .racks svg { flex: none; }
-.rack { fill: var(--panel); stroke: var(--line); } .host { fill: var(--page); stroke: var(--line); }
-.spine { stroke: var(--faint); stroke-width: 5; } .uplink { stroke: var(--c0); }
-.free { stroke-dasharray: 5 4; } .slow.host { stroke: var(--warn); stroke-width: 2; }
-svg text.slow { fill: var(--warn); }
 @media (max-width: 30rem) { th, td { padding: .5rem; } td .plan { min-width: 8.6rem; } }
 @media (min-width: 66rem) {
 .sweep { display: grid; grid-template-columns: auto 1fr; gap: 1.5rem; } }
@@ -140,11 +123,11 @@ SERIES = "".join(
     for index, dashes in enumerate(("none", "8 4", "2 4", "10 4 2 4", "14 5", "5 2 1 2"))
 )
 
-PAGE_STYLE = PAGE_COLOURS + TEXT + TABLES + DRAWINGS + SERIES
+PAGE_STYLE = COLOURS + TEXT + TABLES + DRAWINGS + CLUSTER_STYLE + SERIES
 
 
 def add(parent: ET.Element, tag: str, text: str = "", name: str = "", **more: str) -> ET.Element:
-    """A new child; `name` is its class, and `aria_label` becomes `aria-label`."""
+    """A new child element; `name` is its class, and `aria_label` becomes `aria-label`."""
     attributes = {key.replace("_", "-"): value for key, value in more.items()}
     element = ET.SubElement(parent, tag, {**({"class": name} if name else {}), **attributes})
     element.text = text
@@ -152,7 +135,7 @@ def add(parent: ET.Element, tag: str, text: str = "", name: str = "", **more: st
 
 
 def page(title: str) -> tuple[ET.Element, ET.Element]:
-    """The whole document, and the part of it to fill."""
+    """The root of a new document, and its main element."""
     root = ET.Element("html", {"lang": "en"})
     head = add(root, "head")
     for entries in _HEAD:
@@ -176,7 +159,7 @@ def section(parent: ET.Element, heading: str, lead: str = "") -> ET.Element:
 
 
 def plan_text(parent: ET.Element, text: str) -> ET.Element:
-    """A plan as one writes it; a narrow column may break it where it reads well."""
+    """The text of a plan, with places for line breaks in narrow columns."""
     element = add(parent, "code", name="plan")
     first, *rest = _BREAKS.split(text)
     element.text = first
@@ -186,23 +169,68 @@ def plan_text(parent: ET.Element, text: str) -> ET.Element:
 
 
 def prose(parent: ET.Element, text: str, plan: str, name: str) -> None:
-    """A paragraph in which this plan's text looks like one."""
+    """A paragraph in which each mention of the plan is set as code."""
     first, *rest = text.split(plan)
     paragraph = add(parent, "p", first, name)
     for part in rest:
         plan_text(paragraph, plan).tail = part
 
 
-def table(parent: ET.Element, label: str, columns: Sequence[str]) -> tuple[ET.Element, ET.Element]:
-    """In a box of its own, which scrolls if the table is wider than the page: the row of headings,
-    and the body to fill. A column whose name begins with `#` holds numbers."""
-    box = add(parent, "div", name="scroll", role="region", aria_label=label, tabindex="0")
-    found = add(box, "table")
-    headings = add(add(found, "thead"), "tr")
-    for column in columns:
-        name = "number" if column.startswith("#") else ""
-        add(headings, "th", column.removeprefix("#"), name, scope="col")
-    return headings, add(found, "tbody")
+def table(
+    parent: ET.Element, label: str, rows: Iterable[T], columns: Mapping[str, Callable[[T], Cell]]
+) -> tuple[ET.Element, ET.Element]:
+    """A table that scrolls in its own box if it is wider than the page; returns its row of headings
+    and its body. A column maps its heading to the cell of a row: a text, or what fills the cell. A
+    heading that begins with > belongs to a column of numbers."""
+    region = add(parent, "div", name="scroll", role="region", aria_label=label, tabindex="0")
+    found = add(region, "table")
+    headings, body = add(add(found, "thead"), "tr"), add(found, "tbody")
+    kinds = ["number" if heading.startswith(">") else "" for heading in columns]
+    for heading, kind in zip(columns, kinds, strict=True):
+        text = heading.removeprefix(">").strip()
+        add(headings, "th", text[:1].upper() + text[1:], kind, scope="col")
+    for row in rows:
+        line = add(body, "tr")
+        for cell, kind in zip(columns.values(), kinds, strict=True):
+            filled = cell(row)
+            if isinstance(filled, str):
+                add(line, "td", filled, kind)
+            else:
+                filled(add(line, "td", name=kind))
+    return headings, body
+
+
+def classed(text: str, name: str) -> Cell:
+    """A cell with a text and a class."""
+
+    def fill(cell: ET.Element) -> None:
+        cell.text = text
+        cell.set("class", name)
+
+    return fill
+
+
+def plan_cell(text: str) -> Cell:
+    return lambda cell: plan_text(cell, text)
+
+
+def figures(parent: ET.Element, entries: Iterable[tuple[str, str]]) -> None:
+    """Large figures side by side, each with its meaning."""
+    listed = add(parent, "dl")
+    for figure, meaning in entries:
+        pair = add(listed, "div")
+        add(pair, "dt", meaning)
+        add(pair, "dd", figure)
+
+
+def bullets(parent: ET.Element, texts: Iterable[str]) -> None:
+    entries = add(parent, "ul")
+    for text in texts:
+        add(entries, "li", text)
+
+
+def footer(main: ET.Element) -> None:
+    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
 
 
 def details(parent: ET.Element, summary: str) -> ET.Element:
@@ -214,11 +242,10 @@ def details(parent: ET.Element, summary: str) -> ET.Element:
 def picture(
     parent: ET.Element, width: int, height: int, title: str, *, name: str = "", desc: str = ""
 ) -> ET.Element:
-    """A drawing in the page, with what it shows in words."""
-    size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
+    """A drawing in the page, with a title and a description for screen readers."""
     label = f"{title}. {desc}" if desc else title
     drawn = add(parent, "svg", name=name, role="img", aria_label=label)
-    drawn.attrib.update(size)
+    drawn.attrib.update(size_of(width, height))
     tip(drawn, title)
     if desc:
         add(drawn, "desc", desc)

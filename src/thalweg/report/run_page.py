@@ -1,74 +1,100 @@
-"""A recorded run as one HTML page: who was late and why, and where everybody's time went.
+"""A recorded run as an HTML page: stragglers with their causes, and step time breakdowns.
 
-What each rank's steps are made of are bars: what comes one after the other in one, and below it
-what goes on meanwhile. Bars grow with the page, and their text doesn't.
+The step time of each rank is a bar of its parts, one after the other; a thin bar below it has the
+parts that overlap with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
 from xml.etree import ElementTree as ET
 
-from thalweg.facts import about
+from thalweg.facts import about, counted
 from thalweg.observe.run_report import RankBreakdown, RunReport
-from thalweg.observe.straggler_episodes import StragglerEpisode
 from thalweg.observe.timeline import Aligned, RankTimeline
-from thalweg.report.advice_svg import add_patterns, fill
+from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
 from thalweg.report.cluster_svg import cluster_text
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
-from thalweg.report.page import add, details, page, section, table, written
+from thalweg.report.page import (
+    add,
+    bullets,
+    details,
+    figures,
+    footer,
+    page,
+    section,
+    table,
+    written,
+)
 from thalweg.report.run_step_times import add_step_times
 
 MAX_ACCOUNT_ROWS = 32
 MAX_SHOWN_STRAGGLERS = 12
 MAX_SHOWN_NOTES = 40
+MAX_ACCOUNT_BARS = 24
 ALIGNED = {
-    Aligned.CLOCK: "comparing clocks",
-    Aligned.STEPS: "when its steps end",
+    Aligned.CLOCK: "clock comparison",
+    Aligned.STEPS: "ends of steps",
     Aligned.NOT: "nothing",
 }
-MAX_ACCOUNT_BARS = 24
-PARTS = {  # of an account, and how it is drawn
-    "computing": ("compute", "computing"),
-    "exposed": ("transfer", "communication that nothing hides"),
-    "waiting": ("waiting", "waiting between steps"),
+PARTS = {  # the colour and the meaning of each part of a step
+    "computing": ("compute", "compute"),
+    "exposed": ("transfer", "exposed communication"),
+    "waiting": ("waiting", "blocked between steps"),
 }
-MEANWHILE = {
-    "hidden": ("transfer", "communication hidden behind computing"),
+OVERLAPPED_PARTS = {
+    "hidden": ("transfer", "overlapped communication"),
     "encoding": ("encode", "encoding"),
 }
 TALL, THIN = 16, 5
+RANK_COLUMNS: dict[str, Callable[[RankBreakdown], str]] = {
+    ">rank": lambda each: str(each.rank),
+    "host": lambda each: each.host,
+    ">steps": lambda each: str(each.steps),
+    ">step time": lambda each: about(each.seconds, "s"),
+    ">compute": lambda each: about(each.computing, "s"),
+    ">exposed": lambda each: about(each.exposed, "s"),
+    ">overlapped": lambda each: about(each.hidden, "s"),
+    ">encoding": lambda each: about(each.encoding, "s"),
+    ">blocked": lambda each: about(each.waiting, "s"),
+    ">exposed %": lambda each: f"{each.share:.0%}",
+}
+RATE_COLUMN: dict[str, Callable[[RankBreakdown], str]] = {
+    ">sent": lambda each: about(each.bits_per_second, "bit/s") if each.nbytes else "-"
+}
+CLOCK_COLUMNS: dict[str, Callable[[RankTimeline], str]] = {
+    ">rank": lambda each: str(each.rank),
+    "host": lambda each: each.host,
+    "aligned by": lambda each: ALIGNED[each.aligned],
+    ">maximum error": lambda each: "unknown" if each.error is None else about(each.error, "s"),
+}
 
 
 def run_page(run: RunReport) -> str:
-    """A whole HTML document, which needs nothing beside it."""
+    """A complete HTML document without references to other files."""
     steps = run.run.steps
     root, main = page(f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks")
     add_patterns(main)
     _add_head(main, run)
     _add_hero(main, run)
-    bars = section(main, "Where each rank's time goes", "A step, on average, part after part.")
+    bars = section(main, "Step time breakdown", "The mean step of each rank, part after part.")
     add_rank_bars(bars, run.accounts)
-    lead = "If both lines rise, a rank holds the others up; if the upper rises alone, the network."
-    add_step_times(section(main, "Step by step", lead), run.run.by_rank, run.stragglers)
+    lead = "If both lines rise, a rank is slow; if the upper one rises alone, the network is."
+    add_step_times(section(main, "Step time by step", lead), run.run.by_rank, run.stragglers)
     _add_maps(main, run)
-    _add_figures(main, run.accounts)
+    _add_table(main, run.accounts)
     _add_clocks(main, run)
     _add_notes(main, run)
-    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
+    footer(main)
     return written(root)
 
 
 def _add_head(main: ET.Element, run: RunReport) -> None:
     head = add(main, "header")
-    add(head, "h1", "Where a run's time went")
+    add(head, "h1", "Run report")
     steps = run.run.steps
-    syncs = [
-        header.sync
-        for timeline in run.run.rank_timelines.values()
-        for _, header in timeline.openings
-    ]
+    lanes = run.run.rank_timelines.values()
+    syncs = [header.sync for timeline in lanes for _, header in timeline.openings]
     under = f" under {', then '.join(dict.fromkeys(syncs))}" if syncs else ""
     facts = f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}."
     add(head, "p", facts, "facts")
@@ -77,38 +103,23 @@ def _add_head(main: ET.Element, run: RunReport) -> None:
 def _add_hero(main: ET.Element, run: RunReport) -> None:
     hero = add(main, "section", name="hero")
     hero.tail = "\n"
-    add(hero, "h2", "Who was late")
-    add(
-        hero,
-        "p",
-        _sentence(run.stragglers[0].why) if run.stragglers else "Nobody was late.",
-        "plan",
-    )
-    figures = add(hero, "dl")
+    add(hero, "h2", "Stragglers")
+    worst = run.stragglers[0] if run.stragglers else None
+    add(hero, "p", "No stragglers." if worst is None else _sentence(worst.why), "plan")
     exposed = sum(each.exposed * each.steps for each in run.accounts)
     seconds = sum(each.seconds * each.steps for each in run.accounts)
     entries = [
-        (about(run.seconds, "s"), "a step, on average"),
+        (about(run.seconds, "s"), "mean step time"),
         (f"{exposed / seconds if seconds else 0:.0%}", "of it is exposed communication"),
     ]
-    if run.stragglers:
-        worst = run.stragglers[0]
-        entries.append((f"{worst.share:.0%}", f"of the time was lost by it: {worst.cost}"))
-    for figure, meaning in entries:
-        pair = add(figures, "div")
-        add(pair, "dt", meaning)
-        add(pair, "dd", figure)
-    if run.stragglers:
-        add(hero, "p", f"{_sentence(run.stragglers[0].when)}")
-        _add_others(hero, run.stragglers[1:MAX_SHOWN_STRAGGLERS])
-
-
-def _add_others(hero: ET.Element, others: Sequence[StragglerEpisode]) -> None:
-    if others:
-        add(hero, "p", "Also:")
-        entries = add(hero, "ul")
-        for each in others:
-            add(entries, "li", _sentence(str(each)))
+    if worst is None:
+        figures(hero, entries)
+        return
+    figures(hero, [*entries, (f"{worst.share:.0%}", f"of the time is lost: {worst.cost}")])
+    add(hero, "p", _sentence(worst.when))
+    if others := run.stragglers[1:MAX_SHOWN_STRAGGLERS]:
+        add(hero, "p", "Other stragglers:")
+        bullets(hero, (_sentence(str(each)) for each in others))
 
 
 def _sentence(text: str) -> str:
@@ -118,49 +129,29 @@ def _sentence(text: str) -> str:
 def _add_maps(main: ET.Element, run: RunReport) -> None:
     names = {each.rank: f"{each.rank} {each.host}" for each in run.accounts}
     ranks = {rank: steps for rank, steps in run.run.by_rank.items() if rank in names}
-    lead = "What each rank computed beyond the middle one, by its own clock."
-    add_heat_map(
-        section(main, "Who computed for longer", lead), ranks, names, computing_beyond, "of a step"
-    )
+    lead = "Compute time of each rank above the median of all ranks, by its own clock."
+    found = section(main, "Compute time above the median", lead)
+    add_heat_map(found, ranks, names, computing_beyond, "of step time", "exceeded the median by")
     if any(step.flows for steps in ranks.values() for step in steps):
         lead = (
-            "What each host's slowest connection got, below the middle one's, while it had "
-            "something to send. A slow NIC shows in its own row and in those of who sends to it."
+            "Rate of each host's slowest connection below the median, while it had data to send. A "
+            "slow NIC shows in its own row and in the rows of hosts that send to it."
         )
-        found = section(main, "Whose messages went slowly", lead)
-        add_heat_map(found, ranks, names, sending_below, "below the middle one's rate")
+        found = section(main, "Flow rate below the median", lead)
+        add_heat_map(found, ranks, names, sending_below, "of the median rate", "was slower by")
 
 
-def _add_figures(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
+def _add_table(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
     lead = (
-        "A step is computing, exposed communication and waiting between steps. Hidden "
-        "communication and encoding go on meanwhile."
+        "Step time is compute time, exposed communication and time blocked between steps. "
+        "Overlapped communication and encoding take place meanwhile."
     )
-    found = section(main, "In figures", lead)
-    shown, rest = foremost(accounts, MAX_ACCOUNT_ROWS)
-    _add_rows(found, shown)
+    found = section(main, "Table", lead)
+    shown, rest = slowest_first(accounts, MAX_ACCOUNT_ROWS)
+    table(found, "Ranks", shown, RANK_COLUMNS | RATE_COLUMN)
     if rest:
-        _add_rows(details(found, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest)
-
-
-def _add_rows(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
-    columns = [
-        "#Rank", "Host", "#Steps", "#A step", "#Computing", "#Exposed", "#Of a step", "#Hidden",
-        "#Encoding", "#Waiting", "#Sent",
-    ]  # fmt: skip
-    _, body = table(parent, "Ranks", columns)
-    for each in accounts:
-        row = add(body, "tr")
-        add(row, "td", str(each.rank), "number")
-        add(row, "td", each.host)
-        add(row, "td", str(each.steps), "number")
-        for seconds in (each.seconds, each.computing, each.exposed):
-            add(row, "td", about(seconds, "s"), "number")
-        add(row, "td", f"{each.share:.0%}", "number")
-        for seconds in (each.hidden, each.encoding, each.waiting):
-            add(row, "td", about(seconds, "s") if seconds else "-", "number")
-        sent = about(each.bits_per_second, "bit/s") if each.nbytes else "-"
-        add(row, "td", sent, "number")
+        label = counted(len(rest), "more rank")
+        table(details(found, label), label, rest, RANK_COLUMNS | RATE_COLUMN)
 
 
 def _add_clocks(main: ET.Element, run: RunReport) -> None:
@@ -168,52 +159,40 @@ def _add_clocks(main: ET.Element, run: RunReport) -> None:
     errors = [timeline.error for timeline in lanes if timeline.error is not None]
     found = section(main, "Clocks")
     if errors:
-        worst = f"Clocks of {len(errors)} ranks agree within {about(max(errors), 's')}."
-        add(found, "p", worst)
+        error = about(max(errors), "s")
+        add(found, "p", f"Clock error of {len(errors)} ranks: at most {error}.")
     for remark in run.run.remarks:
         add(found, "p", _sentence(remark))
-    inside = details(found, "Each rank's")
-    _, body = table(inside, "Clocks", ["#Rank", "Host", "Put in place by", "#Off by at most"])
-    for timeline in lanes:
-        _add_clock(body, timeline)
-
-
-def _add_clock(body: ET.Element, timeline: RankTimeline) -> None:
-    row = add(body, "tr")
-    add(row, "td", str(timeline.rank), "number")
-    add(row, "td", timeline.host)
-    add(row, "td", ALIGNED[timeline.aligned])
-    add(row, "td", "unknown" if timeline.error is None else about(timeline.error, "s"), "number")
+    table(details(found, "Clock of each rank"), "Clocks", lanes, CLOCK_COLUMNS)
 
 
 def _add_notes(main: ET.Element, run: RunReport) -> None:
-    if not run.notes:
-        return
-    found = section(main, "What else happened")
-    for parent, notes in (
-        (found, run.notes[:MAX_SHOWN_NOTES]),
-        (None, run.notes[MAX_SHOWN_NOTES:]),
-    ):
-        if notes:
-            place = details(found, f"{len(notes)} more") if parent is None else parent
-            entries = add(place, "ul")
-            for note in notes:
-                add(entries, "li", _sentence(str(note)))
+    if run.notes:
+        found = section(main, "Events")
+        texts = [_sentence(str(note)) for note in run.notes]
+        bullets(found, texts[:MAX_SHOWN_NOTES])
+        if rest := texts[MAX_SHOWN_NOTES:]:
+            bullets(details(found, f"{len(rest)} more"), rest)
 
 
 def add_rank_bars(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
-    _add_legend(parent, accounts)
+    there = [
+        (part, text, 14 if name in PARTS else THIN)
+        for name, (part, text) in (PARTS | OVERLAPPED_PARTS).items()
+        if any(getattr(each, name) > 0 for each in accounts)
+    ]
+    add_legend(parent, there)
     longest = max(each.seconds for each in accounts) or 1.0
-    shown, rest = foremost(accounts, MAX_ACCOUNT_BARS)
+    shown, rest = slowest_first(accounts, MAX_ACCOUNT_BARS)
     _add_bars(parent, shown, longest)
     if rest:
-        _add_bars(details(parent, f"{len(rest)} more rank{'s' * (len(rest) > 1)}"), rest, longest)
+        _add_bars(details(parent, counted(len(rest), "more rank")), rest, longest)
 
 
-def foremost(
+def slowest_first(
     accounts: Sequence[RankBreakdown], most: int
 ) -> tuple[list[RankBreakdown], list[RankBreakdown]]:
-    """Those that compute for longest, and the others; both by rank."""
+    """The ranks with the longest compute times, and the others; both in the order of ranks."""
     slow = sorted(accounts, key=lambda each: -each.computing)
     return (
         sorted(slow[:most], key=lambda each: each.rank),
@@ -221,43 +200,15 @@ def foremost(
     )
 
 
-def parts_text(breakdown: RankBreakdown) -> str:
-    values = {name: float(getattr(breakdown, name)) for name in (*PARTS, *MEANWHILE)}
-    return ", ".join(f"{name} {about(value, 's')}" for name, value in values.items() if value > 0)
-
-
-def _add_legend(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
-    legend = add(parent, "ul", name="legend")
-    for name, (part, words) in (PARTS | MEANWHILE).items():
-        if any(getattr(each, name) > 0 for each in accounts):
-            tall = 14 if name in PARTS else THIN
-            entry = add(legend, "li")
-            swatch = add(entry, "svg", width="22", height=str(tall), aria_hidden="true")
-            fill(add(swatch, "rect", width="22", height=str(tall)), part)
-            add(entry, "span", words)
-
-
 def _add_bars(parent: ET.Element, accounts: Sequence[RankBreakdown], longest: float) -> None:
     bars = add(parent, "div", name="bars")
     for each in accounts:
-        row = add(bars, "div")
-        label = add(row, "div", name="label")
-        add(label, "span", f"rank {each.rank} on {each.host}")
-        add(label, "span", about(each.seconds, "s"), "number")
-        _draw_bars(row, each, longest)
-
-
-def _draw_bars(parent: ET.Element, breakdown: RankBreakdown, longest: float) -> None:
-    title = f"rank {breakdown.rank}: {parts_text(breakdown)}"
-    height = TALL + 2 + THIN
-    drawn = add(parent, "svg", width="100%", height=str(height), role="img", aria_label=title)
-    add(drawn, "title", title)
-    add(drawn, "rect", name="back", width="100%", height=str(TALL))
-    for parts, top, tall in ((PARTS, 0, TALL), (MEANWHILE, TALL + 2, THIN)):
-        start = 0.0
-        for name, (part, _) in parts.items():
-            share = 100 * float(getattr(breakdown, name)) / longest
-            if share > 0:
-                place = {"x": f"{start:.3f}%", "width": f"{share:.3f}%", "y": str(top)}
-                fill(add(drawn, "rect", height=str(tall), **place), part)
-            start += share
+        row, label = add_bar(bars, each.seconds)
+        label.text = f"rank {each.rank} on {each.host}"
+        values = {name: float(getattr(each, name)) for name in (*PARTS, *OVERLAPPED_PARTS)}
+        lanes = {
+            top: [(part, values[name]) for name, (part, _) in parts.items()]
+            for top, parts in ((0, PARTS), (TALL + 2, OVERLAPPED_PARTS))
+        }
+        title = f"rank {each.rank}: {parts_text(values)}"
+        draw_bar(row, title, lanes, longest, TALL + 2 + THIN)

@@ -1,7 +1,7 @@
-"""How long steps took, one after the other, and where the verdict on who is late changed.
+"""A plot of step time over the run, with marks where a straggler began or ended.
 
-Two lines: a step, on average over ranks, and the longest that a rank computed in it. If the second
-rises with the first, a rank holds the others up; if the first rises alone, the network does.
+Two lines: the mean step time of all ranks, and the longest compute time of a rank. If the second
+rises with the first, a rank is slow; if the first rises alone, the network is.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from xml.etree import ElementTree as ET
 from thalweg.facts import about
 from thalweg.observe.records import StepRecord, by_step
 from thalweg.observe.straggler_episodes import StragglerEpisode
+from thalweg.report.chart import add_numbered, add_swatch, draw_axes, draw_badges, polyline
 from thalweg.report.page import add, picture
-from thalweg.report.scale import Scale, spread
-from thalweg.report.shapes import line, tip, words
+from thalweg.report.scale import Scale
+from thalweg.report.shapes import tip
 
 MAX_PLOT_POINTS = 240
 MAX_PLOT_MARKS = 8
 WIDE, NARROW, TALL = 920, 326, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 44
-BADGE = 9
 LINES: Mapping[str, Callable[[Iterable[StepRecord]], float]] = {
-    "a step, on average over ranks": lambda steps: fmean(step.seconds for step in steps),
-    "the longest that a rank computed": lambda steps: max(step.computing for step in steps),
+    "mean step time of all ranks": lambda steps: fmean(step.seconds for step in steps),
+    "longest compute time of a rank": lambda steps: max(step.computing for step in steps),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where something begins or is over."""
+    """A step at which a straggler begins or ends, and the text of the mark."""
 
     step: int
     text: str
 
 
 def marks(late: Sequence[StragglerEpisode], shown: range) -> list[Mark]:
-    """Of the costliest, in the order of steps."""
+    """The marks of the costliest stragglers, in the order of steps."""
     found = []
     for each in late:
-        found.append(Mark(each.first, f"from step {each.first} on: {each.why}"))
+        found.append(Mark(each.first, f"since step {each.first}: {each.why}"))
         if each.ended:
-            found.append(Mark(each.last + 1, f"from step {each.last + 1} on no more: {each.why}"))
+            found.append(Mark(each.last + 1, f"resolved at step {each.last + 1}: {each.why}"))
     inside = [mark for mark in found if mark.step in shown]
     return sorted(inside[:MAX_PLOT_MARKS], key=lambda mark: mark.step)
 
@@ -67,19 +67,16 @@ def add_step_times(
     for size, name in ((WIDE, "wide"), (NARROW, "narrow")):
         _draw(figure, places, curves, found, size, name)
     if found:
-        entries = add(figure, "ol", name="breaks")
+        entry = add_numbered(figure)
         for number, mark in enumerate(found, start=1):
-            item = add(entries, "li")
-            add(item, "b", str(number)).tail = " "
-            add(item, "span", mark.text)
+            entry(number).text = mark.text
 
 
 def _add_legend(figure: ET.Element, width: int) -> None:
     legend = add(figure, "ul", name="legend")
     for index, name in enumerate(LINES):
         entry = add(legend, "li")
-        swatch = add(entry, "svg", width="40", height="10", aria_hidden="true")
-        line(swatch, 0, 5, 40, 5, f"curve c{index}")
+        add_swatch(entry, index)
         add(entry, "span", name)
     if width > 1:
         add(legend, "li", f"a point is the mean of {width} steps")
@@ -98,39 +95,25 @@ def _draw(
         f"{about(max(values), 's')}"
         for curve, values in curves.items()
     ]
-    root = picture(parent, width, TALL, "Seconds of each step", name=name, desc="; ".join(ends))
-    across = Scale(
-        least=places[0],
-        most=max(places[-1], places[0] + 1),
-        start=LEFT,
-        stop=width - RIGHT,
-    )
+    root = picture(parent, width, TALL, "Step time by step", name=name, desc="; ".join(ends))
+    last = max(places[-1], places[0] + 1)
+    across = Scale(least=places[0], most=last, start=LEFT, stop=width - RIGHT)
     most = max(max(values) for values in curves.values())
     down = Scale(least=0.0, most=1.05 * most or 1.0, start=TALL - BOTTOM, stop=TOP)
-    _draw_axes(root, across, down)
-    for index, (curve, values) in enumerate(curves.items()):
-        points = [f"{across.at(x)},{down.at(y)}" for x, y in zip(places, values, strict=True)]
-        points = points if len(points) > 1 else [*points, f"{across.stop},{down.at(values[0])}"]
-        tip(add(root, "polyline", name=f"curve c{index}", points=" ".join(points)), curve)
-    xs = [across.at(mark.step) for mark in found]
-    badges = spread(xs, 2 * BADGE + 4, LEFT + BADGE, across.stop - BADGE)
-    for number, (mark, x, place) in enumerate(zip(found, xs, badges, strict=True), start=1):
-        way = f"M{place:.1f},{16 + BADGE} L{x},{TOP} L{x},{down.start}"
-        add(root, "path", name="break", d=way)
-        badge = {"cx": f"{place:.1f}", "cy": "16", "r": str(BADGE)}
-        tip(add(root, "circle", name="badge", **badge), mark.text)
-        words(root, round(place), 20, str(number), "middle")
-
-
-def _draw_axes(root: ET.Element, across: Scale, down: Scale) -> None:
     room = int((across.stop - across.start) / 70)
-    for step in sorted({round(value) for value in across.ticks(room) if value == round(value)}):
-        x = across.at(step)
-        line(root, x, TOP, x, down.start, "grid")
-        words(root, round(x), TALL - BOTTOM + 18, str(step), "faint middle")
-    for seconds in down.ticks(6):
-        y = down.at(seconds)
-        line(root, LEFT, y, across.stop, y, "grid")
-        words(root, LEFT - 8, round(y) + 4, about(seconds, "s"), "faint end")
-    line(root, LEFT, down.start, across.stop, down.start, "axis")
-    words(root, round((LEFT + across.stop) / 2), TALL - 6, "step", "faint middle")
+    steps = {round(value) for value in across.ticks(room) if value == round(value)}
+    draw_axes(
+        root,
+        across,
+        down,
+        xs=sorted(steps),
+        x_text=lambda step: f"{step:g}",
+        seconds=down.ticks(6),
+        title="step",
+    )
+    for index, (curve, values) in enumerate(curves.items()):
+        drawn = polyline(root, across, down, places, values)
+        drawn.set("class", f"curve c{index}")
+        tip(drawn, curve)
+    marks = [(number, mark.step, down.start, mark.text) for number, mark in enumerate(found, 1)]
+    draw_badges(root, across, TOP, 16, marks)

@@ -1,5 +1,4 @@
-"""Where a value is drawn: a stretch of an axis, its ticks, and labels that keep out of each other's
-way."""
+"""Axes: the place of a value, ticks at round values, and labels that don't overlap."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
 ROUND = ((1, 2, 5), (1, 3), (1,))  # digits at which ticks may stand, densest first
-WIDE = 20  # from so many times between least and most on, logarithms show more
+WIDE = 20  # ratio of most to least from which on an axis is logarithmic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Values from `least` to `most` on pixels from `start` to `stop`; what lies outside is drawn at
-    the nearer end."""
+    """An axis: values from `least` to `most` on pixels from `start` to `stop`. Values outside are
+    drawn at the nearer end."""
 
     least: float
     most: float
@@ -26,13 +25,13 @@ class Scale:
     def at(self, value: float) -> float:
         value = min(max(value, self.least), self.most)
         if self.logarithmic:
-            way = log10(value / self.least) / log10(self.most / self.least)
+            share = log10(value / self.least) / log10(self.most / self.least)
         else:
-            way = (value - self.least) / (self.most - self.least)
-        return round(self.start + way * (self.stop - self.start), 1)
+            share = (value - self.least) / (self.most - self.least)
+        return round(self.start + share * (self.stop - self.start), 1)
 
     def ticks(self, most: int) -> list[float]:
-        """Round values, at most so many."""
+        """Round values on the axis, at most `most` of them."""
         candidates = _logarithmic(self.least, self.most) if self.logarithmic else []
         for found in candidates:
             if 2 <= len(found) <= most:
@@ -43,8 +42,8 @@ class Scale:
 def scale_of(
     values: Iterable[float], *, start: float, stop: float, logarithmic: bool | None = None
 ) -> Scale:
-    """One that holds all values that are finite and positive; by logarithms if they are so far
-    apart that nothing else shows the small ones. It doesn't begin at zero."""
+    """An axis for all values that are finite and positive, logarithmic by default if they are far
+    apart. It doesn't begin at zero."""
     found = [value for value in values if isfinite(value) and value > 0] or [1.0]
     least, most = min(found), max(found)
     if logarithmic is None:
@@ -55,8 +54,8 @@ def scale_of(
 
 
 def spread(places: Sequence[float], gap: float, least: float, most: float) -> list[float]:
-    """The places, in their order and at least `gap` apart: each as near to where it was as the ones
-    before it leave it, and all within the bounds if there is room."""
+    """The places in their order, moved until they are at least `gap` apart; all of them stay within
+    the bounds if these are wide enough."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = [places[index] for index in order]
     for index in range(len(moved)):
@@ -69,11 +68,10 @@ def spread(places: Sequence[float], gap: float, least: float, most: float) -> li
 
 
 def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Of the curve through these points, between two of which it is straight on logarithms."""
+    """The value at `x` of the curve through these points, linear between them on logarithms."""
     for (x1, y1), (x2, y2) in pairwise(zip(xs, ys, strict=True)):
         if min(x1, x2) <= x <= max(x1, x2) and x1 != x2:
-            way = log10(x / x1) / log10(x2 / x1)
-            return float(y1 * (y2 / y1) ** way)
+            return float(y1 * (y2 / y1) ** (log10(x / x1) / log10(x2 / x1)))
     return ys[0] if abs(x - xs[0]) < abs(x - xs[-1]) else ys[-1]
 
 
@@ -85,7 +83,7 @@ def _logarithmic(least: float, most: float) -> list[list[float]]:
 
 
 def at_digits(least: float, most: float, digits: Sequence[int]) -> list[float]:
-    """Powers of ten times each of these digits, between the two."""
+    """Powers of ten multiplied by each of these digits, between `least` and `most`."""
     decades = range(floor(log10(least)), ceil(log10(most)) + 1)
     return _between(least, most, [digit * 10.0**decade for decade in decades for digit in digits])
 
@@ -95,7 +93,7 @@ def _between(least: float, most: float, values: Iterable[float]) -> list[float]:
 
 
 def _linear(least: float, most: float, number: int) -> list[float]:
-    """Multiples of the smallest round step of which no more are between the two."""
+    """Multiples of the smallest round step with at most `number` of them between the two."""
     decade = 10.0 ** floor(log10((most - least) / (number + 1)))
     for step in (digit * decade for digit in (1, 2, 5, 10, 20, 50, 100)):
         first, last = ceil(least / step * 0.999), floor(most / step * 1.001)

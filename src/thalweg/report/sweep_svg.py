@@ -1,7 +1,7 @@
-"""Seconds of a step against the rate of the links, both on logarithms: which plan wins where.
+"""A plot of step time against the rate of the links, both on logarithmic axes.
 
 Lines differ in colour, in dashes and by the letter at their right end. Points at which two plans
-take the same time have numbers, which the list below the picture explains.
+have the same step time are numbered, and listed below the picture.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from xml.etree import ElementTree as ET
 from thalweg.facts import about
 from thalweg.predict.estimate import Advice, Crossover, Sweep
 from thalweg.predict.what_if import slowest_nic
+from thalweg.report.chart import add_numbered, add_swatch, draw_axes, draw_badges, polyline
 from thalweg.report.page import add, picture, plan_text
 from thalweg.report.scale import Scale, scale_of, spread, value_at
-from thalweg.report.shapes import line, tip, words
+from thalweg.report.shapes import dot, line, tip, words
 
-MAX_SWEEP_CURVES = 6  # that can be told apart
+MAX_SWEEP_CURVES = 6  # that can be distinguished
 WIDE, NARROW, TALL = 736, 326, 380
 LEFT, RIGHT, TOP, BOTTOM = 56, 44, 58, 44
-SWEEP_CHARACTER_PIXELS = 7.5  # pixels, at most on average
-BADGE = 9
+SWEEP_CHARACTER_PIXELS = 7.5  # upper bound of the average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chart:
-    """The picture, its curves by plan, and where values are in it."""
+    """The picture, its curves by plan, and its axes."""
 
     root: ET.Element
     sweep: Sweep
@@ -46,8 +46,8 @@ class _Chart:
 
 
 def curves(advice: Advice, sweep: Sweep) -> list[str]:
-    """The few plans that matter: the best one, `ddp`, those that change places, and those that are
-    the fastest at some rate."""
+    """The plans to draw: the best one, `ddp`, plans whose curves cross, and plans that are the
+    fastest at some rate."""
     fastest = (
         min(sweep.seconds, key=lambda s: sweep.seconds[s][i]) for i in range(len(sweep.rates))
     )
@@ -57,7 +57,7 @@ def curves(advice: Advice, sweep: Sweep) -> list[str]:
 
 
 def in_order(breaks: Sequence[Crossover]) -> list[Crossover]:
-    """As they are numbered: slow links first."""
+    """The crossovers in the order of their numbers: slow links first."""
     return sorted(breaks, key=lambda each: each.bits_per_second)
 
 
@@ -74,16 +74,19 @@ def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
         plans = "1 more plan is" if left_out == 1 else f"{left_out} more plans are"
         add(beside, "p", f"{plans} not drawn.", "lead")
     if sweep.breaks:
-        add(beside, "p", "Where two plans take the same time:", "lead")
-        entries = add(beside, "ol", name="breaks")
+        add(beside, "p", "Rates at which two plans have the same step time:", "lead")
+        entry = add_numbered(beside)
         for number, each in enumerate(in_order(sweep.breaks), start=1):
-            _add_break(entries, number, each)
+            text = entry(number)
+            text.text = f"{about(each.bits_per_second, 'bit/s')}: below it "
+            plan_text(text, each.slower_links).tail = " is faster, above it "
+            plan_text(text, each.faster_links).tail = "."
 
 
 def _draw(
     parent: ET.Element, advice: Advice, sweep: Sweep, syncs: Sequence[str], width: int, name: str
 ) -> None:
-    title = "Seconds of a step against the rate of the slowest NIC"
+    title = "Step time against the rate of the slowest NIC"
     ends = [
         f"{sync}: {about(seconds[0], 's')} at {about(sweep.rates[0], 'bit/s')}, "
         f"{about(seconds[-1], 's')} at {about(sweep.rates[-1], 'bit/s')}"
@@ -95,28 +98,22 @@ def _draw(
     across = scale_of(sweep.rates, start=LEFT, stop=width - RIGHT, logarithmic=True)
     down = scale_of(values, start=TALL - BOTTOM, stop=TOP, logarithmic=True)
     chart = _Chart(root=root, sweep=sweep, syncs=syncs, across=across, down=down)
-    _draw_axes(chart)
+    draw_axes(
+        root,
+        across,
+        down,
+        xs=across.ticks(int((across.stop - LEFT) / 80) + 1),
+        x_text=lambda rate: about(rate, "bit/s"),
+        seconds=down.ticks(7),
+        title="rate of the slowest NIC",
+    )
     _draw_now(chart, slowest_nic(advice.cluster))
     _draw_curves(chart)
     _draw_breaks(chart)
 
 
-def _draw_axes(chart: _Chart) -> None:
-    for rate in chart.across.ticks(int((chart.right - LEFT) / 80) + 1):
-        x = chart.across.at(rate)
-        line(chart.root, x, TOP, x, chart.bottom, "grid")
-        words(chart.root, round(x), TALL - BOTTOM + 18, about(rate, "bit/s"), "faint middle")
-    for seconds in chart.down.ticks(7):
-        y = chart.down.at(seconds)
-        line(chart.root, LEFT, y, chart.right, y, "grid")
-        words(chart.root, LEFT - 8, round(y) + 4, about(seconds, "s"), "faint end")
-    line(chart.root, LEFT, chart.bottom, chart.right, chart.bottom, "axis")
-    middle = round((LEFT + chart.right) / 2)
-    words(chart.root, middle, TALL - 6, "rate of the slowest NIC", "faint middle")
-
-
 def _draw_now(chart: _Chart, rate: float) -> None:
-    """The rate that the links have."""
+    """Draw a line at the present rate of the links."""
     if not chart.across.least <= rate <= chart.across.most:
         return
     x = chart.across.at(rate)
@@ -130,14 +127,11 @@ def _draw_now(chart: _Chart, rate: float) -> None:
 def _draw_curves(chart: _Chart) -> None:
     ends: list[float] = []
     for index, sync in enumerate(chart.syncs):
-        points = [
-            f"{chart.across.at(rate)},{chart.down.at(value)}"
-            for rate, value in zip(chart.sweep.rates, chart.sweep.seconds[sync], strict=True)
-        ]
-        drawn = add(chart.root, "polyline", name=f"curve c{index}", points=" ".join(points))
+        seconds = chart.sweep.seconds[sync]
+        drawn = polyline(chart.root, chart.across, chart.down, chart.sweep.rates, seconds)
+        drawn.set("class", f"curve c{index}")
         tip(drawn, f"{ascii_uppercase[index]}: {sync}")
-        fastest = max(range(len(points)), key=lambda i: chart.sweep.rates[i])
-        ends.append(chart.down.at(chart.sweep.seconds[sync][fastest]))
+        ends.append(chart.down.at(max(zip(chart.sweep.rates, seconds, strict=True))[1]))
     places = spread(ends, 15, TOP, chart.bottom)
     for index, (end, place) in enumerate(zip(ends, places, strict=True)):
         line(chart.root, chart.right + 3, end, chart.right + 14, place, "lead-line")
@@ -147,37 +141,18 @@ def _draw_curves(chart: _Chart) -> None:
 
 
 def _draw_breaks(chart: _Chart) -> None:
-    """A number above the plot for each, and a dotted line down to its point."""
-    shown = [
-        (number, each)
-        for number, each in enumerate(in_order(chart.sweep.breaks), start=1)
-        if each.slower_links in chart.syncs
-        and chart.across.least <= each.bits_per_second <= chart.across.most
-    ]
-    xs = [chart.across.at(each.bits_per_second) for _, each in shown]
-    places = spread(xs, 2 * BADGE + 4, LEFT + BADGE, chart.right - BADGE)
-    for (number, each), x, place in zip(shown, xs, places, strict=True):
-        seconds = chart.sweep.seconds[each.slower_links]
-        y = chart.down.at(value_at(chart.sweep.rates, seconds, each.bits_per_second))
-        way = f"M{place:.1f},{34 + BADGE} L{x},{TOP} L{x},{y}"
-        add(chart.root, "path", name="break", d=way)
-        add(chart.root, "circle", name="point", cx=str(x), cy=str(y), r="4")
-        badge = {"cx": f"{place:.1f}", "cy": "34", "r": str(BADGE)}
-        tip(add(chart.root, "circle", name="badge", **badge), break_text(each))
-        words(chart.root, round(place), 38, str(number), "middle")
-
-
-def break_text(each: Crossover) -> str:
-    at = about(each.bits_per_second, "bit/s")
-    return f"{at}: {each.slower_links} below, {each.faster_links} above"
-
-
-def _add_break(entries: ET.Element, number: int, each: Crossover) -> None:
-    item = add(entries, "li")
-    add(item, "b", str(number)).tail = " "
-    entry = add(item, "span", f"{about(each.bits_per_second, 'bit/s')}: below it ")
-    plan_text(entry, each.slower_links).tail = " is faster, above it "
-    plan_text(entry, each.faster_links).tail = "."
+    """Draw a number above the plot for each crossover, and a dotted line down to its point."""
+    marks = []
+    for number, each in enumerate(in_order(chart.sweep.breaks), start=1):
+        rate = each.bits_per_second
+        if each.slower_links in chart.syncs and chart.across.least <= rate <= chart.across.most:
+            seconds = chart.sweep.seconds[each.slower_links]
+            y = chart.down.at(value_at(chart.sweep.rates, seconds, rate))
+            dot(chart.root, chart.across.at(rate), y, 4, "point")
+            at = about(rate, "bit/s")
+            text = f"{at}: {each.slower_links} below, {each.faster_links} above"
+            marks.append((number, rate, y, text))
+    draw_badges(chart.root, chart.across, TOP, 34, marks)
 
 
 def _add_legend(figure: ET.Element, syncs: Sequence[str]) -> None:
@@ -185,6 +160,5 @@ def _add_legend(figure: ET.Element, syncs: Sequence[str]) -> None:
     for index, sync in enumerate(syncs):
         entry = add(legend, "li")
         add(entry, "strong", ascii_uppercase[index])
-        swatch = add(entry, "svg", width="40", height="10", aria_hidden="true")
-        line(swatch, 0, 5, 40, 5, f"curve c{index}")
+        add_swatch(entry, index)
         plan_text(entry, sync)

@@ -1,14 +1,39 @@
-"""Tables as a terminal shows them: without lines, and what is said of them at the left."""
+"""Tables for the terminal, without lines and with title and caption at the left.
+
+Headings that begin with > belong to columns that are aligned to the right.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+from rich.console import RenderableType
 from rich.table import Table
 
+from thalweg.facts import about
 
-def table_of(*headings: str, title: str | None = None) -> Table:
-    """A table without rows yet. The columns whose headings begin with > stand to the right."""
+T = TypeVar("T")
+Columns = Mapping[str, Callable[[Mapping[str, Any]], RenderableType]]  # of rows as in JSON
+
+
+def table_of(
+    rows: Iterable[T],
+    columns: Mapping[str, Callable[[T], RenderableType]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Table:
+    """A table with a line for each row; a column maps its heading to the text of a row's cell."""
+    table = blank_table(*columns, title=title)
+    table.caption = caption
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table
+
+
+def blank_table(*headings: str, title: str | None = None) -> Table:
+    """A table without rows yet."""
     table = Table(title=title, title_justify="left", caption_justify="left", box=None)
     for text in headings:
         right = text.startswith(">")
@@ -17,9 +42,18 @@ def table_of(*headings: str, title: str | None = None) -> Table:
 
 
 def named(lines: Iterable[tuple[str, str]]) -> Table:
-    """A line for each text, after its name."""
+    """A grid with a line for each text, after its name."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     for name, text in lines:
         grid.add_row(name, text)
     return grid
+
+
+def seconds_text(seconds: float | None) -> str:
+    """The duration with its unit; empty if there is none."""
+    return "" if seconds is None else about(seconds, "s")
+
+
+def bits_text(bits_per_second: float) -> str:
+    return about(bits_per_second, "bit/s")

@@ -1,4 +1,4 @@
-"""A run's steps as scalars for TensorBoard: a run of its own for each rank, by the run's clock."""
+"""A run's steps as scalars for TensorBoard: one TensorBoard run per rank, by the run's clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scalars(step: StepRecord) -> Iterator[tuple[str, float]]:
 
 
 def write_scalars(folder: Path, run: Timeline) -> None:
-    """Into folders `rank-0003` of it, which must be new: TensorBoard would mix them."""
+    """Write the scalars into folders `rank-0003`, which must be new: TensorBoard would mix them."""
     made = writer_class()
     places = {rank: folder / f"rank-{rank:04}" for rank in run.rank_timelines}
     for place in places.values():
@@ -46,10 +46,10 @@ def write_scalars(folder: Path, run: Timeline) -> None:
 
 
 def writer_class() -> Any:
-    """Or the error that says how to get it."""
+    """TensorBoard's writer; raises UsageError if the package is absent."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what it is made with
+            warnings.simplefilter("ignore")  # from its dependencies
             from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError(

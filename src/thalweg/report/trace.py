@@ -1,17 +1,17 @@
 """A run as tracks of slices, for a trace viewer: a process for each rank, time in microseconds from
 the earliest moment on.
 
-    late       while this rank, its NIC or its uplink was what the others waited for
+    straggler  periods in which the other ranks waited for this rank, its NIC or its uplink
+    events     what was logged
     steps      one after the other
-    compute    what is in a step: the safe point, forward, backward, the optimizer
-    wait       communication that nothing hides: before the optimizer if gradients are averaged,
-               after it if parameters are
-    encode     a compressor at work
-    rounds     exchanges of buckets; those that overlap have tracks of their own
+    compute    the safe point, forward, backward and the optimizer of each step
+    exposed communication
+               before the optimizer if gradients are averaged, after it if parameters are
+    encode     compression of buckets
+    rounds     exchanges of buckets; overlapping ones have tracks of their own
 
-Within a step, compute and wait follow one another without a gap, so their slices add up to it.
-Slices of a track don't overlap, so there is nothing to nest. What a trace is written as is told in
-`trace_file.py`.
+Within a step, compute and exposed communication follow one another without a gap, so their slices
+add up to it. Slices of a track don't overlap, so there is no nesting. `trace_file.py` writes files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
-    """A value from each moment on, until the next."""
+    """A series of values, each of which holds until the next."""
 
     name: str
     unit: str
@@ -74,7 +74,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Time:
-    """Microseconds since `start`, whole ones, which keep the order of moments."""
+    """A clock in whole microseconds since `start`."""
 
     start: float
 
@@ -103,7 +103,7 @@ def trace(run: RunReport) -> Trace:
 
 
 def _earliest(timeline: RankTimeline) -> Iterator[float]:
-    """Rounds may have begun before the first step that is shown."""
+    """Times among which is the earliest: rounds may begin before the first step that is shown."""
     yield from (event.at for event in timeline.notes)
     for step in timeline.steps[:8]:
         yield from (step.begin, *(each.started for each in step.rounds))
@@ -111,11 +111,17 @@ def _earliest(timeline: RankTimeline) -> Iterator[float]:
 
 def _process(timeline: RankTimeline, run: RunReport, time: _Time) -> Process:
     tracks = [
-        Track(name="late", slices=tuple(_apart(_late(timeline, run, time)))),
-        Track(name="notes", instants=tuple(_notes(timeline, time))),
-        Track(name="steps", slices=tuple(_apart(_step(step, time) for step in timeline.steps))),
-        Track(name="compute", slices=tuple(_apart(_compute(timeline.steps, time)))),
-        Track(name="wait", slices=tuple(_apart(_wait(timeline.steps, time)))),
+        Track(name="straggler", slices=tuple(_without_overlaps(_late(timeline, run, time)))),
+        Track(name="events", instants=tuple(_notes(timeline, time))),
+        Track(
+            name="steps",
+            slices=tuple(_without_overlaps(_step(step, time) for step in timeline.steps)),
+        ),
+        Track(name="compute", slices=tuple(_without_overlaps(_compute(timeline.steps, time)))),
+        Track(
+            name="exposed communication",
+            slices=tuple(_without_overlaps(_wait(timeline.steps, time))),
+        ),
         *_lanes("encode", _shown(_encode(timeline.steps, time))),
         *_lanes("rounds", _shown(_rounds(timeline.steps, time))),
     ]
@@ -129,13 +135,13 @@ def _process(timeline: RankTimeline, run: RunReport, time: _Time) -> Process:
 
 
 def _shown(slices: Iterable[Slice]) -> Iterator[Slice]:
-    """Those that last."""
+    """The slices with a positive duration."""
     return (each for each in slices if each.end > each.start)
 
 
-def _apart(slices: Iterable[Slice]) -> Iterator[Slice]:
-    """Those that last, each from where the one before ends: a rank that was started again may have
-    a clock that is a little behind."""
+def _without_overlaps(slices: Iterable[Slice]) -> Iterator[Slice]:
+    """The slices with a positive duration, none before the end of the one before: a rank that was
+    restarted may have a clock that is slightly behind."""
     reached = 0
     for each in slices:
         start = max(reached, each.start)
@@ -183,13 +189,13 @@ def _wait(steps: Iterable[StepRecord], time: _Time) -> Iterator[Slice]:
     for step in steps:
         about: dict[str, Argument] = {"step": step.step}
         _, _, last, averaged, optimized = _in_order(step)
-        yield time.slice("waits for gradients", last, averaged, about)
-        yield time.slice("waits for parameters", optimized, step.end, about)
+        yield time.slice("wait for gradients", last, averaged, about)
+        yield time.slice("wait for parameters", optimized, step.end, about)
 
 
 def _in_order(step: StepRecord) -> list[float]:
-    """The moments within it, none before the one before, whatever the script did: one that calls
-    no optimizer has no moment for it."""
+    """The times of a step's phases in ascending order; a script without an optimizer has no time
+    for it."""
     settled = step.begin + step.settled
     found = accumulate(
         (step.begin, settled, step.first, step.last, step.averaged, step.optimized), max
@@ -212,7 +218,7 @@ def _rounds(steps: Iterable[StepRecord], time: _Time) -> Iterator[Slice]:
 
 
 def _about_round(step: StepRecord, each: BucketRecord) -> dict[str, Argument]:
-    """Moments are told from the start on."""
+    """The arguments of a round; times are relative to its start."""
     about: dict[str, Argument] = {
         "step": step.step,
         "bucket": each.bucket,
@@ -220,13 +226,13 @@ def _about_round(step: StepRecord, each: BucketRecord) -> dict[str, Argument]:
     }
     came = sorted(each.peers.items(), key=lambda peer: peer[1])
     if came:
-        about["last_to_come"] = f"rank {came[-1][0]}"
+        about["last_arrival"] = f"rank {came[-1][0]}"
         about |= {f"first_of_rank_{peer}_ms": _ms(at - each.started) for peer, at in came}
     return about
 
 
 def _lanes(name: str, slices: Iterable[Slice]) -> list[Track]:
-    """So many tracks that none of their slices overlap: each goes to the first that is free."""
+    """The smallest number of tracks without overlapping slices."""
     lanes: list[list[Slice]] = []
     for each in sorted(slices, key=lambda each: (each.start, each.end)):
         free = next((lane for lane in lanes if lane[-1].end <= each.start), None)
@@ -252,7 +258,7 @@ def _counters(steps: Sequence[StepRecord], time: _Time) -> Iterator[Counter]:
 
 
 def mbit(step: StepRecord) -> float:
-    """Sent to other hosts, in a second of the step."""
+    """The rate at which a rank sent to other hosts during a step, in Mbit/s."""
     nbytes = sum(flow.nbytes for flow in step.flows)
     return 8e-6 * nbytes / max(step.seconds, 1e-9)
 

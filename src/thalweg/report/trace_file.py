@@ -1,9 +1,9 @@
-"""A trace in a file, whose name says how: `.json`, `.json.gz`, or Perfetto's own `.pftrace`.
+"""Trace files: `.json`, `.json.gz`, or Perfetto's own `.pftrace`, by the name of the file.
 
 Perfetto's own format is smaller, faster to open, and has ranks and tracks in order. Its messages
 come from the package `perfetto`. A track is described once, then referred to by its number. A rank
-is a track with others below it, and no process, since Perfetto puts the processes with most slices
-first, whatever their numbers are; tracks it sorts by name.
+is a track with others below it, not a process, since Perfetto shows the processes with most slices
+first, whatever their numbers are; it sorts tracks by name.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from thalweg.errors import UsageError
 from thalweg.report.trace import Argument, Counter, Process, Trace, Track
 
 FIRST_PROCESS_NUMBER = 1000  # process number of rank 0: viewers take 0 for the idle process
-SEQUENCE = 1  # who writes packets: we alone
-PER_RANK = 1 << 16  # numbers of tracks that a rank may have
+SEQUENCE = 1  # of packets; there is only one writer
+PER_RANK = 1 << 16  # track numbers reserved for each rank
 
 
 def as_proto(trace: Trace) -> Iterator[bytes]:
-    """In pieces, of which each is a trace of its own, and together they are the whole."""
+    """A trace in Perfetto's format, in pieces, each of which is a valid trace."""
     found = messages()
     for process in trace.processes:
         yield from _Writer(found, process).packets()
@@ -114,7 +114,7 @@ def _bytes(whole: Any) -> bytes:
 
 
 def messages() -> Any:
-    """Or the error that says how to get them."""
+    """Perfetto's messages; raises UsageError if the package is absent."""
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError:
@@ -126,8 +126,8 @@ def messages() -> Any:
 
 
 def as_json(trace: Trace) -> Iterator[str]:
-    """As Chrome writes it, which ui.perfetto.dev and chrome://tracing open; in pieces, an event a
-    line, so that most viewers can still read a file that was cut off."""
+    """A trace in Chrome's JSON format, for ui.perfetto.dev and chrome://tracing; an event per line,
+    so that most viewers can read a truncated file."""
     yield '{"displayTimeUnit":"ms","traceEvents":[\n'
     between = ""
     for event in events(trace):
@@ -189,12 +189,12 @@ WRITERS: Mapping[str, Callable[[Trace], Iterator[bytes]]] = {
 
 
 def writer_of(path: Path) -> Callable[[Trace], Iterator[bytes]]:
-    """Or the error that says why there is none."""
+    """The writer for a file name; raises UsageError if there is none."""
     found = [writer for ending, writer in WRITERS.items() if path.name.endswith(ending)]
     if not found:
         raise UsageError(
-            f"{path} doesn't say which kind of trace it is to be",
-            f"let it end in {', '.join(WRITERS)}",
+            f"{path} has no ending of a trace format",
+            f"use one of {', '.join(WRITERS)}",
         )
     if found[0] is as_proto:
         messages()

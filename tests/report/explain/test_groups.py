@@ -108,7 +108,7 @@ def test_more_workers_than_are_worked_out() -> None:
 )
 def test_only_groups_that_change_are_drawn(plan: str, shown: bool) -> None:
     lines = printed(explained(plan, [2, 2]))
-    assert ("Who meets, over one period" in lines) == shown
+    assert ("Averaging groups of one period" in lines) == shown
     assert any(line.startswith("expected drift") for line in lines) == (plan != "ring")
 
 
@@ -120,24 +120,24 @@ def facts(explanation: Explanation) -> dict[str, str]:
 def test_what_to_expect_in_words() -> None:
     said = facts(explained("dssync", [4] * 4, uplink="2gbit"))
     assert said == {
-        "connected": "yes: what one learns reaches everybody",
-        "contraction": "a step leaves 0.667 of what replicas differ by; a thousandth is left after "
-        "19 steps",
+        "connected": "yes: every update reaches all workers",
+        "contraction": "factor 0.667 per step on the difference of replicas; a thousandth is left "
+        "after 19 steps",
         "spectral gap": "0.802 over 4 steps; by singular values 0.704",
         "expected drift": "0.64 of one step's noise (variance 0.41); before averaging 1.16 (1.35)",
-        "longest pause": "1 step from a worker's meeting to its next",
-        "uplinks": "1.5x the model leaves the busiest rack a step, on average",
+        "longest pause": "1 step between two groups of a worker",
+        "uplinks": "1.5x the model size leaves the busiest rack per step, on average",
     }
     said = facts(explained("dssync", [4] * 4))
     assert said == {
-        "connected": "yes: what one learns reaches everybody",
-        "contraction": "a step leaves 0.803 of what replicas differ by; a thousandth is left after "
-        "34 steps",
+        "connected": "yes: every update reaches all workers",
+        "contraction": "factor 0.803 per step on the difference of replicas; a thousandth is left "
+        "after 34 steps",
         "spectral gap": "0.928 over 12 steps; by singular values 0.892",
         "expected drift": "0.82 of one step's noise (variance 0.67); before averaging 1.27 (1.61)",
-        "longest pause": "1 step from a worker's meeting to its next",
-        "uplinks": "1x the model leaves the busiest rack a step, on average",
-        "kept apart": "racks meet in pairs by turns: uplinks are too slow for all at once",
+        "longest pause": "1 step between two groups of a worker",
+        "uplinks": "1x the model size leaves the busiest rack per step, on average",
+        "contended": "racks average in pairs by turns: uplinks are too slow for all at once",
     }
     said = facts(explained("local_sgd(every=4)", [4] * 4))
     assert said["contraction"] == "replicas are equal after 4 steps"
@@ -147,25 +147,25 @@ def test_why_something_is_kept_apart() -> None:
     explanation = explained("dssync", [4] * 4, uplink=RACK, nic=HOST)
     assert explanation.groups is not None
     assert [text for _, text in explanation.groups.facts()[-2:]] == [
-        "rack0: uplink 250mbit, usual is 1gbit; one worker meets one of another rack by turns, "
-        "4 steps each",
-        "host3: NIC 250mbit, usual is 1gbit; meets others of the rack by turns, 4 steps each",
+        "rack0: uplink 250mbit (median 1gbit); averages one worker at a time with another rack, "
+        "for 4 steps",
+        "host3: NIC 250mbit (median 1gbit); averages within the rack, for 4 steps",
     ]
     slow_racks = explained("dssync", [4] * 4, uplink="250mbit")
-    assert facts(slow_racks)["kept apart"].startswith("rack0, rack1, rack2, rack3: uplink 250mbit")
+    assert facts(slow_racks)["contended"].startswith("rack0, rack1, rack2, rack3: uplink 250mbit")
     pairs = facts(explained("dssync", [4] * 4, uplink="500mbit"))
-    assert pairs["kept apart"] == (
-        "racks meet in pairs by turns: uplinks are too slow for all at once"
+    assert pairs["contended"] == (
+        "racks average in pairs by turns: uplinks are too slow for all at once"
     )
 
 
 def test_shorter_windows_than_it_needs_say_so() -> None:
     """The other of a rack of two would be away too long."""
     nics = ["1gbit"] * 2 + ["10mbit"] + ["1gbit"]
-    said = facts(explained("dssync", [2, 2], nic=nics))["kept apart"]
+    said = facts(explained("dssync", [2, 2], nic=nics))["contended"]
     assert said == (
-        "host2: NIC 10mbit, usual is 1gbit; meets others of the rack by turns, 4 steps each "
-        "(8 would leave some alone too long)"
+        "host2: NIC 10mbit (median 1gbit); averages within the rack, for 4 steps "
+        "(8 would leave some workers alone too long)"
     )
 
 

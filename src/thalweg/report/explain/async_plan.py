@@ -1,8 +1,8 @@
-"""Plans without common rounds: letters to and from one root, at everybody's own pace.
+"""Plans without common rounds: messages to and from one root, at each worker's own speed.
 
-There is nothing to put in beats, and nothing to check before it runs. What travels is known all the
-same: each step of each worker is one gradient up and one answer down. The picture has the root in
-the middle, and everybody round it.
+There is no schedule to draw or to check before it runs. The traffic is known all the same: each
+step of each worker is one gradient up and one answer down. The picture has the root in the middle,
+and the workers round it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from thalweg.catalog import Catalog
 from thalweg.facts import Link, Workload, about
 from thalweg.plan import Plan
 from thalweg.redundancy import fastest, is_compensated, root_of
-from thalweg.report.shapes import line, tip, words
+from thalweg.report.shapes import FACT_LINE_PIXELS, dot, facts, line, text_width, tip, words
 from thalweg.schedules import Group, Traffic
 
-ASYNC_CHARACTER_PIXELS, FACT, ASYNC_MARGIN_PIXELS = 6.4, 18, 46
+ASYNC_MARGIN_PIXELS = 46
 ASYNC_STYLE = """
-.up { stroke: #0969da; stroke-width: 1.6; } .down { stroke: #1a7f37; stroke-width: 1.6; }
-.node { fill: #0969da; } .root { fill: #bc4c00; }
-@media (prefers-color-scheme: dark) { .up { stroke: #58a6ff; } .down { stroke: #3fb950; } }
+.up { stroke: var(--c0); stroke-width: 1.6; } .down { stroke: var(--c2); stroke-width: 1.6; }
+.node { fill: var(--c0); } .root { fill: var(--c1); }
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncPlanView:
-    """`story` is who sends what to whom, a line each with its name."""
+    """The messages of a plan without rounds; `story` has a line with a name for each kind."""
 
     root: int
-    up_nbytes: int  # of one worker's step
+    up_nbytes: int  # per step of one worker
     down_nbytes: int
     story: tuple[tuple[str, str], ...]
     traffic: Traffic
@@ -68,25 +67,25 @@ def _compensated(k: int, workers: int, root: int) -> dict[str, str]:
     return {
         "up": f"every worker sends its gradient to rank {root}, with the number of its step",
         "at the root": (
-            f"the fastest {k} of {workers} make the step: g, their mean, and c, what the "
-            "others lacked a step ago"
+            f"the fastest {k} of {workers} make the step: g, their mean, and c, the correction for "
+            "the step before"
         ),
-        "down": f"rank {root} sends g + c to everybody, who takes the step with it",
+        "down": f"rank {root} sends g + c to all workers, which take the step with it",
         "one step late": (
-            f"c = {rest}/{workers} (h - g), h the mean of the {rest} that came too late for the "
+            f"c = {rest}/{workers} (h - g), h the mean of the {rest} that were too late for the "
             "step before"
         ),
-        "dropped": "what is older than one step",
+        "dropped": "gradients that are older than one step",
     }
 
 
 def _asynchronous(staleness: int, root: int) -> dict[str, str]:
     return {
         "push": f"a worker sends its gradient to rank {root} whenever it has one",
-        "at the root": "each gradient is a step of its own, taken when it comes",
-        "pull": f"rank {root} answers that worker alone, with the parameters as they are then",
+        "at the root": "each gradient is a step of its own, taken on arrival",
+        "pull": f"rank {root} answers that worker alone, with the parameters at that time",
         "bound": (
-            f"who is more than {staleness} steps ahead of the slowest is answered when that has "
+            f"a worker more than {staleness} steps ahead of the slowest is answered when that has "
             "caught up"
         ),
     }
@@ -130,14 +129,14 @@ class AsyncPlanPicture:
 
     @property
     def width(self) -> int:
-        longest = max(len(text) for _, text in self.found.story)
-        return max(
-            2 * (self.radius + ASYNC_MARGIN_PIXELS), 140 + round(ASYNC_CHARACTER_PIXELS * longest)
-        )
+        longest = max(text_width(text) for _, text in self.found.story)
+        return max(2 * (self.radius + ASYNC_MARGIN_PIXELS), 140 + longest)
 
     @property
     def height(self) -> int:
-        return 2 * (self.radius + ASYNC_MARGIN_PIXELS) + FACT * (len(self.found.story) + 2)
+        return 2 * (self.radius + ASYNC_MARGIN_PIXELS) + FACT_LINE_PIXELS * (
+            len(self.found.story) + 2
+        )
 
     def draw(self, parent: ET.Element, top: int) -> None:
         ET.SubElement(parent, "style").text = ASYNC_STYLE
@@ -146,41 +145,33 @@ class AsyncPlanPicture:
         for number, rank in enumerate(others):
             turn = 2 * pi * number / len(others) - pi / 2
             self._spoke(parent, rank, (x, y), (cos(turn), sin(turn)))
-        ET.SubElement(parent, "circle", {"class": "root", "cx": str(x), "cy": str(y), "r": "9"})
+        dot(parent, x, y, 9, "root")
         y = top + 2 * (self.radius + ASYNC_MARGIN_PIXELS)
         up, down = about(self.found.up_nbytes, "B"), about(self.found.down_nbytes, "B")
         line(parent, 16, y - 4, 38, y - 4, "up")
-        words(parent, 44, y, f"up, {up} a step", "faint")
+        words(parent, 44, y, f"up, {up} per step", "faint")
         line(parent, 196, y - 4, 218, y - 4, "down")
-        words(parent, 224, y, f"down, {down} a step", "faint")
-        ET.SubElement(parent, "circle", {"class": "root", "cx": "392", "cy": str(y - 4), "r": "6"})
+        words(parent, 224, y, f"down, {down} per step", "faint")
+        dot(parent, 392, y - 4, 6, "root")
         words(parent, 404, y, f"the root, in rank {self.found.root}", "faint")
-        for number, (name, text) in enumerate(self.found.story, start=1):
-            words(parent, 16, y + 6 + FACT * number, name, "faint")
-            words(parent, 116, y + 6 + FACT * number, text)
+        facts(parent, y + 6, self.found.story)
 
     def _spoke(
-        self,
-        parent: ET.Element,
-        rank: int,
-        centre: tuple[int, int],
-        way: tuple[float, float],
+        self, parent: ET.Element, rank: int, centre: tuple[int, int], turn: tuple[float, float]
     ) -> None:
-        """The worker, and the two directions side by side."""
-        (x, y), (dx, dy) = centre, way
-        for kind, aside in (("up", 3), ("down", -3)):
-            ends = [
-                (x + dx * far - dy * aside, y + dy * far + dx * aside) for far in (16, self.radius)
+        """Draw a worker, and the two directions of its traffic side by side."""
+        (x, y), (dx, dy), root = centre, turn, self.found.root
+        for kind, aside, nbytes, ends in (
+            ("up", 3, self.found.up_nbytes, f"{rank} to {root}"),
+            ("down", -3, self.found.down_nbytes, f"{root} to {rank}"),
+        ):
+            points = [
+                round(value, 1)
+                for far in (16, self.radius)
+                for value in (x + dx * far - dy * aside, y + dy * far + dx * aside)
             ]
-            (x1, y1), (x2, y2) = [(round(a, 1), round(b, 1)) for a, b in ends]
-            arrow = line(parent, x1, y1, x2, y2, kind)
-            nbytes = self.found.up_nbytes if kind == "up" else self.found.down_nbytes
-            ends_text = f"{rank} to {self.found.root}"
-            if kind == "down":
-                ends_text = f"{self.found.root} to {rank}"
-            tip(arrow, f"{about(nbytes, 'B')} from {ends_text}")
-        spot = {"cx": f"{x + dx * self.radius:.1f}", "cy": f"{y + dy * self.radius:.1f}"}
-        ET.SubElement(parent, "circle", {"class": "node", "r": "5", **spot})
-        name = f"{rank}"
-        far = self.radius + 16
+            x1, y1, x2, y2 = points
+            tip(line(parent, x1, y1, x2, y2, kind), f"{about(nbytes, 'B')} from {ends}")
+        dot(parent, round(x + dx * self.radius, 1), round(y + dy * self.radius, 1), 5, "node")
+        name, far = str(rank), self.radius + 16
         words(parent, round(x + dx * far - 3 * len(name)), round(y + dy * far + 4), name)

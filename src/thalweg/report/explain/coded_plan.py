@@ -1,7 +1,7 @@
-"""What each worker computes under a code, and how many may be late, in words.
+"""The work of each worker under a code, and the number of stragglers that it tolerates, in words.
 
-A worker's work is a list of *parts*: a stretch of the batch, from and up to fractions of it or
-samples, and the weight that its gradient has in the worker's answer.
+A worker's work is a list of *parts*: an interval of the batch, in fractions of it or in samples,
+and the weight of its gradient in the worker's answer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from thalweg.redundancy import allocation_of
 from thalweg.schedules import Group
 
 LARGEST_DENOMINATOR = 10_000  # of fractions that are written as such
-MAX_LISTED_RANKS = 12  # ranks that are listed
+MAX_LISTED_RANKS = 12
 BEYOND = {
     "wait": "the root waits for them",
-    "raise": "the run gives up",
-    "partial": "the root goes on with what is there, scaled up, and says so",
+    "raise": "the run fails",
+    "partial": "the root continues with the answers that it has, scaled up, and logs it",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Fractions of the batch, or numbers of samples."""
+    """A part of the batch, from and up to fractions of it or numbers of samples."""
 
     start: Fraction
     stop: Fraction
@@ -37,10 +37,10 @@ class BatchPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootTraffic:
-    """What a step's schedules have the root's process send and receive, in bytes."""
+    """The bytes that the root's process sends and receives in a step."""
 
-    data: int  # S, to compare with
-    results: int  # sent down to those who answer the root
+    data: int  # the model size
+    results: int  # sent down to the children of the root
     answers: int  # sent up, to another worker
     received: int
 
@@ -49,10 +49,10 @@ class RootTraffic:
         return self.results + self.answers
 
     def __str__(self) -> str:
-        way = f" ({self._times(self.results)} down, {self._times(self.answers)} up)"
+        both = f" ({self._times(self.results)} down, {self._times(self.answers)} up)"
         return (
-            f"its process sends {self._times(self.sent)} the data{way if self.answers else ''} "
-            f"and receives {self._times(self.received)}"
+            f"its process sends {self._times(self.sent)} the model size"
+            f"{both if self.answers else ''} and receives {self._times(self.received)}"
         )
 
     def _times(self, nbytes: int) -> str:
@@ -65,25 +65,23 @@ class CodedPlanView:
     tolerance: Tolerance
     beyond: str
     batch: int | None  # samples; None: parts are fractions
-    straggler_delay: (
-        tuple[float, float] | None
-    )  # the least and the largest chance, where somebody measured it
-    waiting: float | None  # the chance that a step has to wait
+    straggling: tuple[float, float] | None  # least and largest probability, if measured
+    waiting: float | None  # probability that a step has to wait
     at_root: RootTraffic | None = None  # None where nothing has been compiled
 
     @property
     def plain(self) -> bool:
-        """All weights are one, and replicas send the same bits."""
+        """True if all weights are one, so that replicas send the same bits."""
         return all(code.teams for code in self.allocation.tree.codes.values())
 
     @property
     def redundancy(self) -> Fraction:
-        """How many times the batch is computed."""
+        """The number of times that the batch is computed."""
         return sum(self.allocation.loads.values(), start=Fraction(0))
 
     @property
     def root_answers(self) -> int | None:
-        """The worker that the root's process answers, if it has a seat below one."""
+        """The worker that the root's process answers, if it is also a child of one."""
         above = self.allocation.tree.parents.get(self.allocation.host, TREE_ROOT)
         return None if above == TREE_ROOT else above
 
@@ -91,7 +89,7 @@ class CodedPlanView:
         return quotas(self.allocation.tree, node)
 
     def parts(self, rank: int) -> list[BatchPart]:
-        """What this rank computes, of the batch as a whole; neighbours of one weight as one."""
+        """The parts of the batch that a rank computes; neighbours of one weight are one part."""
         cuts, own = self.allocation.cuts, self.allocation.weights.get(rank, {})
         return _joined(
             BatchPart(cuts[cell], cuts[cell + 1], weight) for cell, weight in sorted(own.items())
@@ -115,7 +113,7 @@ class CodedPlanView:
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Cost and tolerance, a line each, and the name of the first of its kind."""
+        """Lines on cost and tolerance, each with the name of its kind where a new kind begins."""
         late, *also_late = self._tolerated_stragglers()
         stops, *also_stops = self._stops()
         lines = [
@@ -123,18 +121,18 @@ class CodedPlanView:
             ("layers", self._layers()),
             ("root", self._root()),
             *([("", str(self.at_root))] if self.at_root is not None else []),
-            ("may be late", late),
+            ("tolerated stragglers", late),
             *(("", line) for line in also_late),
-            ("stops a step", stops),
+            ("smallest blocking set", stops),
             *(("", line) for line in also_stops),
-            ("then", BEYOND[self.beyond]),
+            ("beyond tolerance", BEYOND[self.beyond]),
             ("rounding", self._rounding()),
         ]
-        if self.straggler_delay is not None and self.waiting is not None:
-            least, most = (f"{100 * chance:.3g}" for chance in self.straggler_delay)
+        if self.straggling is not None and self.waiting is not None:
+            least, most = (f"{100 * chance:.3g}" for chance in self.straggling)
             often = f"{most} %" if least == most else f"{least} to {most} %"
-            text = f"{100 * self.waiting:.3g} % of the steps, if each worker is late at {often}"
-            lines.append(("has to wait", text))
+            text = f"{100 * self.waiting:.3g} % of the steps, if each worker straggles at {often}"
+            lines.append(("steps that wait", text))
         return lines
 
     def _load(self) -> str:
@@ -143,7 +141,7 @@ class CodedPlanView:
         share = most if least == most else f"from {least} to {most}"
         factor = float(max(loads) * number)
         times = f"{factor:.3g} times the" if factor > 1 else "the same as the"
-        return f"{share} of the batch a worker, {times} 1/{number} that it has without a code"
+        return f"{share} of the batch per worker, {times} 1/{number} without a code"
 
     def _layers(self) -> str:
         tree = self.allocation.tree
@@ -161,42 +159,38 @@ class CodedPlanView:
             return f"rank {host}, which computes nothing"
         if self.root_answers is None:
             return f"in the process of rank {host}, which answers it too, without a message"
-        return (
-            f"in the process of rank {host}, which as a leaf also answers rank {self.root_answers}"
-        )
+        above = self.root_answers
+        return f"in the process of rank {host}, which as a leaf also answers rank {above}"
 
     def _tolerated_stragglers(self) -> list[str]:
-        said = self.tolerance
-        if not said.anywhere:
-            return ["nobody"]
-        lines = [f"any {said.anywhere}, whoever they are"]
-        if said.parents > 1:
+        found = self.tolerance
+        if not found.anywhere:
+            return ["none"]
+        lines = [f"any {found.anywhere}"]
+        if found.parents > 1:
             lines += [
-                f"any {said.per_parent} under every parent at once, which makes "
-                f"{said.under_every_parent}",
-                f"any {said.leaves} of those who have nobody below them",
+                f"any {found.per_parent} under every parent, {found.under_every_parent} in all",
+                f"any {found.leaves} of the leaves",
             ]
-        return [
-            *lines,
-            f"{said.at_best} of {said.workers} at best, if {ranks_text(said.enough)} are on time",
-        ]
+        best = f"{found.at_best} of {found.workers} at best"
+        return [*lines, f"{best}, if {ranks_text(found.enough)} are on time"]
 
     def _stops(self) -> list[str]:
-        said = self.tolerance
-        lines = [f"{_late_text(said.breaking)}"]
-        if len(said.breaking_leaves) > len(said.breaking):
-            lines.append(f"{_late_text(said.breaking_leaves)}, of those who have nobody below them")
+        found = self.tolerance
+        lines = [_late_text(found.breaking)]
+        if len(found.breaking_leaves) > len(found.breaking):
+            lines.append(f"{_late_text(found.breaking_leaves)}, of the leaves")
         return [*lines, f"the process of rank {self.allocation.host} alone: it has the root"]
 
     def _rounding(self) -> str:
         if self.plain:
-            return "all weights are one: the same bits, whoever is late"
+            return "all weights are one: the same bits, whichever workers straggle"
         worst = self.allocation.amplification
-        return f"magnified by the weights, up to {worst:.3g} times if the worst are late"
+        return f"magnified by the weights, at worst {worst:.3g} times"
 
 
 def coded_plan_view(plan: Plan, group: Group, batch: int | None, catalog: Catalog) -> CodedPlanView:
-    """LayoutError if the batch is too small for so many workers."""
+    """The view of a coded plan; raises LayoutError if the batch is too small for the workers."""
     assert plan.redundancy is not None
     allocation = allocation_of(plan, group, catalog)
     if batch is not None:
@@ -208,24 +202,25 @@ def coded_plan_view(plan: Plan, group: Group, batch: int | None, catalog: Catalo
         tolerance=tolerance(allocation.tree),
         beyond=str(plan.redundancy.arguments["beyond"]),
         batch=batch,
-        straggler_delay=(min(late.values()), max(late.values())) if measured else None,
+        straggling=(min(late.values()), max(late.values())) if measured else None,
         waiting=chance_of_waiting(allocation.tree, late) if measured else None,
     )
 
 
 def _late_text(ranks: Ranks) -> str:
-    return f"{len(ranks)} late ones, like {ranks_text(ranks)}" if len(ranks) > 1 else "any late one"
+    many = f"{len(ranks)} stragglers, like {ranks_text(ranks)}"
+    return many if len(ranks) > 1 else "any straggler"
 
 
 def root_text(view: CodedPlanView) -> str:
-    seat = f"root, in the process of rank {view.allocation.host}"
+    place = f"root, in the process of rank {view.allocation.host}"
     if view.allocation.host not in view.allocation.weights:
-        seat = f"root, rank {view.allocation.host}, which computes nothing"
-    return f"{seat}: needs {needs_text(view, TREE_ROOT)}"
+        place = f"root, rank {view.allocation.host}, which computes nothing"
+    return f"{place}: needs {needs_text(view, TREE_ROOT)}"
 
 
 def needs_text(view: CodedPlanView, node: int) -> str:
-    """Of whom an answer is made."""
+    """The answers that a node needs from its children."""
     own = view.quotas(node)
     if len(own) == 1:
         [quota] = own

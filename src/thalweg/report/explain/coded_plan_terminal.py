@@ -1,8 +1,8 @@
-"""A coded tree as a terminal shows it: who answers whom, and what each computes.
+"""A coded tree for the terminal: parents with their children, and the work of each.
 
-Replicas compute the same, and so do those below them: a line is a *place* of the tree with all who
-fill it, team by team, each team under another parent. Where every worker computes something else a
-line is a worker, and of large trees one branch is shown.
+Replicas compute the same parts, and so do their children: a line is a *place* of the tree with all
+workers in it, team by team, each team under another parent. Where every worker computes other
+parts a line is a worker, and of large trees one branch is shown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from thalweg.report.tables import named
 
 INDENT = 4  # of a layer, in rich's trees
 MAX_TREE_LINES = 40
-FIRST_SHOWN_CHILDREN, LAST = 6, 2  # children that are shown where there are too many
-MAX_TEAMS_PER_LINE = 8  # on a line
+FIRST_SHOWN_CHILDREN, LAST = 6, 2  # where there are too many
+MAX_TEAMS_PER_LINE = 8
 Teams = tuple[tuple[int, ...], ...]
 
 
@@ -43,7 +43,7 @@ def coded_tree(view: CodedPlanView) -> RenderableType:
     tree = Tree(root_text(view), guide_style="dim")
     _hang(tree, lines, 1, column)
     of = f"of {view.batch} samples" if view.batch is not None else "of the batch"
-    title = Text(f"\nWho answers whom, and computes which part {of}", style="bold")
+    title = Text(f"\nTree of workers, and the part {of} that each computes", style="bold")
     return Block(title, tree, Text(_legend(view), style="dim"), Text(""), named(view.facts()))
 
 
@@ -60,7 +60,7 @@ def _hang(tree: Tree, lines: list[_TreeRow], depth: int, column: int) -> None:
 
 
 def _places(view: CodedPlanView, teams: Teams) -> list[_TreeRow]:
-    """The places below one: the first team of all who fill it, then the second, and so on."""
+    """The places below one: the first team of all its workers, then the second, and so on."""
     parents = [parent for team in teams for parent in team]
     filled = list(zip(*([q.members for q in view.quotas(p)] for p in parents), strict=True))
     return _shortened(
@@ -119,14 +119,14 @@ def _legend(view: CodedPlanView) -> str:
     if not view.plain:
         unless = "" if _few(view) else "\nOne branch is shown; --json has all."
         return (
-            "A line is a worker and what it computes, x its weight unless one; + the answers that "
-            f"it needs from below.{unless}"
+            "A line is a worker and its parts, x their weight unless one; + the answers that it "
+            f"needs from below.{unless}"
         )
     if all(len(quota.members) == 1 for quota in view.quotas(TREE_ROOT)):
-        return "A line is a worker and what it computes."
+        return "A line is a worker and its parts."
     text = (
-        "A line is a part of the batch and the workers who compute it: of each team one is enough."
+        "A line is a part of the batch and the workers that compute it: one of each team suffices."
     )
     if view.allocation.tree.depth == 1:
         return text
-    return f"{text}\n| divides teams, each of which answers another worker of the line above."
+    return f"{text}\n| separates teams, each with another parent on the line above."

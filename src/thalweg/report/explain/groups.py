@@ -1,8 +1,8 @@
-"""Who meets whom over one period, what is kept apart and why, what to expect of the replicas.
+"""The averaging groups of one period, contended members, and the expected drift of the replicas.
 
-In the picture racks are bands and steps are columns. Those who meet are dots joined by a line:
-within a rack, or between racks. A window is a bar from the step at which it begins to the one at
-which its result is there. What is slow is written in its colour.
+In the picture racks are bands and steps are columns. The members of a group are dots joined by a
+line: within a rack, or between racks. A window is a bar from its first step to the step of its
+result. Slow members are written in their own colour.
 """
 
 from __future__ import annotations
@@ -15,65 +15,64 @@ from statistics import median
 from xml.etree import ElementTree as ET
 
 from thalweg.catalog import Catalog
-from thalweg.facts import Rate, Size, Workload
+from thalweg.facts import Rate, Size, Workload, counted
 from thalweg.plan import Plan
 from thalweg.predict.mixing import MixingSummary, mixing_summary, uplink_traffic
-from thalweg.report.shapes import line, tip, words
+from thalweg.report.shapes import FACT_LINE_PIXELS, box, dot, facts, line, text_width, tip, words
 from thalweg.schedules import AveragingGroup, ContendedLinks, Group
 from thalweg.schedules.shuffle.contended_links import declared
 from thalweg.steps import compile_rounds, cycle
 
 MAX_SHOWN_TURNS = 16
-MAX_MIXED_WORKERS = 128  # for more, matrices take long
-MAX_NAMES_PER_LINE = 6  # in a line
+MAX_MIXED_WORKERS = 128  # matrices of more take long
+MAX_NAMES_PER_LINE = 6
 ONE_VALUE = Workload.of_size(Size.parse("4B"))
-NAMES, COLUMN, LANE, GAP, HEAD, FACT = 74, 44, 20, 12, 44, 18
+NAMES, COLUMN, LANE, GAP, HEAD = 74, 44, 20, 12, 44
 SLOT, MARGIN = 11, 8  # between lines of one column, and to its left
-GROUP_CHARACTER_PIXELS = 6.4  # width of a letter, about
 GROUP_STYLE = """
-.inside { stroke: #54aeff; fill: #54aeff; } .between { stroke: #1a7f37; fill: #1a7f37; }
-.window { stroke: #bc4c00; fill: #bc4c00; }
-.joins { stroke-width: 2.4; } .bar { stroke-width: 9; stroke-linecap: round; opacity: 0.45; }
-.slow { fill: #bc4c00; font-weight: 600; } .column { stroke: #d0d7de; stroke-dasharray: 2 4; }
-@media (prefers-color-scheme: dark) {
-.inside { stroke: #388bfd; fill: #388bfd; } .between { stroke: #3fb950; fill: #3fb950; }
-.window { stroke: #f0883e; fill: #f0883e; } .slow { fill: #f0883e; } .column { stroke: #30363d; }
-}
+.inside { stroke: var(--c0); fill: var(--c0); } .between { stroke: var(--c2); fill: var(--c2); }
+.window { stroke: var(--c1); fill: var(--c1); } .joins { stroke-width: 2.4; }
+.bar { stroke-width: 9; stroke-linecap: round; opacity: 0.45; }
+.column { stroke: var(--line); stroke-dasharray: 2 4; }
 """
 LEGEND = (
-    ("inside", "meet within a rack"),
-    ("between", "meet between racks"),
-    ("window", "meet for several steps, and nobody else meanwhile"),
+    ("inside", "group within a rack"),
+    ("between", "group between racks"),
+    ("window", "group for several steps, without others meanwhile"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContendedMember:
-    """A rack or a host that is too slow to meet the others at every step."""
+    """A rack or a host that is too slow to average with others at every step."""
 
     kind: str  # rack or host
     name: str
     rate: Rate  # of its uplink or NIC, for one exchange
     usual: Rate
-    wanted: int  # how many steps it needs for a pair
-    steps: int  # how many it is given
+    wanted: int  # steps that a pair needs
+    steps: int  # steps that a pair is given
 
     def __str__(self) -> str:
-        """Why, and what is done about it; without its name, which others may share it with."""
-        why = f"{'uplink' if self.kind == 'rack' else 'NIC'} {self.rate}, usual is {self.usual}"
+        """The cause and the remedy, without the name, since several members may share them."""
+        link = "uplink" if self.kind == "rack" else "NIC"
+        why = f"{link} {self.rate} (median {self.usual})"
         if self.steps == 1:
-            return f"{why}; not kept apart all the same, or not everybody would mix"
-        with_whom = "one of another rack" if self.kind == "rack" else "others of the rack"
-        who = "one worker meets" if self.kind == "rack" else "meets"
-        met = f"{who} {with_whom} by turns, {self.steps} steps each"
-        less = f" ({self.wanted} would leave some alone too long)"
-        return f"{why}; {met}{less if self.steps < self.wanted else ''}"
+            return f"{why}; without a window all the same, or not all workers would mix"
+        pairs = (
+            "one worker at a time with another rack" if self.kind == "rack" else "within the rack"
+        )
+        less = f" ({self.wanted} would leave some workers alone too long)"
+        return (
+            f"{why}; averages {pairs}, for {self.steps} steps"
+            f"{less if self.steps < self.wanted else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """`turns`: the meetings that begin at the first steps of a period; none if it is always the
-    same neighbours. `pairs`: racks don't meet all at once."""
+    """The averaging groups of one period. `turns` are those that begin at its first steps, none if
+    neighbours never change; `pairs` is true if racks average two at a time."""
 
     group: Group
     period: int
@@ -81,31 +80,29 @@ class Groups:
     contended: tuple[ContendedMember, ...]
     pairs: bool
     mixing: MixingSummary | None  # None for many workers
-    uplink_traffic: float | None  # bytes that leave the busiest rack a step, in units of the model
+    uplink_traffic: float | None  # bytes that leave the busiest rack per step, over the model size
 
     @property
     def left_out(self) -> int:
-        """Steps of the period that aren't shown."""
+        """The number of steps of the period that aren't shown."""
         return self.period - len(self.turns) if self.turns else 0
 
     def is_slow(self, kind: str, name: str) -> bool:
         return any((each.kind, each.name) == (kind, name) for each in self.contended)
 
     def facts(self) -> list[tuple[str, str]]:
-        """A line each, and the name of the first of its kind."""
+        """Lines of text, each with the name of its kind where a new kind begins."""
         lines = [] if self.mixing is None else _expected(self.mixing)
         if self.uplink_traffic is not None:
-            busiest = (
-                f"{self.uplink_traffic:.3g}x the model leaves the busiest rack a step, on average"
-            )
-            lines.append(("uplinks", busiest))
+            times = f"{self.uplink_traffic:.3g}x the model size"
+            lines.append(("uplinks", f"{times} leaves the busiest rack per step, on average"))
         alike: dict[str, list[str]] = {}
         for each in self.contended:
             alike.setdefault(str(each), []).append(each.name)
         kept = [f"{_few(members)}: {text}" for text, members in alike.items()]
         if self.pairs:
-            kept.append("racks meet in pairs by turns: uplinks are too slow for all at once")
-        names = ["kept apart", *[""] * len(kept)]
+            kept.append("racks average in pairs by turns: uplinks are too slow for all at once")
+        names = ["contended", *[""] * len(kept)]
         return [*lines, *zip(names, kept, strict=False)]
 
 
@@ -115,7 +112,7 @@ def _few(members: list[str]) -> str:
 
 
 def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
-    """None for plans whose replicas never differ."""
+    """The averaging groups of a plan; None for plans whose replicas never differ."""
     if not plan.averages_parameters:
         return None
     plain = replace(plan, precision=None)
@@ -179,13 +176,13 @@ def _apart(
 
 
 def _longest(group: Group, host: str, turns: tuple[tuple[AveragingGroup, ...], ...]) -> int:
-    """The longest window of a host; in a small rack it may be shorter than it was to be."""
+    """The longest window of a host; in a small rack it may be shorter than wanted."""
     return max(
         (
-            averaging_group.lasts
-            for averaging_groups in turns
-            for averaging_group in averaging_groups
-            if any(group.cluster.host(rank).name == host for rank in averaging_group.ranks)
+            each.lasts
+            for turn in turns
+            for each in turn
+            if any(group.cluster.host(rank).name == host for rank in each.ranks)
         ),
         default=1,
     )
@@ -193,12 +190,17 @@ def _longest(group: Group, host: str, turns: tuple[tuple[AveragingGroup, ...], .
 
 def _expected(found: MixingSummary) -> list[tuple[str, str]]:
     if not found.connected:
-        return [("connected", "no: some never hear of some others, and drift apart without end")]
+        return [
+            (
+                "connected",
+                "no: some workers never mix, and their replicas drift apart without bound",
+            )
+        ]
     steps = f"{found.period} steps" if found.period > 1 else "1 step"
     part = f", of which the first {found.looked_at} are" if found.looked_at < found.period else ""
     pause = found.longest_pause
     return [
-        ("connected", "yes: what one learns reaches everybody"),
+        ("connected", "yes: every update reaches all workers"),
         ("contraction", _contraction(found)),
         ("spectral gap", f"{found.gap:.3f} over {steps}{part}; by singular values "
          f"{found.sigma_gap:.3f}"),
@@ -207,18 +209,17 @@ def _expected(found: MixingSummary) -> list[tuple[str, str]]:
             f"{sqrt(found.drift):.2f} of one step's noise (variance {found.drift:.2f}); before "
             f"averaging {sqrt(found.drift_before):.2f} ({found.drift_before:.2f})",
         ),
-        ("longest pause", "nobody to meet" if pause is None else f"{pause} "
-         f"{'step' if pause == 1 else 'steps'} from a worker's meeting to its next"),
+        ("longest pause", "no groups" if pause is None else
+         f"{counted(pause, 'step')} between two groups of a worker"),
     ]  # fmt: skip
 
 
 def _contraction(found: MixingSummary) -> str:
     if found.contraction < 1e-6:
-        after = found.steps_to_little
-        return f"replicas are equal after {after} {'step' if after == 1 else 'steps'}"
+        return f"replicas are equal after {counted(found.steps_to_little or 0, 'step')}"
     return (
-        f"a step leaves {found.contraction:.3f} of what replicas differ by; a thousandth is left "
-        f"after {found.steps_to_little} steps"
+        f"factor {found.contraction:.3f} per step on the difference of replicas; a thousandth is "
+        f"left after {found.steps_to_little} steps"
     )
 
 
@@ -228,16 +229,14 @@ class GroupsPicture:
 
     @property
     def width(self) -> int:
-        facts = max((len(text) for _, text in self.view.facts()), default=0)
-        legend = 40 + sum(54 + round(GROUP_CHARACTER_PIXELS * len(text)) for _, text in LEGEND)
+        texts = max((text_width(text) for _, text in self.view.facts()), default=0)
+        legend = 40 + sum(54 + text_width(text) for _, text in LEGEND)
         columns = self._x(len(self.view.turns)) + 24
-        return max(
-            columns, 140 + round(GROUP_CHARACTER_PIXELS * facts), legend if self.view.turns else 0
-        )
+        return max(columns, 140 + texts, legend if self.view.turns else 0)
 
     @property
     def height(self) -> int:
-        return self._table + FACT * len(self.view.facts()) + 16
+        return self._table + FACT_LINE_PIXELS * len(self.view.facts()) + 16
 
     @property
     def _table(self) -> int:
@@ -247,46 +246,42 @@ class GroupsPicture:
         return HEAD + LANE * group.size + GAP * len(group.racks) + 44
 
     def _x(self, step: int) -> int:
-        """Where the column of a step begins."""
+        """The left end of the column of a step."""
         group = self.view.group
-        names = max(len(_name(self.view, rank)) for rank in group.ranks)
-        seats = {rank: seat for seat, rank in enumerate(group.order)}
-        slots = [slot for turn in self.view.turns for slot, _ in _slots(turn, seats)]
+        names = max(text_width(_name(self.view, rank)) for rank in group.ranks)
+        places = {rank: place for place, rank in enumerate(group.order)}
+        slots = [slot for turn in self.view.turns for slot, _ in _slots(turn, places)]
         column = max(COLUMN, 2 * MARGIN + SLOT * (1 + max(slots, default=0)))
-        return NAMES + round(GROUP_CHARACTER_PIXELS * names) + 22 + column * step
+        return NAMES + names + 22 + column * step
 
     def draw(self, parent: ET.Element, top: int) -> None:
         ET.SubElement(parent, "style").text = GROUP_STYLE
         if self.view.turns:
             lanes = self._bands(parent, top)
             ends = [self._x(step) for step in range(len(self.view.turns) + 1)]
-            for step, averaging_groups in enumerate(self.view.turns):
-                for slot, averaging_group in _slots(averaging_groups, lanes):
+            for step, turn in enumerate(self.view.turns):
+                for slot, each in _slots(turn, lanes):
                     x = ends[step] + MARGIN + SLOT * slot
-                    until = ends[min(step + averaging_group.lasts, len(ends) - 1)]
-                    drawn = self._draw_group(parent, averaging_group, lanes, x, until)
-                    tip(drawn, _tip(step, averaging_group))
+                    until = ends[min(step + each.lasts, len(ends) - 1)]
+                    heights = [lanes[rank] for rank in each.ranks]
+                    tip(self._draw_group(parent, each, heights, x, until), _tip(step, each))
             self._legend(parent, top + self._table - 16)
-        for number, (name, text) in enumerate(self.view.facts(), start=1):
-            y = top + self._table + FACT * number - 8
-            words(parent, 16, y, name, "faint")
-            words(parent, 116, y, text)
+        facts(parent, top + self._table - 8, self.view.facts())
 
     def _bands(self, parent: ET.Element, top: int) -> dict[int, int]:
-        """Where the lane of each rank is."""
+        """Draw the racks and the names; returns the height of each rank's lane."""
         steps, group = len(self.view.turns), self.view.group
-        words(parent, 16, top + 18, "Who meets, over one period")
+        words(parent, 16, top + 18, "Averaging groups of one period")
         if self.view.left_out:
             more = f"the first {steps} of {self.view.period} steps"
-            words(parent, 16 + round(GROUP_CHARACTER_PIXELS * 28), top + 18, more, "faint")
+            words(parent, 220, top + 18, more, "faint")
         left = self._x(0)
         words(parent, left - 34, top + HEAD - 4, "step", "faint")
         lanes: dict[int, int] = {}
         y = top + HEAD + 4
         first = y
         for rack in group.racks:
-            size = {"width": str(self._x(steps)), "height": str(LANE * len(rack))}
-            ET.SubElement(parent, "rect", {"class": "rack", "x": "8", "y": str(y), **size})
+            box(parent, 8, y, self._x(steps), LANE * len(rack), "rack")
             name = group.cluster.rack(rack[0]).name
             words(parent, 14, y + 15, name, "slow" if self.view.is_slow("rack", name) else "faint")
             for rank in rack:
@@ -303,76 +298,61 @@ class GroupsPicture:
         return lanes
 
     def _draw_group(
-        self,
-        parent: ET.Element,
-        averaging_group: AveragingGroup,
-        lanes: dict[int, int],
-        x: int,
-        until: int,
+        self, parent: ET.Element, group: AveragingGroup, heights: list[int], x: int, until: int
     ) -> ET.Element:
-        heights = sorted(lanes[rank] for rank in averaging_group.ranks)
-        drawn = ET.SubElement(parent, "g", {"class": self._kind(averaging_group)})
-        line(drawn, x, heights[0], x, heights[-1], "joins")
-        for y in heights:
-            if averaging_group.lasts > 1:
+        drawn = ET.SubElement(parent, "g", {"class": self._kind(group)})
+        line(drawn, x, min(heights), x, max(heights), "joins")
+        for y in sorted(heights):
+            if group.lasts > 1:
                 line(drawn, x, y, until - 10, y, "bar")
-            ET.SubElement(drawn, "circle", {"cx": str(x), "cy": str(y), "r": "4"})
+            dot(drawn, x, y, 4, "")
         return drawn
 
-    def _kind(self, averaging_group: AveragingGroup) -> str:
-        if averaging_group.lasts > 1:
+    def _kind(self, group: AveragingGroup) -> str:
+        if group.lasts > 1:
             return "window"
-        return (
-            "between"
-            if len(self.view.group.subgroup(averaging_group.ranks).racks) > 1
-            else "inside"
-        )
+        return "between" if len(self.view.group.subgroup(group.ranks).racks) > 1 else "inside"
 
     def _legend(self, parent: ET.Element, y: int) -> None:
         x = 20
-        there = {
-            self._kind(averaging_group) for turn in self.view.turns for averaging_group in turn
-        }
+        there = {self._kind(each) for turn in self.view.turns for each in turn}
         for kind, meaning in LEGEND:
             if kind not in there:
                 continue
             shown = ET.SubElement(parent, "g", {"class": kind})
             line(shown, x, y - 4, x + 18, y - 4, "bar" if kind == "window" else "joins")
             for end in (x, x + 18)[: 1 if kind == "window" else 2]:
-                ET.SubElement(shown, "circle", {"cx": str(end), "cy": str(y - 4), "r": "4"})
+                dot(shown, end, y - 4, 4, "")
             words(parent, x + 30, y, meaning, "faint")
-            x += 54 + round(GROUP_CHARACTER_PIXELS * len(meaning))
+            x += 54 + text_width(meaning)
 
 
 def _name(view: Groups, rank: int) -> str:
     return f"rank {rank}, {view.group.cluster.host(rank).name}"
 
 
-def _tip(step: int, averaging_group: AveragingGroup) -> str:
-    ranks = " ".join(map(str, averaging_group.ranks))
-    if averaging_group.lasts == 1:
-        return f"step {step}: ranks {ranks}"
-    return f"steps {step} to {step + averaging_group.lasts - 1}: ranks {ranks}"
+def _tip(step: int, group: AveragingGroup) -> str:
+    last = step + group.lasts - 1
+    when = f"step {step}" if last == step else f"steps {step} to {last}"
+    return f"{when}: ranks {' '.join(map(str, group.ranks))}"
 
 
 def _slots(
-    averaging_groups: tuple[AveragingGroup, ...], lanes: dict[int, int]
+    turn: tuple[AveragingGroup, ...], lanes: dict[int, int]
 ) -> Iterator[tuple[int, AveragingGroup]]:
-    """Lines of one column side by side where they would run into each other, the longest last."""
+    """The lines of one column, side by side where they would overlap, the longest last."""
     taken: list[list[tuple[int, int]]] = []
 
-    def reach(averaging_group: AveragingGroup) -> tuple[int, int]:
-        heights = [lanes[rank] for rank in averaging_group.ranks]
+    def reach(group: AveragingGroup) -> tuple[int, int]:
+        heights = [lanes[rank] for rank in group.ranks]
         return min(heights), max(heights)
 
-    for averaging_group in sorted(
-        averaging_groups, key=lambda each: reach(each)[1] - reach(each)[0]
-    ):
-        low, high = reach(averaging_group)
+    for each in sorted(turn, key=lambda group: reach(group)[1] - reach(group)[0]):
+        low, high = reach(each)
         for slot in count():
             if slot == len(taken):
                 taken.append([])
             if all(high < other_low or low > other_high for other_low, other_high in taken[slot]):
                 taken[slot].append((low, high))
-                yield slot, averaging_group
+                yield slot, each
                 break

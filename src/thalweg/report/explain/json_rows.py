@@ -1,7 +1,7 @@
-"""An explanation for scripts: what holds for the whole, and rows.
+"""An explanation as JSON: settings for the whole step, and rows.
 
-A row of kind `round` is an exchange with all its messages. Under a code, and where there are no
-rounds, a row of kind `worker` is what one worker computes, or sends and receives.
+A row of kind `round` is a round with all its messages. Under a code, and where there are no rounds,
+a row of kind `worker` has the parts that it computes, or its traffic.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def settings(explanation: Explanation) -> Entries:
         "dead": guarantee.dead,
         "protected": guarantee.protected,
         "period": 1 if groups is None else groups.period,
-        "turns": [[list(averaging_group.ranks) for averaging_group in turn] for turn in turns],
-        "lasts": [[averaging_group.lasts for averaging_group in turn] for turn in turns],
+        "turns": [[list(each.ranks) for each in turn] for turn in turns],
+        "lasts": [[each.lasts for each in turn] for turn in turns],
         "sequential_moves": explanation.sequential_moves,
         "sent": explanation.traffic.sent,
         "received": explanation.traffic.received,
@@ -62,7 +62,7 @@ def settings(explanation: Explanation) -> Entries:
 
 
 def _mixing(groups: Groups) -> Entries | None:
-    """Variances, in units of one step's noise; None for what is endless."""
+    """The mixing summary; variances are in units of one step's noise, None if unbounded."""
     found = groups.mixing
     if found is None:
         return None
@@ -114,7 +114,7 @@ def rows(explanation: Explanation) -> list[Entries]:
 
 
 def _rounds(scene: Scene) -> list[Entries]:
-    """One for each group: who, how much, and every message with its beat."""
+    """A row for each group: its members, its payload, and every message with its time slot."""
     found = []
     for round_ in scene.rounds:
         members = set(round_.group.ranks)
@@ -134,13 +134,13 @@ def _rounds(scene: Scene) -> list[Entries]:
                 "beats": len(scene.slots),
                 "moves": [
                     {
-                        "beat": beat,
+                        "beat": slot,
                         "from": message.source,
                         "to": message.target,
                         "chunks": [message.start, message.stop],
                         "then": kind.value,
                     }
-                    for beat, arrows in enumerate(scene.slots, start=1)
+                    for slot, arrows in enumerate(scene.slots, start=1)
                     for message, kind in arrows
                     if message.source in members
                 ],

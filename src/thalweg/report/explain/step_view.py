@@ -1,4 +1,4 @@
-"""What a plan does at one step, worked out: its rounds, checked, in time, and what they cost."""
+"""One step of a plan: its rounds, checked and put into time slots, with their traffic."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ MAX_DRAWN_WORKERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Rounds of different groups that run at the same time, and their moves beat by beat.
+    """Rounds of different groups that run at the same time, and their moves by time slot.
 
-    Groups of more than `MAX_DRAWN_WORKERS` are checked and counted, but not put in time.
+    Groups of more than `MAX_DRAWN_WORKERS` are checked and counted, but have no time slots.
     """
 
     rounds: tuple[Round, ...]
@@ -50,7 +50,7 @@ class Scene:
 
     @property
     def ranks_by_rack(self) -> tuple[tuple[int, ...], ...]:
-        """Everybody who takes part, as the cluster has them, rack by rack."""
+        """The ranks that take part, rack by rack."""
         ranks = [rank for round_ in self.rounds for rank in round_.group.ranks]
         return Group(tuple(ranks), self.rounds[0].group.cluster).racks
 
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def traffic(self) -> Traffic:
-        """Of all rounds together, or of one step of everybody if there are none."""
+        """The traffic of all rounds, or of one step of every worker if there are no rounds."""
         if self.async_plan is not None:
             return self.async_plan.traffic
         return together(scene.traffic for scene in self.scenes)
@@ -95,21 +95,19 @@ def explain(
     catalog: Catalog,
     batch: int | None = None,
 ) -> Explanation:
-    """Raises ScheduleError if a schedule doesn't keep its promise. `batch` numbers the samples that
-    a code gives each worker."""
+    """Explain one step of a plan; raises ScheduleError if a schedule fails its check. A code
+    distributes `batch` samples."""
     view = coded_plan_view(plan, group, batch, catalog) if is_coded(plan, catalog) else None
     if view is None and batch is not None:
-        raise UsageError(
-            f"{plan} has no code, so everybody computes its share of a batch", "leave --batch out"
-        )
+        raise UsageError(f"{plan} has no code that distributes samples", "leave --batch out")
     if is_async_plan(plan):
         return _without_rounds(plan, group, workload, step, catalog)
     compiled = compile_rounds(plan, group, workload, step, catalog)
     at_once: dict[int, list[Round]] = {}
     for round_ in compiled:
         at_once.setdefault(round_.number, []).append(round_)
-    director = _SceneBuilder(group)
-    scenes = tuple(director.scene(tuple(rounds)) for rounds in at_once.values())
+    builder = _SceneBuilder(group)
+    scenes = tuple(builder.scene(tuple(rounds)) for rounds in at_once.values())
     return Explanation(
         plan=plan,
         guarantee=catalog.guarantee(plan),
@@ -148,8 +146,10 @@ def _without_rounds(
 ) -> Explanation:
     plain = None
     if plan.precision is not None:
-        as_it_is = async_plan_view(replace(plan, precision=None), group, workload, step, catalog)
-        slowest = _slowest_link(as_it_is.traffic, group)
+        uncompressed = async_plan_view(
+            replace(plan, precision=None), group, workload, step, catalog
+        )
+        slowest = _slowest_link(uncompressed.traffic, group)
         plain = slowest[1] if slowest else None
     return Explanation(
         plan=plan,
@@ -164,18 +164,18 @@ def _without_rounds(
 
 
 def members_text(group: Group) -> str:
-    """How many, in words."""
+    """The number of workers and of racks."""
     workers = counted(group.size, "worker")
     return f"{workers} in {len(group.racks)} racks" if len(group.racks) > 1 else workers
 
 
 def first_step(plan: Plan) -> int:
-    """The first step at which something travels."""
+    """The first step with communication."""
     return 0 if plan.cadence.inside else plan.cadence.every - 1
 
 
 class _SceneBuilder:
-    """Makes scenes; looks at a schedule that several buckets share only once."""
+    """A builder of scenes, which checks a schedule that several buckets share only once."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -188,7 +188,7 @@ class _SceneBuilder:
         return Scene(
             rounds=at_once,
             slots=tuple(
-                tuple(arrow for arrows in beat if arrows for arrow in arrows) for beat in merged
+                tuple(arrow for arrows in slot if arrows for arrow in arrows) for slot in merged
             ),
             sequential_moves=max((line.sequential_moves for line in lines), default=None),
             traffic=together(found for _, _, found in looked),
@@ -209,7 +209,7 @@ class _SceneBuilder:
 def _uncompressed(
     plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
 ) -> float | None:
-    """What the busiest link would take if nothing were compressed; None if nothing is."""
+    """The time of the slowest link without compression; None if the plan has no compressor."""
     if plan.precision is None:
         return None
     plain = compile_rounds(replace(plan, precision=None), group, workload, step, catalog)

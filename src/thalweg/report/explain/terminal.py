@@ -1,13 +1,13 @@
-"""An explanation as a terminal shows it: moves beat by beat, and tables of what they cost.
+"""An explanation for the terminal: moves by time slot, and tables of their cost.
 
-Groups over one period have a line for each worker and a column for each step. In a column, those
-with the same letter meet: a capital between racks, a small one inside a rack. A letter that lasts
-several steps is followed by a line until the result is there.
+The groups of one period have a line for each worker and a column for each step. In a column, the
+workers with the same letter are a group: a capital between racks, a small one within a rack. A
+letter of a group that lasts several steps is followed by a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from string import ascii_lowercase
 
 from rich.console import Group as Block
@@ -16,9 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from thalweg.catalog import Guarantee
-from thalweg.facts import Workload, about
+from thalweg.facts import Link, Workload, about
 from thalweg.plan import Plan
-from thalweg.report.explain.async_plan import AsyncPlanView
 from thalweg.report.explain.coded_plan_terminal import coded_tree
 from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import (
@@ -33,16 +32,16 @@ from thalweg.schedules import Arrow, AveragingGroup, Group, Message, MoveKind
 
 SIGNS = {MoveKind.ADD: "+", MoveKind.COPY: "=", MoveKind.QUORUM: "*"}
 STYLES = {MoveKind.ADD: "blue", MoveKind.COPY: "green", MoveKind.QUORUM: "yellow"}
-MAX_ROUND_ROWS = 40  # rows of their table
-BEAT_WIDTH, CELL_WIDTH = 6, 9
-MAX_RANK_COLUMNS = 16  # ranks that still get a column or a row of their own
+MAX_ROUND_ROWS = 40
+SLOT_WIDTH, CELL_WIDTH = 6, 9
+MAX_RANK_COLUMNS = 16  # and rows
 MAX_GROUP_LINES = 64
 CELL, LABELS = 3, 30  # characters
 BETWEEN, INSIDE, LASTING = "bold yellow", "blue", "magenta"
 
 
-def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[RenderableType]:
-    """What follows the heading, top to bottom; at most so many beats of each drawing."""
+def render(explanation: Explanation, most_slots: int, width: int) -> Iterator[RenderableType]:
+    """The parts below the heading, top to bottom, with at most so many time slots; 0: all."""
     if explanation.groups is not None:
         if explanation.groups.turns:
             yield groups_table(explanation.groups, width)
@@ -50,22 +49,19 @@ def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[Re
     if explanation.coded is not None:
         yield coded_tree(explanation.coded)
     if explanation.async_plan is not None:
-        yield _story(explanation.async_plan)
-        yield _ranks(explanation)
-        yield _links(explanation)
-        yield _closing(explanation)
-        return
-    if not explanation.scenes:
+        yield Block(Text("\nMessages", style="bold"), named(explanation.async_plan.story))
+    elif not explanation.scenes:
         usual = first_step(explanation.plan)
-        yield Text(f"\nNothing travels at step {explanation.step}; try --step {usual}.")
+        yield Text(f"\nNo communication at step {explanation.step}; try --step {usual}.")
         return
-    first = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
-    for scene in first:
-        if scene.sequential_moves is not None:
-            yield _drawing(scene, most_beats, width)
-    if len(first) < len(explanation.scenes):
-        yield Text("\nThe other buckets likewise.")
-    yield _rounds(explanation)
+    else:
+        first = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
+        for scene in first:
+            if scene.sequential_moves is not None:
+                yield _drawing(scene, most_slots, width)
+        if len(first) < len(explanation.scenes):
+            yield Text("\nThe other buckets likewise.")
+        yield _rounds(explanation)
     yield _ranks(explanation)
     yield _links(explanation)
     yield _closing(explanation)
@@ -74,12 +70,8 @@ def render(explanation: Explanation, most_beats: int, width: int) -> Iterator[Re
 def plan_title(
     plan: Plan, guarantee: Guarantee, group: Group, workload: Workload, step: int
 ) -> RenderableType:
-    """The five choices that a plan stands for, and what it promises."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_row(
-        "plan", f"{plan}   ({members_text(group)}, {about(workload.nbytes, 'B')}, step {step})"
-    )
+    """The five choices of a plan, and its promise."""
+    size = about(workload.nbytes, "B")
     choices = [
         f"topology {plan.topology}",
         f"averages {plan.what.value}",
@@ -87,28 +79,26 @@ def plan_title(
         f"redundancy {plan.redundancy or 'none'}",
         f"precision {plan.precision or 'none'}",
     ]
-    grid.add_row("choices", " | ".join(choices))
-    grid.add_row("promise", f"{guarantee.promise.value}: {guarantee.result}")
-    grid.add_row("if one is late", guarantee.late)
-    grid.add_row("if one is dead", guarantee.dead)
+    lines = [
+        ("plan", f"{plan}   ({members_text(group)}, {size}, step {step})"),
+        ("choices", " | ".join(choices)),
+        ("promise", f"{guarantee.promise.value}: {guarantee.result}"),
+        ("if a worker straggles", guarantee.late),
+        ("if a worker fails", guarantee.dead),
+    ]
     if not guarantee.protected:
-        grid.add_row("traffic", "torch's own connections: neither authenticated nor encrypted")
+        lines.append(("traffic", "torch's own connections: neither authenticated nor encrypted"))
     if group.cluster.assumed:
         assumed = " and ".join(group.cluster.assumed)
-        grid.add_row("assumed", f"{assumed} (say yours with --cluster)")
-    return grid
+        lines.append(("assumed", f"{assumed} (give yours with --cluster)"))
+    return named(lines)
 
 
-def _story(found: AsyncPlanView) -> RenderableType:
-    title = Text("\nWho sends what to whom", style="bold")
-    return Block(title, named(found.story))
-
-
-def _drawing(scene: Scene, most_beats: int, width: int) -> RenderableType:
+def _drawing(scene: Scene, most_slots: int, width: int) -> RenderableType:
     title = Text(f"\n{scene.title}", style="bold")
     ranks = [rank for rack in scene.ranks_by_rack for rank in rack]
-    shown = scene.slots[:most_beats] if most_beats else scene.slots
-    few = len(ranks) <= MAX_RANK_COLUMNS and BEAT_WIDTH + CELL_WIDTH * len(ranks) <= width
+    shown = scene.slots[:most_slots] if most_slots else scene.slots
+    few = len(ranks) <= MAX_RANK_COLUMNS and SLOT_WIDTH + CELL_WIDTH * len(ranks) <= width
     picture = _columns(scene, shown) if few else _lines(shown)
     notes = [
         "What each rank receives: +3<0 adds chunk 3 from rank 0, = copies, * decodes."
@@ -117,36 +107,33 @@ def _drawing(scene: Scene, most_beats: int, width: int) -> RenderableType:
     ]
     left = len(scene.slots) - len(shown)
     if left:
-        notes.insert(0, f"... {left} more beats (--beats 0 shows all).")
+        notes.insert(0, f"... {left} more slots (--slots 0 shows all).")
     return Block(title, picture, Text("\n".join(notes), style="dim"))
 
 
 def _columns(scene: Scene, shown: tuple[tuple[Arrow, ...], ...]) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("beat", justify="right")
+    table.add_column("slot", justify="right")
     for number, rack in enumerate(scene.ranks_by_rack):
         for rank in rack:
             tint = "" if number % 2 == 0 else "cyan"
             table.add_column(Text(f"rank {rank}", style=tint), justify="center", no_wrap=True)
-    for beat, arrows in enumerate(shown, start=1):
+    for slot, arrows in enumerate(shown, start=1):
         cells = {arrow.message.target: _cell(arrow) for arrow in arrows}
-        row = [
-            cells.get(rank, Text(".", style="dim")) for rack in scene.ranks_by_rack for rank in rack
-        ]
-        table.add_row(str(beat), *row)
+        idle = Text(".", style="dim")
+        row = (cells.get(rank, idle) for rack in scene.ranks_by_rack for rank in rack)
+        table.add_row(str(slot), *row)
     return table
 
 
 def _lines(shown: tuple[tuple[Arrow, ...], ...]) -> RenderableType:
     table = Table(box=None, padding=(0, 1))
-    table.add_column("beat", justify="right")
+    table.add_column("slot", justify="right")
     table.add_column("messages")
-    for beat, arrows in enumerate(shown, start=1):
-        parts = [_way(arrow.message, arrow.kind) for arrow in arrows[:MAX_RANK_COLUMNS]]
-        more = (
-            f"  and {len(arrows) - MAX_RANK_COLUMNS} more" if len(arrows) > MAX_RANK_COLUMNS else ""
-        )
-        table.add_row(str(beat), "  ".join(parts) + more)
+    for slot, arrows in enumerate(shown, start=1):
+        parts = [_move(arrow.message, arrow.kind) for arrow in arrows[:MAX_RANK_COLUMNS]]
+        left = len(arrows) - len(parts)
+        table.add_row(str(slot), "  ".join(parts) + (f"  and {left} more" if left else ""))
     return table
 
 
@@ -155,7 +142,7 @@ def _cell(arrow: Arrow) -> Text:
     return Text(text, style=STYLES[arrow.kind])
 
 
-def _way(message: Message, kind: MoveKind) -> str:
+def _move(message: Message, kind: MoveKind) -> str:
     return f"{message.source}>{message.target}:{SIGNS[kind]}{_span(message)}"
 
 
@@ -165,74 +152,78 @@ def _span(message: Message) -> str:
 
 
 def _rounds(explanation: Explanation) -> RenderableType:
-    figures = (">bytes", ">chunks", ">sequential moves", ">beats")
-    exchanges = (">bucket", "payload", "schedule", "groups")
-    table = table_of(*exchanges, *figures, title="Rounds of this step")
-    if len(explanation.scenes) > MAX_ROUND_ROWS:
-        table.caption = f"The first {MAX_ROUND_ROWS} of {len(explanation.scenes)}."
-    for scene in explanation.scenes[:MAX_ROUND_ROWS]:
-        first = scene.rounds[0]
-        groups = [round_.group.order for round_ in scene.rounds]
-        table.add_row(
-            str(first.bucket),
-            first.payload.name,
-            first.schedule.name,
-            "  ".join("{" + _listed(ranks) + "}" for ranks in groups[:4])
-            + (f"  and {len(groups) - 4} more" if len(groups) > 4 else ""),
-            about(first.payload.nbytes, "B"),
-            str(len(first.schedule.sizes)),
-            "?" if scene.sequential_moves is None else str(scene.sequential_moves),
-            "?" if scene.sequential_moves is None else str(len(scene.slots)),
-        )
+    number = len(explanation.scenes)
+    table = table_of(
+        explanation.scenes[:MAX_ROUND_ROWS],
+        {
+            ">bucket": lambda scene: str(scene.rounds[0].bucket),
+            "payload": lambda scene: scene.rounds[0].payload.name,
+            "schedule": lambda scene: scene.rounds[0].schedule.name,
+            "groups": _groups_text,
+            ">bytes": lambda scene: about(scene.rounds[0].payload.nbytes, "B"),
+            ">chunks": lambda scene: str(len(scene.rounds[0].schedule.sizes)),
+            ">sequential moves": lambda scene: _known(scene, scene.sequential_moves),
+            ">slots": lambda scene: _known(scene, len(scene.slots)),
+        },
+        title="Rounds of this step",
+        caption=f"The first {MAX_ROUND_ROWS} of {number}." if number > MAX_ROUND_ROWS else None,
+    )
     return Block("", table)
+
+
+def _known(scene: Scene, number: int | None) -> str:
+    return "?" if scene.sequential_moves is None else str(number)
+
+
+def _groups_text(scene: Scene) -> str:
+    groups = ["{" + _listed(round_.group.order) + "}" for round_ in scene.rounds]
+    more = f"  and {len(groups) - 4} more" if len(groups) > 4 else ""
+    return "  ".join(groups[:4]) + more
 
 
 def _ranks(explanation: Explanation) -> RenderableType:
     traffic, data = explanation.traffic, max(explanation.workload.nbytes, 1)
-    figures = (">sends", ">of the data", ">receives", ">of the data", ">messages")
-    table = table_of("rank", "host", "rack", *figures, title="Bytes per rank")
-    order = list(explanation.group.order)
+    cluster, order, caption = explanation.group.cluster, list(explanation.group.order), None
     if len(order) > MAX_RANK_COLUMNS:
         order = sorted(order, key=lambda rank: (-traffic.sent.get(rank, 0), rank))
         order = [*order[:3], *order[-3:]]
-        table.caption = (
-            f"The three that send most and the three that send least, of {explanation.group.size}."
-        )
-    for rank in order:
-        sent, received = traffic.sent.get(rank, 0), traffic.received.get(rank, 0)
-        table.add_row(
-            str(rank),
-            explanation.group.cluster.host(rank).name,
-            explanation.group.cluster.rack(rank).name,
-            about(sent, "B"),
-            f"{sent / data:.3g}x",
-            about(received, "B"),
-            f"{received / data:.3g}x",
-            str(traffic.messages.get(rank, 0)),
-        )
-    return Block("", table)
+        caption = f"The three ranks that send most and least, of {explanation.group.size}."
+    columns: dict[str, Callable[[int], str]] = {
+        "rank": str,
+        "host": lambda rank: cluster.host(rank).name,
+        "rack": lambda rank: cluster.rack(rank).name,
+        ">sends": lambda rank: about(traffic.sent.get(rank, 0), "B"),
+        ">x model size": lambda rank: f"{traffic.sent.get(rank, 0) / data:.3g}x",
+        ">receives": lambda rank: about(traffic.received.get(rank, 0), "B"),
+        "> x model size": lambda rank: f"{traffic.received.get(rank, 0) / data:.3g}x",
+        ">messages": lambda rank: str(traffic.messages.get(rank, 0)),
+    }
+    return Block("", table_of(order, columns, title="Bytes per rank", caption=caption))
 
 
 def _links(explanation: Explanation) -> RenderableType:
     traffic, rates = explanation.traffic, explanation.group.cluster.rates()
+    data = max(explanation.workload.nbytes, 1)
     by_bytes = sorted(traffic.links, key=lambda link: -traffic.links[link])
     uplinks = [link for link in by_bytes if link.kind == "uplink"]
     nics = [link for link in by_bytes if link.kind == "nic"]
-    figures = (">bytes", ">of the data", ">rate", ">at least")
-    table = table_of("link", *figures, title="Bytes per link")
-    for link in [*sorted(uplinks[:MAX_RANK_COLUMNS]), *nics[:2]]:
-        nbytes, rate = traffic.links[link], rates.get(link)
-        table.add_row(
-            str(link),
-            about(nbytes, "B"),
-            f"{nbytes / max(explanation.workload.nbytes, 1):.3g}x",
-            str(rate) if rate else "no limit",
-            about(rate.seconds(nbytes), "s") if rate else "",
-        )
     left_out = [f"{len(nics)} NIC directions"] if len(nics) > 2 else []
     left_out += [f"{len(uplinks)} uplink directions"] if len(uplinks) > MAX_RANK_COLUMNS else []
-    if left_out:
-        table.caption = f"The busiest of {' and of '.join(left_out)}."
+    columns: dict[str, Callable[[Link], str]] = {
+        "link": str,
+        ">bytes": lambda link: about(traffic.links[link], "B"),
+        ">x model size": lambda link: f"{traffic.links[link] / data:.3g}x",
+        ">rate": lambda link: str(rates.get(link, "no limit")),
+        ">minimum time": lambda link: (
+            about(rates[link].seconds(traffic.links[link]), "s") if link in rates else ""
+        ),
+    }
+    table = table_of(
+        [*sorted(uplinks[:MAX_RANK_COLUMNS]), *nics[:2]],
+        columns,
+        title="Bytes per link",
+        caption=f"The busiest of {' and of '.join(left_out)}." if left_out else None,
+    )
     return Block("", table)
 
 
@@ -240,17 +231,15 @@ def _closing(explanation: Explanation) -> RenderableType:
     promises = dict.fromkeys(s.rounds[0].schedule.after.text for s in explanation.scenes)
     lines = ["", f"Checked: {', then '.join(promises)}."]
     if explanation.async_plan is not None:
-        lines[1:] = [
-            "Bytes are those of one step of every worker. There are no common rounds to check."
-        ]
+        lines[1] = "Bytes are those of one step of every worker. There are no rounds to check."
     elif explanation.sequential_moves is None:
         lines.append(f"Moves are drawn and counted for up to {MAX_DRAWN_WORKERS} workers.")
     else:
         lines.append(
-            f"{explanation.sequential_moves} sequential moves: the longest way of a chunk, whose "
-            "every move waits for the one before.\n"
-            f"{sum(len(scene.slots) for scene in explanation.scenes)} beats: in each, everybody "
-            "sends at most one message and receives at most one."
+            f"{explanation.sequential_moves} sequential moves: the longest chain of moves, each of "
+            "which waits for the one before.\n"
+            f"{sum(len(scene.slots) for scene in explanation.scenes)} slots: in each, a rank sends "
+            "at most one message and receives at most one."
         )
     slowest = explanation.slowest_link()
     if slowest is not None:
@@ -270,16 +259,16 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def groups_table(view: Groups, width: int) -> RenderableType:
-    title = Text("\nWho meets, over one period", style="bold")
+    title = Text("\nAveraging groups of one period", style="bold")
     many = view.group.size > MAX_GROUP_LINES
     shown = min(len(view.turns), max(4, (width - LABELS) // CELL))
     picture = _groups_listed(view) if many else _grid(view, shown)
     left_out = view.left_out + (0 if many else len(view.turns[shown:]))
     notes = [f"... and {left_out} more steps."] if left_out else []
     if not many:
-        notes.append("Those with the same letter at a step meet; a capital: of several racks.")
-        if any(averaging_group.lasts > 1 for turn in view.turns for averaging_group in turn):
-            notes.append("A line: it takes so many steps, and they meet nobody else meanwhile.")
+        notes.append("The same letter at a step is a group; a capital: of several racks.")
+        if any(group.lasts > 1 for turn in view.turns for group in turn):
+            notes.append("A line: the group lasts several steps, without others meanwhile.")
     return Block(title, picture, *(Text(note, style="dim") for note in notes))
 
 
@@ -307,42 +296,35 @@ def _tint(view: Groups, kind: str, name: str) -> str:
 
 
 def _cells(view: Groups, shown: int) -> dict[tuple[int, int], Text]:
-    """By rank and step."""
+    """The letters of the grid, by rank and step."""
     cells: dict[tuple[int, int], Text] = {}
-    until: dict[str, int] = {}  # letters that a longer meeting has
-    for step, averaging_groups in enumerate(view.turns[:shown]):
-        for letter, averaging_group in _lettered(
-            view, averaging_groups, {x for x in until if until[x] > step}
-        ):
-            until[letter.lower()] = step + averaging_group.lasts
-            between = letter.isupper()
-            style = LASTING if averaging_group.lasts > 1 else BETWEEN if between else INSIDE
-            line = letter + "─" * (CELL * averaging_group.lasts - 2) + " "
-            for rank in averaging_group.ranks:
-                for more in range(averaging_group.lasts):
-                    part = line if averaging_group.lasts > 1 else letter
-                    text = part[CELL * more : CELL * (more + 1)].ljust(CELL)
+    until: dict[str, int] = {}  # the end of the group of each letter
+    for step, turn in enumerate(view.turns[:shown]):
+        taken = {letter for letter in until if until[letter] > step}
+        free = (letter for letter in ascii_lowercase * 3 if letter not in taken)
+        for group in turn:
+            letter = next(free, "z")
+            until[letter] = step + group.lasts
+            between = len(view.group.subgroup(group.ranks).racks) > 1
+            style = LASTING if group.lasts > 1 else BETWEEN if between else INSIDE
+            line = letter.upper() if between else letter
+            if group.lasts > 1:
+                line += "─" * (CELL * group.lasts - 2)
+            for rank in group.ranks:
+                for more in range(group.lasts):
+                    text = line[CELL * more : CELL * (more + 1)].ljust(CELL)
                     cells[rank, step + more] = Text(text, style=style)
     return cells
 
 
-def _lettered(
-    view: Groups, averaging_groups: tuple[AveragingGroup, ...], taken: set[str]
-) -> Iterator[tuple[str, AveragingGroup]]:
-    free = (letter for letter in ascii_lowercase * 3 if letter not in taken)
-    for averaging_group in averaging_groups:
-        several = len(view.group.subgroup(averaging_group.ranks).racks) > 1
-        letter = next(free, "z")
-        yield letter.upper() if several else letter, averaging_group
-
-
 def _groups_listed(view: Groups) -> RenderableType:
-    table = table_of(">step", "groups")
-    for step, averaging_groups in enumerate(view.turns):
-        table.add_row(str(step), "  ".join(map(_braced, averaging_groups)))
-    return table
+    columns: dict[str, Callable[[tuple[int, tuple[AveragingGroup, ...]]], str]] = {
+        ">step": lambda row: str(row[0]),
+        "groups": lambda row: "  ".join(map(_braced, row[1])),
+    }
+    return table_of(enumerate(view.turns), columns)
 
 
-def _braced(averaging_group: AveragingGroup) -> str:
-    lasts = f" for {averaging_group.lasts} steps" if averaging_group.lasts > 1 else ""
-    return "{" + _listed(averaging_group.ranks) + "}" + lasts
+def _braced(group: AveragingGroup) -> str:
+    lasts = f" for {group.lasts} steps" if group.lasts > 1 else ""
+    return "{" + _listed(group.ranks) + "}" + lasts

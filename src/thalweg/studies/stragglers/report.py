@@ -14,7 +14,7 @@ from rich.table import Table
 
 from thalweg.facts import about
 from thalweg.report.loss_plot import as_svg
-from thalweg.report.tables import table_of as blank_table
+from thalweg.report.tables import blank_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from thalweg.report import TrainingCurve, draw_comparison
+from thalweg.report.loss_plot import TrainingCurve, draw_trainings
 
 
 def course(sync: str, events: dict[str, int]) -> TrainingCurve:
@@ -21,10 +21,10 @@ def test_time_is_what_the_steps_took_together() -> None:
 
 def test_events_are_marked_on_every_line() -> None:
     cut = {"step 2: cut rack 0": 2}
-    text = draw_comparison("two racks", [course("ring", cut), course("ddp", cut)])
+    text = draw_trainings("two racks", [course("ring", cut), course("ddp", cut)], over_time=True)
     ids = {element.get("id") for element in ET.fromstring(text).iter()}
     assert {"ring: step 2: cut rack 0", "ddp: step 2: cut rack 0"} <= ids
 
 
 def test_nothing_to_draw_is_a_picture_too() -> None:
-    assert ET.fromstring(draw_comparison("all failed", [])).tag.endswith("svg")
+    assert ET.fromstring(draw_trainings("all failed", [], over_time=True)).tag.endswith("svg")
