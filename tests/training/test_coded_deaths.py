@@ -140,7 +140,9 @@ def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch
     assert ended.failure.exit_code == 1
     problem = ended.failure.problem
     assert problem.startswith("rank 0: step 5 takes longer than ")
-    assert problem.endswith("the root waits for ranks 2, 3, more than the code can do without")
+    assert problem.endswith(
+        "the root waits for ranks 2, 3, more stragglers than the code tolerates"
+    )
     assert {rank for rank, _ in ended.said} <= {2, 3}
 
 
