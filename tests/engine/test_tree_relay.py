@@ -92,7 +92,7 @@ def test_beyond_raise_ends_the_run_and_names_who_is_late(monkeypatch: pytest.Mon
         )
         with pytest.raises(RunError, match=rf"step 0 takes longer than 0.3 s: .* {named}"):
             seven.relays[0].result(0)
-        with pytest.raises(PeerFailed, match=r"rank 0 gave up: step 0 takes longer than 0.3 s"):
+        with pytest.raises(PeerFailed, match=r"rank 0 aborted: step 0 takes longer than 0.3 s"):
             seven.relays[3].result(0)
 
 
@@ -186,7 +186,9 @@ def test_without_its_root_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> No
         assert seven.relays[2]._abort_flag.poll() is None  # one alone may have lost its own link
         seven.relays.pop(1).close()  # as its process ends
         for rank in (2, 3, 6, 4, 5):
-            with pytest.raises((PeerLost, PeerFailed), match="the root of the coded tree, rank 0, failed"):
+            with pytest.raises(
+                (PeerLost, PeerFailed), match="the root of the coded tree, rank 0, failed"
+            ):
                 seven.relays[rank].result(1)
 
 

@@ -175,7 +175,9 @@ def test_killed_and_the_others_go_on(sync: str, tmp_path: Path) -> None:
     ]
     others = [rank for rank in range(SIZE) if rank != CULPRIT]
     assert all("done" in run.of(rank) for rank in others)
-    goes_on = rf".*: formation 2 goes on at step (9|10) with ranks {', '.join(map(str, others))}"
+    goes_on = (
+        rf".*: membership epoch 2 resumes at step (9|10) with ranks {', '.join(map(str, others))}"
+    )
     assert any(re.fullmatch(goes_on, line) for line in run.of(others[0])), run
 
 
@@ -208,7 +210,7 @@ def test_raises(sync: str, tmp_path: Path) -> None:
     run = ended(tmp_path, RAISES, sync=sync)
     assert_survivors_blame(run)
     for rank in set(range(SIZE)) - {CULPRIT}:
-        assert f"rank {CULPRIT} gave up: ValueError: boom" in run.of(rank)[0]
+        assert f"rank {CULPRIT} aborted: ValueError: boom" in run.of(rank)[0]
     own = [line.removeprefix(f"[rank{CULPRIT}]: ") for line in run.of(CULPRIT)]  # torch's habit
     assert own[0] == "Traceback (most recent call last):"
     assert own[-1] == "ValueError: boom"

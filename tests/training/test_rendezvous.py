@@ -136,7 +136,7 @@ def test_who_left_and_who_came_is_told() -> None:
         assert (joined["left"], joined["joined"]) == ([], [LOST])
         assert joined["formation"] > left["formation"] > 1
         assert BACK <= joined["step"] <= BACK + 1
-    assert joined["reason"] == f"rank {LOST} came in"
+    assert joined["reason"] == f"rank {LOST} joined"
     assert left["in_order"]
     assert joined["in_order"]
     assert [i["joined"] for i in ended.results[LOST]["incidents"]] == [[LOST]]
@@ -144,8 +144,8 @@ def test_who_left_and_who_came_is_told() -> None:
     said = [line for result in ended.results for line in result["said"]]  # by who gave its state
     [first] = [line for line in said if line.endswith("with ranks 0, 1, 3")]
     [second] = [line for line in said if line.endswith("with ranks 0, 1, 2, 3")]
-    assert f"formation {left['formation']} goes on at step {left['step']} " in first
-    assert f"formation {joined['formation']} goes on at step {joined['step']} " in second
+    assert f"membership epoch {left['formation']} resumes at step {left['step']} " in first
+    assert f"membership epoch {joined['formation']} resumes at step {joined['step']} " in second
 
 
 @pytest.mark.slow

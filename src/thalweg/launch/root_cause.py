@@ -120,7 +120,7 @@ class StderrFailure:
         if line.startswith("thalweg: "):
             problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
             problem = re.sub(r"^rank \d+: ", "", problem)  # who it was is told anyway
-            kind = PeerFailed.__name__ if re.match(r"rank \d+ gave up: ", problem) else ""
+            kind = PeerFailed.__name__ if re.match(r"rank \d+ aborted: ", problem) else ""
             self.failure = Failure(kind=kind, problem=problem, remedy=remedy, exit_code=1)
             self.line = line
             return True

@@ -18,7 +18,7 @@ import torch
 from thalweg.engine.engine import Engine
 from thalweg.errors import StoreLost, ranks_text
 from thalweg.members.membership import Membership
-from thalweg.members.membership_epoch import MembershipEpoch, MemberStatus
+from thalweg.members.membership_epoch import MembershipEpoch, MemberStatus, departure_text
 from thalweg.members.world import World
 from thalweg.schedules import Group
 from thalweg.training.compiled_steps import RoundCounter
@@ -124,9 +124,9 @@ class EpochTransition:
     def note(self, step: int, samples: int) -> None:
         """That training goes on, without what so many samples had taught."""
         membership_epoch, now = self.membership_epoch, time()
-        reasons = [f"rank {rank} is {why}" for rank, why in membership_epoch.left.items()]
+        reasons = [departure_text(rank, why) for rank, why in membership_epoch.left.items()]
         if membership_epoch.joined:
-            reasons.append(f"{ranks_text(membership_epoch.joined)} came in")
+            reasons.append(f"{ranks_text(membership_epoch.joined)} joined")
         change = MembershipChange(
             formation=membership_epoch.number,
             step=step,
@@ -141,7 +141,7 @@ class EpochTransition:
         self._add(change)
         if self._world.rank == membership_epoch.donor:
             log.warning(
-                "%s: formation %d goes on at step %d with %s",
+                "%s: membership epoch %d resumes at step %d with %s",
                 change.reason,
                 membership_epoch.number,
                 step,
@@ -155,14 +155,16 @@ class EpochTransition:
             self._noticed = self._noticed or now
             return
         self._unawaited.add(rank)
-        self._note_without(left=(rank,), reason=f"rank {rank} is {reason}; nobody waits for it")
+        self._note_without(
+            left=(rank,), reason=f"{departure_text(rank, reason)}; no rank waits for it"
+        )
 
     def _note_return(self, rank: int) -> None:
         """In the heartbeat's thread."""
         if rank not in self._unawaited:
             return
         self._unawaited.discard(rank)
-        self._note_without(joined=(rank,), reason=f"rank {rank} is back")
+        self._note_without(joined=(rank,), reason=f"rank {rank} recovered")
 
     def _note_without(
         self, *, left: tuple[int, ...] = (), joined: tuple[int, ...] = (), reason: str

@@ -451,7 +451,7 @@ class Run:
                 session.tree.close()
             if self._survival is not None:
                 through = not session.shutdown.failed and not session.engine.failed
-                self._survival.membership.close(through=through)
+                self._survival.membership.close(finished=through)
             session.engine.close()
         self._observer.log_summary()
 
