@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+INTERRUPTED_EXIT_CODE = 130  # of a process that Ctrl-C ended, as in a shell
 DEBUG_VARIABLE = "THALWEG_DEBUG"  # if set, commands print tracebacks instead of one line
 FIRST_ROUND_BETWEEN_STEPS = 1 << 24  # number of the first round that belongs to no step
 

@@ -75,7 +75,7 @@ def test_within_the_tolerance_no_step_is_lost(
     for rank in dead:
         assert (
             rank,
-            f"rank {rank} was killed by SIGKILL (out of memory?); others go on",
+            f"rank {rank} was killed by SIGKILL (out of memory?); the others continue",
         ) in ended.said
 
 
@@ -121,7 +121,7 @@ def test_an_error_in_one_script_is_told_and_the_others_go_on(
     [(rank, line)] = ended.said
     assert rank == 3
     assert line.startswith("rank 3: ValueError: boom (")
-    assert line.endswith("; others go on")
+    assert line.endswith("; the others continue")
 
 
 # Beyond the tolerance

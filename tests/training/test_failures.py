@@ -171,7 +171,7 @@ def test_killed_and_the_others_go_on(sync: str, tmp_path: Path) -> None:
     run = ended(tmp_path, KILLED, sync=sync, launch=thalweg_run)
     assert run.code == 0, run
     assert run.of(CULPRIT) == [
-        f"rank {CULPRIT} was killed by SIGKILL (out of memory?); others go on"
+        f"rank {CULPRIT} was killed by SIGKILL (out of memory?); the others continue"
     ]
     others = [rank for rank in range(SIZE) if rank != CULPRIT]
     assert all("done" in run.of(rank) for rank in others)

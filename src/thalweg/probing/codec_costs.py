@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from thalweg.catalog import default_catalog
 from thalweg.compress import Compressor
 from thalweg.facts import CodecCost, FittedValue, Tensor
+from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.plan import Choice
 from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of
 from thalweg.probing.together import ProbeCollectives
@@ -34,7 +35,6 @@ MAX_CODEC_BUCKET_ELEMENTS = 1 << 18  # elements of a bucket
 SMALL_BUCKET_FACTOR = 8  # times, the other bucket
 FEW_PAYLOADS_COUNT, MANY_PAYLOADS_COUNT = 2, 4  # payloads
 CODEC_TIMING_SECONDS = 0.02  # seconds
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 Seconds = NDArray[np.float64]
 
 
