@@ -1,48 +1,47 @@
-"""Every error that Thalweg raises on purpose.
+"""All errors that Thalweg raises deliberately.
 
     ThalwegError
-    ├── UsageError            what was asked for can't be done: exit code 2
-    │   ├── UnitError         a size, rate, duration or count that can't be read
-    │   ├── PlanError         a plan that can't be read, or names what isn't there
-    │   │   └── UnsoundPlan   its parts exist, but don't combine
+    ├── UsageError            an invalid request of the user: exit code 2
+    │   ├── UnitError         a size, rate, duration or count that can't be parsed
+    │   ├── PlanError         a plan that can't be parsed, or names an unknown part
+    │   │   └── UnsoundPlan   a plan whose parts exist, but don't combine
     │   ├── ClusterError      a cluster file that can't be read or contradicts itself
-    │   ├── WorkloadError     the same for a workload
+    │   ├── WorkloadError     a workload file that can't be read or contradicts itself
     │   ├── LayoutError       a topology or code that doesn't fit these workers
-    │   ├── LaunchError       how this process was started doesn't say who it is
-    │   ├── LabError          a lab that can't be had here, or isn't there
+    │   ├── LaunchError       launcher variables without a valid rank, size and store
+    │   ├── LabError          a lab that doesn't exist or can't be created on this machine
     │   └── ScenarioError     a scenario file that can't be read or contradicts itself
-    ├── ScheduleError         a schedule that doesn't do what it promises
-    ├── TransportError        bytes that didn't come
-    │   ├── PeerLate          a peer's message wasn't there by the deadline
-    │   ├── PeerLost          a peer's connection is gone
-    │   ├── NotTrusted        what says that it is a peer doesn't know this job's secret
-    │   ├── Interrupted       broken off, since members meet anew: training goes on
-    │   └── TransportClosed   sent or received after close
-    └── RunError              a run that can't go on
-        ├── Mismatch          ranks hold different plans, models or optimizers
-        ├── WorkerFailed      a worker's process ended in an error
-        ├── PeerFailed        another rank gave up, and said why
-        │   └── StoreLost     the store is gone, which is no rank's fault
-        ├── RunIsOver         it comes when the others have ended
-        ├── NotFinite         a gradient that has inf or nan in it
-        ├── NotFitted         a calibration whose measurements make no sense together
+    ├── ScheduleError         a schedule that violates its postcondition
+    ├── TransportError        a message that couldn't be sent or received
+    │   ├── PeerLate          a peer's message didn't arrive by the deadline
+    │   ├── PeerLost          the connection to a peer is lost
+    │   ├── NotTrusted        a process that claims to be a peer doesn't know this job's secret
+    │   ├── Interrupted       an exchange interrupted by a rendezvous: training continues
+    │   └── TransportClosed   a send or receive after close
+    └── RunError              a run that can't continue
+        ├── Mismatch          ranks with different plans, models or optimizers
+        ├── WorkerFailed      a worker process that ended with an error
+        ├── PeerFailed        another rank failed and published the cause
+        │   └── StoreLost     the store is lost, which is no rank's fault
+        ├── RunIsOver         a rank that joins after the others have finished
+        ├── NotFinite         a gradient with inf or nan
+        ├── NotFitted         a calibration whose measurements are inconsistent
         └── CheckpointError   a checkpoint that can't be written or read
 
-Each says what happened and, after a semicolon, what to do about it.
+Each message has two parts, separated by a semicolon: what happened, and what to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-DEBUG_VARIABLE = "THALWEG_DEBUG"  # set: tracebacks instead of one line
-
-
-FIRST_ROUND_BETWEEN_STEPS = 1 << 24  # the number of the first round that belongs to no step
+INTERRUPTED_EXIT_CODE = 130  # of a process that Ctrl-C ended, as in a shell
+DEBUG_VARIABLE = "THALWEG_DEBUG"  # if set, commands print tracebacks instead of one line
+FIRST_ROUND_BETWEEN_STEPS = 1 << 24  # number of the first round that belongs to no step
 
 
 class ThalwegError(Exception):
-    """Base of all; `remedy` is the part of the message that says what to do."""
+    """The base class; `problem` and `remedy` are the two parts of the message."""
 
     exit_code = 1
 
@@ -103,9 +102,8 @@ class TransportError(ThalwegError):
 class PeerLate(TransportError):
     def __init__(self, *, rank: int, peers: tuple[int, ...], step: int, round_number: int) -> None:
         super().__init__(
-            f"rank {rank} waited {_when(step, round_number)} for {ranks_text(peers)}, and nothing "
-            "came",
-            "look at what it does there, or allow more time with timeout=",
+            f"rank {rank} timed out waiting for {ranks_text(peers)} ({_when(step, round_number)})",
+            f"look at the output of {ranks_text(peers)}, or allow more time with timeout=",
         )
         self.rank = rank
         self.peers = peers
@@ -114,7 +112,7 @@ class PeerLate(TransportError):
 
 
 class PeerLost(TransportError):
-    """`peer` is the rank that is gone, where one connection tells."""
+    """A lost connection; `peer` is the rank at its other end, if it is known."""
 
     def __init__(self, problem: str, remedy: str, *, peer: int | None = None) -> None:
         super().__init__(problem, remedy)
@@ -130,10 +128,10 @@ class TransportClosed(TransportError):
 
 
 class Interrupted(TransportError):
-    """What is exchanged is broken off, since its members are to meet anew."""
+    """An exchange that a rendezvous of the members interrupts."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(problem, "wait: training goes on with those who are there")
+        super().__init__(problem, "wait: training continues with the ranks that are there")
 
 
 class RunError(ThalwegError):
@@ -153,15 +151,15 @@ class PeerFailed(RunError):
 
 
 class RunIsOver(RunError):
-    """For one that comes when the others have ended."""
+    pass
 
 
 class StoreLost(PeerFailed):
-    """Nobody's fault among the ranks."""
+    pass
 
 
 class NotFinite(RunError):
-    """`names` are the parameters whose gradient it is."""
+    """A gradient with inf or nan; `names` are its parameters."""
 
     def __init__(self, names: Sequence[str], where: str = "") -> None:
         several = "s" if len(names) > 1 else ""
@@ -169,7 +167,7 @@ class NotFinite(RunError):
         super().__init__(
             f"the gradient{several} of {listed} {'have' if several else 'has'} inf or nan{where}",
             "lower the learning rate, clip, or look at the data of that rank; with a GradScaler, "
-            'whose first steps overflow, attach(nonfinite="skip")',
+            'whose first steps overflow, use attach(nonfinite="skip")',
         )
         self.names = tuple(names)
 
@@ -183,10 +181,10 @@ class CheckpointError(RunError):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 4, 6`."""
+    """The ranks for a message, as `rank 3` or `ranks 1, 4, 6`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _when(step: int, round_number: int) -> str:
     between = round_number >= FIRST_ROUND_BETWEEN_STEPS
-    return f"before step {step}" if between else f"at step {step}, round {round_number},"
+    return f"before step {step}" if between else f"step {step}, round {round_number}"

@@ -66,7 +66,7 @@ def test_what_is_wrong_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (done.returncode, done.stderr) == (1, "")
     wrong = [row for row in document(done.stdout)["rows"] if row["verdict"] == "fail"]
     assert [(row["check"], row["detail"]) for row in wrong] == [
-        ("interface", "GLOO_SOCKET_IFNAME names the interface 'ib7', which isn't here")
+        ("interface", "GLOO_SOCKET_IFNAME names the interface 'ib7', which this host doesn't have")
     ]
     assert wrong[0]["remedy"].startswith("use one of ")
 

@@ -130,7 +130,7 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
     assert "processes on host1 killed" in killed.stdout
     _, stderr = running.communicate(timeout=30)
     assert running.returncode == 0
-    assert "rank 1 on host1 was killed by SIGKILL (out of memory?); others go on" in stderr
+    assert "rank 1 on host1 was killed by SIGKILL (out of memory?); the others continue" in stderr
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_go_on(
     options = ("--workers", "4", "--timeout", "60s", "--restarts", str(restarts))
     done = thalweg("train", "mine.py", *options, "--json", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    goes_on = "it is started again" if restarts else "others go on"
+    goes_on = "it is restarted" if restarts else "the others continue"
     assert f"[2] rank 2 was killed by SIGKILL (out of memory?); {goes_on}" in done.stderr
     document = json.loads(done.stdout)
     assert [row["step"] for row in document["rows"]] == list(range(1, 61))

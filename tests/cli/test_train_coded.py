@@ -35,7 +35,7 @@ def job() -> Job:
 def trained(*arguments: str, cwd: Path, lost: Collection[int] = ()) -> dict[str, Any]:
     done = thalweg("train", *arguments, "--json", "-", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    said = "[{0}] rank {0} was killed by SIGKILL (out of memory?); others go on"
+    said = "[{0}] rank {0} was killed by SIGKILL (out of memory?); the others continue"
     of_deaths = [line for line in done.stderr.splitlines() if "was killed" in line]
     assert sorted(of_deaths) == [said.format(rank) for rank in lost]
     assert "Traceback" not in done.stderr

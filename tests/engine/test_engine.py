@@ -242,7 +242,7 @@ def test_an_error_of_no_kind_of_ours_reaches_the_training_thread() -> None:
             with pytest.raises(ZeroDivisionError, match="mine"):
                 engine.run([replace(task(engine.rank, ones()), arithmetic=Broken())])
         else:
-            with pytest.raises(PeerFailed, match="rank 1 gave up: ZeroDivisionError: mine"):
+            with pytest.raises(PeerFailed, match="rank 1 aborted: ZeroDivisionError: mine"):
                 engine.run([task(engine.rank, ones())])
 
     run_engines(work)
@@ -254,7 +254,7 @@ def test_a_vector_of_another_size_is_refused() -> None:
             with pytest.raises(TransportError, match="ring is for 300 elements, and there are 7"):
                 engine.run([task(0, np.ones(7))])
         else:
-            with pytest.raises(PeerFailed, match="rank 0 gave up: ring is for 300 elements"):
+            with pytest.raises(PeerFailed, match="rank 0 aborted: ring is for 300 elements"):
                 engine.run([task(engine.rank, ones())])
 
     run_engines(work)
@@ -265,7 +265,7 @@ def test_an_alarm_ends_the_waiting_of_others_soon_and_names_the_cause() -> None:
         if engine.rank == 0:
             engine._abort_flag.raise_flag("the loss is NaN")
             return
-        with pytest.raises(PeerFailed, match="rank 0 gave up: the loss is NaN; look at the output"):
+        with pytest.raises(PeerFailed, match="rank 0 aborted: the loss is NaN; look at the output"):
             engine.run([task(engine.rank, ones())])
 
     run_engines(work, timeout=3600)
@@ -283,7 +283,7 @@ def test_the_first_cause_is_named_and_not_its_consequences() -> None:
     said = run_engines(work, wrap=lambda transport: FaultyTransport(transport, [fault]))
     assert said[2].startswith("rank 2 expected 800 bytes from rank 1")
     for rank in (0, 1):
-        assert said[rank].startswith("rank 2 gave up: rank 2 expected 800 bytes from rank 1")
+        assert said[rank].startswith("rank 2 aborted: rank 2 expected 800 bytes from rank 1")
 
 
 def test_close_waits_for_what_was_handed_in() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.engine.state_requests import StateRequests
+from thalweg.engine.tree_relay import StateRequests
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
 STATE = np.arange(3)
@@ -22,14 +22,14 @@ def test_who_asks_is_answered_once_when_the_state_is_known() -> None:
     requests = StateRequests()
     assert requests.arrive(ask(5)) == requests.arrive(ask(3)) == []
     assert requests.requesters == {3, 5}
-    assert answers(requests.send_state(STATE, from_now_on=False)) == [(3, True), (5, True)]
-    assert requests.send_state(STATE, from_now_on=False) == []
+    assert answers(requests.answer(STATE)) == [(3, True), (5, True)]
+    assert requests.answer(STATE) == []
     assert requests.arrive(ask(3)) == []
 
 
 def test_one_whose_state_stands_answers_at_once() -> None:
     requests = StateRequests()
-    requests.send_state(STATE, from_now_on=True)
+    requests.final_state = STATE
     assert answers(requests.arrive(ask(4))) == [(4, True)]
 
 
@@ -37,11 +37,9 @@ def test_who_asks_itself_is_of_no_help_and_says_so() -> None:
     requests = StateRequests()
     requests.arrive(ask(2))
     requests.start(1)
-    request, refusal = requests.request(1)
-    assert (request.peer, request.kind) == (1, MessageKind.REQUEST)
-    assert answers([refusal]) == [(2, False)]
+    assert answers(requests.answer(None)) == [(2, False)]
     assert answers(requests.arrive(ask(7))) == [(7, False)]
-    requests.finish()
+    requests.asking = None
     assert requests.arrive(ask(7)) == []
 
 
@@ -55,6 +53,6 @@ def test_a_refusal_counts_if_it_is_of_whom_was_asked_and_a_state_of_anybody() ->
     requests.start(3)
     assert not requests.refused
     requests.arrive(BestEffortMessage(1, MessageKind.STATE, 0, array=STATE))
-    assert requests.has_arrived
+    assert requests.received is not None
     assert requests.pop_state() is STATE
     assert requests.pop_state() is None

@@ -87,10 +87,12 @@ def test_beyond_raise_ends_the_run_and_names_who_is_late(monkeypatch: pytest.Mon
     with ranks(STAR, beyond="raise") as seven:
         team = [rank for rank in range(7) if STAR.weights[rank] == STAR.weights[6]]
         seven.contribute(0, *(rank for rank in range(7) if rank not in team))
-        named = f"waits for ranks {', '.join(map(str, team))}, more than the code can do without"
+        named = (
+            f"waits for ranks {', '.join(map(str, team))}, more stragglers than the code tolerates"
+        )
         with pytest.raises(RunError, match=rf"step 0 takes longer than 0.3 s: .* {named}"):
             seven.relays[0].result(0)
-        with pytest.raises(PeerFailed, match=r"rank 0 gave up: step 0 takes longer than 0.3 s"):
+        with pytest.raises(PeerFailed, match=r"rank 0 aborted: step 0 takes longer than 0.3 s"):
             seven.relays[3].result(0)
 
 
@@ -178,13 +180,15 @@ def test_without_its_root_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> No
         seven.assert_result(0)
         seven.relays.pop(0).close()
         began = monotonic()
-        with pytest.raises(PeerLost, match="the root, on rank 0, is gone"):
+        with pytest.raises(PeerLost, match="the root of the coded tree, rank 0, failed"):
             seven.relays[1].result(1)
         assert monotonic() - began >= 0.4
         assert seven.relays[2]._abort_flag.poll() is None  # one alone may have lost its own link
         seven.relays.pop(1).close()  # as its process ends
         for rank in (2, 3, 6, 4, 5):
-            with pytest.raises((PeerLost, PeerFailed), match="the root, on rank 0, is gone"):
+            with pytest.raises(
+                (PeerLost, PeerFailed), match="the root of the coded tree, rank 0, failed"
+            ):
                 seven.relays[rank].result(1)
 
 
@@ -257,14 +261,16 @@ def test_who_is_through_needs_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_has_a_state() -> None:
     with ranks(SEVEN) as seven:
         seven.relays[5].timeout = 0.1
-        with pytest.raises(RunError, match="rank 5 asked the others for the state of the run"):
+        with pytest.raises(RunError, match="rank 5 requested the state of the run"):
             seven.relays[5].request_state()
 
 
 def test_nothing_is_waited_for_without_end() -> None:
     with ranks(SEVEN) as seven:
         seven.relays[3].timeout = 0.2
-        with pytest.raises(RunError, match=r"rank 3 waited 0.2 s for the result of step 0; look"):
+        with pytest.raises(
+            RunError, match=r"rank 3 timed out after 0.2 s waiting for the result of step 0; look"
+        ):
             seven.relays[3].result(0)
 
 

@@ -225,7 +225,7 @@ def test_that_it_was_killed_on_purpose_is_told_if_others_fail_for_it(lab: Lab) -
         {"at_step": 3, "action": "kill", "host": 1},
         {"at": "10min", "action": "kill", "host": 0},
     ]
-    line = r"^rank 1 on host1 was killed on purpose, and others can't go on without it: "
+    line = r"^rank 1 on host1 was killed on purpose, and the others can't continue without it: "
     with pytest.raises(WorkerFailed, match=line):
         lab.run(work, events=events, timeout="60s")
     [came] = lab.fired

@@ -281,8 +281,8 @@ def test_what_a_client_says_that_cannot_reach_the_store() -> None:
         )
     of_nobody, of_a_server = done.stdout.removeprefix(f"{nobody}\n").split(f"{port}\n")
     assert of_nobody == (
-        f"rank 1 can't reach the store at 127.0.0.1:{nobody}: Connection refused; is rank 0"
-        " running? is the address reachable from here, and no firewall between?\n"
+        f"rank 1 can't reach the store at 127.0.0.1:{nobody}: Connection refused; check that rank 0"
+        " is running, and that no firewall blocks the address\n"
     )
     assert "doesn't answer as a store; " in of_a_server
 

@@ -42,9 +42,9 @@ def test_what_cannot_be_one(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
     for environment, problem in (
-        ({"THALWEG_SECRET": "short"}, r"THALWEG_SECRET has 5 characters; take at least 16"),
+        ({"THALWEG_SECRET": "short"}, r"THALWEG_SECRET has 5 characters; use at least 16"),
         ({"THALWEG_SECRET": " " * 20}, "has 0 characters"),
-        (written(tmp_path / "empty", ""), r"which has 0 characters; take at least 16"),
+        (written(tmp_path / "empty", ""), r"which has 0 characters; use at least 16"),
         ({"THALWEG_SECRET_FILE": str(tmp_path / "none")}, "No such file or directory; name a"),
         ({"THALWEG_SECRET_FILE": str(tmp_path)}, "isn't a regular file"),
         ({"THALWEG_SECRET_FILE": str(fifo)}, "isn't a regular file"),

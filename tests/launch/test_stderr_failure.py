@@ -17,9 +17,9 @@ def test_our_own_line_without_the_rank_that_is_told_anyway() -> None:
 
 
 def test_what_follows_from_another_rank_is_known_as_that() -> None:
-    assert heard("thalweg: rank 3: rank 1 gave up: no file x; look there\n") == (
+    assert heard("thalweg: rank 3: rank 1 aborted: no file x; look there\n") == (
         "PeerFailed",
-        "rank 1 gave up: no file x",
+        "rank 1 aborted: no file x",
     )
 
 

@@ -247,7 +247,7 @@ def test_reasons_of_spare_workers_are_told_once(tmp_path: Path) -> None:
         )
     told = [[line for line in said if f"the reason of {rank}" in line] for rank in range(3)]
     assert [len(lines) for lines in told] == [1, 1, 1], said
-    assert [lines[0].endswith("others go on") for lines in told] == [True, True, False]
+    assert [lines[0].endswith("the others continue") for lines in told] == [True, True, False]
 
 
 class Marks:
@@ -265,7 +265,7 @@ class Marks:
 
 
 def test_what_is_no_json_is_an_error_of_the_worker() -> None:
-    with pytest.raises(UsageError, match=r"result can't travel as JSON: .*set is not JSON"):
+    with pytest.raises(UsageError, match=r"result can't be sent as JSON: .*set is not JSON"):
         run_workers(1, lambda rank, report: {"x": {1}}, timeout=TIMEOUT)
 
 
@@ -341,7 +341,7 @@ def test_a_killed_worker_is_the_cause_and_the_others_end(wait: Callable[[int], N
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(
-        WorkerFailed, match=r"^rank 2 was killed by SIGKILL \(out of memory\?\); if nobody "
+        WorkerFailed, match=r"^rank 2 was killed by SIGKILL \(out of memory\?\); unless somebody "
     ):
         run_workers(
             3,
@@ -378,7 +378,7 @@ def test_the_deadline_ends_the_run() -> None:
         if rank != 1:
             sleep(FOREVER)
 
-    with pytest.raises(WorkerFailed, match=r"^ranks \[0, 2\] weren't done after 3 s; "):
+    with pytest.raises(WorkerFailed, match=r"^ranks 0, 2 didn't finish within 3 s; "):
         run_workers(3, work, timeout=3, on_message=pids)
     assert pids.none_lives()
 
@@ -690,8 +690,8 @@ def test_a_program_that_leaves_with_a_code_or_a_signal() -> None:
 @pytest.mark.parametrize(
     ("restarts", "told"),
     [
-        (0, ["rank 1 was killed by SIGSEGV; others go on"]),
-        (1, ["rank 1 was killed by SIGSEGV; it is started again", "back"]),
+        (0, ["rank 1 was killed by SIGSEGV; the others continue"]),
+        (1, ["rank 1 was killed by SIGSEGV; it is restarted", "back"]),
     ],
 )
 def test_a_program_that_is_killed_is_done_without(restarts: int, told: list[str]) -> None:
@@ -716,7 +716,7 @@ def test_a_program_that_stays_stopped_ends_with_the_others(
     lines: list[str] = []
     program = ["sh", "-c", "test $RANK = 0 && exit; kill -STOP $$; echo went on"]
     run_command(2, program, on_line=lambda _, __, line: lines.append(line), timeout=TIMEOUT)
-    assert lines == ["rank 1 was stopped when the others ended, and is ended too"]
+    assert lines == ["rank 1 was stopped when the others ended, and is killed"]
 
 
 def test_what_is_no_program(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_all_but_the_one_that_sounded_it_hear_it(store: Any) -> None:
     for rank in (0, 2):
         abort = abort_flags[rank].poll()
         assert isinstance(abort, PeerFailed)
-        assert abort.problem == "rank 1 gave up: the loss is NaN at step 7 \u00e9\udc80"
+        assert abort.problem == "rank 1 aborted: the loss is NaN at step 7 \u00e9\udc80"
         assert abort.remedy == "look at the output of rank 1"
 
 
@@ -47,7 +47,7 @@ def test_the_first_is_the_cause() -> None:
     cause.raise_flag("the disk is full")
     consequence.raise_flag("rank 0 is gone")
     for abort_flag in (consequence, late):
-        assert "rank 0 gave up: the disk is full" in str(abort_flag.poll())
+        assert "rank 0 aborted: the disk is full" in str(abort_flag.poll())
     assert cause.poll() is None
 
 
@@ -65,7 +65,7 @@ def test_many_at_once_agree_on_one(store: Any) -> None:
     with ThreadPoolExecutor(size) as pool:
         heard = list(pool.map(work, range(size)))
     winner = heard.index(None)
-    assert [problem for problem in heard if problem] == [f"rank {winner} gave up: me"] * (size - 1)
+    assert [problem for problem in heard if problem] == [f"rank {winner} aborted: me"] * (size - 1)
 
 
 def test_it_is_heard_while_another_thread_waits_for_the_store() -> None:
@@ -102,7 +102,7 @@ def test_a_store_that_is_gone_counts_as_heard() -> None:
     for _ in range(2):
         abort = abort_flag.poll()
         assert isinstance(abort, PeerFailed)
-        assert abort.problem.startswith("the store is gone (rank 0 can't reach the store: ")
+        assert abort.problem.startswith("the store is lost (rank 0 can't reach the store: ")
         assert "\n" not in str(abort)
     abort_flag.raise_flag("and nobody hears it")
 
@@ -137,7 +137,7 @@ def test_a_store_that_does_not_answer() -> None:
         abort_flag.raise_flag("and nobody hears it")  # at once: it is known by now
         assert monotonic() - known < known - start
         assert abort is not None
-        assert "the store is gone (rank 5 can't reach the store: no answer within 1 s)" in str(
+        assert "the store is lost (rank 5 can't reach the store: no answer within 1 s)" in str(
             abort
         )
         with pytest.raises(RunError, match="no answer within 1 s; look whether the launcher"):

@@ -75,7 +75,7 @@ def test_at_odds_are_those_who_share_with_those_who_do_not() -> None:
     assert collective_mismatch({0: working, 1: working}) == ""
     assert collective_mismatch({0: stepping, 1: MemberStatus(doing=MemberPhase.SAFE_POINT)}) == ""
     assert collective_mismatch({0: working, 1: stepping, 2: working}) == (
-        "ranks 0, 2 wait before step 3 to share something, and rank 1 in it"
+        "ranks 0, 2 wait in a collective before step 3, but rank 1 in the step itself"
     )
 
 

@@ -29,7 +29,7 @@ def test_who_does_not_wait_is_named_once() -> None:
         2: said(1, WAITING_PHASE, LONG),
     }
     [line] = found.find_hung(heard)
-    assert line.startswith("rank 1 on host1 holds up the others, who wait for 11 s: it is in for")
+    assert line.startswith("rank 1 on host1 blocks the other ranks (11 s): in for")
     assert "step 5" in line
     assert "train.py:9 (load)" in line
     assert found.find_hung(heard) == []

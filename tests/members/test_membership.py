@@ -27,12 +27,16 @@ from thalweg.members import membership
 from thalweg.members.failure_detector import FIRST_HANG_TIMEOUT_SECONDS, RENDEZVOUS_KEY, Heartbeat
 from thalweg.members.membership import (
     COLLECTIVE_MISMATCH_REMEDY,
-    FINISHED_REASON,
     MAX_FRUITLESS_EPOCHS,
     NOT_REACHED_REASON,
     Membership,
 )
-from thalweg.members.membership_epoch import MemberPhase, MembershipEpoch, MemberStatus
+from thalweg.members.membership_epoch import (
+    FINISHED_REASON,
+    MemberPhase,
+    MembershipEpoch,
+    MemberStatus,
+)
 
 PATIENCE = 30.0  # seconds
 SILENT = "silent for 9.0 s"
@@ -63,7 +67,7 @@ class Company:
         found = [future.result(PATIENCE) for future in coming.values()]
         assert all(membership_epoch == found[0] for membership_epoch in found)
         assert all(self.all[rank].membership_epoch == found[0] for rank in statuses)
-        assert MembershipEpoch.of_text(self.store.get(f"formation/{found[0].number}")) == found[0]
+        assert MembershipEpoch.of_text(self.store.get(f"epoch/{found[0].number}")) == found[0]
         return found[0]
 
     def refused(self, statuses: Mapping[int, MemberStatus]) -> list[RunError]:
@@ -161,7 +165,7 @@ def test_of_many_offers_the_store_takes_one() -> None:
 
             def offer(member: Membership, own: MembershipEpoch, barrier: Barrier = barrier) -> None:
                 barrier.wait()
-                member._write_down(own)
+                member._publish(own)
 
             pairs = zip(company.all, offers, strict=True)
             for future in [company._threads.submit(offer, *pair) for pair in pairs]:
@@ -178,10 +182,7 @@ def test_half_can_go_on_and_fewer_cannot() -> None:
         assert membership_epoch.members == (2, 3)
     with company_of(5, gone=(0, 1, 2), timeout=1.0) as company:
         for error in company.refused({3: MemberStatus(), 4: MemberStatus()}):
-            assert (
-                "found too few others to go on with after 1 s: of 5 members ranks 0, 1, 2 are"
-                in (str(error))
-            )
+            assert "found no quorum within 1 s: of 5 members ranks 0, 1, 2 failed" in (str(error))
 
 
 def test_the_first_writes_and_others_help_it() -> None:
@@ -238,16 +239,16 @@ def test_one_that_was_left_out_joins_until_it_has_come_to_a_formation() -> None:
     with company_of(3) as company:
         late, own = company.all[0], MemberStatus(step=18)
         company.store.add(RENDEZVOUS_KEY, 9)
-        assert not late._after_the_newest(own).joins
-        company.all[1]._write_down(MembershipEpoch(number=2, members=(1, 2)))
-        assert late._after_the_newest(own).joins
+        assert not late._follow_newest(own).joins
+        company.all[1]._publish(MembershipEpoch(number=2, members=(1, 2)))
+        assert late._follow_newest(own).joins
         company.all[1].membership_epoch = MembershipEpoch(number=2, members=(1, 2))
         came = {0: MemberStatus(joins=True), 1: MemberStatus(), 2: MemberStatus()}
         third = MembershipEpoch(number=3, members=(0, 1, 2), statuses=came)
         assert third.joined == (0,)
-        company.all[1]._write_down(third)
-        assert late._after_the_newest(own).joins
-        assert late._after_the_newest(own).joins
+        company.all[1]._publish(third)
+        assert late._follow_newest(own).joins
+        assert late._follow_newest(own).joins
 
 
 def test_an_offer_is_refused_if_there_is_a_formation_between() -> None:
@@ -255,11 +256,11 @@ def test_an_offer_is_refused_if_there_is_a_formation_between() -> None:
     with company_of(2) as company:
         first, second = company.all
         company.store.add(RENDEZVOUS_KEY, 9)
-        assert first._write_down(MembershipEpoch(number=3, members=(0,)))
-        assert not second._write_down(MembershipEpoch(number=5, members=(1,)))
+        assert first._publish(MembershipEpoch(number=3, members=(0,)))
+        assert not second._publish(MembershipEpoch(number=5, members=(1,)))
         assert second.find().number == 3
-        assert second._write_down(MembershipEpoch(number=5, members=(1,)))
-        first._write_down(MembershipEpoch(number=4, members=(0,)))
+        assert second._publish(MembershipEpoch(number=5, members=(1,)))
+        first._publish(MembershipEpoch(number=4, members=(0,)))
         assert first.find() == second.find() == MembershipEpoch(number=5, members=(1,))
         company.store.delete_key(membership._key(5))
         assert first.find().number == 3
@@ -331,9 +332,9 @@ def test_what_is_offered(
 def test_who_is_through_is_neither_waited_for_nor_lost() -> None:
     """Of five, two are, and two die: the last one has its state to end with."""
     with company_of(5, gone=(3, 4)) as company:
-        wait_until(lambda: {1, 2} <= company.all[0]._heartbeat.detector._seen.keys())
+        wait_until(lambda: {1, 2} <= company.all[0]._heartbeat.detector._peers.keys())
         for rank in (1, 2):
-            company.all[rank].close(through=True)
+            company.all[rank].close(finished=True)
         membership_epoch = company.meet({0: MemberStatus(step=9)})
     assert membership_epoch.members == (0,)
     assert membership_epoch.left == {1: FINISHED_REASON, 2: FINISHED_REASON, 3: SILENT, 4: SILENT}
@@ -358,7 +359,7 @@ def test_an_absence_is_told_once_and_calls_for_a_muster() -> None:
         member.raise_if_rendezvous()
         company.gone.add(2)
         wait_until(lambda: member.rendezvous_pending)
-        with pytest.raises(Interrupted, match="the members of formation 1 meet anew"):
+        with pytest.raises(Interrupted, match="membership epoch 1 ended; rendezvous in progress"):
             member.raise_if_rendezvous()
         assert (told, back) == ([(1, SILENT), (2, SILENT)], [1])
         assert list(member.suspected) == [2]
@@ -389,7 +390,7 @@ def test_who_was_left_out_is_told_so_by_the_store() -> None:
         company.gone.add(0)
         company.meet({1: MemberStatus(), 2: MemberStatus()})
         company.all[1].raise_if_outdated()
-        with pytest.raises(Interrupted, match="formation 2 has followed 1"):
+        with pytest.raises(Interrupted, match="membership epoch 1 ended; 2 has replaced it"):
             company.all[0].raise_if_outdated()
 
 
@@ -397,13 +398,13 @@ def test_whoever_lets_others_wait_for_long_is_blamed() -> None:
     with company_of(2) as company:
         waits = company.all[0]
         waits.wait(FIRST_HANG_TIMEOUT_SECONDS, (1,))
-        with pytest.raises(Interrupted, match="rank 1 let others wait for 121 s"):
+        with pytest.raises(Interrupted, match="rank 1 blocked other ranks for 121 s"):
             waits.wait(FIRST_HANG_TIMEOUT_SECONDS + 1, (1,))
         membership_epoch = company.meet({0: MemberStatus(step=3), 1: MemberStatus(step=3)})
-        assert membership_epoch.cause == "rank 1 let others wait for 121 s"
+        assert membership_epoch.cause == "rank 1 blocked other ranks for 121 s"
         assert membership_epoch.statuses[0].awaits == (1,)
         membership_epoch = company.meet({0: MemberStatus(step=4), 1: MemberStatus(step=4)})
-        assert membership_epoch.cause == "members met anew"
+        assert membership_epoch.cause == "the members met in a rendezvous"
         assert membership_epoch.statuses[0].awaits == ()
 
 
@@ -451,7 +452,7 @@ def test_one_that_was_started_again_before_it_was_missed() -> None:
         assert returns.result(PATIENCE) == membership_epoch
     assert membership_epoch.members == (0, 1, 2)
     assert membership_epoch.joined == membership_epoch.recipients == (1,)
-    assert membership_epoch.left == {1: "started again"}
+    assert membership_epoch.left == {1: "restarted"}
 
 
 def test_one_that_is_started_again_finds_the_newest_formation() -> None:
@@ -464,14 +465,14 @@ def test_one_that_is_started_again_finds_the_newest_formation() -> None:
 def test_nobody_goes_on_if_nobody_holds_a_state() -> None:
     with company_of(2, timeout=1.0) as company:
         for error in company.refused({rank: MemberStatus(joins=True) for rank in (0, 1)}):
-            assert "found too few others" in str(error)
+            assert "found no quorum" in str(error)
 
 
 def test_who_comes_after_the_end_is_told_so() -> None:
     with company_of(2) as company:
         early, late = company.all
         early.end(9)
-        text = "rank 1 comes too late: the others have ended after step 9"
+        text = "rank 1 joins too late: the others have finished after step 9"
         with pytest.raises(RunIsOver, match=text):
             late.rendezvous(MemberStatus())
         with pytest.raises(RunIsOver, match=text), late.joining():
@@ -516,7 +517,7 @@ def test_members_at_odds_are_told_so() -> None:
         meet_in_vain(company, statuses)
         for error in company.refused(statuses):
             assert error.problem == (
-                "ranks 0, 2 wait before step 3 to share something, and rank 1 in it"
+                "ranks 0, 2 wait in a collective before step 3, but rank 1 in the step itself"
             )
             assert error.remedy == COLLECTIVE_MISMATCH_REMEDY
 

@@ -224,6 +224,6 @@ def test_enough_is_half_and_two_parts_can_both_be_only_if_they_are_halves(
 
 
 def test_what_made_members_meet() -> None:
-    assert formed({0: MemberStatus(), 1: MemberStatus()}).cause == "members met anew"
+    assert formed({0: MemberStatus(), 1: MemberStatus()}).cause == "the members met in a rendezvous"
     told = formed({0: MemberStatus(), 1: MemberStatus(why="rank 0 let others wait")})
     assert told.cause == "rank 0 let others wait"

@@ -95,7 +95,7 @@ def test_one_too_many_gives_no_result(separate: bool) -> None:
 
 def test_what_waits_for_every_message_refuses_a_quorum() -> None:
     schedule = coded(4, FractionalRepetition(4, 1))
-    with pytest.raises(ScheduleError, match=r"can't be waited for; run it by a Node and a Relay"):
+    with pytest.raises(ScheduleError, match=r"has a quorum; run it with a Node and a Relay"):
         run(schedule, {rank: np.ones(40) for rank in range(4)})
 
 

@@ -262,7 +262,7 @@ def train_among_fates(
         )
     except WorkerFailed as failure:
         raise AssertionError((str(failure), said, board.steps, board.lives)) from None
-    errors = [line for _, line in said if "; others go on" in line and "SIGKILL" not in line]
+    errors = [line for _, line in said if "; the others continue" in line and "SIGKILL" not in line]
     assert bool(errors) == fails, said
     return Ended(results, said)
 

@@ -344,7 +344,7 @@ def test_a_mistake_on_one_rank(changed: dict[str, Any], kind: str, problem: str)
     assert one["text"].startswith(problem)
     for other in (zero, two):
         assert other["kind"] == "PeerFailed"
-        assert other["text"].startswith(f"rank 1 gave up: {problem}")
+        assert other["text"].startswith(f"rank 1 aborted: {problem}")
 
 
 @pytest.mark.parametrize("missing", [0, 2])

@@ -75,7 +75,7 @@ def test_within_the_tolerance_no_step_is_lost(
     for rank in dead:
         assert (
             rank,
-            f"rank {rank} was killed by SIGKILL (out of memory?); others go on",
+            f"rank {rank} was killed by SIGKILL (out of memory?); the others continue",
         ) in ended.said
 
 
@@ -121,7 +121,7 @@ def test_an_error_in_one_script_is_told_and_the_others_go_on(
     [(rank, line)] = ended.said
     assert rank == 3
     assert line.startswith("rank 3: ValueError: boom (")
-    assert line.endswith("; others go on")
+    assert line.endswith("; the others continue")
 
 
 # Beyond the tolerance
@@ -140,7 +140,9 @@ def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch
     assert ended.failure.exit_code == 1
     problem = ended.failure.problem
     assert problem.startswith("rank 0: step 5 takes longer than ")
-    assert problem.endswith("the root waits for ranks 2, 3, more than the code can do without")
+    assert problem.endswith(
+        "the root waits for ranks 2, 3, more stragglers than the code tolerates"
+    )
     assert {rank for rank, _ in ended.said} <= {2, 3}
 
 

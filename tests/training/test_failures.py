@@ -171,7 +171,7 @@ def test_killed_and_the_others_go_on(sync: str, tmp_path: Path) -> None:
     run = ended(tmp_path, KILLED, sync=sync, launch=thalweg_run)
     assert run.code == 0, run
     assert run.of(CULPRIT) == [
-        f"rank {CULPRIT} was killed by SIGKILL (out of memory?); others go on"
+        f"rank {CULPRIT} was killed by SIGKILL (out of memory?); the others continue"
     ]
     others = [rank for rank in range(SIZE) if rank != CULPRIT]
     assert all("done" in run.of(rank) for rank in others)
@@ -209,7 +209,7 @@ def test_raises(sync: str, tmp_path: Path) -> None:
     run = ended(tmp_path, RAISES, sync=sync)
     assert_survivors_blame(run)
     for rank in set(range(SIZE)) - {CULPRIT}:
-        assert f"rank {CULPRIT} gave up: ValueError: boom" in run.of(rank)[0]
+        assert f"rank {CULPRIT} aborted: ValueError: boom" in run.of(rank)[0]
     own = [line.removeprefix(f"[rank{CULPRIT}]: ") for line in run.of(CULPRIT)]  # torch's habit
     assert own[0] == "Traceback (most recent call last):"
     assert own[-1] == "ValueError: boom"

@@ -124,7 +124,7 @@ def test_consensus_on_one_rank_alone_changes_nothing_elsewhere() -> None:
     alone, other = on_ranks(2, work)
     assert alone["weights"] == other["weights"] == [3.0] * 4
     assert "call run.consensus and run.save on every rank" in alone["text"]
-    assert "rank 0 gave up: rank 0 waited before step 1 for rank 1" in other["text"]
+    assert "rank 0 aborted: rank 0 timed out waiting for rank 1 (before step 1)" in other["text"]
 
 
 def test_nothing_to_average_needs_nobody() -> None:

@@ -188,6 +188,6 @@ def test_who_hangs_is_named_with_what_it_does(monkeypatch: pytest.MonkeyPatch) -
 
     run_workers(3, work, timeout=60.0, on_line=hear, debug=True)
     [line] = [line for line in lines if load_for_ever.__name__ in line]
-    assert re.match(r"rank 1 on \S+ holds up the others", line)
+    assert re.match(r"rank 1 on \S+ blocks the other ranks", line)
     assert "in forward of step 3" in line
     assert "test_step_timer.py:" in line

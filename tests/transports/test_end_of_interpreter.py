@@ -43,7 +43,7 @@ def test_an_interpreter_ends_well_without_close(how: str, tmp_path: Path) -> Non
     command = [sys.executable, "-W", "ignore", str(script), how]
     run_command(3, command, on_line=lambda _, __, line: lines.append(line), grace=20, timeout=60)
     if how == "die":
-        killed = "rank 2 was killed by SIGKILL (out of memory?); others go on"
+        killed = "rank 2 was killed by SIGKILL (out of memory?); the others continue"
         assert sorted(lines) == ["end"] * 2 + ["lost"] * 2 + [killed]
     else:
         assert lines == ["end"] * 3

@@ -28,9 +28,8 @@ from thalweg.cli import (
     verify,
 )
 from thalweg.cli import run as run_script
-from thalweg.errors import DEBUG_VARIABLE, ThalwegError
+from thalweg.errors import DEBUG_VARIABLE, INTERRUPTED_EXIT_CODE, ThalwegError
 
-INTERRUPTED_EXIT_CODE = 130
 WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """The parser's base class of usage errors, which typer doesn't export by name."""

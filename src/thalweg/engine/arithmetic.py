@@ -1,8 +1,7 @@
-"""How values are added on their way: numpy's sums, or torch's for the two-byte floats; and what
-codecs have torch compute.
+"""Sums of received values, by numpy or, for two-byte floats, by torch; and torch kernels of codecs.
 
-numpy has no bfloat16 and adds float16 one by one; torch does both well. Either way a sum is rounded
-to the values' own type at each addition, in the order of the schedule.
+numpy has no bfloat16 and adds float16 one by one; torch does both well. Either one rounds a sum to
+the element type at each addition, in the order of the schedule.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from thalweg.transports import Array
 
 class Arithmetic(Protocol):
     def add(self, target: Array, incoming: Array) -> None:
-        """target += incoming"""
+        """Add `incoming` to `target`, in place."""
 
     def weigh(self, target: Array, terms: Sequence[tuple[float, Array]], *, keep: bool) -> None:
-        """target = (target if keep) + the sum of weight x array, in this order."""
+        """Write the sum of weight x array, in this order, to `target`; `keep` adds it instead."""
 
 
 class NumpyArithmetic:
@@ -40,7 +39,7 @@ class NumpyArithmetic:
 
 
 class TorchArithmetic:
-    """Arrays hold the bits of `dtype`, whatever numpy takes them for."""
+    """Arithmetic on arrays that hold the bits of `dtype`, whatever their numpy type is."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -78,8 +77,8 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 class TorchKernels:
-    """`thalweg.compress.Kernels` by torch: casts that use the vector units, products of thin
-    matrices without a copy. Arrays stay numpy's; torch sees them in place."""
+    """`thalweg.compress.Kernels` by torch: vectorised casts, and products of thin matrices without
+    a copy. Torch works in place on numpy's arrays."""
 
     def narrow(self, source: Array, target: Array) -> None:
         _half(target).copy_(torch.from_numpy(source))
@@ -96,7 +95,7 @@ class TorchKernels:
 
 
 def _half(array: Array) -> torch.Tensor:
-    """int16 stands for bfloat16, which numpy doesn't have."""
+    """A tensor on the array's memory; int16 stands for bfloat16, which numpy doesn't have."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.int16 else tensor
 

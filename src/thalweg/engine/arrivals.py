@@ -1,8 +1,8 @@
-"""When each rank arrived at each bucket: lateness is this, never how long the exchange took.
+"""Arrival times of all ranks at each bucket. Stragglers show in these, not in the round's duration.
 
-An all-reduce takes as long for the early as for the late, so its duration names nobody. What does
-is the moment at which a rank's own bucket was ready, and the moments at which the first message of
-each of its peers came. All by this rank's clock.
+An all-reduce takes equally long for all of its ranks, so its duration identifies no straggler. The
+time at which a rank's own bucket was ready does, and so do the times at which the first message of
+each peer arrived. All times are by this rank's clock.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from threading import Lock
+from typing import TypeVar
 
 from thalweg.engine.execute import Leading
 
-ARRIVAL_HISTORY_ROUNDS = 10_000  # rounds
-MAX_ROUND_DURATION_STEPS = 16  # steps that a round may take
+ARRIVAL_HISTORY_ROUNDS = 10_000
+MAX_ROUND_DURATION_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One round of one bucket, in seconds of `time.monotonic`."""
+    """The times of one round of one bucket, in seconds of `time.monotonic`."""
 
     step: int
     bucket: int
-    ready: float  # this rank's own part was there
-    started: float  # the communication thread took it up
+    ready: float  # this rank's bucket was complete
+    started: float  # the communication thread began the round
     ended: float
     peers: dict[int, float]  # first message of each peer
-    leading: Mapping[int, Leading] = field(default_factory=dict)  # where hands are shaken
+    leading: Mapping[int, Leading] = field(default_factory=dict)  # of rounds with a handshake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A compressor was at work on a bucket, in the communication thread."""
+    """The time that a compressor spent on a bucket in the communication thread."""
 
     step: int
     bucket: int
@@ -42,8 +43,11 @@ class Encoded:
     ended: float
 
 
+T = TypeVar("T", Arrival, Encoded)
+
+
 class Arrivals:
-    """The last rounds, newest last; written by one thread, read by any."""
+    """The latest rounds, newest last; one thread writes them, any thread may read them."""
 
     def __init__(self, kept: int = ARRIVAL_HISTORY_ROUNDS) -> None:
         self._rounds: deque[Arrival] = deque(maxlen=kept)
@@ -59,26 +63,23 @@ class Arrivals:
             return iter(list(self._rounds))
 
     def since(self, step: int) -> list[Arrival]:
-        """Of this step and later ones, newest first. They come in order but for rounds that took
-        several steps."""
-        with self._lock:
-            newest = takewhile(
-                lambda arrival: arrival.step >= step - MAX_ROUND_DURATION_STEPS,
-                reversed(self._rounds),
-            )
-            return [arrival for arrival in newest if arrival.step >= step]
+        """The rounds of this step and later ones, newest first. They are in order except for
+        rounds that took several steps."""
+        return self._since(step, self._rounds)
 
     def add_encoded(self, encoded: Encoded) -> None:
         with self._lock:
             self._encoded.append(encoded)
 
     def encoded_since(self, step: int) -> list[Encoded]:
-        """The same of compressors."""
+        """The compressors' work in this step and later ones, newest first."""
+        return self._since(step, self._encoded)
+
+    def _since(self, step: int, history: deque[T]) -> list[T]:
         with self._lock:
-            newest = takewhile(
-                lambda one: one.step >= step - MAX_ROUND_DURATION_STEPS, reversed(self._encoded)
-            )
-            return [one for one in newest if one.step >= step]
+            oldest = step - MAX_ROUND_DURATION_STEPS
+            newest = takewhile(lambda entry: entry.step >= oldest, reversed(history))
+            return [entry for entry in newest if entry.step >= step]
 
     def __len__(self) -> int:
         return len(self._rounds)

@@ -1,17 +1,17 @@
-"""One communication thread a process: it begins rounds in the order in which they were handed in.
+"""The communication thread of a process: it begins rounds in the order of their submission.
 
-What is handed in is a chain: rounds that follow one another, each made from what came of the last,
-as a compressor needs them; or a single round. Two chains may be under way at once, on different
-vectors: while one waits for a peer, the other's messages fill the link. The second begins with the
-first's next message, or at once if nothing runs. A chain keeps its place until it is over, so the
-first that isn't over anywhere is under way everywhere, and ranks never wait for one another in a
-circle.
+The training thread submits a single round or a chain: rounds that follow one another, each built
+from the last one's result, as compressors need them. Two chains may be in flight at once, on
+different vectors: while one waits for a peer, the other's messages fill the link. The second begins
+with the first's next message, or at once if nothing runs. A chain keeps its place until it ends, so
+the first unfinished chain of any rank is in flight on all ranks, and ranks never wait for one
+another in a circle.
 
-The training thread hands a round in when its bucket is ready and goes on computing; it waits for
-the results where it needs them. The first error ends the engine: the alarm is sounded and the
-transport closed, so that other ranks stop waiting too, and every round that is left fails with that
-error. A peer that is lost is another matter where members may change: what is under way is broken
-off, Interrupted, and the engine goes on when the members that are left have formed anew (`enter`).
+The training thread submits a round when its bucket is ready and continues to compute; it waits for
+the results where it needs them. The first error ends the engine: it raises the abort flag and
+closes the transport, so that other ranks stop waiting too, and every unfinished round fails with
+that error. If members may change, the loss of a peer only interrupts the rounds in flight
+(Interrupted); the engine continues with the members of the next epoch (`enter_epoch`).
 """
 
 from __future__ import annotations
@@ -48,17 +48,15 @@ from thalweg.steps import MAX_CHAINS_IN_FLIGHT
 from thalweg.transports import Address, Array, Landing, Transport
 from thalweg.transports.store_client import Store
 
-ENGINE_ABORT_POLL_SECONDS = 0.5  # seconds of waiting after which the alarm is listened to
-# Seconds of waiting after which it looks whether the members are to meet.
-RENDEZVOUS_CHECK_SECONDS = 0.1
-# Seconds beyond the rounds' own deadlines, for the thread to say what happened.
-ENGINE_REPLY_GRACE_SECONDS = 5.0
+ENGINE_ABORT_POLL_SECONDS = 0.5  # between two reads of the abort flag
+RENDEZVOUS_CHECK_SECONDS = 0.1  # between two checks for a pending rendezvous
+ENGINE_REPLY_GRACE_SECONDS = 5.0  # for the thread to report an error after a round's deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One round on one vector, which is reduced in place. `view` says where chunks are, if not one
-    after the other in the vector."""
+    """One round on one vector, which is reduced in place. `view` locates the chunks if they aren't
+    contiguous in the vector."""
 
     program: RankProgram
     vector: Array
@@ -70,32 +68,33 @@ class Task:
 
 
 Chain = Iterator[Sequence[Task]]
-"""Rounds that may run at the same time; when all of them are over, the next ones are asked for.
-What the iterator does in between it does in the communication thread."""
+"""Each item holds rounds that may run concurrently; when all of them have ended, the communication
+thread advances the iterator, which runs there."""
 
 
 @dataclass(slots=True, eq=False)
-class _Underway:
-    """A chain that was handed in."""
+class _Submission:
+    """A submitted chain and its progress."""
 
     chain: Chain
     future: Future[None]
-    ready: float  # when it was handed in
-    alone: Task | None  # the only round of it
-    left: int = 0  # rounds that run
-    newest: Task | None = None  # of a chain
+    ready: float  # time of submission
+    alone: Task | None  # the task, if a single round was submitted
+    left: int = 0  # running rounds
+    newest: Task | None = None  # of several
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
     task: Task
-    of: _Underway
+    of: _Submission
     started: float
     execution: Execution
 
 
 class Engine:
-    """`timeout` is how many seconds a round may take; with `membership` members may change."""
+    """The engine of one rank. `timeout` limits a round, in seconds; with `membership` the members
+    may change."""
 
     def __init__(
         self,
@@ -107,21 +106,19 @@ class Engine:
         self.arrivals = Arrivals()
         self.timeout = timeout
         self._membership = membership
-        self._check_seconds = (
-            ENGINE_ABORT_POLL_SECONDS if membership is None else RENDEZVOUS_CHECK_SECONDS
-        )
+        self._poll_seconds = RENDEZVOUS_CHECK_SECONDS if membership else ENGINE_ABORT_POLL_SECONDS
         self._transport = transport
         self._abort_flag = abort_flag
         self._broken: BaseException | None = None
         self._closed = False
-        self._advanced = 0.0  # when the last rounds began
-        self._polled = 0.0  # when it was last heard whether others gave up
-        self._handed_in: SimpleQueue[_Underway | None] = SimpleQueue()  # None is the last
-        self._idles = False  # the thread waits for what is handed in
-        self._waiting: deque[_Underway] = deque()
-        self._chains: list[_Underway] = []
+        self._advanced = 0.0  # time at which the last rounds began
+        self._polled = 0.0  # time at which the abort flag was last read
+        self._submitted: SimpleQueue[_Submission | None] = SimpleQueue()  # None ends the thread
+        self._idles = False  # the thread waits for submissions
+        self._waiting: deque[_Submission] = deque()
+        self._chains: list[_Submission] = []
         self._running: deque[_Running] = deque()
-        self._done: deque[_Running] = deque()  # but their last messages may not have left
+        self._done: deque[_Running] = deque()  # their last messages may still be in the transport
         self._cores = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="thalweg-communication", daemon=True)
         self._thread.start()
@@ -132,39 +129,38 @@ class Engine:
 
     @property
     def failed(self) -> bool:
-        """For good."""
+        """True if the engine has failed permanently."""
         return self._broken is not None and not isinstance(self._broken, Interrupted)
 
     def submit(self, work: Task | Chain) -> Future[None]:
-        """A round, or a chain of them; what a chain reads and writes is left alone until then."""
+        """Queue a round or a chain; the caller leaves its arrays alone until the future is done."""
         if self._closed:
             raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
         alone = work if isinstance(work, Task) else None
         chain = iter([[work]]) if isinstance(work, Task) else work
-        handed_in = _Underway(chain, Future(), monotonic(), alone)
-        self._hand_in(handed_in)
-        return handed_in.future
+        submission = _Submission(chain, Future(), monotonic(), alone)
+        self._put(submission)
+        return submission.future
 
-    def _hand_in(self, item: _Underway | None) -> None:
-        self._handed_in.put(item)
+    def _put(self, item: _Submission | None) -> None:
+        self._submitted.put(item)
         if self._idles:
             self._transport.wake()
 
     def wait(self, futures: list[Future[None]]) -> None:
-        """Until all are done; the first error if there is one."""
+        """Wait until all futures are done, and raise the first error."""
         deadline = monotonic() + self.timeout * max(1, len(futures)) + ENGINE_REPLY_GRACE_SECONDS
         for future in futures:
-            while not self._came(future, deadline):
-                if self._advanced + self.timeout + ENGINE_REPLY_GRACE_SECONDS <= deadline:
+            while not self._is_done(future, deadline):
+                later = self._advanced + self.timeout + ENGINE_REPLY_GRACE_SECONDS
+                if later <= deadline:
                     raise TransportError(
                         f"the communication thread of rank {self.rank} doesn't answer",
-                        "please report this with what the other ranks printed",
+                        "please report this with the output of the other ranks",
                     )
-                deadline = (
-                    self._advanced + self.timeout + ENGINE_REPLY_GRACE_SECONDS
-                )  # a chain's next round began
+                deadline = later  # a chain's next round began
 
-    def _came(self, future: Future[None], deadline: float) -> bool:
+    def _is_done(self, future: Future[None], deadline: float) -> bool:
         try:
             future.result(max(0.0, deadline - monotonic()))
         except TimeoutError:
@@ -175,11 +171,11 @@ class Engine:
         self.wait([self.submit(each) for each in work])
 
     def enter_epoch(self, membership_epoch: MembershipEpoch, abort_flag: AbortFlag) -> None:
-        """Go on with these members, whatever was broken off before. Nothing may be under way."""
+        """Continue with these members after an interruption. No chain may be in flight."""
         if self._broken is None:
-            self._broken = Interrupted(f"formation {membership_epoch.number} begins")
+            self._broken = Interrupted(f"membership epoch {membership_epoch.number} begins")
         marker: Future[None] = Future()
-        self._hand_in(_Underway(iter(()), marker, monotonic(), None))  # it fails, in its turn
+        self._put(_Submission(iter(()), marker, monotonic(), None))  # fails when its turn comes
         with suppress(ThalwegError, TimeoutError):
             marker.result(ENGINE_REPLY_GRACE_SECONDS)
         self._transport.enter_epoch(membership_epoch.number, membership_epoch.members)
@@ -190,34 +186,34 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._hand_in(None)
+        self._put(None)
         self._thread.join(self.timeout if self._broken is None else ENGINE_REPLY_GRACE_SECONDS)
         self._transport.close()  # ends the thread if it still waits
         self._thread.join(ENGINE_REPLY_GRACE_SECONDS)
 
     def _work(self) -> None:
-        torch.set_num_threads(self._cores)  # OpenMP gives each thread as many as there are cores
+        torch.set_num_threads(self._cores)  # OpenMP's default is one thread per core
         last = False
         while not last or self._waiting or self._chains or self._done:
             try:
                 last = self._fetch() or last
-                self._begin()
-                self._go_on()
+                self._begin_chains()
+                self._progress()
             except BaseException as error:
                 self._fail(error)
 
     def _fetch(self) -> bool:
-        """Take what was handed in, and wait for it if there is nothing else to do; whether that
-        was the last."""
+        """Take submissions from the queue, waiting if there is nothing else to do; True after the
+        last one."""
         while True:
             busy = bool(self._waiting or self._chains or self._done)
-            takes_in = self._broken is None  # else whoever enters the next formation has the wire
+            receives = self._broken is None  # otherwise `enter_epoch` uses the transport
             try:
-                item = self._handed_in.get(not busy and not takes_in, self._check_seconds)
+                item = self._submitted.get(not busy and not receives, self._poll_seconds)
             except Empty:
                 if busy:
                     return False
-                if takes_in:
+                if receives:
                     self._idle()
                 continue
             if item is None:
@@ -225,28 +221,28 @@ class Engine:
             self._waiting.append(item)
 
     def _idle(self) -> None:
-        """Take in what early peers send until something is handed in."""
+        """Receive the messages of early peers until something is submitted."""
         self._idles = True
-        if self._handed_in.empty():
-            self._transport.idle(self._check_seconds)
+        if self._submitted.empty():
+            self._transport.idle(self._poll_seconds)
         self._idles = False
-        self._look_for_losses()
+        self._check_sends()
 
-    def _look_for_losses(self) -> None:
-        """Others may wait for what this rank has sent, though it waits for nothing itself."""
+    def _check_sends(self) -> None:
+        """Detect lost messages that other ranks wait for while this rank waits for nothing."""
         if self._membership is None or self._broken is not None or self._closed:
             return
         if self._membership.heeds_losses():
             self._transport.check_sends()
 
-    def _begin(self) -> None:
-        """As many chains as may be under way."""
+    def _begin_chains(self) -> None:
+        """Begin as many chains as may be in flight."""
         if self._broken is not None:
             self._abort(self._broken)
         while self._waiting and len(self._chains) < MAX_CHAINS_IN_FLIGHT:
             chain = self._waiting[0]
             if chain.alone is not None and self._is_busy(chain.alone):
-                return  # it begins with the other's result, and changes what that still sends
+                return  # it would change a vector that the other chain still sends
             self._chains.append(chain)
             self._waiting.popleft()
             self._advance(chain)
@@ -255,9 +251,9 @@ class Engine:
         others = (*self._running, *self._done)
         return any(np.may_share_memory(task.vector, other.task.vector) for other in others)
 
-    def _advance(self, chain: _Underway) -> None:
-        """Begin its next rounds; it is over if there are none. Interrupted if the members are to
-        meet: a rank that never waits long would not hear of it."""
+    def _advance(self, chain: _Submission) -> None:
+        """Begin the chain's next rounds, or end it if there are none. Interrupted if a rendezvous
+        is pending: a rank that never waits for long has no other occasion to notice it."""
         if self._membership is not None:
             self._membership.raise_if_rendezvous()
         began = monotonic()
@@ -282,23 +278,25 @@ class Engine:
             )
             self._running.append(_Running(task, chain, monotonic(), execution))
 
-    def _note_encoding(self, chain: _Underway, tasks: Sequence[Task] | None, began: float) -> None:
-        """What a compressor did between two rounds, or after the last."""
+    def _note_encoding(
+        self, chain: _Submission, tasks: Sequence[Task] | None, began: float
+    ) -> None:
+        """Record the compressor's time between two rounds, or after the last."""
         task = chain.newest = tasks[0] if tasks else chain.newest
         if task is not None:
             self.arrivals.add_encoded(
                 Encoded(step=task.step, bucket=task.bucket, began=began, ended=monotonic())
             )
 
-    def _go_on(self) -> None:
-        """Take every round as far as it goes, then one message in."""
+    def _progress(self) -> None:
+        """Start every move that is ready, then receive one message."""
         over = [running for running in self._running if running.execution.start_ready()]
         for running in over:
             self._end(running)
         if over:
-            return  # the next rounds of a chain are to begin before anything is waited for
+            return  # a chain's next rounds begin before the thread waits for a message
         if self._running:
-            self._take_message()
+            self._receive()
         while self._done and not (self._running and len(self._done) <= MAX_CHAINS_IN_FLIGHT):
             first = self._done[0]
             first.execution.wait_for_sendings()
@@ -315,23 +313,23 @@ class Engine:
             self._chains.remove(over.of)
             self._done.append(over)
             return
-        over.execution.wait_for_sendings()  # before what was sent is changed
+        over.execution.wait_for_sendings()  # the chain may change these arrays next
         over.of.left -= 1
         if not over.of.left:
             self._advance(over.of)
 
-    def _take_message(self) -> None:
+    def _receive(self) -> None:
         first = self._running[0].execution
         awaited = ChainMap(*(running.execution.awaited for running in self._running))
         try:
             address, array = self._transport.receive_any(
-                awaited, monotonic() + self._check_seconds, self._landing
+                awaited, monotonic() + self._poll_seconds, self._landing
             )
         except PeerLate:
             self._check_others()
             if monotonic() < first.deadline:
                 return
-            # Of the first alone: later rounds may be waiting for it to end.
+            # Only the first round times out: later ones may be waiting for it to end.
             address, array = self._transport.receive_any(
                 first.awaited.keys(), monotonic(), self._landing
             )
@@ -341,14 +339,14 @@ class Engine:
                 return
 
     def _landing(self, address: Address, nbytes: int) -> Landing | None:
-        """Where the round that awaits this message wants it."""
+        """The buffer into which the awaiting round wants this message."""
         for running in self._running:
             if address in running.execution.awaited:
                 return running.execution.landing(address, nbytes)
         return None
 
     def _note(self, over: _Running) -> None:
-        """Its moves are done."""
+        """Record the arrival times of a finished round."""
         self.arrivals.add(
             Arrival(
                 step=over.task.step,
@@ -362,7 +360,7 @@ class Engine:
         )
 
     def _fail(self, error: BaseException) -> None:
-        """The first error ends it all: nobody shall wait for what won't come."""
+        """Fail all submissions with this error, so that no thread or rank waits in vain."""
         interrupted = self._interrupted(error)
         self._broken = interrupted or self._abort_flag.first_cause(error)
         self._abort(self._broken)
@@ -370,7 +368,7 @@ class Engine:
             self._transport.close()
 
     def _interrupted(self, error: BaseException) -> Interrupted | None:
-        """If that is reason to meet with those who are left, and not to end."""
+        """The interruption, if this error leads to a rendezvous and not to the end of the run."""
         if self._membership is None or isinstance(error, Interrupted):
             return error if isinstance(error, Interrupted) else None
         if isinstance(error, TransportError) and self._abort_cause() is not None:
@@ -386,12 +384,12 @@ class Engine:
         return Interrupted(error.problem)
 
     def _abort_cause(self) -> PeerFailed | None:
-        """What a rank has told that ends the run for all."""
+        """The failure for which a rank has raised the abort flag, if one has."""
         abort = self._abort_flag.poll()
         return None if isinstance(abort, StoreLost) else abort
 
     def use_store(self, store: Store) -> None:
-        """The store that ranks find one another by is another."""
+        """Look up peer addresses in another store from now on."""
         self._transport.use_store(store)
 
     def _abort(self, error: BaseException) -> None:
@@ -402,7 +400,7 @@ class Engine:
             chain.future.set_exception(error)
 
     def _check_others(self) -> None:
-        """Whether others gave up, or wait to meet this rank; or whether it has waited enough."""
+        """Check for an abort, a pending rendezvous, and for peers that have been late too long."""
         if self._membership is not None:
             first = self._running[0]
             peers = tuple(sorted({address.peer for address in first.execution.awaited}))

@@ -5,11 +5,11 @@ so chunks are in flight in both directions while others wait. Sums are taken in 
 list, whatever the order of arrival: the result doesn't depend on timing. A chunk that was sent is
 not changed before its message has left.
 
-Every message is waited for. A schedule with quorums, which may do without some, is a `Node`'s.
+Every message is awaited. A schedule with quorums, which tolerates missing ones, is run by a `Node`.
 
-Groups that change from step to step shake hands: a rank sends to a peer once that has said that it
-takes part, and has finished once all of them have said that its messages are there. Otherwise who
-is early pushes its messages into a link that the peer's last group still needs.
+Groups that change from step to step use a handshake: a rank sends to a peer after that peer has
+signalled that it is ready, and finishes after all peers have acknowledged its messages. Otherwise
+an early rank fills a link that the peer's previous group still needs.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from thalweg.errors import ScheduleError, TransportError
 from thalweg.schedules import Move, MoveKind, Order, Progress, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Landing, Sending, Transport
 
-READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN = 0, 1  # the empty spans under which hands are shaken
+READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN = 0, 1  # empty spans label the signals of the handshake
 SIGNAL_PAYLOAD = np.zeros(1, np.uint8)
 View = Callable[[int, int], Array]
-"""From a span of chunks to the writable array that holds it on this rank."""
+"""Maps a span of chunks to the writable array that holds it on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgram:
-    """A schedule from one rank's side: its moves, and which waits for which. Made once, run at
-    every step."""
+    """One rank's moves of a schedule and their dependencies, compiled once, run at every step."""
 
     schedule: Schedule
     rank: int
     order: Order
     handshake: bool = False
     leading: Mapping[int, int] = field(default_factory=dict)  # see `Leading`
-    repeated: frozenset[tuple[int, int, int]] = frozenset()  # peer and span that come several times
+    repeated: frozenset[tuple[int, int, int]] = (
+        frozenset()
+    )  # (peer, start, stop) received repeatedly
 
     @classmethod
     def of(cls, schedule: Schedule, rank: int, *, handshake: bool = False) -> RankProgram:
@@ -64,18 +65,18 @@ class RankProgram:
 
 @dataclass(slots=True)
 class Leading:
-    """The messages of a peer that nothing but the link between the two holds up, from the first's
-    arrival to the last's: those that it sends without waiting for any, once this rank has said that
-    it takes part; in a pair all of them.
+    """The messages of a peer that only the link to it can delay, from the first arrival to the
+    last: those that the peer sends without waiting for others, once this rank has signalled that
+    it is ready; in a pair, all messages.
     """
 
     began: float
     ended: float
-    nbytes: int = 0  # without the first's
+    nbytes: int = 0  # without the first message
 
 
 def _leading(schedule: Schedule, peer: int, rank: int) -> int:
-    """How many such messages there are."""
+    """The number of messages from `peer` that only the link can delay."""
     if len(schedule.ranks) == 2:
         return sum(move.kind is MoveKind.SEND for move in schedule.moves(peer))
     at_once = takewhile(lambda move: move.kind is MoveKind.SEND, schedule.moves(peer))
@@ -83,7 +84,7 @@ def _leading(schedule: Schedule, peer: int, rank: int) -> int:
 
 
 def flat(schedule: Schedule, vector: Array) -> View:
-    """Chunks one after the other in one vector, as all all-reduces have them."""
+    """A view of contiguous chunks in one vector, as in every all-reduce."""
     if len(vector) != schedule.elements:
         raise TransportError(
             f"{schedule.name} is for {schedule.elements} elements, and there are {len(vector)}",
@@ -94,7 +95,7 @@ def flat(schedule: Schedule, vector: Array) -> View:
 
 
 class Execution:
-    """One rank's part, under way: start what is ready, hand in what arrives, until all is done."""
+    """The progress of one rank in one round, from `start_ready` and `arrive` until all is done."""
 
     def __init__(
         self,
@@ -115,22 +116,22 @@ class Execution:
         self.arithmetic = arithmetic
         self.order = part.order
         self.progress = Progress(self.order)
-        self.ready = self.progress.ready  # a heap: the list's order is the priority
+        self.ready = self.progress.ready  # a heap: earlier moves have priority
         self.awaited: dict[Address, deque[int]] = {}
-        self.leaving: dict[int, list[Sending]] = {}  # what must have left before a move writes
+        self.leaving: dict[int, list[Sending]] = {}  # sends that must end before a move writes
         self.sendings: list[Sending] = []
         self.came: dict[int, float] = {}
         self.leading: dict[int, Leading] = {}
-        self._landings: dict[Address, Landing] = {}  # of messages that are under way
+        self._landings: dict[Address, Landing] = {}  # of partly received messages
         self._repeated = part.repeated
         self._expected = dict(part.leading)
-        self._waiting_sends: dict[int, deque[int]] = {}  # sends to a peer that isn't ready
-        self._left: Counter[int] = Counter()  # messages that are to come from each peer
+        self._waiting_sends: dict[int, deque[int]] = {}  # by peer that isn't ready
+        self._left: Counter[int] = Counter()  # messages to come, by peer
         if part.handshake:
             self._shake_hands()
 
     def _shake_hands(self) -> None:
-        """Tell those who will send to this rank that it is there."""
+        """Signal to every peer that will send to this rank that it is ready."""
         for move in self.order.moves:
             if move.kind is MoveKind.SEND:
                 self._waiting_sends.setdefault(move.peer, deque())
@@ -150,14 +151,14 @@ class Execution:
         return Label(self.step, self.round_number, signal, signal)
 
     def _note_handshake(self, address: Address) -> None:
-        """A peer is ready for what is sent to it, or has it."""
+        """Handle a peer's signal: it is ready for messages, or it has received all of them."""
         del self.awaited[address]
         if address.label.start == READY_SIGNAL_SPAN:
             for index in self._waiting_sends.pop(address.peer):
                 self._send(index, self.order.moves[index])
 
     def _note(self, peer: int, nbytes: int) -> None:
-        """That a message is there; the peer is told when it was the last."""
+        """Count a message that has arrived, and acknowledge the peer's last one."""
         if self._expected.get(peer):
             self._expected[peer] -= 1
             now = monotonic()
@@ -170,13 +171,13 @@ class Execution:
                 self._signal(peer, THERE_SIGNAL_SPAN)
 
     def start_ready(self) -> bool:
-        """Start every move that nothing holds back; whether all moves are done."""
+        """Start every move whose dependencies are done; True if all moves are done."""
         while self.ready:
             self._start(heappop(self.ready))
         return not self.awaited
 
     def wait_for_sendings(self) -> None:
-        """Until the vector may be changed."""
+        """Wait until the vector may be changed."""
         for sending in self.sendings:
             sending.wait(self.deadline)
 
@@ -188,7 +189,7 @@ class Execution:
             else:
                 self._send(index, move)
         elif move.quorum is not None or move.kind is MoveKind.ANSWER:
-            raise ScheduleError(f"{move} can't be waited for", "run it by a Node and a Relay")
+            raise ScheduleError(f"{move} has a quorum", "run it with a Node and a Relay")
         else:
             address = Address(move.peer, self._label(move))
             self.awaited.setdefault(address, deque()).append(index)
@@ -203,7 +204,7 @@ class Execution:
         self._done(index)
 
     def arrive(self, address: Address, array: Array) -> None:
-        """One of the messages that are awaited."""
+        """Complete the move that awaits this message."""
         if address.label.start == address.label.stop:
             self._note_handshake(address)
             return
@@ -217,15 +218,15 @@ class Execution:
             self._take(index, address, array)
         elif landing.array is not array:
             raise TransportError(
-                f"rank {self.rank} got a message from rank {address.peer} at step {self.step}, "
-                f"round {self.round_number}, of which a part had come before",
-                "look at what happened to the connection between them",
+                f"rank {self.rank} received a part of a message from rank {address.peer} twice "
+                f"(step {self.step}, round {self.round_number})",
+                "check the connection between these two ranks",
             )
         self._note(address.peer, array.nbytes)
         self._done(index)
 
     def _take(self, index: int, address: Address, array: Array) -> None:
-        """Do what a move does with a message that lies elsewhere."""
+        """Apply a message that was received into another buffer."""
         move = self.order.moves[index]
         target = self._target(index, move)
         incoming = self._fitting(address, array, target)
@@ -235,8 +236,8 @@ class Execution:
             target[:] = incoming
 
     def landing(self, address: Address, nbytes: int) -> Landing | None:
-        """Where an awaited message may be put, or added, while it arrives; None if it has to lie
-        elsewhere until it is there."""
+        """The place where an awaited message may be copied or added while it arrives; None if it
+        has to be buffered."""
         peer, label = address
         queue = self.awaited.get(address)
         if queue is None or label.start == label.stop or address in self._landings:
@@ -264,7 +265,7 @@ class Execution:
         return landing
 
     def _target(self, index: int, move: Move) -> Array:
-        """Where this move writes, once what was sent from there has left."""
+        """The array to which this move writes, once sends from it have ended."""
         for sending in self.leaving.pop(index, ()):
             sending.wait(self.deadline)
         return self.view(move.start, move.stop)

@@ -1,12 +1,12 @@
-"""One rank of a star that takes the fastest workers' share, and the others' one step late.
+"""One rank of a star that sums the first k workers' gradients, and the others' one step later.
 
 Live gradient compensation (Xu et al., INFOCOM 2021). Of N workers the first k make the step:
 
     result(t) = g(t) + c(t),    g = N/k times the sum of the first k
-    c(t+1) = (N-k)/N (h(t) - g(t)),    h = the same mean of those that came after them, by now
+    c(t+1) = (N-k)/N (h(t) - g(t)),    h = the same of those that arrived later, up to now
 
-so that g + c is the mean over all, with the slow ones' part one step old. What is older is dropped.
-Each piece has fastest workers of its own.
+so that g + c covers all workers, with the stragglers' part one step old. Older parts are dropped.
+Each piece has its own first k workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
 @dataclass(slots=True)
 class _Decided:
-    """Of one piece: the last step that was decided, what of, and who came too late for it."""
+    """The last finished step of one piece: its estimate, the workers in it, and the stragglers."""
 
     step: int
     estimate: Array  # g
@@ -31,7 +31,7 @@ class _Decided:
 
 
 class FirstKNode(Node):
-    """`k` answers are enough, this rank's own among them."""
+    """A node whose step needs `k` answers, including this rank's own."""
 
     def __init__(
         self, rank: int, pieces: Sequence[Piece], allocation: Allocation, *, k: int
@@ -44,7 +44,7 @@ class FirstKNode(Node):
 
     def contribute(self, step: int, round_number: int, vector: Array) -> list[BestEffortMessage]:
         messages = super().contribute(step, round_number, vector)
-        if step == self.floor - 1:  # too late for its step, and in time for the next one's
+        if step == self.floor - 1:  # too late for its own step, but in time for the next
             for index, piece in enumerate(self.pieces):
                 if piece.round == round_number:
                     part = vector[piece.start : piece.stop]
@@ -76,7 +76,7 @@ class FirstKNode(Node):
             self.finish(step, opened, index, result, 0)
 
     def _estimate(self, index: int, answers: dict[int, Array]) -> Array:
-        """Of the sum over all, from these."""
+        """An estimate of the sum over all workers from these answers."""
         arrays = [answers[rank] for rank in sorted(answers)]
         scale = self._workers / len(arrays)
         total = arrays[0].copy()

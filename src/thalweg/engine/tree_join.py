@@ -1,4 +1,4 @@
-"""How a rank takes its place in a coded tree: it meets its neighbours, and starts its relay."""
+"""A rank joins a coded tree: it connects to its parent and children and starts its relay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.schedules import Schedule
 
-CHILDREN_GRACE_SECONDS = 30.0  # seconds for those below to come, before it begins without them
-MIN_POST_QUEUE_COUNT = 64  # letters that may wait for one peer, at least
+CHILDREN_GRACE_SECONDS = 30.0  # a rank starts without children that need longer to connect
+MIN_POST_QUEUE_COUNT = 64  # messages queued for one peer
 
 
 def join_tree(
@@ -23,22 +23,21 @@ def join_tree(
     abort_flag: AbortFlag,
     allocation: Allocation,
     schedules: Sequence[Schedule],
-    forms: Sequence[ElementType],
+    element_types: Sequence[ElementType],
     *,
     timeout: float,
     beyond: str = "wait",
     make: Callable[[int, Sequence[Piece], Allocation], Node] = Node,
     first: int = 0,
 ) -> Relay:
-    """Meet the neighbours in the tree, tell them where this rank is, if it was there before, and
-    start with the step `first`. Who is below may come later, or never."""
-    pieces = pieces_of(schedules, forms, world.rank)
+    """Connect to parent and children, send them this rank's address in case it rejoins, and start
+    with the step `first`. Children may connect later, or never."""
+    pieces = pieces_of(schedules, element_types, world.rank)
     node = make(world.rank, pieces, allocation)
     node.skip_to(first)
-    queue = max(
-        MIN_POST_QUEUE_COUNT, (1 + node.kept) * len(pieces)
-    )  # for one who is away for a while
-    transport = world.best_effort_transport(queue)
+    # The queue bridges a peer's absence.
+    queue_length = max(MIN_POST_QUEUE_COUNT, (1 + node.kept) * len(pieces))
+    transport = world.best_effort_transport(queue_length)
     try:
         above, below = sources(allocation, world.rank)[:1], allocation.below[world.rank]
         transport.wait_for_peers(above, monotonic() + timeout)

@@ -1,18 +1,17 @@
-"""One rank of a coded tree, without its network: letters come in, letters go out.
+"""One rank of a coded tree, without I/O: it maps incoming messages to outgoing ones.
 
-Every piece (a chunk of a round) makes its own way through the rank's moves of the schedule. What
-the runner adds to them is that nobody waits: a result, from above or decoded here, makes what was
-still to be done with its piece unnecessary, and goes on down at once, whatever this rank's own
-training is doing. So a rank may learn the results of many steps that it had no part in.
+Every piece (a chunk of a round) advances independently through the rank's moves of the schedule.
+No rank waits: a result, from the parent or decoded here, makes the remaining moves of its piece
+unnecessary and is forwarded at once, whatever this rank's training thread does. So a rank may
+receive the results of many steps to which it contributed nothing.
 
     own part ──┐
     answers ───┴─ decode and add ── answer to the parent ── result from there ── to the children
 
-Arrays are never changed after they were handed on: what came in is passed on as it is, and sums are
-made anew.
+Arrays are immutable once sent: a received array is forwarded as it is, and sums are new arrays.
 
-A result is exact, unless the root was told to go on without some (`settle`): then it is what was
-there, scaled up, and says how many cells it covers.
+A result is exact, except after `finish_partial`: then it is the sum of the parts that arrived,
+scaled up, with the number of cells that it covers.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from thalweg.schedules import Move, MoveKind, Quorum, Schedule
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
-RESULT_HISTORY_BYTES = 256 << 20  # of results, for a rank that is behind
-MIN_RESULT_HISTORY_STEPS, MAX_RESULT_HISTORY_STEPS = 2, 64  # steps
-MAX_OPEN_STEPS = 4  # steps that are under way; further ones push out the oldest
+RESULT_HISTORY_BYTES = 256 << 20  # results kept for ranks that are behind
+MIN_RESULT_HISTORY_STEPS, MAX_RESULT_HISTORY_STEPS = 2, 64
+MAX_OPEN_STEPS = 4  # unfinished steps; a further one replaces the oldest
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """What numpy takes the values for, and how they are added."""
+    """The numpy type of a round's elements, and their arithmetic."""
 
     dtype: np.dtype[np.generic] = np.dtype(np.float32)
     arithmetic: Arithmetic = NUMPY
@@ -44,13 +43,13 @@ class ElementType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One chunk of one round: where it lies in the round's vector, and what this rank does."""
+    """One chunk of one round: its place in the round's vector, and this rank's moves of it."""
 
     round: int
     start: int
     stop: int
     moves: tuple[Move, ...]
-    final: int  # from this move on it is the result
+    final: int  # the moves from this index on forward the result
     element_type: ElementType
 
     @property
@@ -60,12 +59,12 @@ class Piece:
 
 @dataclass(slots=True)
 class _PieceState:
-    """How far a piece is."""
+    """The progress of one piece in one step."""
 
     at: int = 0
     value: Array | None = None
     answers: dict[int, Array] = field(default_factory=dict)
-    partial: dict[int, tuple[Array, int]] = field(default_factory=dict)  # and cells covered
+    partial: dict[int, tuple[Array, int]] = field(default_factory=dict)  # with cells covered
     result: Array | None = None
     covered: int = 0
 
@@ -73,13 +72,14 @@ class _PieceState:
 class TreeStep:
     def __init__(self, pieces: int) -> None:
         self.piece_states = [_PieceState() for _ in range(pieces)]
-        self.left = pieces  # without a result
+        self.left = pieces  # pieces without a result
         self.wants_partial = False
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All pieces of a step. `covered`: of how many cells, at least; 0 if of all."""
+    """The results of all pieces of a step. `covered` is the least number of cells in a piece's
+    result; 0 if all."""
 
     arrays: tuple[Array, ...]
     covered: int = 0
@@ -90,11 +90,11 @@ class Results:
 
 
 def pieces_of(
-    schedules: Sequence[Schedule], forms: Sequence[ElementType], rank: int
+    schedules: Sequence[Schedule], element_types: Sequence[ElementType], rank: int
 ) -> tuple[Piece, ...]:
-    """This rank's part of the rounds of a step, piece by piece."""
+    """The pieces of one step's rounds, with the moves of this rank."""
     found = []
-    for number, (schedule, form) in enumerate(zip(schedules, forms, strict=True)):
+    for number, (schedule, kind) in enumerate(zip(schedules, element_types, strict=True)):
         moves: dict[int, list[Move]] = {}
         for move in schedule.moves(rank):
             assert move.stop == move.start + 1
@@ -108,15 +108,15 @@ def pieces_of(
                     stop=schedule.offsets[chunk + 1],
                     moves=tuple(own),
                     final=gathers[-1] + 1,
-                    element_type=form,
+                    element_type=kind,
                 )
             )
     return tuple(found)
 
 
 class Node:
-    """`floor`: all steps before it are over. `finished`: the results of the last `kept` of them,
-    for those who are late."""
+    """The state of one rank in the tree. All steps before `floor` are over; `finished` holds the
+    results of the last `kept` of them, for stragglers."""
 
     def __init__(
         self,
@@ -145,19 +145,19 @@ class Node:
         )
 
     def contribute(self, step: int, round_number: int, vector: Array) -> list[BestEffortMessage]:
-        """This rank's own part of a round, which is left alone from now on; what to send."""
+        """Add this rank's part of a round, which must not change from now on; messages to send."""
         opened = self._step(step)
         if opened is not None:
             for index, piece in enumerate(self.pieces):
-                way = opened.piece_states[index]
-                if piece.round == round_number and way.result is None and way.value is None:
-                    way.value = vector[piece.start : piece.stop]
+                state = opened.piece_states[index]
+                if piece.round == round_number and state.result is None and state.value is None:
+                    state.value = vector[piece.start : piece.stop]
                     self.advance(step, opened, index)
                     self._answer_partially(step, opened, index)
         return self._messages()
 
     def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
-        """What to send now that this has come."""
+        """Handle a received message; the messages to send."""
         if message.kind is MessageKind.FOLLOW:
             self._follow(message)
             return self._messages()
@@ -184,29 +184,23 @@ class Node:
         return self._messages()
 
     def answer_again(self, step: int) -> list[BestEffortMessage]:
-        """What this rank answered in a step that isn't over: it may have been lost."""
+        """The answers of this rank in an unfinished step once more: they may have been lost."""
         opened = self._open.get(step)
-        for index, piece in enumerate(opened.piece_states if opened else ()):
-            for move in self.pieces[index].moves[: piece.at]:
-                if (
-                    move.kind is MoveKind.ANSWER
-                    and piece.result is None
-                    and piece.value is not None
-                ):
-                    message = BestEffortMessage(
-                        move.peer, MessageKind.ANSWER, step, index, array=piece.value
-                    )
-                    self._out.append(message)
+        for index, state in enumerate(opened.piece_states if opened else ()):
+            if state.result is None and state.value is not None:
+                for move in self.pieces[index].moves[: state.at]:
+                    if move.kind is MoveKind.ANSWER:
+                        self._send(move.peer, MessageKind.ANSWER, step, index, state.value)
         return self._messages()
 
     def skip_to(self, step: int) -> None:
-        """Nothing before this step is of use."""
+        """Drop all steps before this one."""
         self.floor = max(self.floor, step)
         for old in [old for old in self._open if old < self.floor]:
             del self._open[old]
 
     def request_partial(self, step: int) -> list[BestEffortMessage]:
-        """Everybody below is to send what it has; at the root, before `settle`."""
+        """Request partial sums from all descendants; at the root, before `finish_partial`."""
         opened = self._step(step)
         if opened is not None and not opened.wants_partial:
             opened.wants_partial = True
@@ -218,7 +212,7 @@ class Node:
         return self._messages()
 
     def finish_partial(self, step: int) -> list[BestEffortMessage] | None:
-        """At the root: go on with what there is, scaled up; None if there is nothing."""
+        """Finish the step at the root with the parts that arrived, scaled up; None if none did."""
         opened = self._step(step)
         if opened is None:
             return []
@@ -234,15 +228,15 @@ class Node:
         return self._messages()
 
     def missing(self, step: int) -> list[int]:
-        """At the root: who hasn't answered, and has no replica that has."""
+        """The root's children that haven't answered and have no replica that has."""
         opened = self._open.get(step)
         if opened is None:
             return []
-        for piece, way in zip(self.pieces, opened.piece_states, strict=True):
+        for piece, state in zip(self.pieces, opened.piece_states, strict=True):
             quorum = piece.moves[piece.final - 1].quorum
-            if way.result is None and quorum is not None:
-                own_is_there = way.at == piece.final - 1 and way.value is not None
-                there = {*way.answers, *([self.rank] if own_is_there else [])}
+            if state.result is None and quorum is not None:
+                own_is_there = state.at == piece.final - 1 and state.value is not None
+                there = {*state.answers, *([self.rank] if own_is_there else [])}
                 rows = {
                     peer: quorum.code.row(member).tobytes()
                     for member, peer in enumerate(quorum.peers)
@@ -251,10 +245,10 @@ class Node:
                 return sorted(peer for peer in quorum.peers if rows[peer] not in known)
         return []
 
-    # How a piece goes on
+    # Progress of a piece
 
     def _step(self, step: int) -> TreeStep | None:
-        """None if it is over, or so old that newer ones need its place."""
+        """The state of this step; None if it is over, or older than all open steps."""
         if step < self.floor:
             return None
         if step not in self._open:
@@ -267,46 +261,41 @@ class Node:
         return self._open[step]
 
     def advance(self, step: int, opened: TreeStep, index: int) -> None:
-        """Up to the result, as far as it goes; the root may overtake its own worker."""
-        way, piece = opened.piece_states[index], self.pieces[index]
-        while way.at < piece.final:
-            move = piece.moves[way.at]
+        """Perform the moves of a piece that are possible now; the root may finish the piece before
+        its own worker contributes."""
+        state, piece = opened.piece_states[index], self.pieces[index]
+        while state.at < piece.final:
+            move = piece.moves[state.at]
             if move.kind is MoveKind.COPY:
                 break
             if move.quorum is not None:
-                total = self._decode(piece, way, move.quorum, arrived_at=way.at)
+                total = self._decode(piece, state, move.quorum)
                 if total is None:
                     break
-                way.value = total
-            elif way.value is None:
+                state.value = total
+            elif state.value is None:
                 break
             else:
-                self._out.append(
-                    BestEffortMessage(move.peer, MessageKind.ANSWER, step, index, 0, way.value)
-                )
-            way.at += 1
-        if self.is_host and way.result is None:
+                self._send(move.peer, MessageKind.ANSWER, step, index, state.value)
+            state.at += 1
+        if self.is_host and state.result is None:
             last = piece.final - 1
-            if way.at <= last and (quorum := piece.moves[last].quorum) is not None:
-                total = self._decode(piece, way, quorum, arrived_at=way.at)
+            if state.at <= last and (quorum := piece.moves[last].quorum) is not None:
+                total = self._decode(piece, state, quorum)
                 if total is None:
                     return
-                way.value, way.at = total, piece.final
-            assert way.value is not None
-            self.finish(step, opened, index, way.value, 0)
+                state.value, state.at = total, piece.final
+            assert state.value is not None
+            self.finish(step, opened, index, state.value, 0)
 
-    def _decode(
-        self, piece: Piece, way: _PieceState, quorum: Quorum, arrived_at: int
-    ) -> Array | None:
-        """What this quorum's answers stand for, and this rank's own part; None if one is
-        missing."""
-        arrays = {
-            m: way.answers[peer] for m, peer in enumerate(quorum.peers) if peer in way.answers
-        }
+    def _decode(self, piece: Piece, state: _PieceState, quorum: Quorum) -> Array | None:
+        """The sum that the quorum's answers encode, and this rank's part; None if incomplete."""
+        answers = state.answers
+        arrays = {m: answers[peer] for m, peer in enumerate(quorum.peers) if peer in answers}
         member = self.rank in quorum.peers
-        own_is_complete = piece.moves[arrived_at].quorum is quorum and way.value is not None
-        if member and own_is_complete and way.value is not None:
-            arrays[quorum.peers.index(self.rank)] = way.value
+        own_is_complete = piece.moves[state.at].quorum is quorum and state.value is not None
+        if member and own_is_complete and state.value is not None:
+            arrays[quorum.peers.index(self.rank)] = state.value
         adds_own = not member and self._computes and not quorum.sent
         if adds_own and not own_is_complete:
             return None
@@ -314,108 +303,90 @@ class Node:
         if weights is None:
             return None
         terms = [(weight, arrays[m]) for m, weight in sorted(weights.items())]
-        total = (
-            way.value.copy() if adds_own and way.value is not None else np.empty_like(terms[0][1])
-        )
+        own = state.value if adds_own else None
+        total = np.empty_like(terms[0][1]) if own is None else own.copy()
         piece.element_type.arithmetic.weigh(total, terms, keep=adds_own)
         return total
 
     def finish(self, step: int, opened: TreeStep, index: int, result: Array, covered: int) -> None:
-        way, piece = opened.piece_states[index], self.pieces[index]
-        way.result, way.covered, way.at = result, covered, piece.final
-        way.answers.clear()
-        way.partial.clear()
+        """Store the result of a piece, and send it to the children and followers."""
+        state, piece = opened.piece_states[index], self.pieces[index]
+        state.result, state.covered, state.at = result, covered, piece.final
+        state.answers.clear()
+        state.partial.clear()
         below = [move.peer for move in piece.moves[piece.final :]]
         for peer in dict.fromkeys((*below, *sorted(self.followers))):
-            self._out.append(
-                BestEffortMessage(peer, MessageKind.RESULT, step, index, covered, result)
-            )
+            self._send(peer, MessageKind.RESULT, step, index, result, covered)
         opened.left -= 1
         if not opened.left:
-            covers = [way.covered for way in opened.piece_states if way.covered]
-            arrays = tuple(way.result for way in opened.piece_states if way.result is not None)
+            covers = [state.covered for state in opened.piece_states if state.covered]
+            arrays = tuple(s.result for s in opened.piece_states if s.result is not None)
             self.finished[step] = Results(arrays, min(covers, default=0))
             while len(self.finished) > self.kept:
                 del self.finished[min(self.finished)]
             self.skip_to(step + 1)
 
     def _follow(self, message: BestEffortMessage) -> None:
-        """Results of this and all later steps, to somebody who lacks them."""
-        if message.peer not in self._below:
-            self.followers.add(message.peer)
+        """Send the results of this and all later steps to a peer that lacks them."""
+        peer, first = message.peer, message.step
+        if peer not in self._below:
+            self.followers.add(peer)
         for step, results in sorted(self.finished.items()):
-            if step >= message.step:
+            if step >= first:
                 for index, array in enumerate(results.arrays):
-                    self._out.append(
-                        BestEffortMessage(
-                            message.peer, MessageKind.RESULT, step, index, results.covered, array
-                        )
-                    )
+                    self._send(peer, MessageKind.RESULT, step, index, array, results.covered)
         for step, opened in sorted(self._open.items()):
-            for index, piece in enumerate(opened.piece_states):
-                if piece.result is not None and step >= message.step:
-                    self._out.append(
-                        BestEffortMessage(
-                            message.peer,
-                            MessageKind.RESULT,
-                            step,
-                            index,
-                            piece.covered,
-                            piece.result,
-                        )
-                    )
+            for index, state in enumerate(opened.piece_states):
+                if state.result is not None and step >= first:
+                    self._send(peer, MessageKind.RESULT, step, index, state.result, state.covered)
 
-    # What there is, if it isn't all
+    # Partial results
 
     def _answer_partially(self, step: int, opened: TreeStep, index: int) -> None:
-        """Once in a hurry: what this piece has so far, whenever it has more."""
-        way, piece = opened.piece_states[index], self.pieces[index]
-        waits_for_result = way.at == piece.final - 1
-        if (
-            not opened.wants_partial
-            or self._above is None
-            or way.result is not None
-            or waits_for_result
-        ):
+        """Send the parent the sum of a piece so far, if it has requested partial sums."""
+        state, piece = opened.piece_states[index], self.pieces[index]
+        if not opened.wants_partial or self._above is None or state.result is not None:
             return
-        total, covered = self._partial_sum(index, way)
+        if state.at == piece.final - 1:  # the complete answer has been sent
+            return
+        total, covered = self._partial_sum(index, state)
         if total is not None:
-            self._out.append(
-                BestEffortMessage(self._above, MessageKind.PARTIAL, step, index, covered, total)
-            )
+            self._send(self._above, MessageKind.PARTIAL, step, index, total, covered)
 
-    def _partial_sum(self, index: int, way: _PieceState) -> tuple[Array | None, int]:
-        """The sum of what has come, and how many cells are in it."""
+    def _partial_sum(self, index: int, state: _PieceState) -> tuple[Array | None, int]:
+        """The sum of the parts that have arrived, and the number of cells in it."""
         piece = self.pieces[index]
-        covered = self._cells_below[self.rank] if way.at else 1  # decoded, or its own alone
-        parts: list[tuple[Array, int]] = [] if way.value is None else [(way.value, covered)]
+        covered = self._cells_below[self.rank] if state.at else 1  # decoded, or its own alone
+        parts: list[tuple[Array, int]] = [] if state.value is None else [(state.value, covered)]
         for at, move in enumerate(piece.moves[: piece.final]):
-            if move.quorum is None or at < way.at:
+            if move.quorum is None or at < state.at:
                 continue
             own = _summed(piece, parts) if self.rank in move.quorum.peers else None
-            chosen = self._best_of_each_team(move.quorum, way, own)
+            chosen = self._best_replicas(move.quorum, state, own)
             answered_for = self.rank in move.quorum.peers or move.quorum.sent
             parts = chosen if answered_for else [*parts, *chosen]
         return _summed(piece, parts) or (None, 0)
 
-    def _best_of_each_team(
-        self, quorum: Quorum, piece: _PieceState, own: tuple[Array, int] | None
+    def _best_replicas(
+        self, quorum: Quorum, state: _PieceState, own: tuple[Array, int] | None
     ) -> list[tuple[Array, int]]:
+        """The sum that covers the most cells, for each replicated part."""
         code = quorum.code
         found: dict[int, tuple[Array, int]] = {}
         for member, peer in enumerate(quorum.peers):
             team = int(np.argmax(code.row(member)))
             if peer == self.rank:
                 candidate = own
-            elif peer in piece.answers:
-                candidate = piece.answers[peer], self._cells_below[peer]
+            elif peer in state.answers:
+                candidate = state.answers[peer], self._cells_below[peer]
             else:
-                candidate = piece.partial.get(peer)
+                candidate = state.partial.get(peer)
             if candidate is not None and candidate[1] > found.get(team, (None, 0))[1]:
                 found[team] = candidate
         return [found[team] for team in sorted(found)]
 
     def fitting(self, message: BestEffortMessage) -> Array:
+        """The message's array in the piece's element type; TransportError if its size differs."""
         array, pieces = message.array, self.pieces[message.piece : message.piece + 1]
         expected = sum(piece.nbytes for piece in pieces)
         if array is None or not pieces or array.nbytes != expected:
@@ -425,12 +396,13 @@ class Node:
                 f"{message.step}, piece {message.piece}, and got {got}",
                 "give all ranks the same model and plan",
             )
-        [piece] = pieces
-        return (
-            array
-            if array.dtype == piece.element_type.dtype
-            else array.view(piece.element_type.dtype)
-        )
+        dtype = pieces[0].element_type.dtype
+        return array if array.dtype == dtype else array.view(dtype)
+
+    def _send(
+        self, peer: int, kind: MessageKind, step: int, index: int, array: Array, covered: int = 0
+    ) -> None:
+        self._out.append(BestEffortMessage(peer, kind, step, index, covered, array))
 
     def _messages(self) -> list[BestEffortMessage]:
         out, self._out = self._out, []
@@ -446,7 +418,7 @@ def _summed(piece: Piece, parts: Sequence[tuple[Array, int]]) -> tuple[Array, in
 
 
 def _cells_below(allocation: Allocation) -> dict[int, int]:
-    """How many cells a complete answer of each worker covers, its own included; for teams."""
+    """The number of cells in each worker's complete answer, including its own cell."""
     tree = allocation.tree
     found: dict[int, int] = {}
     for node in reversed(list(tree.top_down())):

@@ -1,17 +1,16 @@
 """The communication thread of one rank of a coded tree.
 
-It keeps its node of the tree going whatever the training thread does: a host that is late, or
-paused in its own computation, still passes answers up and results down. The training thread hands
-in its own part of a step and picks up the step's results; if it comes late, they are waiting for
-it.
+It runs the rank's node whatever the training thread does: a rank whose computation is slow or
+paused still forwards answers to the root and results to the leaves. The training thread contributes
+its part of a step and picks up the step's results; for a straggler they are kept.
 
-Who is above may go away. Then the results come from one beside it, or the next one further up that
-is still there (`FOLLOW`), until the parent is back. If the root itself is gone, the run is over; or
-its members meet to plant another tree, where they may change.
+If the parent is lost, results come from one of its siblings or the next ancestor that is connected
+(`FOLLOW`), until the parent is back. If the root is lost, the run ends; if members may change, they
+rendezvous and build another tree.
 
-If too many are late for the code, the root waits for one more. After a deadline, which follows from
-how long steps have taken so far, it does what the plan says: it goes on waiting until the run's own
-timeout, or gives up, or takes what is there.
+If more ranks straggle than the code tolerates, the root waits for one more. After a deadline, which
+follows from the step times so far, it does what the plan says: it waits until the run's timeout,
+raises an error, or uses the parts that have arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from time import monotonic
 
 from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.engine.arrivals import Arrivals
-from thalweg.engine.state_requests import StateRequests
 from thalweg.engine.step_deadlines import StepDeadlines
 from thalweg.engine.tree_node import Node, Results
 from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
@@ -35,19 +33,18 @@ from thalweg.members.membership import Membership
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 
-ROOT_RECONNECT_SECONDS = 2.0  # seconds for a root to come back
-STATE_REQUEST_RETRY_SECONDS = 1.0  # seconds until somebody else is asked for a state
-STATE_REFUSED_RETRY_SECONDS = 0.02  # the same, if who was asked needs one itself
-STATE_REQUEST_BACK_OFF_FACTOR = 1.5  # times as long, each time: the state may be on its way
-RELAY_ABORT_POLL_SECONDS = 0.5  # seconds of waiting after which the alarm is listened to
-RELAY_RENDEZVOUS_CHECK_SECONDS = 0.1  # the same, where members may be called to meet
-# Seconds for what is there to reach the root, once it is in a hurry.
-PARTIAL_RESULT_GRACE_SECONDS = 0.25
+ROOT_RECONNECT_SECONDS = 2.0
+STATE_REQUEST_RETRY_SECONDS = 1.0  # until another rank is asked for its state
+STATE_REFUSED_RETRY_SECONDS = 0.02  # the same, after a refusal
+STATE_REQUEST_BACK_OFF_FACTOR = 1.5  # growth of the wait: the state may be in flight
+RELAY_ABORT_POLL_SECONDS = 0.5  # between two reads of the abort flag
+RELAY_RENDEZVOUS_CHECK_SECONDS = 0.1  # the same, if members may change
+PARTIAL_RESULT_GRACE_SECONDS = 0.25  # for partial sums to reach the root
 
 
 class Relay:
-    """`beyond` is what to do if a step takes longer than its deadline: wait, raise or partial.
-    `timeout` is how many seconds anything may take at all."""
+    """The relay of one rank. `beyond` is the reaction to a step beyond its deadline: wait, raise or
+    partial. `timeout` limits every wait, in seconds."""
 
     def __init__(
         self,
@@ -70,15 +67,15 @@ class Relay:
         self._sources = sources(allocation, self.rank)
         self._below = allocation.below[self.rank]
         self._all = allocation.ranks
-        self.spare = allocation.tree.codes[TREE_ROOT].stragglers  # that it can do without
-        self._source = 0  # which of them results come from
-        self._check_seconds = (
+        self.spare = allocation.tree.codes[TREE_ROOT].stragglers  # tolerated by the root's code
+        self._source = 0  # index of the source that results come from
+        self._poll_seconds = (
             RELAY_ABORT_POLL_SECONDS if membership is None else RELAY_RENDEZVOUS_CHECK_SECONDS
         )
         self._deadlines = StepDeadlines()
         self._beyond = beyond
-        self._partial_until: tuple[int, float] | None = None  # step, and until when
-        self._own: SimpleQueue[Callable[[], list[BestEffortMessage]]] = SimpleQueue()
+        self._partial_until: tuple[int, float] | None = None  # step and deadline
+        self._work_items: SimpleQueue[Callable[[], list[BestEffortMessage]]] = SimpleQueue()
         self._changed = Condition()
         self._state_requests = StateRequests()
         self._broken: ThalwegError | None = None
@@ -90,45 +87,45 @@ class Relay:
     # For the training thread
 
     def contribute(self, step: int, round_number: int, vector: Array) -> None:
-        """This rank's own part of a round; the vector is left alone from now on."""
+        """Contribute this rank's part of a round; the vector must not change from now on."""
         ready = monotonic()
 
         def contribute() -> list[BestEffortMessage]:
             self._deadlines.ready(step, round_number, ready)
             return self._node.contribute(step, round_number, vector)
 
-        self._do(contribute)
+        self._submit(contribute)
 
     @property
     def arrivals(self) -> Arrivals:
         return self._deadlines.arrivals
 
     def has(self, step: int) -> bool:
-        """Whether the step's results are here."""
+        """True if the step's results have arrived and are still kept."""
         with self._changed:
             return step in self._node.finished
 
     def result_expired(self, step: int) -> bool:
-        """Whether the step is over, and its results aren't here any more."""
+        """True if the step is over and its results are no longer kept."""
         with self._changed:
             return step < self._node.floor and step not in self._node.finished
 
     @property
     def newest(self) -> int:
-        """The first step that isn't over, as far as it is known here."""
+        """The first step that isn't over, as far as this rank knows."""
         with self._changed:
             return self._node.floor
 
     def result(
         self, step: int, seconds: float | None = None, when_asked: Callable[[], None] | None = None
     ) -> Results | None:
-        """Wait for the step's results. None if `seconds` are over first, or if it was missed.
-        `when_asked` is called meanwhile if somebody wants this rank's state."""
+        """Wait for the step's results. None after `seconds`, or if they have expired.
+        `when_asked` is called meanwhile if a rank requests this rank's state."""
         what = f"the result of step {step}"
         asked = monotonic()
 
         def ask_again() -> None:
-            """Not before it is overdue: it may be on its way, and everything would come twice."""
+            """Request results again once they are overdue; earlier, all would arrive twice."""
             nonlocal asked
             with self._changed:
                 due = asked + self._deadlines.deadline
@@ -147,47 +144,49 @@ class Relay:
             return self._node.finished.get(step)
 
     def state_requested(self) -> bool:
-        """Whether somebody wants this rank's state."""
+        """True if a rank has requested this rank's state."""
         with self._changed:
             return bool(self._state_requests.requesters)
 
     def send_state(self, state: Array, *, from_now_on: bool = False) -> None:
-        """To all who have asked, or also to those who will."""
+        """Send this rank's state to all requesters, and to later ones too if `from_now_on`."""
         with self._changed:
-            messages = self._state_requests.send_state(state, from_now_on=from_now_on)
-        self._do(lambda: messages)
+            if from_now_on:
+                self._state_requests.final_state = state
+            messages = self._state_requests.answer(state)
+        self._submit(lambda: messages)
 
     def request_state(self, suits: Callable[[Array], bool] = lambda state: True) -> Array:
-        """Another rank's, the parent's or that of whoever else answers, if it suits: some may be
-        behind themselves."""
+        """Request the state of another rank, the parent's first, until one `suits`: some ranks may
+        be behind themselves."""
         requests = self._state_requests
-        deadline, patience = monotonic() + self.timeout, STATE_REQUEST_RETRY_SECONDS
+        deadline, wait = monotonic() + self.timeout, STATE_REQUEST_RETRY_SECONDS
         with self._changed:
-            requests.pop_state()  # what came too late the last time
-        for peer in self._who_could_help():
+            requests.pop_state()  # left from an earlier request
+        for peer in self._donors():
             with self._changed:
                 requests.start(peer)
-            self._do(partial(self._ask, peer))
-            if not self._wait(lambda: requests.refused or requests.has_arrived, patience):
-                patience *= STATE_REQUEST_BACK_OFF_FACTOR
-            self._wait(lambda: requests.has_arrived, STATE_REFUSED_RETRY_SECONDS)
+            self._submit(partial(self._request, peer))
+            if not self._wait(lambda: requests.refused or requests.received is not None, wait):
+                wait *= STATE_REQUEST_BACK_OFF_FACTOR
+            self._wait(lambda: requests.received is not None, STATE_REFUSED_RETRY_SECONDS)
             with self._changed:
                 state = requests.pop_state()
             if state is not None and suits(state):
                 with self._changed:
-                    requests.finish()
+                    requests.asking = None
                 return state
             if monotonic() >= deadline:
                 break
         raise RunError(
-            f"rank {self.rank} asked the others for the state of the run, and nobody answered",
-            "look at what they do, or allow more time with timeout=",
+            f"rank {self.rank} requested the state of the run, and no rank answered",
+            "look at the output of the other ranks, or allow more time with timeout=",
         )
 
     def follow_from(self, step: int, *, another: bool = False) -> None:
-        """Ask for the results from this step on once more, and answer once more: some letters may
-        have been lost on the way. From `another` source than so far, which may be silent though
-        its connection stands. Earlier results that still come are passed on to those below."""
+        """Request the results from this step on once more, and answer once more, as messages may
+        have been lost. `another` switches to another source: the current one may hang though its
+        connection is up. Earlier results that still arrive are forwarded to the children."""
 
         def follow() -> list[BestEffortMessage]:
             again = self._node.answer_again(step)
@@ -195,19 +194,18 @@ class Relay:
                 return again
             left = self._move_on() if another else []
             message = BestEffortMessage(self._sources[self._source], MessageKind.FOLLOW, step)
-            return [*again, *left, *self._speaking_up(message)]
+            return [*again, *left, *self._with_hello(message)]
 
-        self._do(follow)
+        self._submit(follow)
 
     @property
     def is_overdue(self) -> bool:
-        """Whether a step takes longer than steps do."""
+        """True if the current step is beyond its deadline."""
         with self._changed:
-            began = self._deadlines.first_seen(self._node.floor)
-            return began is not None and monotonic() > began + self._deadlines.deadline
+            return (deadline := self._deadline()) is not None and monotonic() > deadline
 
     def present(self) -> list[int]:
-        """The neighbours that aren't gone: who has this rank's results, and who gives it its."""
+        """The connected peers among this rank's source, children and followers."""
         with self._changed:
             source = self._sources[self._source : self._source + 1]
             neighbours = [*source, *self._below, *self._node.followers]
@@ -225,11 +223,11 @@ class Relay:
         self._thread.join(ROOT_RECONNECT_SECONDS)
         self._messages.close()
 
-    def _do(self, work: Callable[[], list[BestEffortMessage]]) -> None:
-        """In the communication thread."""
+    def _submit(self, work: Callable[[], list[BestEffortMessage]]) -> None:
+        """Run `work` in the communication thread, and send the messages that it returns."""
         if self._closed:
             raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
-        self._own.put(work)
+        self._work_items.put(work)
         self._messages.wake()
 
     def _wait(
@@ -237,23 +235,22 @@ class Relay:
         over: Callable[[], bool],
         seconds: float | None,
         what: str = "",
-        now_and_then: Callable[[], None] = lambda: None,
+        on_poll: Callable[[], None] = lambda: None,
         *,
         heeds: bool = False,
     ) -> bool:
-        """Until this is so; False if the seconds, where they are given, are over first, or if
-        somebody asks for a state and this rank `heeds` it. RunError after the timeout, and whatever
-        broke the run."""
+        """Wait until `over`. False after `seconds`, if they are given, or if a rank requests a
+        state and this rank `heeds` requests. RunError after the timeout; the run's failure."""
         deadline = monotonic() + (self.timeout if seconds is None else seconds)
         while monotonic() < deadline:
             with self._changed:
-                listened = min(deadline, monotonic() + self._check_seconds)
+                next_poll = min(deadline, monotonic() + self._poll_seconds)
                 while not over():
                     if self._broken is not None:
                         raise self._broken
                     if heeds and self._state_requests.requesters:
                         return False
-                    left = listened - monotonic()
+                    left = next_poll - monotonic()
                     if left <= 0:
                         break
                     self._changed.wait(left)
@@ -264,11 +261,11 @@ class Relay:
             abort = self._abort_flag.poll()
             if abort is not None:
                 raise abort
-            now_and_then()
+            on_poll()
         if seconds is None:
             raise RunError(
-                f"rank {self.rank} waited {self.timeout:g} s for {what}",
-                "look at what the others print, or allow more time with timeout=",
+                f"rank {self.rank} timed out after {self.timeout:g} s waiting for {what}",
+                "look at the output of the other ranks, or allow more time with timeout=",
             )
         return False
 
@@ -277,15 +274,15 @@ class Relay:
     def _work(self) -> None:
         try:
             while not self._closed:
-                messages = self._messages.receive(self._until_something_is_due())
+                messages = self._messages.receive(self._seconds_to_next_check())
                 with self._changed:
                     floor = self._node.floor
-                    out = self._own_messages()
+                    out = self._run_submitted()
                     for message in messages:
                         out += self._arrive(message)
-                    out += self._look_after_the_source()
+                    out += self._check_source()
                     self._check_peers()
-                    out += self._keep_the_deadline()
+                    out += self._check_deadline()
                     for message in out:
                         self._messages.send(message)
                     if self._node.floor != floor:
@@ -296,11 +293,11 @@ class Relay:
         except BaseException as error:
             self._fail(error)
 
-    def _own_messages(self) -> list[BestEffortMessage]:
+    def _run_submitted(self) -> list[BestEffortMessage]:
         out = []
         with suppress(Empty):
             while True:
-                out += self._own.get_nowait()()
+                out += self._work_items.get_nowait()()
         return out
 
     def _arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
@@ -313,40 +310,36 @@ class Relay:
             return self._node.arrive(message)
         elif message.kind is not MessageKind.HELLO:
             self._deadlines.seen(message.step, monotonic(), message.peer)
-            if (
-                self._source
-                and message.kind is MessageKind.RESULT
-                and message.peer == self._sources[0]
-            ):
+            is_result = message.kind is MessageKind.RESULT
+            if self._source and is_result and message.peer == self._sources[0]:
                 left, self._source = self._sources[self._source], 0
                 return [BestEffortMessage(left, MessageKind.LEAVE, 0), *self._node.arrive(message)]
             return self._node.arrive(message)
         return []
 
-    def _look_after_the_source(self) -> list[BestEffortMessage]:
-        """If it is gone, follow the next one that is there. Once this rank is through, it only
-        waits for those below, and the root may have ended."""
-        through = self._state_requests.final_state is not None
-        if through or not self._sources or not self._messages.is_down(self._sources[self._source]):
+    def _check_source(self) -> list[BestEffortMessage]:
+        """Follow the next connected source if the current one is lost. A rank that has finished
+        only waits for its children, and the root may have ended."""
+        finished = self._state_requests.final_state is not None
+        if finished or not self._sources or not self._source_is_down():
             return []
         left = self._move_on()
-        if not self._messages.is_down(self._sources[self._source]):
-            message = BestEffortMessage(
-                self._sources[self._source], MessageKind.FOLLOW, self._node.floor
-            )
-            return [*left, *self._speaking_up(message)]
-        if (
-            self._membership is None
-            and self._messages.seconds_down(self._host) > ROOT_RECONNECT_SECONDS
-        ):
+        if not self._source_is_down():
+            source, floor = self._sources[self._source], self._node.floor
+            return [*left, *self._with_hello(BestEffortMessage(source, MessageKind.FOLLOW, floor))]
+        seconds = self._messages.seconds_down(self._host)
+        if self._membership is None and seconds > ROOT_RECONNECT_SECONDS:
             raise PeerLost(
-                f"the root, on rank {self._host}, is gone, and nobody else can decode",
-                "start the run again: it goes on from its last checkpoint",
+                f"the root of the coded tree, rank {self._host}, failed: no other rank can decode",
+                "start the run again: it resumes from its last checkpoint",
             )
         return []
 
-    def _keep_the_deadline(self) -> list[BestEffortMessage]:
-        """At the root: if a step takes too long, do as the plan says."""
+    def _source_is_down(self) -> bool:
+        return self._messages.is_down(self._sources[self._source])
+
+    def _check_deadline(self) -> list[BestEffortMessage]:
+        """React to a step beyond its deadline as the plan says, at the root."""
         now, step = monotonic(), self._node.floor
         if self._partial_until is not None and self._partial_until[0] != step:
             self._partial_until = None
@@ -355,61 +348,57 @@ class Relay:
                 return []
             self._partial_until = step, now + PARTIAL_RESULT_GRACE_SECONDS
             return self._node.finish_partial(step) or []
-        if not self._is_late(now) or self._beyond == "wait":
+        deadline = self._deadline() if self.rank == self._host else None
+        if deadline is None or now <= deadline or self._beyond == "wait":
             return []
         if self._beyond == "partial":
             self._partial_until = step, now + PARTIAL_RESULT_GRACE_SECONDS
             return self._node.request_partial(step)
         raise RunError(
             f"step {step} takes longer than {self._deadlines.deadline:.1f} s: the root waits for "
-            f"{ranks_text(self._node.missing(step))}, more than the code can do without",
-            "allow more stragglers, or let it wait or take what is there (beyond=)",
+            f"{ranks_text(self._node.missing(step))}, more stragglers than the code tolerates",
+            "tolerate more stragglers, or set beyond= to wait or partial",
         )
 
-    def _is_late(self, now: float) -> bool:
+    def _deadline(self) -> float | None:
+        """The time at which the current step is overdue; None before its first message."""
         began = self._deadlines.first_seen(self._node.floor)
-        return (
-            self.rank == self._host and began is not None and now > began + self._deadlines.deadline
-        )
+        return None if began is None else began + self._deadlines.deadline
 
-    def _until_something_is_due(self) -> float | None:
-        """Seconds; None if only letters matter."""
+    def _seconds_to_next_check(self) -> float | None:
+        """The longest wait for a message; None if only messages matter."""
         due = []
-        if self._sources and self._messages.is_down(self._sources[self._source]):
+        if self._sources and self._source_is_down():
             due.append(monotonic() + RELAY_ABORT_POLL_SECONDS)
         if self._partial_until is not None:
             due.append(self._partial_until[1])
         elif self.rank == self._host and self._beyond != "wait":
-            began = self._deadlines.first_seen(self._node.floor)
-            if began is not None:
-                due.append(began + self._deadlines.deadline)
+            due += [deadline for deadline in [self._deadline()] if deadline is not None]
         return max(0.0, min(due) - monotonic()) + 0.001 if due else None
 
     def _move_on(self) -> list[BestEffortMessage]:
-        """To the next source that is there, if there is one; what to tell the last."""
+        """Switch to the next connected source, if there is one; messages to the previous one."""
         before = self._source
         for turn in range(1, len(self._sources)):
             index = (before + turn) % len(self._sources)
             if not self._messages.is_down(self._sources[index]):
                 self._source = index
-                return (
-                    [BestEffortMessage(self._sources[before], MessageKind.LEAVE, 0)]
-                    if before
-                    else []
-                )
+                leave = BestEffortMessage(self._sources[before], MessageKind.LEAVE, 0)
+                return [leave] if before else []
         return []
 
-    def _speaking_up(self, message: BestEffortMessage) -> list[BestEffortMessage]:
-        """To one who may not know where this rank is now."""
+    def _with_hello(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        """A message to a peer that may not know this rank's address, preceded by a greeting."""
         return [self._messages.hello(message.peer), message]
 
-    def _ask(self, peer: int) -> list[BestEffortMessage]:
-        """For its state."""
-        return [self._messages.hello(peer), *self._state_requests.request(peer)]
+    def _request(self, peer: int) -> list[BestEffortMessage]:
+        """A request for the peer's state, and refusals to the ranks that requested this one's."""
+        request = BestEffortMessage(peer, MessageKind.REQUEST, 0)
+        return [*self._with_hello(request), *self._state_requests.answer(None)]
 
-    def _who_could_help(self) -> Iterator[int]:
-        """Whom to ask for a state, without end: the nearest, and one of the others after each
-        turn."""
+    def _donors(self) -> Iterator[int]:
+        """The ranks to request a state from, without end: in each turn the nearest ones, then one
+        of the others."""
         nearest = list(dict.fromkeys([*self._sources, *self._below]))
         others = [rank for rank in self._all if rank not in (self.rank, *nearest)]
         for other in cycle([[rank] for rank in others] or [[]]):
@@ -418,20 +407,17 @@ class Relay:
     def _check_peers(self) -> None:
         if self._membership is not None:
             known = (*self._sources, *self._below)
-            self._membership.note_broken_connections(
-                *(peer for peer in known if self._messages.is_down(peer))
-            )
-        asking = self._state_requests.asking
-        if (
-            asking is not None
-            and self._messages.is_down(asking)
-            and not self._state_requests.refused
-        ):
-            self._state_requests.refused = True
+            down = (peer for peer in known if self._messages.is_down(peer))
+            self._membership.note_broken_connections(*down)
+        requests = self._state_requests
+        peer = requests.asking
+        if peer is not None and self._messages.is_down(peer) and not requests.refused:
+            requests.refused = True
             self._changed.notify_all()
 
-    def _ends_all(self, error: BaseException) -> bool:
-        """Nobody but the root is needed by all; it is gone if more say so than may be late."""
+    def _ends_run(self, error: BaseException) -> bool:
+        """True if the error ends the run for all ranks: it is the root's, or more ranks have lost
+        the root than the code tolerates stragglers."""
         if self.rank == self._host:
             return True
         return isinstance(error, PeerLost) and self._abort_flag.witness("no root") > self.spare
@@ -443,7 +429,7 @@ class Relay:
             if isinstance(error, ThalwegError)
             else RunError(f"the relay of rank {self.rank} ended: {kind}: {error}", "report this")
         )
-        if not self._closed and self._ends_all(error):
+        if not self._closed and self._ends_run(error):
             self._abort_flag.raise_flag(meant.problem)
         with self._changed:
             self._broken = meant
@@ -451,8 +437,8 @@ class Relay:
 
 
 def sources(allocation: Allocation, rank: int) -> list[int]:
-    """Whom results may come from: the parent, those beside it, and so on up to the root. Children
-    of one parent begin with different ones beside it, so that nobody has to feed them all."""
+    """The ranks that results may come from: the parent, its siblings, and so on up to the root.
+    Children of one parent begin with different siblings of it, which spreads the load."""
     tree, parents = allocation.tree, allocation.tree.parents
     found: list[int] = []
     node = rank
@@ -466,3 +452,46 @@ def sources(allocation: Allocation, rank: int) -> list[int]:
         found += [above, *beside[turn:], *beside[:turn]]
         node = above
     return [peer for peer in dict.fromkeys(found) if peer != rank]
+
+
+class StateRequests:
+    """Requests for the state of the run that one rank receives and sends. A rank answers when its
+    training thread provides its state; at once if that is final; and with an empty message if it
+    requests a state itself, so that the other asks elsewhere. The caller holds the relay's lock."""
+
+    def __init__(self) -> None:
+        self.requesters: set[int] = set()
+        self.final_state: Array | None = None  # this rank's, once it has finished
+        self.asking: int | None = None  # the rank asked; meanwhile this rank can't help others
+        self.refused = False  # the rank asked has no state either, or is gone
+        self.received: Array | None = None
+
+    def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        """Handle a request or an answer; the messages to send."""
+        if message.kind is MessageKind.REQUEST:
+            if self.final_state is not None or self.asking is not None:
+                return [_state_message(message.peer, self.final_state)]
+            self.requesters.add(message.peer)
+        elif message.array is not None:
+            self.received = message.array
+        elif message.peer == self.asking:
+            self.refused = True
+        return []
+
+    def answer(self, state: Array | None) -> list[BestEffortMessage]:
+        """The answers to all requests so far; None refuses them."""
+        requesters, self.requesters = sorted(self.requesters), set()
+        return [_state_message(peer, state) for peer in requesters]
+
+    def start(self, peer: int) -> None:
+        """Begin a request to this peer."""
+        self.asking, self.refused = peer, False
+
+    def pop_state(self) -> Array | None:
+        """The state that was received, once."""
+        state, self.received = self.received, None
+        return state
+
+
+def _state_message(peer: int, state: Array | None) -> BestEffortMessage:
+    return BestEffortMessage(peer, MessageKind.STATE, 0, array=state)

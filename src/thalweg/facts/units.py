@@ -34,6 +34,7 @@ _SECONDS = {
     "min": Decimal(60),
     "h": Decimal(3600),
 }
+MAD_TO_DEVIATION = 1.4826  # standard deviation / median absolute deviation, if normal
 _MAX_MAGNITUDE = Decimal(10) ** 18  # beyond any network, model or timeout
 _COUNTS = {
     unit: Decimal(1000) ** power

@@ -1,4 +1,4 @@
-"""Where the workers of a run are, and what may happen to them there."""
+"""The place where the workers of a run are, and the interfaces that control them there."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol
 
 
 class Place:
-    """This machine, all workers side by side. The lab is another place."""
+    """The base class: this machine with all workers. The lab is another place."""
 
     @property
     def address(self) -> str:
-        """Where the store listens."""
+        """The address at which the store listens."""
         return "127.0.0.1"
 
     def enter(self, rank: int | None) -> None:
-        """Called first in a worker's process, and with None in the store's."""
+        """Prepare a new worker process, or with None the store's."""
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """What this worker is told beyond what all are."""
+        """The environment variables of this worker beyond those of all workers."""
         return {"LOCAL_RANK": str(rank)}
 
     def label(self, rank: int) -> str:
-        """A worker's name in errors."""
+        """The name of a worker in errors."""
         return f"rank {rank}"
 
 
@@ -30,7 +30,7 @@ HERE = Place()
 
 
 class WorkerControl(Protocol):
-    """What a director may ask and do of the workers of a run. What it ends is no failure."""
+    """Control of a run's workers for a hook. A worker that the hook kills is no failure."""
 
     @property
     def running(self) -> Collection[int]: ...
@@ -43,7 +43,7 @@ class WorkerControl(Protocol):
     def kill(self, rank: int) -> None: ...
 
     def restart(self, rank: int) -> None:
-        """Start it anew, and end it before if it lives."""
+        """Start this worker again, after killing it if it runs."""
         ...
 
     def pause(self, rank: int) -> None: ...
@@ -51,17 +51,17 @@ class WorkerControl(Protocol):
     def resume(self, rank: int) -> None: ...
 
     def kill_store(self) -> None:
-        """Its host's process; the supervisor starts another."""
+        """Kill the store's process; the supervisor starts another."""
         ...
 
 
 class SupervisorHook(Protocol):
-    """Makes things happen while workers run."""
+    """A hook that the supervisor calls, for example to inject events."""
 
     def prepare(self) -> None:
-        """Called before any starts."""
+        """Prepare, before any worker starts."""
         ...
 
     def poll(self, workers: WorkerControl) -> None:
-        """Called whenever something was heard of them, and many times a second."""
+        """React to the workers, after each of their messages and many times a second."""
         ...

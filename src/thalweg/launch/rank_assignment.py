@@ -1,4 +1,4 @@
-"""Who is this process? The launchers say it in the environment, each with its own words.
+"""The rank of this process, read from the environment variables of its launcher.
 
     launcher         rank                   size                       the store is at
     torchrun         RANK                   WORLD_SIZE                 MASTER_ADDR:MASTER_PORT
@@ -6,10 +6,10 @@
     srun             SLURM_PROCID           SLURM_STEP_NUM_TASKS       the first host of the step
     mpiexec (hydra)  PMI_RANK               PMI_SIZE                   MASTER_ADDR, or this host
 
-The first one that is there counts. mpirun stands before srun because it starts its daemons with
-srun, whose variables then count the daemons; so does hydra, which is why a PMI_RANK that
-contradicts SLURM_PROCID is believed. A shell of `sbatch` or `salloc` has SLURM variables too, but
-what runs in it is one process: only a numbered step (SLURM_STEP_ID) was started by srun.
+The first launcher whose variables are set counts. mpirun comes before srun because it starts its
+daemons with srun, whose variables then number the daemons; so does hydra, which is why a PMI_RANK
+that contradicts SLURM_PROCID wins. A shell of `sbatch` or `salloc` has SLURM variables too, but is
+one process: only a numbered step (SLURM_STEP_ID) was started by srun.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
-CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # the file that describes the cluster
-RECORDS_VARIABLE = "THALWEG_RECORDS"  # the folder that steps are recorded in
-ONE_RACK_ASSUMPTION = "all hosts in one rack"  # what is assumed of a cluster that nobody describes
+CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # path of the cluster file
+RECORDS_VARIABLE = "THALWEG_RECORDS"  # folder for records of steps
+ONE_RACK_ASSUMPTION = "all hosts in one rack"  # without a cluster file
 DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
-SLURM_RESERVED_STEPS = 0xFFFFFFF0  # from here on: the steps of sbatch's and salloc's own shells
-STORE_CONNECT_RETRY_SECONDS = 0.1  # seconds
-STORE_BACKLOG_COUNT = 512  # connections that wait to be taken in
+SLURM_RESERVED_STEPS = 0xFFFFFFF0  # the first step number of shells of sbatch and salloc
+STORE_CONNECT_RETRY_SECONDS = 0.1
+STORE_BACKLOG_COUNT = 512  # connections that the store has yet to accept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """Which worker this process is, and where all of them meet."""
+    """The rank and size of this process, and the address of the store."""
 
     rank: int
     size: int
     local_rank: int
     address: str | None  # of the c10d store; None if alone
     port: int | None
-    hosted: bool  # the launcher hosts the store, and every worker is its client
+    hosted: bool  # the launcher hosts the store, otherwise rank 0
     launcher: str
 
 
 def read_rank_assignment(environment: Mapping[str, str]) -> RankAssignment:
-    """This process's seat, as its launcher wrote it; alone if there was none."""
+    """The rank assignment that the launcher set; one rank alone without a launcher."""
     variables = {name: value for name, value in environment.items() if value}
     if "RANK" in variables and "WORLD_SIZE" in variables:
         return _torchrun(variables)
@@ -82,8 +82,8 @@ def find_cluster(
     environment: Mapping[str, str],
     hosts: Callable[[], Sequence[str]] | None = None,
 ) -> Cluster:
-    """What is known of the network: as given, or the file that the environment names, or else one
-    rack of hosts that are all alike: those that `hosts` names, rank by rank, or one a worker."""
+    """The cluster as given, or from the file that the environment names, or else one rack of equal
+    hosts: those that `hosts` returns for each rank, or one host per worker."""
     given = given or environment.get(CLUSTER_VARIABLE)
     if not given:
         flat = Cluster.flat(size) if hosts is None else Cluster.of_hosts(hosts())
@@ -92,15 +92,15 @@ def find_cluster(
     if known.workers != size:
         raise UsageError(
             f"the cluster has {known.workers} workers, and {size} were started",
-            "start as many as it has, or describe those that were started",
+            f"start {known.workers} workers, or describe a cluster of {size}",
         )
     return known
 
 
 def open_store(assignment: RankAssignment, timeout: float) -> Store:
-    """The key-value store that all workers of this run share; `timeout` seconds for every wait.
+    """The key-value store that all workers of this run share; `timeout` limits every wait.
 
-    Its keys are ours alone: torch's own process group may use the same server.
+    Its keys have a prefix, as torch's process group may use the same server.
     """
     from torch._C._distributed_c10d import HashStore, PrefixStore
 
@@ -128,7 +128,7 @@ def _openmpi(variables: Mapping[str, str]) -> RankAssignment | None:
 
 
 def _hydra(variables: Mapping[str, str]) -> RankAssignment | None:
-    """Of MPICH and Intel MPI."""
+    """The assignment by MPICH or Intel MPI."""
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
     return _mpi(variables, names, "MPI_LOCALNRANKS", "mpich")
 
@@ -168,7 +168,7 @@ def _slurm(variables: Mapping[str, str]) -> RankAssignment | None:
 
 
 def first_host(nodelist: str) -> str:
-    """Of a SLURM list such as `node01`, `node[03-05,7]` or `a,b[1-2]`."""
+    """The first host of a SLURM list such as `node01`, `node[03-05,7]` or `a,b[1-2]`."""
     first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+", nodelist)
     if first is None:
         raise LaunchError(f"can't read SLURM's node list {nodelist!r}", "set MASTER_ADDR")
@@ -184,7 +184,8 @@ def _assignment_from(
     port: int = DEFAULT_PORT,
     hosted: bool = False,
 ) -> RankAssignment:
-    """Read rank, size and local rank by these names; `address` and `port` if MASTER_* are absent"""
+    """The assignment from the variables `names` for rank, size and local rank; `address` and `port`
+    are the defaults of MASTER_*."""
     rank, size = _whole(variables, names[0]), _whole(variables, names[1])
     if size == 0 or rank >= size:
         raise LaunchError(
@@ -224,7 +225,7 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 
 def _check_agreement(assignment: RankAssignment, variables: Mapping[str, str]) -> None:
-    """Scripts of SLURM and MPI jobs often export one of torch's variables themselves."""
+    """LaunchError if the script of a SLURM or MPI job exported a contradicting torch variable."""
     for name, value in (("RANK", assignment.rank), ("WORLD_SIZE", assignment.size)):
         if name in variables and _whole(variables, name) != value:
             raise LaunchError(
@@ -234,8 +235,9 @@ def _check_agreement(assignment: RankAssignment, variables: Mapping[str, str]) -
 
 
 def _connected(assignment: RankAssignment, address: str, port: int, timeout: float) -> Store:
-    """torch's client retries past its timeout, with stack traces, and waits for ever on a server
-    that isn't a store: look before, and don't wait longer than told."""
+    """A connected store, within `timeout`. Torch's client retries beyond its timeout, with stack
+    traces, and waits for ever on a server that isn't a store: so this checks the port first, and
+    connects in a thread."""
     serves = assignment.rank == 0 and not assignment.hosted
     deadline = monotonic() + timeout
     if not serves:
@@ -245,7 +247,7 @@ def _connected(assignment: RankAssignment, address: str, port: int, timeout: flo
     try:
         store = answer.get(timeout=max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS))
     except Empty:
-        store = TimeoutError("what listens there doesn't answer as a store")
+        store = TimeoutError("the server there doesn't answer as a store")
     if not isinstance(store, Exception):
         return store
     if serves and "EADDRINUSE" in str(store):
@@ -269,7 +271,7 @@ def _connect(
             is_master=serves,
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
-            multi_tenant=True,  # torch's own process group may ask for the same port
+            multi_tenant=True,  # torch's process group may use the same port
             master_listen_fd=None if listener is None else listener.detach(),
         )
     except (RuntimeError, ValueError) as error:
@@ -279,8 +281,8 @@ def _connect(
 
 
 def _listener(address: str, port: int) -> socket.socket | None:
-    """At this address of this host alone, where torch would listen on all. None if it is a name,
-    which other hosts may resolve otherwise, or isn't free: let torch see to it."""
+    """A socket that listens at this address alone, where torch would listen on all. None if the
+    address is a name, which other hosts may resolve differently, or is in use: torch handles it."""
     try:
         family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
@@ -292,9 +294,9 @@ def _wait_for_listener(
     assignment: RankAssignment, address: str, port: int, deadline: float
 ) -> None:
     while True:
-        patience = max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS)
+        timeout = max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS)
         try:
-            socket.create_connection((address, port), timeout=patience).close()
+            socket.create_connection((address, port), timeout=timeout).close()
             return
         except OSError as error:
             if monotonic() + STORE_CONNECT_RETRY_SECONDS >= deadline:
@@ -309,5 +311,5 @@ def _unreachable(
     host = f"the launcher ({assignment.launcher})" if assignment.hosted else "rank 0"
     return TransportError(
         f"rank {assignment.rank} can't reach the store at {address}:{port}: {cause}",
-        f"is {host} running? is the address reachable from here, and no firewall between?",
+        f"check that {host} is running, and that no firewall blocks the address",
     )

@@ -1,4 +1,4 @@
-"""Which of several failures is the cause: the first in time that isn't due to another."""
+"""The root cause of several failures: the first in time that isn't a consequence of another."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CONSEQUENTIAL_ERRORS = {
     ),
     *("DistBackendError", "DistNetworkError", "DistStoreError"),
 }
-"""Errors that a worker gets because of another."""
+"""Errors of a worker that are consequences of another rank's failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """How a worker ended: `code` as Python's subprocess has it, below 0 for a signal."""
+    """The end of a worker: its exit `code`, negative for a signal, its failure and its result."""
 
     rank: int
     code: int
@@ -46,7 +46,7 @@ class WorkerExit:
         return self.failure.kind in CONSEQUENTIAL_ERRORS or "gloo/transport" in self.failure.problem
 
     def is_mistake(self) -> bool:
-        """Of usage."""
+        """True if the failure is a usage error."""
         return self.failure is not None and self.failure.exit_code == UsageError.exit_code
 
     def as_error(self, who: str) -> WorkerFailed:
@@ -55,8 +55,8 @@ class WorkerExit:
         if self.code == -signal.SIGKILL:
             return WorkerFailed(
                 f"{who} was killed by SIGKILL (out of memory?)",
-                "if nobody killed it (`thalweg lab kill`, `lab down`), see the kernel's log, and "
-                "give the workers less to hold or the machine more",
+                "unless somebody killed it (`thalweg lab kill`, `lab down`), see the kernel's log, "
+                "and reduce the workers' memory or add some",
             )
         if self.code < 0:
             return WorkerFailed(
@@ -74,8 +74,8 @@ def root_cause(
     called: Callable[[int], str],
     spare: Collection[int] = (),
 ) -> ThalwegError:
-    """The first failure that isn't due to another, of one that isn't spare if there is such; one
-    mistake of usage that all made is that. `killed` are those that a director killed."""
+    """The first failure that isn't a consequence, preferably of a rank that isn't spare; a usage
+    error that all ranks share is raised as such. `killed` are the ranks that a hook killed."""
     said = {exit_.failure for exit_ in failures}
     if len(failures) == size and len(said) == 1:
         failure = said.pop()
@@ -86,14 +86,14 @@ def root_cause(
     causes = [exit_ for exit_ in failures if not exit_.is_consequence()]
     causes.sort(key=lambda exit_: exit_.rank in spare)
     first = (causes or failures)[0]
-    told = first.as_error(called(first.rank))
+    error = first.as_error(called(first.rank))
     if killed and not causes:
         return WorkerFailed(
-            f"{called(killed[0])} was killed on purpose, and others can't go on without it: "
-            f"{told.problem}",
-            "use a plan that survives this, or leave the event out",
+            f"{called(killed[0])} was killed on purpose, and the others can't continue without it: "
+            f"{error.problem}",
+            "use a plan that tolerates this, or remove the event",
         )
-    return told
+    return error
 
 
 def _signal_name(number: int) -> str:
@@ -104,10 +104,9 @@ def _signal_name(number: int) -> str:
 
 
 class StderrFailure:
-    """Why a program failed, read off its standard error line by line, since it can't tell the
-    supervisor otherwise: the one line that Thalweg ends a worker with, or the last line of a
-    traceback. `failure` is the last one that it told, and `line` the line of Thalweg's that told
-    it."""
+    """The failure of a program, parsed from its standard error line by line, as it has no other
+    channel to the supervisor: the line with which Thalweg ends a worker, or the last line of a
+    traceback. `failure` is the last one found, and `line` Thalweg's line for it."""
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
@@ -115,12 +114,12 @@ class StderrFailure:
         self._in_traceback = False
 
     def read_line(self, line: str) -> bool:
-        """Whether this is the line that Thalweg ends a worker with."""
-        line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's, once there is a process group
+        """Parse a line; True for the line with which Thalweg ends a worker."""
+        line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's prefix, with a process group
         if line.startswith("thalweg: "):
             problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
-            problem = re.sub(r"^rank \d+: ", "", problem)  # who it was is told anyway
-            kind = PeerFailed.__name__ if re.match(r"rank \d+ gave up: ", problem) else ""
+            problem = re.sub(r"^rank \d+: ", "", problem)  # the rank is printed anyway
+            kind = PeerFailed.__name__ if re.match(r"rank \d+ aborted: ", problem) else ""
             self.failure = Failure(kind=kind, problem=problem, remedy=remedy, exit_code=1)
             self.line = line
             return True

@@ -1,7 +1,7 @@
-"""The job secret: what a worker knows, and a stranger doesn't.
+"""The job secret, which the workers of a job share.
 
-It is one text for all workers of a job, from the environment or from a file that its owner alone
-can read. It never travels: what does is a seal that only its holders can make (`card`).
+It comes from the environment or from a file that only its owner can read. It is never sent: peer
+records carry signatures that only its holders can make (`transports/peer_record.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from thalweg.errors import LaunchError
 
 SECRET_VARIABLE = "THALWEG_SECRET"
 SECRET_FILE_VARIABLE = "THALWEG_SECRET_FILE"
-MIN_SECRET_CHARACTERS = 16  # characters
-MAX_SECRET_FILE_BYTES = 4096  # bytes
+MIN_SECRET_CHARACTERS = 16
+MAX_SECRET_FILE_BYTES = 4096
 _SHORT_SECRET_REMEDY = (
-    f"take at least {MIN_SECRET_CHARACTERS} characters that nobody guesses: openssl rand -hex 32"
+    f"use at least {MIN_SECRET_CHARACTERS} random characters: openssl rand -hex 32"
 )
 
 
 def find_secret(environment: Mapping[str, str]) -> bytes | None:
-    """As the environment has it, or names its file; None if it does neither."""
+    """The secret in the environment or in the file that it names; None without either."""
     text, path = environment.get(SECRET_VARIABLE), environment.get(SECRET_FILE_VARIABLE)
     if text and path:
         raise LaunchError(
@@ -45,12 +45,12 @@ def _long_enough(secret: bytes, whose: str) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    """Looked at once it is open: what was looked at is then what is read."""
+    """The content of the file; its owner and mode are checked after opening, against a race."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise LaunchError(
-            f"{SECRET_FILE_VARIABLE} names {path}: {error.strerror}", "name a file that is there"
+            f"{SECRET_FILE_VARIABLE} names {path}: {error.strerror}", "name an existing file"
         ) from None
     try:
         found = os.fstat(descriptor)

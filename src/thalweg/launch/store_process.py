@@ -1,9 +1,9 @@
-"""The store that workers meet at, in a process of its own.
+"""The process that hosts the store of a run.
 
-It outlives every worker. Should it die all the same, the supervisor starts another at the same
-address, which knows nothing, and the members of a run meet there anew. The supervisor itself stays
-a process without threads, which can fork a worker at any time. The port is told as soon as it is
-bound: who connects before the store is open waits in the socket's queue.
+It outlives every worker. If it dies nevertheless, the supervisor starts another at the same
+address, which is empty, and the members of the run rendezvous there. The supervisor itself stays a
+process without threads, which can fork a worker at any time. The port is reported as soon as it is
+bound: clients that connect before the store is open wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from typing import NoReturn
 
 from thalweg.errors import LaunchError, ThalwegError
 from thalweg.launch.place import Place
+from thalweg.launch.rank_assignment import STORE_BACKLOG_COUNT
 from thalweg.launch.worker_process import fork
-
-STORE_BACKLOG_COUNT = 512
 
 
 def fork_store(
-    place: Place, guard: int, *, port: int = 0, not_mine: Sequence[int] = ()
+    place: Place, guard: int, *, port: int = 0, to_close: Sequence[int] = ()
 ) -> tuple[int, int]:
-    """Its process id, and the port at the place's address: any, or this one where another store
-    was. `not_mine` are the supervisor's own descriptors."""
+    """Start the store at the place's address; its process id and port. `port` is that of a previous
+    store, or 0; `to_close` are the supervisor's descriptors."""
     reads, writes = os.pipe()
-    pid = fork(lambda: _be_store(place, port, (guard, reads, *not_mine), writes))
+    pid = fork(lambda: _be_store(place, port, (guard, reads, *to_close), writes))
     os.close(writes)
     with os.fdopen(reads) as pipe:
-        said = pipe.read()
-    if said.isdigit():
-        return pid, int(said)
+        answer = pipe.read()
+    if answer.isdigit():
+        return pid, int(answer)
     os.waitpid(pid, 0)
-    problem, _, remedy = said.partition("\n")
+    problem, _, remedy = answer.partition("\n")
     raise LaunchError(problem or "the store's process died", remedy or "start again")
 
 
-def _be_store(place: Place, port: int, supervisors: Sequence[int], told: int) -> NoReturn:
+def _be_store(place: Place, port: int, supervisors: Sequence[int], answer: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
@@ -49,24 +48,24 @@ def _be_store(place: Place, port: int, supervisors: Sequence[int], told: int) ->
             os.close(descriptor)
         place.enter(None)
         listener = _listener(place.address, port)
-        os.write(told, b"%d" % listener.getsockname()[1])
-        os.close(told)
+        os.write(answer, b"%d" % listener.getsockname()[1])
+        os.close(answer)
         store = _open(listener, place.address)
         while True:
             signal.pause()
         del store
     except OSError as error:
         problem = f"the store can't listen at {place.address}: {error.strerror}"
-        _tell(told, problem, "name an address of this machine")
+        _report(answer, problem, "name an address of this machine")
     except ThalwegError as error:
-        _tell(told, error.problem, error.remedy)
+        _report(answer, error.problem, error.remedy)
     finally:
         os._exit(code)
 
 
-def _tell(told: int, problem: str, remedy: str) -> None:
-    with suppress(OSError):  # it is closed once the store listens
-        os.write(told, f"{problem}\n{remedy}".encode())
+def _report(answer: int, problem: str, remedy: str) -> None:
+    with suppress(OSError):  # the pipe is closed once the store listens
+        os.write(answer, f"{problem}\n{remedy}".encode())
 
 
 def _listener(address: str, port: int) -> socket.socket:

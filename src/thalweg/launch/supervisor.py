@@ -1,9 +1,9 @@
-"""Workers in processes of their own, under one small supervisor.
+"""The supervisor of worker processes on this machine.
 
-The supervisor forks a process that hosts the store, then the workers, and reads their output and
-messages until all have ended. If one fails, the others get `grace` seconds to end by themselves,
-since they may know a better reason; then they are ended. However the supervisor leaves, by return,
-error, Ctrl-C or SIGKILL, no worker stays behind.
+It forks a process that hosts the store, then the workers, and reads their output and messages until
+all have ended. If one fails, the others get `grace` seconds to end by themselves, since they may
+report a better reason; then they are killed. However the supervisor ends, by return, error, Ctrl-C
+or SIGKILL, no worker survives it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from thalweg.errors import DEBUG_VARIABLE, UsageError, WorkerFailed
+from thalweg.errors import DEBUG_VARIABLE, UsageError, WorkerFailed, ranks_text
 from thalweg.launch.place import HERE, Place, SupervisorHook
 from thalweg.launch.rank_assignment import LAUNCHER_VARIABLE
 from thalweg.launch.root_cause import root_cause
@@ -51,19 +51,19 @@ def run_workers(
     restarts: int = 0,
     debug: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """Run `work(rank, report)` in `size` forks of this process; every worker's result, by rank.
+    """Run `work(rank, report)` in `size` forks of this process; the workers' results, by rank.
 
-    If a worker fails that isn't `spare`, all end; with `survives` not if it is killed, and then it
-    is started again up to `restarts` times. The result of one that failed and that the others did
-    without is empty, as is that of one that a director killed. A message with a `step` in it also
-    tells how far that worker is. Times are in seconds.
+    If a worker fails that isn't `spare`, all end. With `survives` a killed worker is restarted up
+    to `restarts` times instead, and then the others continue. A worker that failed or that
+    `director` killed has an empty result. A message with a `step` sets the worker's progress. Times
+    are in seconds.
     """
     import torch._dynamo  # once, for all forks; optimizers load it
 
     def limited(rank: int, report: SendMessage) -> Any:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
         log = logging.getLogger("thalweg")
-        log.setLevel(log.level or logging.WARNING)  # who forks has its own way of telling
+        log.setLevel(log.level or logging.WARNING)  # the caller reports progress itself
         return work(rank, report)
 
     workers = WorkerGroup(
@@ -94,9 +94,8 @@ def run_command(
     keep_going: bool = False,
     restarts: int = 0,
 ) -> None:
-    """Run a program as `size` workers, until all have ended; with `keep_going` also if one
-    fails. One that is killed is started again up to `restarts` times; the others go on, unless they
-    fail too."""
+    """Run a program as `size` workers until all have ended; with `keep_going` also if one fails. A
+    killed worker is restarted up to `restarts` times; the others continue unless they fail too."""
     if not command or shutil.which(command[0]) is None:
         missing = f"there is no program {command[0]!r}" if command else "no program is named"
         raise UsageError(missing, "name a program or a .py file")
@@ -116,7 +115,7 @@ def run_command(
 def _supervise(
     workers: WorkerGroup, work: Work, grace: float, timeout: float | None, debug: bool
 ) -> None:
-    """Start all, wait for all, and raise what went wrong."""
+    """Start all workers, wait for them, and raise the root cause of a failure."""
     deadline = None if timeout is None else monotonic() + timeout
     with workers.keeping_signals():
         try:
@@ -144,8 +143,8 @@ def _supervise(
         raise why from None
     if overdue:
         raise WorkerFailed(
-            f"ranks {overdue} weren't done after {timeout:g} s",
-            "allow more time, or look at what they wait for",
+            f"{ranks_text(overdue)} didn't finish within {timeout:g} s",
+            "allow more time, or find out what they wait for",
         )
 
 
@@ -159,13 +158,13 @@ def _environment(size: int, address: str, port: int) -> dict[str, str]:
         LAUNCHER_VARIABLE: "thalweg",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1",
-        "PYTHONUNBUFFERED": "1",  # a pipe isn't a terminal, but somebody is watching
+        "PYTHONUNBUFFERED": "1",  # the output goes through a pipe, and is shown at once
         **_secret(os.environ),
     }
 
 
 def _secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """One for this job alone, if none was given: by the environment, which no other user sees."""
+    """A new secret for this job if none is set, as a variable: no other user can read those."""
     return {} if find_secret(environment) else {SECRET_VARIABLE: new_secret()}
 
 

@@ -1,4 +1,4 @@
-"""The workers of a run: started, listened to, and ended together."""
+"""The worker processes of a run, which are started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -33,20 +34,20 @@ from thalweg.launch.worker_process import (
 )
 
 OnMessage = Callable[[int, dict[str, Any]], None]
-"""Called with the rank and what it reported."""
+"""Called with the rank and its message."""
 OnLine = Callable[[int, str, str], None]
-"""Called with the rank, "stdout" or "stderr", and a line of it."""
-WORKER_EXIT_POLL_SECONDS = 0.05  # seconds between two looks at who has ended
-TERM_GRACE_SECONDS = 2.0  # seconds from SIGTERM to SIGKILL, at most
-MAX_OUTPUT_LINE_BYTES = 1 << 20  # bytes; what is longer is told in pieces
-MAX_PIPE_BYTES = 1 << 20  # bytes that a pipe can hold
-MIN_STORE_LIFE_SECONDS = 0.5  # seconds of a store that is worth starting another
-STOPPED_WORKER_GRACE_SECONDS = 10.0  # seconds that one may be stopped when all others have ended
-BASE_DESCRIPTOR_COUNT = 64  # that a process has open anyway, at most
+"""Called with the rank, "stdout" or "stderr", and a line of that stream."""
+WORKER_EXIT_POLL_SECONDS = 0.05
+TERM_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+MAX_OUTPUT_LINE_BYTES = 1 << 20  # a longer line is split
+MAX_PIPE_BYTES = 1 << 20  # capacity of a pipe
+MIN_STORE_LIFE_SECONDS = 0.5  # a store that died sooner isn't replaced
+STOPPED_WORKER_GRACE_SECONDS = 10.0  # for a stopped worker after all others have ended
+BASE_DESCRIPTOR_COUNT = 64  # open files of a process without workers
 
 
 class _Worker:
-    """What the supervisor holds of a living one."""
+    """A running worker process, as the supervisor tracks it."""
 
     def __init__(self, rank: int, pid: int) -> None:
         self.rank = rank
@@ -55,13 +56,13 @@ class _Worker:
         self.result: dict[str, Any] | None = None
         self.reported_failure: Failure | None = None
         self.stderr_failure = StderrFailure()
-        self.expected = False  # its end is nobody's failure
-        self.restarts = False  # when it has ended
+        self.expected = False  # its end is no failure
+        self.restarts = False  # after its end
 
     def end(self, code: int) -> WorkerExit:
-        words = self.stderr_failure
-        ours = code == UsageError.exit_code and words.line
-        uncaught = words.failure if code == 1 or ours else None  # others were only shown
+        seen = self.stderr_failure
+        is_usage_error = code == UsageError.exit_code and seen.line
+        uncaught = seen.failure if code == 1 or is_usage_error else None  # others only printed it
         return WorkerExit(
             rank=self.rank, code=code, failure=self.reported_failure or uncaught, result=self.result
         )
@@ -73,7 +74,7 @@ class _Worker:
         return False
 
     def send(self, number: int) -> None:
-        """To its whole group, which is there once it leads a session."""
+        """Send a signal to the process group, or to the process before it leads one."""
         try:
             os.killpg(self.pid, number)
         except OSError:
@@ -83,15 +84,15 @@ class _Worker:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class WorkerGroup:
-    """Forks the store and the workers, and listens to them until all have ended."""
+    """Forks the store and the workers, and reads their pipes until all have ended."""
 
     size: int
     place: Place
-    returns: bool  # whether each must send a result
-    keep_going: bool = False  # though one fails
-    spare: Collection[int] = ()  # ranks that the others can do without
-    survives: bool = False  # that one is killed; the others know whether they can go on
-    restarts: int = 0  # for each worker that is killed
+    returns: bool  # each worker must send a result
+    keep_going: bool = False  # after a failure
+    spare: Collection[int] = ()  # ranks that the others don't need
+    survives: bool = False  # a killed worker is no failure: the others decide whether to continue
+    restarts: int = 0  # of each killed worker
     on_message: OnMessage
     on_line: OnLine
     director: SupervisorHook | None = None
@@ -102,10 +103,8 @@ class WorkerGroup:
     killed: list[int] = field(default_factory=list)  # by the director
     signals: list[int] = field(default_factory=list)
     callback_error: BaseException | None = None
-    _reported: list[WorkerExit] = field(
-        default_factory=list
-    )  # failures that `on_line` has heard of
-    _lines: set[str] = field(default_factory=set)  # last ones of workers, that it has heard
+    _reported: list[WorkerExit] = field(default_factory=list)  # failures passed to `on_line`
+    _lines: set[str] = field(default_factory=set)  # final lines of workers passed to it
     _ending: bool = False
     _job: WorkerSpec | None = None
     _guard: tuple[int, int] | None = None
@@ -119,14 +118,14 @@ class WorkerGroup:
         return bool(self.signals) or self.callback_error is not None
 
     def done(self) -> bool:
-        """Nobody has to be waited for any longer."""
+        """True if there is no need to wait for the remaining workers."""
         return self.is_cancelled() or (self.has_failed() and not self.keep_going)
 
     def has_failed(self) -> bool:
         return any(not self._is_spare(exit_) for exit_ in self.failures)
 
     def is_lost(self) -> bool:
-        """Whether all have ended, and none of them well."""
+        """True if some workers failed and none has ended successfully."""
         return bool(self.failures) and all(exit_.code != 0 for exit_ in self.ends)
 
     def _is_spare(self, exit_: WorkerExit) -> bool:
@@ -134,7 +133,7 @@ class WorkerGroup:
 
     @contextmanager
     def keeping_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are noted and acted upon when it suits, not raised anywhere."""
+        """Record Ctrl-C and SIGTERM inside this context instead of raising them anywhere."""
         previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for ours in (signal.SIGINT, signal.SIGTERM):
@@ -150,7 +149,7 @@ class WorkerGroup:
         self.signals.append(number)
 
     def host_store(self) -> int:
-        """Before any worker starts; the port."""
+        """Start the store, before any worker; its port."""
         allow_descriptors(3 * self.size)
         self._guard = fork_guard()
         self._store, self._port = fork_store(self.place, self._guard[1])
@@ -168,22 +167,22 @@ class WorkerGroup:
         assert self._guard is not None
         assert self._job is not None
         job = self._job
-        self.steps.pop(rank, None)  # of a former life
+        self.steps.pop(rank, None)  # of its previous process
         pipes: list[tuple[int, int]] = []
         try:
             for _ in range(3):
                 pipes.append(os.pipe())
             reads, writes = zip(*pipes, strict=True)
-            post = WorkerPipes(
+            worker_pipes = WorkerPipes(
                 rank=rank,
                 restarts=sum(exit_.rank == rank for exit_ in self.ends),
                 stdout=writes[0],
                 stderr=writes[1],
                 messages=writes[2],
                 guard=self._guard[1],
-                not_mine=(*reads, *self._descriptors()),
+                to_close=(*reads, *self._descriptors()),
             )
-            pid = fork(lambda: be_worker(post, job))
+            pid = fork(lambda: be_worker(worker_pipes, job))
         except OSError as error:
             for end in (end for pipe in pipes for end in pipe):
                 os.close(end)
@@ -194,18 +193,11 @@ class WorkerGroup:
         for descriptor in writes:
             os.close(descriptor)
         worker = self.running[rank] = _Worker(rank, pid)
+        stdout, stderr = (partial(self._on_output, worker, name) for name in ("stdout", "stderr"))
         worker.pipes = [
-            LinePipe(
-                reads[0],
-                lambda line: self._on_worker_output(worker, "stdout", line),
-                MAX_OUTPUT_LINE_BYTES,
-            ),
-            LinePipe(
-                reads[1],
-                lambda line: self._on_worker_output(worker, "stderr", line),
-                MAX_OUTPUT_LINE_BYTES,
-            ),
-            LinePipe(reads[2], lambda line: self._receive(worker, line), sys.maxsize),
+            LinePipe(reads[0], stdout, MAX_OUTPUT_LINE_BYTES),
+            LinePipe(reads[1], stderr, MAX_OUTPUT_LINE_BYTES),
+            LinePipe(reads[2], partial(self._receive, worker), sys.maxsize),
         ]
         for pipe in worker.pipes:
             self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
@@ -234,7 +226,7 @@ class WorkerGroup:
 
     def kill_store(self) -> None:
         if self._store is not None:
-            self._store_began = 0.0  # that it died young says nothing of the next
+            self._store_began = 0.0  # its early end is no reason against another
             os.kill(self._store, signal.SIGKILL)
 
     def _descriptors(self) -> Iterator[int]:
@@ -242,13 +234,11 @@ class WorkerGroup:
             yield from (pipe.descriptor for pipe in worker.pipes)
 
     def watch(self, deadline: float | None, enough: Callable[[], bool]) -> None:
-        """Listen to the workers until all have ended, or it is enough, or too late."""
+        """Read the workers' pipes until all have ended, or `enough`, or the deadline."""
         while self.running and not enough():
-            left = (
-                WORKER_EXIT_POLL_SECONDS
-                if deadline is None
-                else min(WORKER_EXIT_POLL_SECONDS, deadline - monotonic())
-            )
+            left = WORKER_EXIT_POLL_SECONDS
+            if deadline is not None:
+                left = min(left, deadline - monotonic())
             if left <= 0:
                 return
             for key, _ in self._selector.select(left):
@@ -257,23 +247,23 @@ class WorkerGroup:
                 if pipe.ended:
                     self._selector.unregister(pipe.descriptor)
             self._reap()
-            self._end_what_stands_still()
+            self._kill_stopped()
             if self.director is not None and not self._ending:
                 self._notify(self.director.poll, self)
 
     def interrupt(self, grace: float) -> None:
-        """What Ctrl-C does; a second one is less patient."""
+        """Interrupt all workers after Ctrl-C, and wait until they end or for a second Ctrl-C."""
         self._ending = True
         self._send(signal.SIGINT)
         already = len(self.signals)
         self.watch(monotonic() + grace, lambda: len(self.signals) > already)
 
     def end(self, grace: float) -> None:
-        """None is left after this, nor the guard."""
+        """End all workers, the store and the guard."""
         self._ending = True
         try:
             self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)  # a paused one can't hear it
+            self._send(signal.SIGCONT)  # a stopped process handles no SIGTERM
             self.watch(monotonic() + min(grace, TERM_GRACE_SECONDS), lambda: False)
         finally:
             self._send(signal.SIGKILL)
@@ -295,14 +285,14 @@ class WorkerGroup:
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
                 ended.append((os.waitstatus_to_exitcode(status), worker))
-        # Who was killed ended before those who noticed it, and got here in the same tick.
+        # A killed worker ended before those that noticed it, though both are reaped at once.
         for code, worker in sorted(ended, key=lambda pair: pair[0] >= 0):
-            self._let_go(worker, code)
+            self._finish(worker, code)
         if self._store is not None and os.waitpid(self._store, os.WNOHANG)[0]:
-            self._host_another_store(self._store)
+            self._replace_store(self._store)
 
-    def _host_another_store(self, dead: int) -> None:
-        """At the same address, unless the one before died at once."""
+    def _replace_store(self, dead: int) -> None:
+        """Start another store at the same address, unless the previous one died at once."""
         assert self._guard is not None
         self._store = None
         with suppress(BrokenPipeError):
@@ -315,14 +305,14 @@ class WorkerGroup:
                 raise RunError("the process that hosts the store died", "start again")
             others = tuple(self._descriptors())
             self._store, _ = fork_store(
-                self.place, self._guard[1], port=self._port, not_mine=others
+                self.place, self._guard[1], port=self._port, to_close=others
             )
         except ThalwegError as error:
             self.callback_error = error
 
-    def _end_what_stands_still(self) -> None:
-        """Who is stopped (SIGSTOP) when all others have ended well has nobody to go on with, and
-        nobody knows when it will."""
+    def _kill_stopped(self) -> None:
+        """Kill workers that stay stopped (SIGSTOP) after all others have ended successfully: they
+        have no rank to continue with, and may never resume."""
         over = self.survives and any(exit_.code == 0 for exit_ in self.ends)
         if not over or not all(worker.is_stopped for worker in self.running.values()):
             self._stopped_since = None
@@ -330,14 +320,14 @@ class WorkerGroup:
         self._stopped_since = self._stopped_since or monotonic()
         if monotonic() - self._stopped_since > STOPPED_WORKER_GRACE_SECONDS:
             for worker in self.running.values():
-                told = f"rank {worker.rank} was stopped when the others ended, and is ended too"
-                self._notify(self.on_line, worker.rank, "stderr", told)
+                line = f"rank {worker.rank} was stopped when the others ended, and is killed"
+                self._notify(self.on_line, worker.rank, "stderr", line)
                 worker.expected = True
                 worker.send(signal.SIGKILL)
             self._stopped_since = None
 
-    def _let_go(self, worker: _Worker, code: int) -> None:
-        """Take the last words of one that has ended, and close its pipes."""
+    def _finish(self, worker: _Worker, code: int) -> None:
+        """Read the rest of an ended worker's output, close its pipes, and record its exit."""
         assert self._guard is not None
         del self.running[worker.rank]
         with suppress(BrokenPipeError):
@@ -345,17 +335,15 @@ class WorkerGroup:
         for pipe in worker.pipes:
             if not pipe.ended:
                 self._selector.unregister(pipe.descriptor)
-                for _ in range(
-                    MAX_PIPE_BYTES // PIPE_CHUNK_BYTES
-                ):  # a child of its may write for ever
-                    if not pipe.read():
-                        break
+                chunks = MAX_PIPE_BYTES // PIPE_CHUNK_BYTES  # a child process may write for ever
+                while chunks and pipe.read():
+                    chunks -= 1
                 pipe.flush()
             os.close(pipe.descriptor)
         exit_ = worker.end(code)
         self.ends.append(exit_)
         if code != 0:
-            with suppress(OSError):  # its own children, if it had any
+            with suppress(OSError):  # its child processes, if any
                 os.killpg(worker.pid, signal.SIGKILL)
         line = worker.stderr_failure.line
         if line and line not in self._lines and (self._ending or exit_.failure is None):
@@ -368,46 +356,43 @@ class WorkerGroup:
         elif not worker.expected and (code != 0 or (self.returns and exit_.result is None)):
             self._note_failure(exit_)
 
-    def report_failures_except(self, told: str) -> None:
-        """Tell why others failed than for this reason: each reason once, and none again."""
-        causes = [
-            exit_
-            for exit_ in reversed(self.failures)
-            if not exit_.is_consequence() and exit_ not in self._reported
-        ]
-        for problem, exit_ in {
-            exit_.failure.problem: exit_ for exit_ in causes if exit_.failure
-        }.items():
-            if problem not in told:
+    def report_failures_except(self, reported: str) -> None:
+        """Pass every other cause of failure to `on_line`, each once."""
+        problems = {}
+        for exit_ in reversed(self.failures):
+            if exit_.failure and not exit_.is_consequence() and exit_ not in self._reported:
+                problems[exit_.failure.problem] = exit_
+        for problem, exit_ in problems.items():
+            if problem not in reported:
                 line = str(exit_.as_error(self.place.label(exit_.rank)))
                 self._notify(self.on_line, exit_.rank, "stderr", line)
 
     def _note_failure(self, exit_: WorkerExit) -> None:
-        told = exit_.as_error(self.place.label(exit_.rank)).problem
-        lives = sum(other.rank == exit_.rank for other in self.ends)
-        if exit_.code < 0 and lives <= self.restarts:
-            self._notify(self.on_line, exit_.rank, "stderr", f"{told}; it is started again")
+        problem = exit_.as_error(self.place.label(exit_.rank)).problem
+        exits = sum(other.rank == exit_.rank for other in self.ends)
+        if exit_.code < 0 and exits <= self.restarts:
+            self._notify(self.on_line, exit_.rank, "stderr", f"{problem}; it is restarted")
             self._start(exit_.rank)
             return
         self.failures.append(exit_)
-        alone = not exit_.is_consequence() and not exit_.is_mistake()  # others make those as well
+        alone = not exit_.is_consequence() and not exit_.is_mistake()  # others fail like that too
         if self._is_spare(exit_) and alone and not self.done():
             is_over = not self.running and self.is_lost()
-            line = told if is_over else f"{told}; others go on"
+            line = problem if is_over else f"{problem}; the others continue"
             self._notify(self.on_line, exit_.rank, "stderr", line)
             self._reported.append(exit_)
 
-    def _on_worker_output(self, worker: _Worker, stream: str, line: bytes) -> None:
-        # Of a line that redraws itself, a progress bar's, the last state is told.
+    def _on_output(self, worker: _Worker, stream: str, line: bytes) -> None:
+        # Of a line that redraws itself, such as a progress bar, only the last state is printed.
         text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
         if stream == "stderr" and worker.stderr_failure.read_line(text):
-            return  # if it is why all end it is told at the end, once for all that say the same
+            return  # the supervisor raises it at the end, once for all workers
         self._notify(self.on_line, worker.rank, stream, text)
 
     def _receive(self, worker: _Worker, line: bytes) -> None:
         try:
             (kind, content), *_ = json.loads(line).items()
-        except ValueError:  # cut off by its end
+        except ValueError:  # truncated by the worker's end
             return
         if kind == "message":
             if type(content.get("step")) is int:
@@ -419,7 +404,7 @@ class WorkerGroup:
             worker.reported_failure = Failure(**content)
 
     def _notify(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """A caller's error ends the run, but not before the workers have ended."""
+        """Call the caller's function; its error is raised after the workers have ended."""
         if self.callback_error is None:
             try:
                 callback(*arguments)
@@ -433,7 +418,7 @@ def _kill(pid: int) -> None:
 
 
 def allow_descriptors(number: int) -> None:
-    """So many open files more than usual, if the system lets us."""
+    """Raise the limit of open files to allow `number` more, as far as the system permits."""
     number += BASE_DESCRIPTOR_COUNT
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < number:

@@ -1,13 +1,13 @@
-"""What runs in the processes that the supervisor forks: its workers, and the guard.
+"""The code of the processes that the supervisor forks: its workers, and the guard.
 
-A worker leads a session of its own, so that Ctrl-C reaches the supervisor alone, writes its output
-and its messages into pipes, and leaves by `_exit`: it never returns into the supervisor's stack.
+A worker leads its own session, so that Ctrl-C reaches the supervisor alone, writes its output and
+messages into pipes, and leaves by `_exit`: it never returns into the supervisor's stack.
 
 The guard outlives a supervisor that is killed. Workers write their process id into its pipe before
-anything else; the supervisor strikes off those that ended. When the pipe closes, the supervisor is
-gone, and the guard kills the process groups that are still on the list.
+anything else; the supervisor removes those that ended. When the pipe closes, the supervisor is
+dead, and the guard kills the remaining process groups.
 
-Fork while no other thread of this process runs; those of numpy's and torch's libraries may.
+Fork while no other Python thread of this process runs; threads of numpy and torch may.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from typing import Any, NoReturn, Protocol
 
-from thalweg.errors import ThalwegError, UsageError
+from thalweg.errors import INTERRUPTED_EXIT_CODE, ThalwegError, UsageError
 from thalweg.launch.place import Place
 
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED_EXIT_CODE = 130
 PIPE_CHUNK_BYTES = 1 << 16
-RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # how often this worker alone was restarted
-MAX_PROBLEM_CHARACTERS = 400  # characters
+RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # number of restarts of this worker
+MAX_PROBLEM_CHARACTERS = 400
 
 
 class SendMessage(Protocol):
-    """What a worker may call: sends one JSON object to the supervisor."""
+    """A function that sends one JSON object from a worker to the supervisor."""
 
     def __call__(self, message: Mapping[str, Any]) -> None: ...
 
@@ -48,7 +47,7 @@ Work = Callable[[int, SendMessage], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What every worker is forked for."""
+    """The work and environment of every worker."""
 
     entry_point: Work
     place: Place
@@ -58,20 +57,20 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPipes:
-    """What one worker is given: its rank, and its ends of the pipes."""
+    """The rank of one worker, and its ends of the pipes."""
 
     rank: int
-    restarts: int  # how often it was started before
+    restarts: int  # number of earlier processes of this rank
     stdout: int
     stderr: int
     messages: int
     guard: int
-    not_mine: Sequence[int]  # the supervisor's own descriptors, which a worker must not hold
+    to_close: Sequence[int]  # the supervisor's descriptors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What a worker says of its own error."""
+    """The error of a worker, as it reports it."""
 
     kind: str
     problem: str
@@ -81,8 +80,8 @@ class Failure:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Ctrl-C and SIGTERM come when this is over. The mask holds them back from this thread and from
-    what it forks; a library's thread may still take one, which is noted."""
+    """Delay Ctrl-C and SIGTERM until the end of this context. The mask blocks them in this thread
+    and its forks; a library's thread may still receive one, which is raised again at the end."""
     noted: list[int] = []
     previous: dict[int, Any] = {}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
@@ -101,10 +100,10 @@ def signals_blocked() -> Iterator[None]:
 
 
 def fork(child: Callable[[], NoReturn]) -> int:
-    """Fork, with signals held back until the child is ready for them; its process id."""
+    """Fork, with signals blocked until the child is ready for them; its process id."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            stream.flush()  # or both of us write it
+            stream.flush()  # otherwise both processes write it
     with signals_blocked():
         with warnings.catch_warnings():  # Python 3.12 and later warn of BLAS's threads too
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -115,29 +114,29 @@ def fork(child: Callable[[], NoReturn]) -> int:
 
 
 def fork_guard() -> tuple[int, int]:
-    """Its process id, and the pipe to register in."""
+    """Start the guard; its process id, and the pipe to register processes in."""
     reads, writes = os.pipe()
     pid = fork(lambda: _be_guard(reads, writes))
     os.close(reads)
     return pid, writes
 
 
-def be_worker(post: WorkerPipes, job: WorkerSpec) -> NoReturn:
+def be_worker(pipes: WorkerPipes, job: WorkerSpec) -> NoReturn:
     code = 1
-    gc.freeze()  # or the first full collection copies all memory that it shares with its parent
-    atexit._clear()  # what its parent has registered is for the parent's end
+    gc.freeze()  # otherwise the first full collection copies all memory shared with the parent
+    atexit._clear()  # the parent's functions
     try:
         os.setsid()
-        os.write(post.guard, b"%d\n" % os.getpid())
-        for descriptor in (post.guard, *post.not_mine):
+        os.write(pipes.guard, b"%d\n" % os.getpid())
+        for descriptor in (pipes.guard, *pipes.to_close):
             os.close(descriptor)
-        _redirect(post)
-        os.environ.update(job.environment, RANK=str(post.rank))
-        os.environ.update(job.place.environment(post.rank))
-        os.environ[RESTARTS_VARIABLE] = str(post.restarts)
-        code = _outcome(post.rank, job, _Messages(post.messages))
+        _redirect(pipes)
+        os.environ.update(job.environment, RANK=str(pipes.rank))
+        os.environ.update(job.place.environment(pipes.rank))
+        os.environ[RESTARTS_VARIABLE] = str(pipes.restarts)
+        code = _outcome(pipes.rank, job, _Messages(pipes.messages))
         if code == 0:
-            atexit._run_exitfuncs()  # as at the end of a script: a run is closed there
+            atexit._run_exitfuncs()  # as at the end of a script: they close the run
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -146,7 +145,7 @@ def be_worker(post: WorkerPipes, job: WorkerSpec) -> NoReturn:
 
 
 def _be_guard(registrations: int, supervisors_end: int) -> NoReturn:
-    """Block until the supervisor is gone, and kill the groups that it left."""
+    """Wait until the supervisor is dead, and kill the process groups that it left."""
     try:
         os.close(supervisors_end)
         os.setsid()
@@ -165,7 +164,7 @@ def _be_guard(registrations: int, supervisors_end: int) -> NoReturn:
 
 
 def program(command: Sequence[str]) -> Work:
-    """Work that becomes another program."""
+    """Work that executes another program."""
 
     def work(rank: int, report: SendMessage) -> NoReturn:
         for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -191,7 +190,7 @@ class LinePipe:
         self._partial = b""
 
     def read(self) -> int:
-        """Take some of what is there; how many bytes."""
+        """Read one chunk without blocking; its number of bytes."""
         try:
             data = os.read(self.descriptor, PIPE_CHUNK_BYTES)
         except BlockingIOError:
@@ -205,7 +204,7 @@ class LinePipe:
         return len(data)
 
     def flush(self) -> None:
-        """What had no end of line yet is told without."""
+        """Pass on the last line, which had no end."""
         if self._partial:
             self._on_line(self._partial)
             self._partial = b""
@@ -223,8 +222,8 @@ class _Messages:
             left = json.dumps({kind: dict(content)}).encode() + b"\n"
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"a worker's {kind} can't travel as JSON: {error}",
-                "send numbers, texts, lists and dicts of them",
+                f"a worker's {kind} can't be sent as JSON: {error}",
+                "send numbers, strings, lists and dicts of them",
             ) from None
         with self._lock:
             while left:
@@ -234,9 +233,9 @@ class _Messages:
         self.send("message", message)
 
 
-def _redirect(post: WorkerPipes) -> None:
+def _redirect(pipes: WorkerPipes) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (post.stdout, 1), (post.stderr, 2)):
+    for source, target in ((null, 0), (pipes.stdout, 1), (pipes.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
     sys.stdin = os.fdopen(0, closefd=False)
@@ -245,9 +244,9 @@ def _redirect(post: WorkerPipes) -> None:
 
 
 def _outcome(rank: int, job: WorkerSpec, messages: _Messages) -> int:
-    """Do the work, tell how it ended; the exit code."""
+    """Do the work and report its result or failure; the exit code."""
     try:
-        _take_signals()
+        _reset_signals()
         job.place.enter(rank)
         messages.send("result", job.entry_point(rank, messages.report) or {})
     except KeyboardInterrupt:
@@ -263,8 +262,8 @@ def _outcome(rank: int, job: WorkerSpec, messages: _Messages) -> int:
     return 0
 
 
-def _take_signals() -> None:
-    """As a fresh process would, whatever the supervisor does with them."""
+def _reset_signals() -> None:
+    """Restore the default signal handling, whatever the supervisor has set."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

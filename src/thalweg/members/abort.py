@@ -1,7 +1,7 @@
-"""A rank that gives up says so, and the others stop waiting for it.
+"""The abort flag: a rank that fails publishes the cause, and the others stop waiting for it.
 
-The alarm is one key of the store that all ranks can reach; the first to set it is the cause, what
-fails after it is a consequence and changes nothing.
+The flag is one key of the store. The first rank to set it is the root cause; later failures are
+consequences and change nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from thalweg.errors import (
 from thalweg.members.activity import key_of, last_seen
 from thalweg.transports.store_client import Store, StoreClient
 
-ROLL_CALL_TIMEOUT_SECONDS = 1.5  # seconds: who waits looks around more often than that
+ROLL_CALL_TIMEOUT_SECONDS = 1.5  # waiting ranks poll more often than that
 ROLL_CALL_POLL_SECONDS = 0.05
 _ROLL_CALL_KEY = "rollcall"
 _ABORT_KEY = "alarm"
 
 
 class ResponseCheck:
-    """Who doesn't answer?
+    """A roll call through the store that finds the ranks that don't respond.
 
-    In a ring all wait for a neighbour when one rank stops, and each would blame its own. So the
-    first whose patience ends calls the ranks through the store; those who are waiting answer, since
-    they look around meanwhile. Who hasn't answered is dead, cut off, or busy with something else:
-    the cause.
+    When one rank of a ring stops, all others wait for a neighbour, and each would blame its own. So
+    the first rank that times out starts a roll call; ranks that wait respond, since they poll the
+    store meanwhile. A rank that doesn't respond is dead, partitioned, or busy with something else:
+    the root cause.
     """
 
     def __init__(self, client: StoreClient, ranks: Sequence[int]) -> None:
@@ -44,14 +44,12 @@ class ResponseCheck:
         self._answered = False
 
     def respond(self) -> None:
-        """If the roll is being called: here."""
-        if not self._answered and self._store_client.call(
-            lambda store: store.check([_ROLL_CALL_KEY])
-        ):
+        """Respond to a roll call, if there is one."""
+        if not self._answered and self._store_client.call(lambda s: s.check([_ROLL_CALL_KEY])):
             self._write_response()
 
     def unresponsive(self) -> list[int]:
-        """Call the roll; who doesn't answer."""
+        """Start a roll call; the ranks that don't respond."""
         self._store_client.call(lambda store: store.add(_ROLL_CALL_KEY, 1))
         self._write_response()
         deadline = monotonic() + ROLL_CALL_TIMEOUT_SECONDS
@@ -61,40 +59,37 @@ class ResponseCheck:
 
     def _write_response(self) -> None:
         self._answered = True
-        self._store_client.call(
-            lambda store: store.add(f"{_ROLL_CALL_KEY}/{self._store_client.rank}", 1)
-        )
+        key = f"{_ROLL_CALL_KEY}/{self._store_client.rank}"
+        self._store_client.call(lambda store: store.add(key, 1))
 
     def _missing(self) -> list[int]:
         keys = {rank: f"{_ROLL_CALL_KEY}/{rank}" for rank in self._ranks}
-        return self._store_client.call(
-            lambda s: [r for r, key in keys.items() if not s.check([key])]
-        )
+        return self._store_client.call(lambda s: [r for r in keys if not s.check([keys[r]])])
 
 
 class AbortFlag:
-    """The alarm of all `ranks`, seen from one of them."""
+    """The abort flag of all `ranks`, as one of them uses it."""
 
     def __init__(self, store: Store, rank: int, ranks: Sequence[int] = ()) -> None:
         self._store_client = StoreClient(store, rank)
         self._responses = ResponseCheck(self._store_client, ranks or (rank,))
-        self._found: PeerFailed | None = None  # by this rank's own roll call
+        self._found: PeerFailed | None = None  # by this rank's roll call
 
     def raise_flag(self, problem: str) -> None:
-        """Tell the others why this rank gives up. Never raises: the store may be gone as well."""
+        """Publish why this rank fails. Never raises: the store may be lost as well."""
         text = json.dumps({"rank": self._store_client.rank, "problem": " ".join(problem.split())})
         with suppress(RunError):
             self._store_client.call(lambda store: store.compare_set(_ABORT_KEY, "", text))
 
     def raise_for_late_peer(self, late: PeerLate) -> None:
-        """The same, because another rank didn't come: find out whose fault that is."""
+        """Raise the flag for a late peer, after a roll call that finds the root cause."""
         problem = late.problem
         with suppress(RunError):
             if self.poll() is None and (absent := self._responses.unresponsive()):
                 don_t = "doesn't" if len(absent) == 1 else "don't"
                 seen = "".join(map(self._last_seen, absent))
                 problem = f"{ranks_text(absent)} {don_t} answer{seen}: {problem}"
-                self._found = PeerFailed(problem, f"look at {ranks_text(absent)} and its output")
+                self._found = PeerFailed(problem, f"look at the output of {ranks_text(absent)}")
         self.raise_flag(problem)
 
     def _last_seen(self, rank: int) -> str:
@@ -102,29 +97,25 @@ class AbortFlag:
         return f", rank {rank} was last seen {seen}" if seen else ""
 
     def witness(self, what: str) -> int:
-        """How many ranks have seen this, with this one."""
+        """The number of ranks that have reported `what`, including this one."""
         with suppress(RunError):
             return self._store_client.call(lambda store: store.add(f"seen/{what}", 1))
         return 0
 
     def poll(self) -> PeerFailed | None:
-        """What another rank sounded, or that the store is gone; None while all is quiet."""
+        """The failure that another rank published, or the loss of the store; else None."""
         try:
             self._responses.respond()
             text = self._store_client.call(
                 lambda s: s.get(_ABORT_KEY) if s.check([_ABORT_KEY]) else None
             )
         except RunError as error:
-            return StoreLost(f"the store is gone ({error.problem})", error.remedy)
-        if text is None:
+            return StoreLost(f"the store is lost ({error.problem})", error.remedy)
+        flag = None if text is None else json.loads(text)
+        if flag is None or flag["rank"] == self._store_client.rank:
             return self._found
-        alarm = json.loads(text)
-        if alarm["rank"] == self._store_client.rank:
-            return self._found
-        return PeerFailed(
-            f"rank {alarm['rank']} gave up: {alarm['problem']}",
-            f"look at the output of rank {alarm['rank']}",
-        )
+        rank, problem = flag["rank"], flag["problem"]
+        return PeerFailed(f"rank {rank} aborted: {problem}", f"look at the output of rank {rank}")
 
     def first_cause(self, error: BaseException) -> BaseException:
         """Raise the flag for this error; return the first cause, if another rank published it."""

@@ -1,7 +1,7 @@
-"""What a rank is doing now, for whoever waits for it; and who holds up the others.
+"""The current activity of each rank, and the detection of hung ranks from it.
 
-A rank's training thread says which phase of which step it has come to. Who asks later also learns
-for how long it has been there, and in which line of the script, from the stack of that thread.
+A rank's training thread sets the phase and step that it has reached. A later report adds for how
+long it has been there and, from the thread's stack, at which line of the script.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from thalweg.facts import Cluster, about
 from thalweg.transports.store_client import Store
 
-OBSERVED_KEY = "observed"  # in the store, of each rank
+OBSERVED_KEY = "observed"  # store key prefix of the ranks' reports
 LIBRARY_PATHS = tuple(
     str(Path(folder).resolve())
     for folder in (
@@ -34,15 +34,13 @@ LIBRARY_PATHS = tuple(
     )
 )
 WAITING_PHASE = "waiting for averages"
-MIN_LONG_PHASE_SECONDS, LONG_PHASE_STEP_FACTOR = (
-    10.0,
-    10.0,
-)  # seconds, and usual steps, that are long
-STEP_HISTORY_COUNT = 50  # steps
+MIN_LONG_PHASE_SECONDS = 10.0
+LONG_PHASE_STEP_FACTOR = 10.0  # of the median step time
+STEP_HISTORY_COUNT = 50
 
 
 class Activity:
-    """Of the thread that makes it."""
+    """The activity of the thread that creates this object."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -52,7 +50,7 @@ class Activity:
         self._now = (phase, step, monotonic())
 
     def entries(self, long: float) -> dict[str, Any]:
-        """With the line of the script, if the phase has lasted for so many seconds."""
+        """The current phase, step and duration; after `long` seconds also the script's line."""
         phase, step, since = self._now
         lasts = monotonic() - since
         where = place_in_script(self._thread) if lasts > long else ""
@@ -66,8 +64,8 @@ def activity_text(entries: Mapping[str, Any]) -> str:
 
 
 def place_in_script(thread: int) -> str:
-    """`train.py:31 (collate)`: the innermost line that isn't torch's, Python's or ours; or simply
-    the innermost."""
+    """The thread's innermost line outside torch, Python and this package, as `train.py:31
+    (collate)`; without such a line, the innermost of all."""
     innermost = frame = sys._current_frames().get(thread)
     while frame is not None and _is_library(frame):
         frame = frame.f_back
@@ -83,15 +81,13 @@ def _is_library(frame: FrameType) -> bool:
     return name.startswith("<") or name.startswith(LIBRARY_PATHS)
 
 
-def key_of(rank: int, formation: int = 1) -> str:
-    """Each formation but the first has a part of the run's store to itself."""
-    return (
-        f"{OBSERVED_KEY}/{rank}" if formation == 1 else f"formed/{formation}/{OBSERVED_KEY}/{rank}"
-    )
+def key_of(rank: int, epoch: int = 1) -> str:
+    """The store key of a rank's report; each epoch but the first has its own namespace."""
+    return f"{'' if epoch == 1 else f'formed/{epoch}/'}{OBSERVED_KEY}/{rank}"
 
 
 def last_seen(store: Store, key: str) -> str:
-    """What a rank has last told of itself; empty if nothing."""
+    """The activity that a rank last reported; empty if there is none."""
     with suppress(RuntimeError, ValueError, KeyError):  # torch's DistError is a RuntimeError
         if store.check([key]):
             return activity_text(json.loads(store.get(key))["activity"])
@@ -99,43 +95,43 @@ def last_seen(store: Store, key: str) -> str:
 
 
 class HangDetector:
-    """Who holds up the others, as the first member sees it from what all tell: not one of those
-    that wait. When a rank waits for averages for long, those who don't wait are the cause: they
-    compute, or load, or say nothing any more. Under plans that wait for nobody, nobody is held up.
+    """Detects hung ranks on the first member, from the reports of all ranks. If a rank waits long
+    for averages, the ranks that don't wait are the cause: they compute, load data, or no longer
+    report. Under plans without waiting no rank is blocked.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._last_reports: dict[int, tuple[int, float]] = {}  # the last number, and when it came
-        self._steps: deque[float] = deque(maxlen=STEP_HISTORY_COUNT)
-        self._named: dict[int, int] = {}  # at which step
+        self._last_reports: dict[int, tuple[int, float]] = {}  # number and time of arrival
+        self._step_seconds: deque[float] = deque(maxlen=STEP_HISTORY_COUNT)
+        self._logged: dict[int, int] = {}  # rank and the step of its hang
 
     @property
     def long(self) -> float:
-        """Seconds."""
-        usual = median(self._steps) if self._steps else 0.0
+        """The duration of a phase in seconds from which on it counts as a hang."""
+        usual = median(self._step_seconds) if self._step_seconds else 0.0
         return max(MIN_LONG_PHASE_SECONDS, LONG_PHASE_STEP_FACTOR * usual)
 
-    def find_hung(self, heard: Mapping[int, Mapping[str, Any]]) -> list[str]:
-        """A line for each that is to be named now."""
+    def find_hung(self, reports: Mapping[int, Mapping[str, Any]]) -> list[str]:
+        """A log line for each rank that is newly found hung."""
         now = monotonic()
-        for rank, entries in heard.items():
+        for rank, entries in reports.items():
             if self._last_reports.get(rank, (-1, 0.0))[0] != entries["number"]:
                 self._last_reports[rank] = entries["number"], now
-                self._steps.extend(step[1] for step in entries["steps"][-1:])
-        waits = [entries["activity"] for entries in heard.values() if _waits(entries)]
+                self._step_seconds.extend(step[1] for step in entries["steps"][-1:])
+        waits = [entries["activity"] for entries in reports.values() if _waits(entries)]
         longest = max(waits, key=lambda activity: float(activity["lasts"]), default=None)
         if longest is None or longest["lasts"] < self.long:
             return []
         lines = []
-        for rank, entries in heard.items():
+        for rank, entries in reports.items():
             step, lasts = entries["activity"]["step"], entries["activity"]["lasts"]
             silent = now - self._last_reports[rank][1]
             busy = not _waits(entries) and lasts >= longest["lasts"] / 2
-            if step > longest["step"] or self._named.get(rank) == step:
-                continue  # it is through with that, or was named
+            if step > longest["step"] or self._logged.get(rank) == step:
+                continue  # it has finished that step, or was logged
             if busy or silent >= self.long:
-                self._named[rank] = step
+                self._logged[rank] = step
                 lines.append(self._line(rank, entries, longest["lasts"], silent))
         return lines
 
@@ -144,7 +140,7 @@ class HangDetector:
         now = activity_text(entries["activity"])
         if silent >= self.long:
             now = f"silent for {about(silent, 's')}, last seen {now}"
-        return f"{name} holds up the others, who wait for {about(waited, 's')}: it is {now}"
+        return f"{name} blocks the other ranks ({about(waited, 's')}): {now}"
 
 
 def _waits(entries: Mapping[str, Any]) -> bool:

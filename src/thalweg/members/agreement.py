@@ -2,20 +2,20 @@
 
 Any rank may propose a value at any time; proposals form one log in the store. At every step that
 is a multiple of the period, its safe point, each rank *seals* the log for that step: it reads the
-log and offers what it read as the seal of the step. The store accepts the first offer; whoever
-comes later is given that one, however much longer the log has become. What is in the seal of t and
-wasn't in the seal before takes effect at t.
+log and offers it as the seal of the step. The store accepts the first offer; later ranks receive
+that one, however much longer the log has become. Proposals in the seal of t that weren't in the
+seal before take effect at t.
 
     rank 0   ... 7 | seal 8 := [a]       8 ... 15 | seal 16 := [a, b]
     rank 1   . 6 . b proposed . 7 | seal 8 = [a]     8 ... 15 | seal 16 = [a, b]
 
-No rank waits for another, and no clock is read. A seal extends the one before, since who offers it
-has first read that one, and the log only grows. A rank holds the number of proposals that it
-has handed out, so that each takes effect once.
+No rank waits for another, and no clock is read. A seal extends the one before, since the rank that
+offers it has first read that one, and the log only grows. A rank counts the proposals that have
+taken effect, so that each takes effect once.
 
-A seal is removed, and what it holds is cut from the log, when all members have passed it, however
-far apart they are: now and then each writes down where it is. So the store doesn't grow with the
-length of the run. The last seals stay for a rank that was restarted: it reads the same again.
+A seal is removed, and its proposals are cut from the log, when all members have passed it, however
+far apart they are; each publishes its position periodically. So the store doesn't grow with the
+length of the run. The last seals stay for a restarted rank, which reads them again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from thalweg.transports.store_client import Store, StoreClient
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _AGREEMENT_LOG_KEY = "agreement/log"
-SEAL_HISTORY_COUNT = 32  # seals that stay; as often each rank looks for older ones
+SEAL_HISTORY_COUNT = 32  # seals that stay; also the period of their removal, in seals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From `step` on, `name` is `value`."""
+    """An agreed change: from `step` on, `name` has this `value`."""
 
     name: str
     value: Json
@@ -44,9 +44,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Proposals number `start` and following, as (name, value, token).
+    """The proposals from number `start` on, as (name, value, token).
 
-    The token tells two equal proposals apart, and so whose edit it was that the store accepted."""
+    The token distinguishes equal proposals, and so shows whose edit the store accepted."""
 
     start: int
     proposals: list[tuple[str, Json, str]]
@@ -67,16 +67,16 @@ class _Log:
         return _Log(self.start, [*self.proposals, proposal])
 
     def after(self, number: int) -> _Log:
-        """Without the proposals before this number."""
+        """The log without the proposals before this number."""
         start = min(max(self.start, number), self.stop)
         return _Log(start, self.proposals[start - self.start :])
 
 
 class Agreement:
-    """What the `size` ranks that share this store agree on, seen from one of them.
+    """The agreement of the `size` ranks that share this store, as one of them uses it.
 
-    Ranks that form anew, or go back to a checkpoint, take a new prefix of the store: each step is
-    sealed once. Old proposals are not remembered across that; propose them again if they matter.
+    A new membership epoch and a return to a checkpoint need a new namespace of the store, as each
+    step is sealed once. Old proposals are lost with it; propose them again if they matter.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class Agreement:
         period: int = 8,
         awaits: Callable[[], Iterable[int]] | None = None,
     ) -> None:
-        """`awaits` are the ranks that may still need old seals: all of them, if it is None."""
+        """Create the agreement; `awaits` are the ranks that may still need old seals, by default
+        all."""
         if not 0 <= rank < size or period < 1:
             raise ValueError(f"rank {rank} of {size} with a period of {period} steps")
         self._store_client = StoreClient(store, rank)
@@ -98,33 +99,33 @@ class Agreement:
         self._effective_count = 0
         self._sealed: dict[int, _Log] = {}
         self._last_step = -1
-        self._own: dict[str, tuple[str, Json]] = {}  # proposals that haven't taken effect, by token
+        self._pending: dict[str, tuple[str, Json]] = {}  # own proposals to take effect, by token
 
     @property
     def effective_count(self) -> int:
-        """How many proposals have taken effect here."""
+        """The number of proposals that have taken effect on this rank."""
         return self._effective_count
 
-    def resume_from(self, handed_out: int) -> None:
-        """As a rank at which so many have taken effect."""
-        self._effective_count = handed_out
+    def resume_from(self, effective_count: int) -> None:
+        """Continue as a rank on which this number of proposals has taken effect."""
+        self._effective_count = effective_count
 
     @property
     def pending(self) -> list[tuple[str, Json]]:
-        """What this rank has proposed, and hasn't taken effect."""
-        return list(self._own.values())
+        """The proposals of this rank that haven't taken effect."""
+        return list(self._pending.values())
 
     def propose(self, name: str, value: Json) -> None:
-        """Ask for a change; all ranks make it at the same one of their next safe points."""
+        """Propose a change; it takes effect at the same safe point on all ranks."""
         entry = (name, json.loads(json.dumps(value)), token_hex(8))
-        self._own[entry[2]] = entry[:2]
+        self._pending[entry[2]] = entry[:2]
         self._store_client.call(lambda store: _edit(store, lambda log: log.with_one_more(entry)))
 
     def take_effect(self, step: int) -> list[Change]:
         """The changes that take effect at `step`, in the order in which they were proposed.
 
-        To be called before each step, on every rank. Between safe points it is [] without a word
-        to the store, as it is for a step that this rank has settled before."""
+        Every rank calls it before each step. Between safe points, and for a step that it was called
+        for before, it returns [] without a store request."""
         if step % self._period or step <= self._last_step:
             return []
         seal = self._store_client.call(lambda store: self._seal(store, step))
@@ -132,29 +133,26 @@ class Agreement:
         self._effective_count = max(self._effective_count, seal.stop)
         self._last_step = step
         for _, _, token in new:
-            self._own.pop(token, None)
+            self._pending.pop(token, None)
         return [Change(name=name, value=value, step=step) for name, value, _ in new]
 
     def _seal(self, store: Store, step: int) -> _Log:
         seal = _Log.read(store.compare_set(_key(step), "", _text(store)))
         self._sealed[step] = seal
-        if (
-            len(self._sealed) > SEAL_HISTORY_COUNT
-            and step // self._period % SEAL_HISTORY_COUNT == 0
-        ):
+        is_due = step // self._period % SEAL_HISTORY_COUNT == 0
+        if is_due and len(self._sealed) > SEAL_HISTORY_COUNT:
             self._remove_old(store, step)
         return seal
 
     def _remove_old(self, store: Store, step: int) -> None:
-        """Remove the seals that all ranks have passed, but not the last ones."""
+        """Remove the seals that all ranks have passed, except the last ones."""
         store.set(_passed(self._rank), str(step))
         others = [_passed(rank) for rank in {self._rank, *self._awaits()}]
         if not store.check(others):
-            return  # one of them isn't that far yet
+            return  # a rank hasn't passed any seal yet
         slowest = min(int(passed) for passed in store.multi_get(others))
-        old = sorted(
-            s for s in self._sealed if s < min(slowest, step - SEAL_HISTORY_COUNT * self._period)
-        )
+        first_kept = min(slowest, step - SEAL_HISTORY_COUNT * self._period)
+        old = sorted(sealed for sealed in self._sealed if sealed < first_kept)
         for sealed in old:
             store.delete_key(_key(sealed))
             over = self._sealed.pop(sealed)
@@ -167,17 +165,17 @@ def _key(step: int) -> str:
 
 
 def _passed(rank: int) -> str:
-    """In the store: the step of a seal that this rank has read, and needs no earlier one."""
+    """The store key for the step of a seal that this rank has read; it needs no earlier one."""
     return f"agreement/passed/{rank}"
 
 
 def _text(store: Store) -> str:
-    """The log as it is now; an empty one is begun if there is none."""
+    """The current log; an empty one is created if there is none."""
     return store.compare_set(_AGREEMENT_LOG_KEY, "", _Log(0, []).text()).decode()
 
 
 def _edit(store: Store, change: Callable[[_Log], _Log]) -> None:
-    """Replace the log by a changed one, again from the start if another rank did so meanwhile."""
+    """Replace the log by a changed one, and retry if another rank has changed it meanwhile."""
     text = _text(store)
     while True:
         changed = change(_Log.read(text)).text()

@@ -1,11 +1,12 @@
-"""Members that don't get on though none of them is gone: formation after formation breaks off at
-the same place. Then one is left out, or all are told what they do differently.
+"""The choice of a member to evict when epochs make no progress though no member has failed: several
+in a row are interrupted at the same place. If the members run different collectives, none is
+evicted, and the mismatch is reported.
 
-A connection that breaks has two ends, and only who sends on it notices. If what a rank sends never
-arrives, or arrives damaged, it will lose its connections to one peer after the other; if nothing
-gets through to a rank, one peer after the other will lose theirs to it. So it is the rank with most
-partners in broken connections, over all formations that began at the same place; of equals one that
-sends.
+A connection that breaks has two ends, and only the sending one notices. If a rank's messages never
+arrive, or arrive damaged, it loses its connections to one peer after the other; if no message
+reaches a rank, one peer after the other loses its connection to that rank. So the rank to evict has
+the most partners in broken connections, over all epochs that began at the same place; among equals,
+it is a sender.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from thalweg.errors import ranks_text
 from thalweg.members.membership_epoch import MemberPhase, MemberStatus
 
 BrokenConnections = Collection[tuple[int, int]]
-"""Connections: from whom, to whom."""
+"""Connections as (sender, receiver)."""
 
 
 def member_to_evict(
     broken: BrokenConnections, statuses: Mapping[int, MemberStatus]
 ) -> tuple[int | None, str]:
-    """Who is left out, or else what they do differently. Connections tell first: where some of them
-    break, members are at odds because of that."""
-    culprit = most_involved(broken, statuses)
-    if culprit is not None:
-        return culprit, ""
+    """The member to evict, or else the mismatch to report. Broken connections come first: they also
+    cause mismatches."""
+    evicted = most_involved(broken, statuses)
+    if evicted is not None:
+        return evicted, ""
     problem = collective_mismatch(statuses)
     return (None, problem) if problem else (most_awaited(statuses), "")
 
 
 def most_involved(broken: BrokenConnections, members: Collection[int]) -> int | None:
-    """The member with most partners in connections that broke, among them those who have left;
-    None if it is about none."""
+    """The member with the most partners in broken connections, including partners that have left;
+    None if no connection of a member broke."""
     partners = {r: {p for pair in broken if r in pair for p in pair} - {r} for r in members}
     sends = {rank: {pair for pair in broken if pair[0] == rank} for rank in members}
     involved = [rank for rank in members if partners[rank]]
@@ -41,21 +42,20 @@ def most_involved(broken: BrokenConnections, members: Collection[int]) -> int | 
 
 
 def most_awaited(statuses: Mapping[int, MemberStatus]) -> int | None:
-    """Whom most of the others waited for in vain, the highest of equals; None if nobody did."""
-    votes = [rank for status in statuses.values() for rank in status.awaits]
-    accused = [rank for rank in votes if rank in statuses]
-    return max(accused, key=lambda rank: (accused.count(rank), rank), default=None)
+    """The member that most others timed out waiting for, the highest of equals; None without a
+    timeout."""
+    votes = [rank for status in statuses.values() for rank in status.awaits if rank in statuses]
+    return max(votes, key=lambda rank: (votes.count(rank), rank), default=None)
 
 
 def collective_mismatch(statuses: Mapping[int, MemberStatus]) -> str:
-    """What they wait for, if some want to share something between two steps and the others don't;
-    an empty text if that isn't it."""
-    working = [rank for rank in sorted(statuses) if statuses[rank].doing is MemberPhase.COLLECTIVE]
-    others = [rank for rank in sorted(statuses) if rank not in working]
-    if not working or not others:
+    """The mismatch if only some members are in a collective between two steps; empty otherwise."""
+    inside = [rank for rank in sorted(statuses) if statuses[rank].doing is MemberPhase.COLLECTIVE]
+    others = [rank for rank in sorted(statuses) if rank not in inside]
+    if not inside or not others:
         return ""
     step = max(status.step for status in statuses.values())
     return (
-        f"{ranks_text(working)} wait before step {step} to share something, and "
-        f"{ranks_text(others)} in it"
+        f"{ranks_text(inside)} wait in a collective before step {step}, but {ranks_text(others)} "
+        "in the step itself"
     )

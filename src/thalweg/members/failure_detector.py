@@ -1,12 +1,12 @@
-"""Signs of life: every rank writes one into the store a few times a second, and reads the others'.
+"""Heartbeats and the failure detector: every rank writes heartbeats to the store and reads others'.
 
-A sign is a number that grows, and the step that the training thread is at. Whose number stands
-still is silent: dead, paused or cut off. Whose number grows while its step doesn't, though others
-wait for it, hangs. How long is too long follows from how regularly signs and steps came before.
+A heartbeat is a growing number and the step of the training thread. A rank whose number stops is
+silent: dead, paused or partitioned. A rank whose number grows while its step doesn't, though others
+wait for it, hangs. The time limits follow from the intervals between heartbeats and steps so far.
 
-A thread of its own does this, on a connection of its own. While the store doesn't answer, nobody
-is judged: then it is this rank that is cut off. A thread that was held up itself forgives all. If
-it fails, its rank ends with the error: a rank that can't see others die would wait for them.
+The heartbeat has its own thread and store connection. While the store doesn't answer, no rank is
+suspected: this rank itself is partitioned. After a delay of its own the thread resets all time
+limits. If it fails, its rank ends with the error: it would wait for dead ranks.
 """
 
 from __future__ import annotations
@@ -24,44 +24,36 @@ import numpy as np
 from thalweg.errors import RunError
 from thalweg.transports.store_client import Store, StoreClient
 
-# Seconds between two signs of a few ranks; of many, so that the store isn't busy.
-HEARTBEAT_PERIOD_SECONDS = 0.15
-HEARTBEATS_PER_SECOND = 150.0
-HEARTBEAT_HISTORY_COUNT = 400  # gaps between signs, and durations of steps
-MIN_SILENCE_TIMEOUT_SECONDS, MAX_SILENCE_TIMEOUT_SECONDS = (
-    0.75,
-    10.0,
-)  # seconds after which a rank may count as silent
-FIRST_SILENCE_TIMEOUT_SECONDS, MIN_HEARTBEAT_GAP_COUNT = (
-    3.0,
-    30,
-)  # the same until so many gaps were seen: much happens at the start
-SILENCE_P95_FACTOR = 4.0  # a silence is so many times the gap that 95 % of signs keep to
-LONG_GAP_SECONDS = 0.5  # seconds; longer gaps are remembered by themselves
-SILENCE_LONG_GAP_FACTOR, LONG_GAP_MEMORY_SECONDS = (
-    1.5,
-    120.0,
-)  # a silence is longer than these, for so many seconds
-BROKEN_CONNECTION_GAP_FACTOR = 2.5  # usual gaps, if a connection to that rank broke as well
-MIN_HANG_TIMEOUT_SECONDS = 60.0  # seconds after which a rank may count as hanging
+HEARTBEAT_PERIOD_SECONDS = 0.15  # for a few ranks
+HEARTBEATS_PER_SECOND = 150.0  # of all ranks together: limits the load of the store
+HEARTBEAT_HISTORY_COUNT = 400  # heartbeat intervals, and step times
+MIN_SILENCE_TIMEOUT_SECONDS, MAX_SILENCE_TIMEOUT_SECONDS = 0.75, 10.0
+# At the start heartbeats are irregular: this timeout holds until enough intervals were measured.
+FIRST_SILENCE_TIMEOUT_SECONDS, MIN_HEARTBEAT_GAP_COUNT = 3.0, 30
+SILENCE_P95_FACTOR = 4.0  # ratio of the timeout to the 95th percentile of heartbeat intervals
+LONG_GAP_SECONDS = 0.5  # longer intervals are recorded separately ...
+# ... and raise the timeout to a multiple of the longest, for some time.
+SILENCE_LONG_GAP_FACTOR, LONG_GAP_MEMORY_SECONDS = 1.5, 120.0
+BROKEN_CONNECTION_GAP_FACTOR = 2.5  # as SILENCE_P95_FACTOR, after a connection to the rank broke
+MIN_HANG_TIMEOUT_SECONDS = 60.0
 HANG_STEP_P95_FACTOR = 10.0
-FIRST_HANG_TIMEOUT_SECONDS = 120.0  # while it isn't known how long steps take
-SILENT_REASON = "silent"  # for so long, who may be dead, paused or cut off
-MAX_OWN_DELAY_PERIODS_FACTOR = 4.0  # signs that this thread itself may be late
+FIRST_HANG_TIMEOUT_SECONDS = 120.0  # before any step has been measured
+SILENT_REASON = "silent"  # begins the reason of a rank that is dead, paused or partitioned
+MAX_OWN_DELAY_PERIODS_FACTOR = 4.0  # a longer delay of this thread resets all time limits
 log = logging.getLogger("thalweg")
 
 
 class HeartbeatMessage(NamedTuple):
     number: int
     step: int
-    last: bool = False  # its part of the run is over, and it needs nobody any more
+    last: bool = False  # the rank has finished and needs no other rank
 
     def text(self) -> str:
         return f"{self.number} {self.step} {int(self.last)}"
 
     @classmethod
     def read(cls, text: bytes | str) -> HeartbeatMessage | None:
-        """The sign in this text; None if there is none, whoever wrote it."""
+        """The heartbeat in this text; None if it isn't one."""
         try:
             number, step, last = (int(part) for part in text.split())
         except ValueError:
@@ -70,162 +62,160 @@ class HeartbeatMessage(NamedTuple):
 
 
 class _PeerHistory:
-    """What was seen of one rank, and when it last changed."""
+    """The last heartbeat of one rank, and when its number and step last changed."""
 
     def __init__(self, now: float) -> None:
-        self.sign = HeartbeatMessage(-1, -1)
+        self.last = HeartbeatMessage(-1, -1)
         self.came = now
         self.moved = now
 
 
 class FailureDetector:
-    """When signs came, by this rank's clock, and who is judged by that. For any thread."""
+    """The arrival times of heartbeats by this rank's clock, and the ranks that are suspected to
+    have failed. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _PeerHistory] = {}
+        self._peers: dict[int, _PeerHistory] = {}
         self._gaps: deque[float] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
-        self._long: deque[tuple[float, float]] = deque(
-            maxlen=HEARTBEAT_HISTORY_COUNT
-        )  # when, and how long
-        self._gone: dict[int, float] = {}  # for how long those were silent who were left out
-        self._steps: deque[float] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
+        # Time of arrival and length of long intervals.
+        self._long_gaps: deque[tuple[float, float]] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
+        self._forgotten: dict[int, float] = {}  # seconds of silence, by rank
+        self._step_seconds: deque[float] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
         self._broken: set[int] = set()
         self._lock = Lock()
 
-    def note(self, rank: int, sign: HeartbeatMessage, now: float) -> None:
+    def note(self, rank: int, heartbeat: HeartbeatMessage, now: float) -> None:
         with self._lock:
-            seen = self._seen.setdefault(rank, _PeerHistory(now))
-            if rank in self._gone:  # it lives: the next silence is to be longer than that
-                self._long.append((now, self._gone.pop(rank)))
-            if sign.number != seen.sign.number:
-                if seen.sign.number >= 0:
-                    gap = now - seen.came
+            peer = self._peers.setdefault(rank, _PeerHistory(now))
+            if rank in self._forgotten:  # it is alive: the timeout was too short
+                self._long_gaps.append((now, self._forgotten.pop(rank)))
+            if heartbeat.number != peer.last.number:
+                if peer.last.number >= 0:
+                    gap = now - peer.came
                     self._gaps.append(gap)
                     if gap > LONG_GAP_SECONDS:
-                        self._long.append((now, gap))
-                seen.came = now
+                        self._long_gaps.append((now, gap))
+                peer.came = now
                 self._broken.discard(rank)
-            if sign.step != seen.sign.step:
-                if 0 <= seen.sign.step < sign.step:
-                    self._steps.append((now - seen.moved) / (sign.step - seen.sign.step))
-                seen.moved = now
-            seen.sign = sign
+            if heartbeat.step != peer.last.step:
+                if 0 <= peer.last.step < heartbeat.step:
+                    steps = heartbeat.step - peer.last.step
+                    self._step_seconds.append((now - peer.moved) / steps)
+                peer.moved = now
+            peer.last = heartbeat
 
     def reset_deadlines(self, now: float) -> None:
-        """Nobody could be seen for a while: all have their time anew."""
+        """Restart all time limits, after no heartbeat could be read for a while."""
         with self._lock:
-            for seen in self._seen.values():
-                seen.came = seen.moved = now
+            for peer in self._peers.values():
+                peer.came = peer.moved = now
 
     def forget(self, rank: int, now: float) -> None:
-        """It was left out, or comes anew."""
+        """Drop the history of a rank that was evicted, or joins."""
         with self._lock:
-            seen = self._seen.pop(rank, None)
-            if seen is not None:
-                self._gone[rank] = now - seen.came
+            peer = self._peers.pop(rank, None)
+            if peer is not None:
+                self._forgotten[rank] = now - peer.came
             self._broken.discard(rank)
 
     def note_broken_connection(self, rank: int) -> None:
-        """A connection to this rank broke: a shorter silence tells enough."""
+        """Shorten the silence timeout of this rank: a connection to it broke."""
         with self._lock:
             self._broken.add(rank)
 
-    def failure_reason(self, rank: int, beat: float, now: float) -> str | None:
-        """Why this rank counts as gone: what its signs say; None if they come."""
+    def failure_reason(self, rank: int, period: float, now: float) -> str | None:
+        """Why this rank is suspected to have failed; None if its heartbeats arrive."""
         with self._lock:
-            seen = self._seen.get(rank)
-            if seen is None or seen.sign.last:
+            peer = self._peers.get(rank)
+            if peer is None or peer.last.last:
                 return None
-            silence = now - seen.came
-            if silence > self._longest_silence(beat, now):
+            silence = now - peer.came
+            if silence > self._silence_timeout(period, now):
                 return f"{SILENT_REASON} for {silence:.1f} s"
-            if rank in self._broken and silence > BROKEN_CONNECTION_GAP_FACTOR * max(
-                beat, self._usual(beat)
-            ):
-                return f"gone: its connections broke, and it is silent for {silence:.1f} s"
+            short = BROKEN_CONNECTION_GAP_FACTOR * max(period, self._p95_gap(period))
+            if rank in self._broken and silence > short:
+                return f"connections broke, silent for {silence:.1f} s"
             return None
 
     def is_hung(self, rank: int, now: float) -> bool:
-        """Its signs come, but its step doesn't move."""
+        """True if the rank's heartbeats arrive but its step doesn't change."""
         with self._lock:
-            seen = self._seen.get(rank)
-            if seen is None or seen.sign.last:
+            peer = self._peers.get(rank)
+            if peer is None or peer.last.last:
                 return False
-            return now - seen.moved > self._longest_step()
+            return now - peer.moved > self._hang_timeout()
 
     def has_finished(self, rank: int) -> bool:
-        """It has given its last sign."""
+        """True if the rank has sent its last heartbeat."""
         with self._lock:
-            seen = self._seen.get(rank)
-            return seen is not None and seen.sign.last
+            peer = self._peers.get(rank)
+            return peer is not None and peer.last.last
 
     @property
     def furthest(self) -> int:
-        """The highest step that was seen of anybody."""
+        """The highest step in any rank's heartbeat."""
         with self._lock:
-            return max((seen.sign.step for seen in self._seen.values()), default=0)
+            return max((peer.last.step for peer in self._peers.values()), default=0)
 
     @property
-    def patience(self) -> float:
-        """Seconds for a step that others wait for."""
+    def hang_timeout(self) -> float:
+        """The time limit in seconds of a step that others wait for."""
         with self._lock:
-            return self._longest_step()
+            return self._hang_timeout()
 
-    def _longest_silence(self, beat: float, now: float) -> float:
+    def _silence_timeout(self, period: float, now: float) -> float:
+        slow_store = 2 * BROKEN_CONNECTION_GAP_FACTOR * period
         if len(self._gaps) < MIN_HEARTBEAT_GAP_COUNT:
-            return max(FIRST_SILENCE_TIMEOUT_SECONDS, 2 * BROKEN_CONNECTION_GAP_FACTOR * beat)
-        usual = self._usual(beat)
-        rare = max(
-            (gap for came, gap in self._long if now - came < LONG_GAP_MEMORY_SECONDS), default=0.0
-        )
-        shortest = max(
+            return max(FIRST_SILENCE_TIMEOUT_SECONDS, slow_store)
+        recent = (gap for came, gap in self._long_gaps if now - came < LONG_GAP_MEMORY_SECONDS)
+        timeout = max(
             MIN_SILENCE_TIMEOUT_SECONDS,
-            2 * BROKEN_CONNECTION_GAP_FACTOR * beat if beat > HEARTBEAT_PERIOD_SECONDS else 0.0,
+            slow_store if period > HEARTBEAT_PERIOD_SECONDS else 0.0,
+            SILENCE_P95_FACTOR * self._p95_gap(period),
+            min(SILENCE_LONG_GAP_FACTOR * max(recent, default=0.0), FIRST_SILENCE_TIMEOUT_SECONDS),
         )
-        learnt = min(SILENCE_LONG_GAP_FACTOR * rare, FIRST_SILENCE_TIMEOUT_SECONDS)
-        return min(MAX_SILENCE_TIMEOUT_SECONDS, max(shortest, SILENCE_P95_FACTOR * usual, learnt))
+        return min(MAX_SILENCE_TIMEOUT_SECONDS, timeout)
 
-    def _usual(self, beat: float) -> float:
-        """The gap that 95 % of signs keep to."""
-        return float(np.percentile(self._gaps, 95)) if self._gaps else beat
+    def _p95_gap(self, period: float) -> float:
+        """The 95th percentile of heartbeat intervals."""
+        return float(np.percentile(self._gaps, 95)) if self._gaps else period
 
-    def _longest_step(self) -> float:
-        if not self._steps:
+    def _hang_timeout(self) -> float:
+        if not self._step_seconds:
             return FIRST_HANG_TIMEOUT_SECONDS
-        return max(
-            MIN_HANG_TIMEOUT_SECONDS, HANG_STEP_P95_FACTOR * float(np.percentile(self._steps, 95))
-        )
+        p95 = float(np.percentile(self._step_seconds, 95))
+        return max(MIN_HANG_TIMEOUT_SECONDS, HANG_STEP_P95_FACTOR * p95)
 
 
 class Heartbeat:
-    """`members` are the ranks to watch; `look` is called after each round of signs, with the
-    numbers of the last muster that was called, and of that which is asked for. `begin` starts
-    it."""
+    """The heartbeat thread of one rank. `members` are the ranks to watch; `on_round` is called
+    after each round of heartbeats with the numbers of the last rendezvous that was announced and of
+    the one that joining ranks request. `begin` starts it."""
 
     def __init__(
         self,
         rank: int,
         size: int,
         members: Callable[[], Collection[int]],
-        look: Callable[[int, int], None],
+        on_round: Callable[[int, int], None],
     ) -> None:
         self.detector = FailureDetector()
         self.period = max(HEARTBEAT_PERIOD_SECONDS, size / HEARTBEATS_PER_SECOND)
         self.step = 0  # of the training thread
-        self.answered = monotonic()  # by the store: what is judged is what was seen until then
-        self.store_is_lost = False  # the store
-        self.failure: RunError | None = None  # of this thread: nobody's death is noticed any more
-        self.checks_for_end = False  # while this rank comes in
+        self.answered = monotonic()  # time of the store's last answer: ranks are judged as of then
+        self.store_is_lost = False
+        self.failure: RunError | None = None  # of this thread, which then detects nothing
+        self.checks_for_end = False  # while this rank joins
         self.has_ended = False  # the run
         self._rank = rank
         self._members = members
-        self._on_round = look
+        self._on_round = on_round
         self._number = 0
         self._ended = Event()
         self._thread: Thread | None = None
 
     def begin(self, store: Store) -> None:
-        """At this store from now on; one before it may be gone, with a thread that waits for it."""
+        """Start a thread on this store; the previous one may hang with its store, and ends."""
         self._ended.set()
         self._ended = Event()
         self.detector.reset_deadlines(monotonic())
@@ -242,13 +232,13 @@ class Heartbeat:
         return self.detector.is_hung(rank, self.answered)
 
     def close(self, store: StoreClient | None = None) -> None:
-        """With a last sign there, that nobody takes for silence."""
+        """Stop; a last heartbeat to `store` keeps others from suspecting this rank."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(2 * self.period)
         if store is not None:
             last = HeartbeatMessage(self._number + 1, self.step, last=True).text()
-            with suppress(RunError):  # it is gone
+            with suppress(RunError):  # the store is lost
                 store.call(lambda s: s.set(key_of(self._rank), last))
 
     def _work(self, store: Store, ended: Event) -> None:
@@ -261,13 +251,13 @@ class Heartbeat:
             while not ended.is_set():
                 began = monotonic()
                 try:
-                    heard = self._round(own)
+                    numbers = self._round(own)
                 except RuntimeError:  # torch's DistError is one
                     self.store_is_lost = self.store_is_lost or not ended.is_set()
                     return
                 if ended.is_set():
                     return
-                self._on_round(*heard)
+                self._on_round(*numbers)
                 now = monotonic()
                 if now - began > MAX_OWN_DELAY_PERIODS_FACTOR * self.period:
                     self.detector.reset_deadlines(now)
@@ -280,34 +270,34 @@ class Heartbeat:
             self.failure = RunError(
                 f"the failure detector of rank {self._rank} has failed: {type(error).__name__}: "
                 f"{error}",
-                "start this rank again; what it logged tells where the error is",
+                "start this rank again; its log has the traceback",
             )
 
     def _round(self, store: Store) -> tuple[int, int]:
-        """The last muster that was called, and the last that was asked for."""
+        """Write and read heartbeats; the last rendezvous announced, and the last requested."""
         self._number += 1
         store.set(key_of(self._rank), HeartbeatMessage(self._number, self.step).text())
         others = [rank for rank in self._members() if rank != self._rank]
-        for rank, text in zip(others, _signs(store, others), strict=True):
-            if text is not None and (sign := HeartbeatMessage.read(text)) is not None:
-                self.detector.note(rank, sign, monotonic())
+        for rank, text in zip(others, _read_all(store, others), strict=True):
+            if text is not None and (heartbeat := HeartbeatMessage.read(text)) is not None:
+                self.detector.note(rank, heartbeat, monotonic())
         if self.checks_for_end:
             self.has_ended = store.check([RUN_ENDED_KEY])
         return store.add(RENDEZVOUS_KEY, 0), store.add(JOIN_REQUEST_KEY, 0)
 
 
-RENDEZVOUS_KEY = "muster"  # in the store: the number of the last one
-# In the store: the number of the one that those ask for who want to come in.
-JOIN_REQUEST_KEY = "wish"
-RUN_ENDED_KEY = "ended"  # in the store: the step that all ended after
+# Keys of the store.
+RENDEZVOUS_KEY = "rendezvous"  # number of the last rendezvous
+JOIN_REQUEST_KEY = "join"  # number of the rendezvous that joining ranks request
+RUN_ENDED_KEY = "ended"  # last step of the run
 
 
 def key_of(rank: int) -> str:
-    return f"sign/{rank}"
+    return f"heartbeat/{rank}"
 
 
-def _signs(store: Store, ranks: Sequence[int]) -> list[bytes | None]:
-    """None for a rank that hasn't given one: asking for it would wait."""
+def _read_all(store: Store, ranks: Sequence[int]) -> list[bytes | None]:
+    """The heartbeats of these ranks; None where there is none yet, as reading it would block."""
     keys = [key_of(rank) for rank in ranks]
     if not keys:
         return []

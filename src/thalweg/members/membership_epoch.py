@@ -1,40 +1,44 @@
-"""Who trains together. The members of a run are numbered formations: the first is everybody, and
-whenever somebody dies or comes back the living agree on the next (`membership.py`).
+"""Membership epochs: the numbered sets of ranks that train together. The first has all ranks; when
+a rank fails or joins, the others agree on the next epoch (`membership.py`).
 
-Where each of them stands is written down with it. All else follows from that, the same on all
-ranks: who is furthest, whose state those take who are behind or new, and so which step is redone.
+An epoch includes the status of each member. Everything else follows from these, equally on all
+ranks: which members are the most advanced, which one donates its state to those that are behind or
+new, and so which step is repeated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import Any
+
+FINISHED_REASON, RESTARTED_REASON = "finished", "restarted"
 
 
 class MemberPhase(StrEnum):
     STEP = "step"
     SAFE_POINT = "safe point"
-    COLLECTIVE = "work"  # that all do together, between a step and the next safe point
+    COLLECTIVE = "work"  # between a step and the next safe point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """Where a rank is when it comes to a muster."""
+    """The status with which a rank comes to a rendezvous."""
 
     step: int = 0
-    works: int = 0  # that all have done together since the last step: averages, checkpoints
+    works: int = 0  # collectives completed since the last step: averages, checkpoints
     doing: MemberPhase = MemberPhase.STEP
-    joins: bool = False  # it holds nothing that counts, and needs another's state
-    keeps: bool = False  # what it holds counts though others are further: replicas differ
+    joins: bool = False  # it has no valid state and needs another member's
+    keeps: bool = False  # its state stays valid though others are ahead: replicas differ
     stops: bool = False  # all have agreed to stop at this step
     plan: str = ""
-    version: int = 0  # of its parameters, where only one rank has the newest
-    lost: tuple[int, ...] = ()  # its connections to these broke
-    awaits: tuple[int, ...] = ()  # these it waited for in vain
-    why: str = ""  # what made it come, if it knows
+    version: int = 0  # of its parameters, if only one rank has the newest
+    lost: tuple[int, ...] = ()  # peers of its broken connections
+    awaits: tuple[int, ...] = ()  # peers that it timed out waiting for
+    why: str = ""  # the reason for the rendezvous, if this rank has one
 
     @property
     def place(self) -> tuple[int, int]:
@@ -42,23 +46,22 @@ class MemberStatus:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it has taken the step that it is at, and met nobody after that."""
+        """True if it has taken its current step and averaged with no other rank since."""
         return self.keeps and self.doing is MemberPhase.STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipEpoch:
-    """`left` are members of the one before that aren't in this one, with the reason of each."""
+    """One membership epoch. `left` are the previous epoch's members that aren't in this one, with
+    the reason of each."""
 
     number: int
     members: tuple[int, ...]
     statuses: Mapping[int, MemberStatus] = field(default_factory=dict)
     left: Mapping[int, str] = field(default_factory=dict)
-    tries: int = 1  # formations in a row that got nowhere, and this one
-    broken_connections: tuple[
-        tuple[int, int], ...
-    ] = ()  # connections of theirs: from whom, to whom
-    problem: str = ""  # why they can't go on at all
+    tries: int = 1  # epochs in a row without progress, and this one
+    broken_connections: tuple[tuple[int, int], ...] = ()  # in those epochs: sender, receiver
+    problem: str = ""  # an error that ends the run
 
     @classmethod
     def first(cls, size: int) -> MembershipEpoch:
@@ -71,33 +74,33 @@ class MembershipEpoch:
 
     @property
     def place(self) -> tuple[int, int]:
-        """How far the furthest are: where all go on."""
+        """The step and collective of the most advanced members, where all resume."""
         return max(s.place for s in self._holders.values())
 
     @property
     def donor(self) -> int:
-        """Who has the newest parameters, where only one has; else the first of the furthest."""
+        """The only member with the newest parameters, or else the first of the most advanced."""
         first = self._first
         return max(self._holders, key=lambda rank: (self.statuses[rank].version, rank == first))
 
     @property
     def root(self) -> int | None:
-        """The source, if only it has the newest parameters."""
+        """The donor, if only it has the newest parameters."""
         return self.donor if self.statuses[self.donor].version else None
 
     @property
     def first_step(self) -> int:
-        """The first step that all take together: not that which one has taken alone."""
+        """The first step that all members take, after one that a member has taken alone."""
         return self.place[0] + self.statuses[self._first].is_alone
 
     @property
     def start(self) -> tuple[int, int]:
-        """Where they begin together. Who comes from there has got nowhere."""
+        """The place at which the epoch begins; a member that is still there made no progress."""
         return max(self.place, (self.first_step, 0))
 
     @property
     def recipients(self) -> tuple[int, ...]:
-        """Who takes over the source's state: those who join, and those who are behind."""
+        """The members that load the donor's state: those that join or are behind."""
         place = self.place
         return tuple(
             rank
@@ -108,26 +111,27 @@ class MembershipEpoch:
 
     @property
     def stops_at(self) -> int | None:
-        """The step at which those are to stop too who haven't reached it; None if none is known."""
+        """The step at which members that haven't reached it stop too; None without such a step."""
         return min((s.step for s in self._holders.values() if s.stops), default=None)
 
     def collectives_to_skip(self, rank: int) -> float:
-        """How many of the works that this rank comes to before its next safe point aren't its own
-        any more. All, if it takes over the state of one that may be beyond them."""
-        own, furthest = self.statuses[rank], self.statuses[self._first]
+        """The number of collectives before this rank's next safe point that the others completed
+        without it. All, if it loads the state of a member that may be beyond them."""
+        own, first = self.statuses[rank], self.statuses[self._first]
         if rank in self.recipients:
             return 0 if own.doing is MemberPhase.SAFE_POINT else inf
-        if own.step < furthest.step or own.works == furthest.works:
+        if own.step < first.step or own.works == first.works:
             return 0
-        return furthest.works - own.works - 1 if furthest.doing is MemberPhase.COLLECTIVE else inf
+        return first.works - own.works - 1 if first.doing is MemberPhase.COLLECTIVE else inf
 
     def collective_members(self, step: int) -> tuple[int, ...]:
-        """The members that do the works before this step. If the furthest are at one, those who
-        aren't don't come to it any more, or know nothing of it; where replicas differ that is so of
-        those who join alone, who are at the step that all begin with."""
+        """The members that take part in the collectives before this step. If the most advanced
+        members are in a collective, only the members in it take part; if replicas differ, all but
+        those that join."""
         place = self.place
         if any(status.keeps for status in self.statuses.values()):
-            return self.members if step > self.first_step else self._but(self.joined)
+            joined = () if step > self.first_step else self.joined
+            return tuple(rank for rank in self.members if rank not in joined)
         if step > place[0] or self.statuses[self.donor].doing is not MemberPhase.COLLECTIVE:
             return self.members
         return tuple(
@@ -136,25 +140,22 @@ class MembershipEpoch:
             if status.place == place and status.doing is MemberPhase.COLLECTIVE
         )
 
-    def _but(self, ranks: Collection[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in self.members if rank not in ranks)
-
     @property
     def cause(self) -> str:
-        """What happened, where nobody left or came."""
+        """The reason for the rendezvous if no member left or joined."""
         reasons = (status.why for status in self.statuses.values())
-        return next((why for why in reasons if why), "members met anew")
+        return next((why for why in reasons if why), "the members met in a rendezvous")
 
     @property
     def plan(self) -> str:
-        """The source's: others may not have taken it up yet."""
+        """The donor's plan: other members may not have switched to it yet."""
         return self.statuses[self.donor].plan
 
     @property
     def _first(self) -> int:
-        """The first of those who are furthest, and of these one that has taken the step alone."""
-        furthest = [rank for rank, s in self._holders.items() if s.place == self.place]
-        return min(furthest, key=lambda rank: (not self.statuses[rank].is_alone, rank))
+        """The first of the most advanced members, preferably one that has taken a step alone."""
+        advanced = [rank for rank, s in self._holders.items() if s.place == self.place]
+        return min(advanced, key=lambda rank: (not self.statuses[rank].is_alone, rank))
 
     @property
     def _holders(self) -> dict[int, MemberStatus]:
@@ -187,25 +188,19 @@ class MembershipEpoch:
         )
 
 
-def member_status_of(data: Mapping[str, object]) -> MemberStatus:
-    lost, awaits = data["lost"], data["awaits"]
-    assert isinstance(lost, list)
-    assert isinstance(awaits, list)
-    return MemberStatus(
-        step=int(str(data["step"])),
-        works=int(str(data["works"])),
-        doing=MemberPhase(str(data["doing"])),
-        joins=bool(data["joins"]),
-        keeps=bool(data["keeps"]),
-        stops=bool(data["stops"]),
-        plan=str(data["plan"]),
-        version=int(str(data["version"])),
-        lost=tuple(int(rank) for rank in lost),
-        awaits=tuple(int(rank) for rank in awaits),
-        why=str(data["why"]),
-    )
+def member_status_of(data: Mapping[str, Any]) -> MemberStatus:
+    """The status in the fields that `asdict` made and JSON carried."""
+    sequences = {name: tuple(data[name]) for name in ("lost", "awaits")}
+    return MemberStatus(**{**data, **sequences, "doing": MemberPhase(data["doing"])})
 
 
 def has_quorum(members: int, before: int) -> bool:
-    """At least half of the members before. Two halves can't both go on: the store takes one."""
+    """True for at least half of the previous members. Of two halves the store accepts one."""
     return 2 * members >= before
+
+
+def departure_text(rank: int, reason: str) -> str:
+    """A clause for a log line: why this rank isn't in the epoch any more."""
+    if reason in (FINISHED_REASON, RESTARTED_REASON):
+        return f"rank {rank} {reason}"
+    return f"rank {rank} failed ({reason})"

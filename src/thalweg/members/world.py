@@ -1,7 +1,7 @@
-"""All workers of a run as one of them sees them: who it is, the store, how to reach the others.
+"""The workers of a run, as one of them sees them: its rank, the store, and the transports.
 
-`rank` and `size` are its seat among those that were started. Who trains together now are `members`;
-each formation of them has a part of the store to itself.
+`rank` and `size` are fixed at the start of the run. The ranks that train together now are
+`members`; each membership epoch has its own namespace in the store.
 """
 
 from __future__ import annotations
@@ -34,56 +34,52 @@ from thalweg.transports.rejections import RejectionCounter
 from thalweg.transports.security import SecurityConfig, wants_encryption
 from thalweg.transports.store_client import StoreClient
 
-MIN_STORE_POLL_SECONDS, MAX_STORE_POLL_SECONDS = (
-    0.002,
-    0.1,
-)  # seconds between two looks at the store
-SHORT_RECONNECT_SECONDS = 0.3  # seconds for a connection to come back, where members may change
+MIN_STORE_POLL_SECONDS, MAX_STORE_POLL_SECONDS = 0.002, 0.1
+SHORT_RECONNECT_SECONDS = 0.3  # for a connection to be restored, if members may change
 log = logging.getLogger("thalweg")
 INTERFACE_VARIABLES = ("THALWEG_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """`address` is where the others find this worker; `store` is for this run alone."""
+    """One rank's view of the run. `address` is this worker's; `store` is for this run alone."""
 
     rank: int
     size: int
     members: tuple[int, ...]
     store: Store
-    store_client: StoreClient  # to the same store, and never hangs
+    store_client: StoreClient  # of the same store; its calls time out
     address: str
     timeout: float  # seconds
     name: str  # of this run, in the store
-    namespaces: str = ""  # the part of its store that this one has to itself
+    namespaces: str = ""  # path of this world's namespace within the run's
     rank_assignment: RankAssignment | None  # None: the store is torch's process group's
-    security: SecurityConfig = field(default_factory=SecurityConfig)  # of our own connections
-    restarted: bool = False  # another process had this seat before
+    security: SecurityConfig = field(default_factory=SecurityConfig)  # of Thalweg's connections
+    restarted: bool = False  # another process had this rank before
     membership: Membership | None = None  # None if members can't change
 
     @classmethod
     def join(cls, timeout: float, environment: Mapping[str, str] | None = None) -> World:
-        """As part of torch's process group if there is one, else as the launcher's variables say;
-        alone if there are none. `timeout` seconds for the store to answer; the environment is this
-        process's unless another is given."""
+        """Join as part of torch's process group if there is one, else by the launcher's variables;
+        alone without either. `timeout` limits the store's answers, in seconds."""
         variables = os.environ if environment is None else environment
         assignment = None
         if dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
-            meeting = _host_of(store) or variables.get("MASTER_ADDR")
+            store_host = _host_of(store) or variables.get("MASTER_ADDR")
         else:
             assignment = read_rank_assignment(variables)
-            rank, size, meeting = assignment.rank, assignment.size, assignment.address
+            rank, size, store_host = assignment.rank, assignment.size, assignment.address
             store = open_store(assignment, timeout)
         # Every rank attaches in the same order, so the n-th time is the same run for all.
-        # A process that takes a dead one's seat counts anew.
+        # A process that replaces a dead one counts from the start.
         process = _this_process()
         name = f"run/{store.add(f'runs/{rank}/{process}', 1)}"
         mine = _prefixed(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
         again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
-        address = own_address(meeting, variables)
+        address = own_address(store_host, variables)
         return cls(
             rank=rank,
             size=size,
@@ -104,11 +100,11 @@ class World:
         )
 
     def with_new_store(self) -> World:
-        """At the store that was started in the place of one that is gone."""
+        """The world with the store that was started to replace a lost one."""
         if self.rank_assignment is None:
             raise RunError(
-                f"rank {self.rank} has lost the store of torch's process group",
-                "start the run again: it goes on from its last checkpoint",
+                f"rank {self.rank} lost the store of torch's process group",
+                "start the run again: it resumes from its last checkpoint",
             )
         store = open_store(self.rank_assignment, self.timeout)
         store.compare_set(f"seat/{self.rank}", "", _this_process())
@@ -116,10 +112,9 @@ class World:
         return replace(self, store=mine, store_client=StoreClient(mine, self.rank))
 
     def with_members(self, membership_epoch: MembershipEpoch) -> World:
-        """With these members, and a part of the store to themselves."""
-        return replace(
-            self.namespace(f"formed/{membership_epoch.number}"), members=membership_epoch.members
-        )
+        """The world of these members, with a namespace of the store."""
+        world = self.namespace(f"formed/{membership_epoch.number}")
+        return replace(world, members=membership_epoch.members)
 
     def transport(self) -> Transport:
         if self.size == 1:
@@ -133,25 +128,24 @@ class World:
         )
 
     def best_effort_transport(self, queue: int) -> BestEffortTransport:
-        """For letters, which may be lost; so many may wait for one peer."""
+        """A transport for best-effort messages; `queue` limits those that wait for one peer."""
         return BestEffortTransport(
             self.rank, self.store, self.address, queue, self.security, self.name + self.namespaces
         )
 
     def namespace(self, name: str) -> World:
-        """The same, with a part of the store to itself."""
-        store, rooms = PrefixStore(name, self.store), f"{self.namespaces}/{name}"
-        return replace(
-            self, store=store, store_client=StoreClient(store, self.rank), namespaces=rooms
-        )
+        """A view of this world in a namespace of the store."""
+        store, path = PrefixStore(name, self.store), f"{self.namespaces}/{name}"
+        client = StoreClient(store, self.rank)
+        return replace(self, store=store, store_client=client, namespaces=path)
 
     def abort_flag(self) -> AbortFlag:
         return AbortFlag(self.store, self.rank, self.members)
 
     def wait_for(self, key: str, timeout: float, abort_flag: AbortFlag) -> bytes | None:
-        """What another rank put into the store; None if it isn't there in time, PeerFailed if a
-        rank gives up before it is, Interrupted if the members are to meet. Who gives up afterwards,
-        because of what it says, isn't heard: all are to read the same."""
+        """The value that another rank puts at `key`; None after `timeout`, PeerFailed if a rank
+        fails first, Interrupted if a rendezvous is pending. A rank that fails after the value is
+        there doesn't count, since all ranks should read the value."""
         deadline = monotonic() + timeout
         pause = MIN_STORE_POLL_SECONDS
         while not self._has(key):
@@ -175,25 +169,25 @@ class World:
         self.store_client.call(lambda store: store.delete_key(key))
 
     def leave(self, timeout: float, abort_flag: AbortFlag) -> bool:
-        """Wait until all members part; False if that takes too long, Interrupted if they are to
-        meet. Also ends if one has failed, or the store is gone."""
+        """Wait until all members leave; False after `timeout`, Interrupted if a rendezvous is
+        pending. Also ends if a member has failed, or the store is lost."""
         deadline = monotonic() + timeout
         with suppress(RunError):
-            parted = self.store_client.call(lambda store: store.add("parted", 1))
-            while parted < len(self.members) and abort_flag.poll() is None:
+            count = self.store_client.call(lambda store: store.add("left", 1))
+            while count < len(self.members) and abort_flag.poll() is None:
                 if self.membership is not None:
                     self.membership.raise_if_rendezvous()
                 if monotonic() >= deadline:
                     return False
                 sleep(MAX_STORE_POLL_SECONDS / 10)
-                parted = self.store_client.call(lambda store: store.add("parted", 0))
+                count = self.store_client.call(lambda store: store.add("left", 0))
         return True
 
     def _warn_if_anybody_may_join(self) -> None:
         if self.rank == 0 and self.security.encrypted and self.security.secret is None:
             log.warning(
-                "this job has no secret: whoever reaches its store can join it; set %s, or %s, to "
-                "the same on all workers",
+                "this job has no secret: any process that reaches its store can join it; set %s or "
+                "%s to the same value on all workers",
                 SECRET_VARIABLE,
                 SECRET_FILE_VARIABLE,
             )
@@ -202,7 +196,7 @@ class World:
         return self.store_client.call(lambda store: store.check([key]))
 
     def join_process_group(self) -> None:
-        """Torch's own, for what needs it and if the script hasn't done so."""
+        """Initialise torch's process group for the parts that need it, unless the script has."""
         if not dist.is_initialized():
             dist.init_process_group(
                 "gloo",
@@ -220,19 +214,19 @@ def _prefixed(store: Store, name: str, timeout: float) -> PrefixStore:
 
 
 def _this_process() -> str:
-    """Its name among all that ever were."""
+    """The name of this process, unique over hosts and time."""
     return f"{socket.gethostname()}@{os.getpid()}@{psutil.Process().create_time()}"
 
 
-def own_address(meeting: str | None, environment: Mapping[str, str]) -> str:
-    """This host's address on the interface that is named, or on the way to where all meet."""
+def own_address(store_host: str | None, environment: Mapping[str, str]) -> str:
+    """The address of this host on the configured interface, or on the route to the store."""
     for variable in INTERFACE_VARIABLES:
         if environment.get(variable):
             return _address_of(environment[variable].split(",")[0], variable)
-    if meeting is None:
+    if store_host is None:
         return "127.0.0.1"
     with suppress(OSError):
-        family, _, _, _, there = socket.getaddrinfo(meeting, 9, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, there = socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(there)  # picks a route; nothing is sent
             return str(probe.getsockname()[0])
@@ -243,7 +237,7 @@ def _address_of(interface: str, variable: str) -> str:
     interfaces = psutil.net_if_addrs()
     if interface not in interfaces:
         raise LaunchError(
-            f"{variable} names the interface {interface!r}, which isn't here",
+            f"{variable} names the interface {interface!r}, which this host doesn't have",
             f"use one of {', '.join(sorted(interfaces))}",
         )
     for family in (socket.AF_INET, socket.AF_INET6):

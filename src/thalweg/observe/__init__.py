@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what can be read from it: who was late and why.
+"""The records of a run, and their analysis: stragglers and their causes.
 
 `Step` is one step of one rank, `Journal` keeps them in a file, `Judge` compares those of all ranks,
 `Tally` adds them up. Nothing here knows torch or a socket: it judges a run that goes on as it

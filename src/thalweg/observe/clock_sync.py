@@ -48,7 +48,7 @@ class SyncedClock:
         return self._own() + self.offset
 
     def keep(self) -> ClockSample | None:
-        """As the keeper; a record of it, the first time."""
+        """Act as the reference clock; a record of it, the first time."""
         if self.error < float("inf"):
             return None
         self.error = 0.0
@@ -59,8 +59,8 @@ class SyncedClock:
         return self._own() >= self._due
 
     def synchronise(self, store: Any, rank: int) -> ClockSample | None:
-        """Of the keeper, who has been told that this rank asks for the `asked`-th time; None if it
-        doesn't answer."""
+        """Measure the offset from the reference clock, which this rank has requested for the
+        `asked`-th time; None if the reference rank doesn't answer."""
         self._due = self._own() + CLOCK_RETRY_SECONDS
         room = f"clock/{rank}/{self.requests}"
         with suppress(RuntimeError):  # torch's DistError is one
@@ -87,7 +87,7 @@ class SyncedClock:
         return None
 
     def serve(self, store: Any, rank: int, asked: int) -> None:
-        """As the keeper. Little of it stays in the store."""
+        """Answer another rank as the reference clock; few keys stay in the store."""
         room = f"clock/{rank}/{asked}"
         with suppress(RuntimeError):
             store.set(f"{room}/go", "")
@@ -113,7 +113,7 @@ class SyncedClock:
 
 
 def _comes(store: Any, key: str, seconds: float, pause: float) -> bool:
-    """Within so many seconds. (Torch's own wait complains on stderr if it doesn't.)"""
+    """True if the key appears within `seconds`. (Torch's own wait logs a timeout on stderr.)"""
     deadline = monotonic() + seconds
     while not store.check([key]):
         if monotonic() > deadline:

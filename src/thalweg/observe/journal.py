@@ -27,7 +27,7 @@ log = logging.getLogger("thalweg")
 
 
 class Journal:
-    """One rank's, for one thread. One that was started again goes on after what it had written."""
+    """The journal of one rank, for one thread. A restarted rank appends to its file."""
 
     def __init__(
         self, folder: Path, rank: int, *, again: bool = False, largest: Size = MAX_JOURNAL_SIZE
@@ -52,7 +52,7 @@ class Journal:
         return self._file is not None
 
     def add(self, records: Iterable[Record]) -> None:
-        """And write them out."""
+        """Append these records and flush the file."""
         if self._file is None:
             return
         with self._telling():
@@ -72,7 +72,7 @@ class Journal:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """That nothing more can be written, once."""
+        """Log once that writing failed, and stop recording."""
         try:
             yield
         except OSError as error:
@@ -109,8 +109,8 @@ class Journal:
 
 
 def read_records(folder: Path) -> Mapping[int, list[Record]]:
-    """By rank, oldest first. Lines that were cut off by the end of a process, or that a newer
-    version wrote, are passed over."""
+    """The records in the folder by rank, oldest first. Lines that the end of a process truncated,
+    or that a newer version wrote, are skipped."""
     files: dict[int, list[Path]] = {}
     remedy = "name the folder that was given as records= or --records"
     try:

@@ -1,4 +1,4 @@
-"""Who is late and why, found out while a run goes on, and its records, in a thread of their own.
+"""Straggler detection during a run, and its records, in a thread of their own.
 
 The training thread hands in each step when it is over, and goes on. A few times a second this
 thread writes what came to the rank's journal, and puts the last steps into the store, with what the
@@ -65,29 +65,29 @@ Digests = Mapping[int, int]  # of parameters, by the number of steps taken
 
 
 class _PlanBegun(NamedTuple):
-    """Among these members, and under this plan."""
+    """The begin of a plan among these members."""
 
     world: World
     sync: str
 
 
 class _FinishedStep(NamedTuple):
-    """A step, and what went over connections meanwhile."""
+    """A finished step, and the traffic of its connections."""
 
     step: StepRecord
     sent: Sequence[ConnectionTraffic]
 
 
 class _ParameterDigest(NamedTuple):
-    """The digest of this rank's parameters after so many steps."""
+    """The digest of this rank's parameters after a step."""
 
     steps: int
     digest: int
 
 
 class Monitor:
-    """One rank's. `arrivals` are asked for the rounds of each step; without a `journal` nothing is
-    written."""
+    """The monitor of one rank. `arrivals` holds the rounds of each step; without a `journal`
+    nothing is recorded."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class Monitor:
 
     @property
     def is_first(self) -> bool:
-        """Of the members: it judges."""
+        """True on the first member, which detects stragglers for all."""
         return self.rank == min(self._world.members)
 
     # What the training thread does
 
     def begin(self, world: World, sync: str) -> None:
-        """Among these members and under this plan from now on."""
+        """Continue among these members and under this plan."""
         self._handed_in.append(_PlanBegun(world, sync))
 
     def submit_step(self, step: StepRecord, sent: Sequence[ConnectionTraffic]) -> None:
@@ -153,12 +153,12 @@ class Monitor:
         self._records.append(EventRecord(at=monotonic(), step=step, topic=topic, text=text))
 
     def close(self) -> None:
-        """What is left is written and told first."""
+        """Write and publish the remaining steps, and stop."""
         self._ended.set()
         self._thread.join(2 * MONITOR_PERIOD_SECONDS + 5.0)
 
     def receive_last_reports(self) -> None:
-        """When the others have ended too, to what they have told last."""
+        """Read the last reports of the others, after they have ended too."""
         if self.is_first and not self._thread.is_alive() and self._store is not None:
             with suppress(RuntimeError, ValueError):
                 self._receive(self._store)
@@ -218,7 +218,7 @@ class Monitor:
                 self._peer_addresses.publish(self._store)
 
     def _take_in(self) -> None:
-        """Steps that were handed in, with their rounds."""
+        """Process the submitted steps, with their rounds."""
         taken: list[_FinishedStep] = []
         while self._handed_in:
             one = self._handed_in.popleft()
@@ -309,7 +309,7 @@ class Monitor:
         store.set(key_of(self.rank), json.dumps(told_now))
 
     def _receive(self, store: Any) -> None:
-        """As the first: to all members, and judge."""
+        """Read the reports of all members and detect stragglers, on the first member."""
         heard: dict[int, Mapping[str, Any]] = {}
         for rank, text in self._read_reports(store).items():
             entries = heard[rank] = json.loads(text)
@@ -344,7 +344,7 @@ class Monitor:
         return {r: store.get(k) for r, k in zip(ranks, keys, strict=True) if store.check([k])}
 
     def _learn(self, step: int, stragglers: tuple[Straggler, ...]) -> bool:
-        """Whether it has changed."""
+        """Adopt the stragglers of a step; True if they have changed."""
         before, self.stragglers = self.stragglers, stragglers
         if {each.key for each in stragglers} == {each.key for each in before}:
             return False
@@ -361,8 +361,8 @@ class Monitor:
 
 
 def difference(told: Mapping[int, Digests], members: int) -> str:
-    """Who holds something else than most, after as many steps; empty if nobody does. A step is
-    judged when all members have told of it, or of a later one."""
+    """The ranks whose parameters differ from the majority's at a step; empty if none do. A step is
+    compared once all members have reported it, or a later one."""
     reached = min((max(digests, default=0) for digests in told.values()), default=0)
     if len(told) < members:
         return ""

@@ -1,4 +1,4 @@
-"""Whose address is whose: which rank a connection leads to, and how far the store is.
+"""The rank behind each address, and the round-trip time to the store.
 
 Every rank publishes the addresses of its host. One that several hosts have, as bridges of
 containers do, tells nothing.
@@ -31,23 +31,23 @@ class PeerAddresses:
         store.set(_key(self._world.rank), json.dumps(own))
 
     def find(self, store: Any) -> None:
-        """Everybody's, once all have published theirs."""
+        """Read the addresses of all members, once all have published theirs."""
         keys = [_key(rank) for rank in self._world.members]
         if self._ranks is None and store.check(keys):
             texts = zip(self._world.members, store.multi_get(keys), strict=True)
             self._ranks = ranks_by_address({rank: json.loads(text) for rank, text in texts})
 
     def rank_at(self, address: str) -> int | None:
-        """The first rank of the host that has it."""
+        """The first rank of the host that has this address."""
         return None if self._ranks is None else self._ranks.get(address)
 
     def round_trip(self, sent: Sequence[ConnectionTraffic]) -> float:
-        """To the store, in seconds; 0 if nothing went there."""
+        """The round-trip time to the store in seconds; 0 without traffic to it."""
         return max((s.round_trip for s in sent if (s.address, s.port) == self._store), default=0.0)
 
 
 def ranks_by_address(addresses: dict[int, Sequence[str]]) -> dict[str, int]:
-    """Each rank's list begins with the one that it is found at."""
+    """The rank of each address; a rank's list begins with its published address."""
     hosts: dict[str, set[frozenset[str]]] = {}
     first: dict[str, int] = {}
     for rank, own in sorted(addresses.items()):
@@ -60,7 +60,7 @@ def ranks_by_address(addresses: dict[int, Sequence[str]]) -> dict[str, int]:
 
 
 def own_addresses() -> frozenset[str]:
-    """Of this host, in all of its networks."""
+    """The addresses of this host in all of its networks."""
     families = (socket.AF_INET, socket.AF_INET6)
     return frozenset(
         plain(found.address)

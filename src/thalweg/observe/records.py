@@ -26,8 +26,8 @@ RECORD_VERSION = 1
 
 
 class BucketRecord(NamedTuple):
-    """One exchange of one bucket: ready to leave, taken up, over; and when each peer's first
-    message came."""
+    """One exchange of one bucket: when it was ready, started and ended, and when each peer's first
+    message arrived."""
 
     bucket: int
     ready: float
@@ -37,7 +37,7 @@ class BucketRecord(NamedTuple):
 
 
 class EncodeRecord(NamedTuple):
-    """A compressor at work on a bucket."""
+    """The time that a compressor spent on a bucket."""
 
     bucket: int
     began: float
@@ -45,8 +45,8 @@ class EncodeRecord(NamedTuple):
 
 
 class FlowRecord(NamedTuple):
-    """What a rank's host sent to another's in a step, by what its kernel tells: `busy` are the
-    seconds for which something was under way that the peer could have taken."""
+    """The bytes that a rank's host sent to another in a step, by the kernel's counters. `busy` are
+    the seconds with data in flight that the peer had room for."""
 
     peer: int  # the first rank there
     nbytes: int
@@ -54,13 +54,13 @@ class FlowRecord(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Bytes per second."""
+        """The rate in bytes per second."""
         return self.nbytes / max(self.busy, 1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """The first of a rank's records, and again of each formation and each file."""
+    """The first record of a rank, of each membership epoch and of each file."""
 
     kind: ClassVar[str] = "run"
     rank: int
@@ -76,8 +76,8 @@ class RunHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSample:
-    """At `at` of this rank's clock, the run's common clock showed `offset` more, give or take
-    `error`."""
+    """One measurement of the clock: at `at` of this rank's clock, the run's common clock was ahead
+    by `offset`, give or take `error`."""
 
     kind: ClassVar[str] = "clock"
     at: float
@@ -87,7 +87,7 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened: a `topic` such as `plan`, `late`, `hang`, `incident`, and a line."""
+    """An event: a `topic` such as `plan`, `late`, `hang`, `incident`, and a line."""
 
     kind: ClassVar[str] = "note"
     at: float
@@ -118,18 +118,18 @@ class StepRecord:
 
     @property
     def computing(self) -> float:
-        """Seconds in which this rank waits for nobody."""
+        """The compute time in seconds, without waiting for other ranks."""
         return self.last - self.begin - self.settled + self.optimized - self.averaged
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that nothing hides."""
+        """The exposed communication in seconds."""
         return self.averaged - self.last + self.end - self.optimized
 
     @property
     def exchanging(self) -> float:
-        """Seconds in which an exchange is under way; under torch's own, which doesn't tell, those
-        for which a connection was busy, or else what is exposed of it."""
+        """The seconds with an exchange in flight; with torch's collectives, which don't report it,
+        the seconds with a busy connection, or else the exposed communication."""
         spans = [(each.started, each.ended) for each in self.rounds]
         busy = max((flow.busy for flow in self.flows), default=0.0)
         return covered(spans) if spans else max(busy, self.exposed)
@@ -143,7 +143,7 @@ Record = RunHeader | ClockSample | EventRecord | StepRecord
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in at least one of them."""
+    """The total length of the union of these intervals, in seconds."""
     total, reached = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, reached))
@@ -152,7 +152,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def by_step(ranks: Mapping[int, Iterable[StepRecord]]) -> dict[int, dict[int, StepRecord]]:
-    """By step, then by rank."""
+    """The records by step, then by rank."""
     found: dict[int, dict[int, StepRecord]] = {}
     for rank, steps in ranks.items():
         for step in steps:
@@ -161,13 +161,14 @@ def by_step(ranks: Mapping[int, Iterable[StepRecord]]) -> dict[int, dict[int, St
 
 
 def written(record: Record) -> str:
-    """A line, without its end."""
+    """The record as a JSON line, without its end."""
     data = _of_step(record) if isinstance(record, StepRecord) else asdict(record)
     return json.dumps({"kind": record.kind, **data}, separators=(",", ":"))
 
 
 def parsed(line: str) -> Record | None:
-    """None if it is of a kind that this version doesn't know; ValueError if it is no record."""
+    """The record in a line; None if this version doesn't know its kind, ValueError if it is
+    none."""
     data = json.loads(line)
     if not isinstance(data, dict):
         raise ValueError("a record is an object")
@@ -200,7 +201,7 @@ _MOMENTS = (
 
 
 def _of_step(step: StepRecord) -> dict[str, Any]:
-    """Short, since there are many: moments are cut to microseconds, parts have no names."""
+    """A compact form, as there are many: times are rounded to microseconds, parts have no names."""
     return {
         "step": step.step,
         **{name: round(getattr(step, name), RECORD_SECONDS_DIGITS) for name in _MOMENTS},

@@ -1,4 +1,4 @@
-"""A run in figures: what each rank's time went into, who was late, and what else happened."""
+"""The report of a run: the time breakdown of each rank, the stragglers, and other events."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thalweg.observe.timeline import RankTimeline, Timeline, cluster_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBreakdown:
-    """What a rank's steps took, in seconds a step. A step is computing, exposed communication and
-    waiting between steps; hidden communication and encoding go on meanwhile."""
+    """The mean time breakdown of a rank, in seconds per step. A step is compute time, exposed
+    communication and blocking between steps; hidden communication and encoding overlap them."""
 
     rank: int
     host: str
@@ -33,7 +33,7 @@ class RankBreakdown:
 
     @property
     def share(self) -> float:
-        """Of the time that goes into exposed communication."""
+        """The fraction of the time that is exposed communication."""
         return self.exposed / self.seconds if self.seconds else 0.0
 
     @property
@@ -48,7 +48,7 @@ class RankBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """A note, and the ranks that made it."""
+    """An event, and the ranks that recorded it."""
 
     step: int
     topic: str
@@ -61,7 +61,7 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """`run` holds the steps that are summed up; `late` may have begun before them."""
+    """The report; `run` holds the steps in it, and stragglers may have begun before them."""
 
     run: Timeline
     cluster: Cluster
@@ -71,7 +71,7 @@ class RunReport:
 
     @property
     def seconds(self) -> float:
-        """A step, on average over ranks."""
+        """The mean step time over all ranks, in seconds."""
         steps = sum(each.steps for each in self.accounts)
         return sum(each.seconds * each.steps for each in self.accounts) / max(1, steps)
 
@@ -83,8 +83,8 @@ def run_report(
     last: int | None = None,
     cluster: Cluster | None = None,
 ) -> RunReport:
-    """Of the steps from `first` to `last`, both included. The whole run is judged, since who is
-    late is told by what came before."""
+    """The report on the steps from `first` to `last`, both included. The detection of stragglers
+    uses the whole run, since it depends on earlier steps."""
     where = cluster_of(run) if cluster is None else cluster
     for rank in run.rank_timelines:
         where.host(rank)  # or says that there is none
@@ -112,7 +112,7 @@ def run_report(
 
 
 def _account(timeline: RankTimeline, set_up: int) -> RankBreakdown:
-    """Without the step that sets things up, unless there is no other."""
+    """The breakdown without the warm-up step, unless there is no other."""
     tally = StepTotals()
     for step in timeline.steps:
         if step.step != set_up or len(timeline.steps) == 1:
@@ -134,7 +134,7 @@ def _account(timeline: RankTimeline, set_up: int) -> RankBreakdown:
 
 
 def _happenings(lanes: Iterable[RankTimeline]) -> list[RunEvent]:
-    """In the order in which they were noted first; who is late is told by episodes."""
+    """The events in the order of their first record, without stragglers, which have episodes."""
     found: dict[tuple[int, str, str], tuple[float, list[int]]] = {}
     notes: list[tuple[int, EventRecord]] = [
         (timeline.rank, event) for timeline in lanes for event in timeline.notes

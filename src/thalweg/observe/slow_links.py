@@ -1,4 +1,4 @@
-"""Whose link is slow, from what flows between hosts got in the same steps.
+"""The detection of slow links, from the rates of flows between hosts in the same steps.
 
 A flow crosses a NIC out and a NIC in, and between racks an uplink out and one in: its *ways*. Its
 rate is what the kernel delivered while something was under way, so a flow that waits for its sender
@@ -69,11 +69,11 @@ MIN_STORE_QUEUE_SECONDS, STORE_RTT_FACTOR = (
     3.0,
 )  # to the store: seconds more than others, and times as long
 Owner = tuple[str, str]
-"""`nic` and a host, or `uplink` and a rack."""
+"""A link as `nic` and a host, or `uplink` and a rack."""
 
 
 class FlowSample(NamedTuple):
-    """A flow in a step; it got this share of what it may want."""
+    """A flow in a step, with the fraction of its expected rate that it reached."""
 
     step: int
     source: int
@@ -86,12 +86,12 @@ class FlowSample(NamedTuple):
 
     @property
     def longer(self) -> float:
-        """Seconds that it took more than if it had got what it may want."""
+        """The additional seconds in comparison with the expected rate."""
         return self.flow.busy * (1 - min(1.0, self.got))
 
 
 class Limits(NamedTuple):
-    """Of what a way can give: slow in a few steps, in more steps, and good again."""
+    """Fractions of a link's rate: slow for a few steps, slow for more steps, and good again."""
 
     slow: float
     slowish: float
@@ -99,7 +99,7 @@ class Limits(NamedTuple):
 
 
 class LinkSample(NamedTuple):
-    """What a way gave in a step, of what it can give, and to which flows."""
+    """The fraction of its rate that a link direction reached in a step, and its flows."""
 
     step: int
     rate: float
@@ -107,7 +107,7 @@ class LinkSample(NamedTuple):
     flows: tuple[FlowSample, ...]
 
     def without(self, owners: Collection[Owner]) -> LinkSample | None:
-        """Its flows that cross none of these; None if there are none."""
+        """The sample of the flows that cross none of these links; None if there are none."""
         if not owners:
             return self
         flows = tuple(seen for seen in self.flows if not seen.crosses(owners))
@@ -118,8 +118,8 @@ class LinkSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """`owners` are several if nothing tells which of them it is; rates are in bytes per second,
-    `seconds` what the slow flows took longer, in a step."""
+    """A slow link; several `owners` if they can't be told apart. Rates are in bytes per second, and
+    `seconds` is the additional time of the slow flows, per step."""
 
     owners: tuple[Owner, ...]
     rate: float
@@ -129,7 +129,7 @@ class SlowLink:
 
 
 class SlowLinkDetector:
-    """Of a cluster; rates that somebody has measured or stated count."""
+    """The detector for a cluster, whose measured or declared rates count."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -150,7 +150,7 @@ class SlowLinkDetector:
         self._named: set[Owner] = set()
 
     def forget(self) -> None:
-        """Other members, or another plan."""
+        """Drop the history, as members or the plan have changed."""
         self._given.clear()
         self._lately.clear()
         self._newest.clear()
@@ -160,7 +160,7 @@ class SlowLinkDetector:
         self._named.clear()
 
     def add(self, step: int, flows: Iterable[tuple[int, FlowRecord]]) -> None:
-        """All flows of a step, with the ranks that they came from."""
+        """Add all flows of a step, with the ranks that sent them."""
         told = [
             (source, flow, self._cluster.path(source, flow.peer))
             for source, flow in flows
@@ -209,17 +209,17 @@ class SlowLinkDetector:
         return {w: max(usual[w.kind], min(usual["nic"], self._own(w))) for w in gave}
 
     def _usually(self, kind: str, now: float) -> float:
-        """What ways of this kind give, but not more than for most of the run."""
+        """The baseline rate of links of this kind: the current one, at most the run's median."""
         self._usual[kind].append(now)
         return min(now, median(self._usual[kind]))
 
     def _own(self, link: Link) -> float:
-        """What it gave for most of the run; 0 before that is known."""
+        """The baseline rate of this link over the run; 0 before it is known."""
         before = self._before[link]
         return median(before) if len(before) >= MIN_LINK_BASELINE_STEPS else 0.0
 
     def slow_links(self, store: Mapping[int, float]) -> list[SlowLink]:
-        """Whose links are slow; `store` is how long each rank takes to reach it."""
+        """The slow links; `store` is the round-trip time of each rank to the store."""
         found: list[SlowLink] = []
         explained: list[Owner] = []
         limits = self._limits()
@@ -263,7 +263,7 @@ class SlowLinkDetector:
         return ways
 
     def _is_slow(self, link: Link, given: Sequence[LinkSample], limits: Limits) -> bool:
-        """Who was named has to be good again to be let off."""
+        """True if the link is slow; one that was reported stays so until it is good again."""
         quick = limits.good if (link.kind, link.owner) in self._named else limits.slow
         for limit, number, most in (
             (quick, QUICK_LINK_WINDOW_STEPS, 0),
@@ -283,8 +283,8 @@ class SlowLinkDetector:
         return False
 
     def _limits(self) -> Limits:
-        """Where partners change from step to step, not all are at the same step at the same time,
-        and flows share links with those of others."""
+        """The limits for this plan. If partners change from step to step, ranks are at different
+        steps, and flows share links with those of other groups."""
         pairs = [{(seen.source, seen.flow.peer) for seen in flows} for flows in self._lately]
         changes = [before != now for before, now in pairwise(pairs)]
         if sum(changes) > MIXING_STEP_FRACTION * len(changes):
@@ -296,7 +296,7 @@ class SlowLinkDetector:
     def _named_of(
         self, ways: set[Link], slow: Sequence[FlowSample], store: Mapping[int, float]
     ) -> tuple[Owner, ...]:
-        """The owner of suspected ways through which slow flows went that took longest."""
+        """The owner of the suspected links whose slow flows took longest."""
         went: dict[Owner, set[int]] = {(link.kind, link.owner): set() for link in ways}
         since = {link: self._slow_since(link) for link in ways}  # what was before had other causes
         for number, seen in enumerate(slow):
@@ -310,7 +310,7 @@ class SlowLinkDetector:
         return tuple(self._by_queue(equal, store) if len(equal) > 1 else equal)
 
     def _least_good(self, owners: Sequence[Owner], since: int) -> list[Owner]:
-        """Those through which least flowed well meanwhile: that speaks for a link."""
+        """The owners with the fewest good flows meanwhile, as good flows exonerate a link."""
         flows = [seen for some in self._lately for seen in some if seen.step >= since]
         good = {
             owner: sum(seen.got >= GOOD_LINK_RATIO and seen.crosses((owner,)) for seen in flows)
@@ -320,8 +320,8 @@ class SlowLinkDetector:
         return [owner for owner in owners if good[owner] < least + DECISIVE_GOOD_FLOW_COUNT]
 
     def _by_queue(self, owners: list[Owner], store: Mapping[int, float]) -> list[Owner]:
-        """The one whose ranks take much longer than the others' to reach the store; all of them if
-        there is none."""
+        """The owner whose ranks have a much longer round-trip time to the store than the others';
+        all owners if there is none."""
         times = {owner: [store[r] for r in self._ranks(owner) if store.get(r)] for owner in owners}
         if not all(times.values()):
             return owners
@@ -356,19 +356,19 @@ class SlowLinkDetector:
         )
 
     def _slow_since(self, link: Link) -> int:
-        """The first of its last steps, as far as they are remembered, at which it was slow."""
+        """The first of the latest steps in the history at which the link was slow."""
         newest_first = reversed(self._given[link])
         slow = list(takewhile(lambda one: one.rate < GOOD_LINK_RATIO * one.can, newest_first))
         return (slow or [self._given[link][-1]])[-1].step
 
 
 def _gave(flows: Sequence[FlowRecord]) -> float:
-    """A way, in a step: bytes per second."""
+    """The rate of a link direction in a step, in bytes per second."""
     return sum(flow.nbytes for flow in flows) / max(flow.busy for flow in flows)
 
 
 def _middle(rates: Mapping[Link, float], kind: str) -> float:
-    """What the middle one of a kind gives in its better direction; 0 if there are none."""
+    """The median rate of links of a kind in their better direction; 0 if there are none."""
     better: dict[str, float] = {}
     for link, rate in rates.items():
         if link.kind == kind:
@@ -377,7 +377,7 @@ def _middle(rates: Mapping[Link, float], kind: str) -> float:
 
 
 def _declared(cluster: Cluster) -> dict[Link, float]:
-    """Unless nobody has looked at the cluster."""
+    """The declared rate of each link; empty if the cluster's rates are assumed."""
     if any(text.endswith("NICs") for text in cluster.assumed):
         return {}
     return {link: rate.bits_per_second / 8 for link, rate in cluster.rates().items()}

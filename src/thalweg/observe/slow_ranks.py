@@ -1,4 +1,4 @@
-"""Who computes for longer than the others.
+"""The detection of ranks that compute for longer than the others.
 
     a step of a rank is late   if it computes for longer than usual, by a tenth of a step, by five
                                deviations of steps, and by 20 ms: all three
@@ -19,12 +19,13 @@ from math import sqrt
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
+from thalweg.facts.units import MAD_TO_DEVIATION
+
 SLOW_RANK_STEP_FRACTION, SLOW_RANK_DEVIATIONS, MIN_SLOW_RANK_SECONDS = (
     0.1,
     5.0,
     0.020,
 )  # the last in seconds
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 RECENT_WINDOW_STEPS, MIN_RECENT_SLOW_STEPS = 12, 6  # steps
 LATEST_WINDOW_STEPS, MIN_LATEST_SLOW_STEPS = 6, 2
 OCCASIONAL_WINDOW_STEPS, MIN_SLOW_EPISODE_COUNT = (
@@ -44,7 +45,7 @@ class Span(NamedTuple):
 
 
 class SlowRank(NamedTuple):
-    """A rank that computes so long, where `usual` is usual."""
+    """A slow rank, with its compute time and the median of all ranks."""
 
     rank: int
     since: int
@@ -56,7 +57,7 @@ class SlowRank(NamedTuple):
 
 
 class SlowRankDetector:
-    """What all ranks were seen to compute."""
+    """The detector, with the compute times of all ranks."""
 
     def __init__(self) -> None:
         self._spans: dict[int, deque[Span]] = {}
@@ -70,12 +71,12 @@ class SlowRankDetector:
             self._spans.setdefault(rank, deque(maxlen=OCCASIONAL_WINDOW_STEPS)).append(span)
 
     def forget(self) -> None:
-        """Other members, or another plan."""
+        """Drop the history, as members or the plan have changed."""
         self._spans.clear()
         self._warmup_left.clear()
 
     def slow(self, named: Mapping[int, int]) -> list[SlowRank]:
-        """Those who are late; `named` are those who were, and since when."""
+        """The slow ranks; `named` are the previous ones, with their first slow step."""
         lately = {rank: list(spans)[-RECENT_WINDOW_STEPS:] for rank, spans in self._spans.items()}
         lately = {
             rank: spans for rank, spans in lately.items() if len(spans) >= MIN_RANK_BASELINE_STEPS
@@ -141,7 +142,8 @@ def _slow(
 
 
 def _episodes(spans: Sequence[Span], limit: float) -> list[list[Span]]:
-    """Late steps in a row, but for those that were so many that the rank was late all the time."""
+    """The runs of consecutive slow steps, except those so long that the rank was slow
+    throughout."""
     rows = groupby(spans, key=lambda s: s.computing > limit)
     episodes = (list(row) for late, row in rows if late)
     return [episode for episode in episodes if len(episode) < MIN_RECENT_SLOW_STEPS]

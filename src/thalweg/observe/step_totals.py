@@ -1,4 +1,4 @@
-"""What a rank's steps took, added up, and the table of it at the end of a run."""
+"""The total times of a rank's steps, and their table at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TALLY_COLUMNS = ("rank", "host", "steps", "a step", "computing", "exposed", "hid
 
 @dataclass(slots=True, kw_only=True)
 class StepTotals:
-    """Seconds, over all steps but the first, which sets things up. `settled` is waiting at safe
-    points and in calls between steps."""
+    """Totals in seconds over all steps except the first, a warm-up. `settled` is the time blocked
+    at safe points and in calls between steps."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class StepTotals:
         self.nbytes += sum(flow.nbytes for flow in step.flows)
 
     def each(self) -> dict[str, float]:
-        """A step's, on average; `steps` is their number."""
+        """The means per step; `steps` is their number."""
         number = max(1, self.steps)
         means = {name: value / number for name, value in asdict(self).items()}
         return {**means, "steps": float(self.steps)}
@@ -57,7 +57,7 @@ def summary_text(
     tallies: Mapping[int, StepTotals],
     changes: Iterable[tuple[int, Sequence[Straggler]]],
 ) -> str:
-    """Where each rank's time went, and who was late; of many ranks, those that compute longest."""
+    """The time breakdown of each rank, and the stragglers; of many ranks, the slowest."""
     longest = sorted(tallies, key=lambda rank: -tallies[rank].each()["computing"])
     shown = sorted(longest[:MAX_TALLY_ROWS])
     rows = [TALLY_COLUMNS, *(_row(cluster, rank, tallies[rank]) for rank in shown)]

@@ -1,4 +1,4 @@
-"""Who is late, and why: the answer, in figures and in one line."""
+"""A straggler and its cause, as a value and as one line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StragglerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """`who` are ranks as `3`, hosts or racks, by kind; several if it can't be told which. `since`
-    is the step from which on it was so, `steps` the share of the last ones at which it was, and
-    `seconds` what a step has lost by it, which is `share` of its time."""
+    """A straggler: `who` are ranks as `3`, hosts or racks, by kind; several if the cause may be any
+    of them. `since` is its first step, `steps` the fraction of the latest steps that it delayed,
+    and `seconds` its cost per step, which is `share` of the step time."""
 
     kind: StragglerKind
     who: tuple[str, ...]
@@ -51,7 +51,7 @@ class Straggler:
 
 
 def log_line(stragglers: Sequence[Straggler], before: Sequence[Straggler] = ()) -> str:
-    """The line for the log, when it has changed."""
+    """The log line for changed stragglers."""
     if stragglers:
         return "who is late: " + "; ".join(map(str, stragglers))
     gone = "; ".join(each.why for each in before)

@@ -1,4 +1,4 @@
-"""Who is late and why, from what all ranks tell of their steps.
+"""The detection of stragglers and their causes, from the reports of all ranks.
 
 Ranks compute, and then wait for one another and for links. How long each computes is told by its
 own clock (`computing.py`), how fast links were by its kernel (`links.py`). How long an exchange
@@ -29,7 +29,7 @@ MIN_REPORTED_COST_FRACTION, MIN_REPORTED_COST_SECONDS = (
 
 
 class StepReport(NamedTuple):
-    """What a rank tells of a step."""
+    """The report of a rank on one step."""
 
     step: int
     seconds: float
@@ -55,7 +55,7 @@ class StepReport(NamedTuple):
 
 
 class StragglerDetector:
-    """Of a run of these `members` on this cluster."""
+    """The detector for a run of these `members` on this cluster."""
 
     def __init__(self, cluster: Cluster, members: Sequence[int]) -> None:
         self._cluster = cluster
@@ -72,7 +72,7 @@ class StragglerDetector:
         self.stragglers: tuple[Straggler, ...] = ()
 
     def set_members(self, members: Sequence[int]) -> None:
-        """Of these members from now on, or under another plan."""
+        """Continue with these members, or under another plan."""
         self._members = tuple(members)
         self._slow_ranks.forget()
         self._links.forget()
@@ -84,14 +84,14 @@ class StragglerDetector:
 
     @property
     def newest(self) -> int:
-        """The last step that was told of."""
+        """The last step that any rank reported."""
         return max(self._seen.values(), default=0)
 
     def is_new(self, rank: int, step: int) -> bool:
         return step > self._seen.get(rank, -1)
 
     def see(self, rank: int, reports: Iterable[StepReport]) -> None:
-        """In the order of steps; those that were seen already are passed over."""
+        """Add the reports of a rank in the order of steps; known ones are skipped."""
         for report in reports:
             if rank not in self._members or not self.is_new(rank, report.step):
                 continue
@@ -104,7 +104,7 @@ class StragglerDetector:
                 times.append(report.store)
 
     def current_stragglers(self) -> tuple[Straggler, ...]:
-        """Who is late now."""
+        """The current stragglers, the costliest first."""
         if not self._changed:
             return self.stragglers
         self._changed = False
@@ -121,14 +121,14 @@ class StragglerDetector:
         return self.stragglers
 
     def _is_sure(self, straggler: Straggler) -> bool:
-        """It was found several times in a row; if it may be one of several, a few times more, since
-        that mostly shows soon."""
+        """True if the straggler was found several times in a row; a few times more if it may be one
+        of several, as later steps mostly tell them apart."""
         return self._times[straggler.key] >= (
             ONE_RANK_VERDICT_COUNT if len(straggler.who) == 1 else SEVERAL_RANKS_VERDICT_COUNT
         )
 
     def _found(self) -> Iterator[Straggler]:
-        """By what was seen last."""
+        """The stragglers according to the latest steps."""
         since = {each.key: each.since for each in (*self._before.values(), *self.stragglers)}
         ranks = {
             straggler.ranks[0]: straggler.since
@@ -143,7 +143,7 @@ class StragglerDetector:
                 yield replace(straggler, since=since.get(straggler.key, straggler.since))
 
     def _close_steps(self) -> None:
-        """Steps of which all have told, or that the others have long passed."""
+        """Close the steps that all ranks have reported, or that the others have long passed."""
         for step in sorted(self._open):
             reports = self._open[step]
             if len(reports) < len(self._members) and step > self.newest - MAX_REPORT_LAG_STEPS:
@@ -178,7 +178,7 @@ class StragglerDetector:
         )
 
     def _slow_link(self, blamed: SlowLink) -> Straggler | None:
-        """None if it costs nothing: what is hidden behind computing isn't lost."""
+        """The straggler for a slow link; None if compute time hides its delay."""
         lately = [figures for figures in self._lately if figures[0] >= blamed.since]
         _, seconds, exposed = (fmean(figures) for figures in zip(*lately, strict=True))
         lost = min(blamed.seconds, exposed)
@@ -214,8 +214,8 @@ def stragglers_by_step(
     ranks: Mapping[int, Iterable[StepRecord]],
     formations: Iterable[tuple[int, Sequence[int]]] = (),
 ) -> Iterator[tuple[int, tuple[Straggler, ...]]]:
-    """Of a run that is over: at each step, who was late. `formations` are from which step on there
-    were which members, or another plan."""
+    """The stragglers at each step of a finished run. `formations` are the steps at which members or
+    the plan changed, with the members from then on."""
     detector = StragglerDetector(cluster, sorted(ranks))
     coming = deque(sorted(formations))
     for number, steps in by_step(ranks).items():
@@ -231,7 +231,7 @@ def straggler_changes(
     ranks: Mapping[int, Iterable[StepRecord]],
     formations: Iterable[tuple[int, Sequence[int]]] = (),
 ) -> list[tuple[int, tuple[Straggler, ...]]]:
-    """Of a run that is over: from which step on who was late, each time that it changed."""
+    """The stragglers of a finished run at each step at which they changed."""
     found: list[tuple[int, tuple[Straggler, ...]]] = []
     names: set[Any] = set()
     for number, stragglers in stragglers_by_step(cluster, ranks, formations):

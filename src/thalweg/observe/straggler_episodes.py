@@ -1,4 +1,4 @@
-"""Who was late from which step to which, of a run that is over, and what that cost.
+"""The straggler episodes of a finished run: first and last step, and cost.
 
 A verdict (`judging.py`) looks at the last steps, so it comes some steps after its cause and stays
 some steps after it. Here both ends are known: a rank that computes for long was late from the first
@@ -63,7 +63,7 @@ def straggler_episodes(
     ranks: Mapping[int, Sequence[StepRecord]],
     formations: Iterable[tuple[int, Sequence[int]]] = (),
 ) -> list[StragglerEpisode]:
-    """The costliest first."""
+    """The episodes of a run, the costliest first."""
     spells: list[list[tuple[int, Straggler]]] = []
     going: dict[Any, list[tuple[int, Straggler]]] = {}
     for number, stragglers in stragglers_by_step(cluster, ranks, formations):
@@ -80,7 +80,7 @@ def straggler_episodes(
 
 @dataclass(frozen=True, slots=True)
 class _StepSeries:
-    """What each step took, and what each rank computed in it beyond what is usual."""
+    """The time of each step, and each rank's compute time above the median in it."""
 
     seconds: Mapping[int, float]
     beyond: Mapping[int, Mapping[int, float]]

@@ -49,8 +49,8 @@ class Aligned(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeline:
-    """One rank's part, on the run's clock. `error` is how far that may be off, in seconds, if it is
-    known; `openings` are from which step on it was in which formation."""
+    """The steps and events of one rank on the run's clock. `error` is the clock's error in seconds,
+    if known; `openings` are the first steps of its membership epochs."""
 
     rank: int
     host: str
@@ -63,7 +63,7 @@ class RankTimeline:
 
 
 class MemberSpan(NamedTuple):
-    """From this step on, these members, under one plan."""
+    """A first step, and the members and plan from it on."""
 
     step: int
     members: tuple[int, ...]
@@ -71,8 +71,8 @@ class MemberSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Lanes by rank; `size` is how many ranks the run had, and `remarks` are what a reader should
-    know of how they came together."""
+    """The timelines of all ranks; `size` is the number of ranks of the run, and `remarks` say how
+    the clocks were aligned."""
 
     rank_timelines: Mapping[int, RankTimeline]
     size: int
@@ -80,7 +80,7 @@ class Timeline:
 
     @property
     def steps(self) -> range:
-        """From the first that anybody tells of to the last."""
+        """The range of all recorded steps."""
         numbers = [step.step for lane in self.rank_timelines.values() for step in lane.steps]
         return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
@@ -90,7 +90,7 @@ class Timeline:
 
     @property
     def member_spans(self) -> list[MemberSpan]:
-        """Each time that members or plan changed."""
+        """The spans between changes of members or plan."""
         openings = [found for lane in self.rank_timelines.values() for found in lane.openings]
         changes: dict[int, tuple[int, ...]] = {}
         before: tuple[object, ...] = ()
@@ -107,7 +107,7 @@ class Timeline:
         return [MemberSpan(step, members) for step, members in sorted(changes.items())]
 
     def cut(self, first: int | None, last: int | None) -> Timeline:
-        """To the steps from `first` to `last`, both included; None is as far as there are any."""
+        """The timeline of the steps from `first` to `last`, both included; None is no limit."""
 
         def inside(step: int) -> bool:
             return (first is None or step >= first) and (last is None or step <= last)
@@ -125,7 +125,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class _ProcessLife:
-    """As long as one clock goes."""
+    """The records of a rank during which one clock ran."""
 
     host: str
     moments: list[ClockSample] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _ProcessLife:
 
 @dataclass(slots=True)
 class _RankRecords:
-    """What a rank's file tells, by its own clocks."""
+    """The records in a rank's file, by its own clocks."""
 
     rank: int
     lives: list[_ProcessLife] = field(default_factory=list)
@@ -155,7 +155,7 @@ class _RankRecords:
 
 
 def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
-    """Of what all ranks wrote, oldest first."""
+    """The timeline of all ranks' records, which are oldest first."""
     told = {rank: _rank_records(rank, written) for rank, written in sorted(records.items())}
     sizes = (one.opening.size for one in told.values() if one.opening is not None)
     size = next(sizes, max(told, default=-1) + 1)
@@ -178,8 +178,8 @@ def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
 
 
 def cluster_of(run: Timeline) -> Cluster:
-    """Where the ranks were, as they tell it; rates are assumed. Ranks of which nothing is on record
-    have a host of their own, in the first rack."""
+    """The cluster that the ranks recorded; rates are assumed. Ranks without records have a host
+    each, in the first rack."""
     peers = [
         flow.peer for lane in run.rank_timelines.values() for s in lane.steps for flow in s.flows
     ]
@@ -246,8 +246,8 @@ def _begin_life(told: _RankRecords, header: RunHeader) -> None:
 
 
 def _undone(told: _RankRecords, step: int) -> RunHeader | None:
-    """If it is done again, nothing of it or after it counts. The formation that it was in, if that
-    began no earlier."""
+    """Remove a repeated step and all later ones; the header of their epoch, if that began no
+    earlier."""
     for life in reversed(told.lives):
         while life.steps and life.steps[-1].step >= step:
             life.steps.pop()
@@ -344,7 +344,7 @@ def _shifted_round(each: BucketRecord, clock: ClockOffsets) -> BucketRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClockOffsets:
-    """The moments at which it is known, in order; at least one."""
+    """The measured clock offsets in order of time; at least one."""
 
     moments: tuple[ClockSample, ...]
     _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -354,17 +354,17 @@ class ClockOffsets:
 
     @classmethod
     def of(cls, moments: Iterable[ClockSample]) -> Self:
-        """Of two at the same moment, the later counts."""
+        """The offsets from these samples; of two at the same time, the later counts."""
         found = {moment.at: moment for moment in moments}
         return cls(tuple(found[at] for at in sorted(found)))
 
     @classmethod
     def shifted(cls, offset: float) -> Self:
-        """One that is off by so much, always."""
+        """A clock with a constant offset."""
         return cls((ClockSample(at=0.0, offset=offset, error=0.0),))
 
     def __call__(self, at: float) -> float:
-        """The run's time."""
+        """The run's time at this time of the rank's clock."""
         after = bisect_right(self._at, at)
         if after == 0:
             return at + self.moments[0].offset
@@ -379,5 +379,5 @@ class ClockOffsets:
 
     @property
     def error(self) -> float:
-        """Seconds, usually."""
+        """The typical error in seconds."""
         return median(moment.error for moment in self.moments)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from thalweg.facts import Cluster, Duration, FittedValue, Machine, TransportCosts
+from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.predict.calibration_trials import (
     MAX_SMALL_TRIAL_BYTES,
     SLOWDOWN_TRIAL_KINDS,
@@ -34,7 +35,6 @@ from thalweg.predict.flow_simulator import FREE_TRANSPORT_COSTS, FlowSimulator
 FIT_TOLERANCE_RATIO = 1e-3  # of the measured time
 LATENCY_DIGITS = 7  # decimals of the latency's seconds
 MAX_ROOT_SEARCH_STEPS = 20
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 MIN_BANDWIDTH_SHARE_FRACTION, MAX_BANDWIDTH_SHARE_FRACTION = 0.02, 1.1
 # A long ring with a lower rate has overflowing queues, which a short one hasn't.
 MIN_STEADY_RATE_FRACTION = 0.95

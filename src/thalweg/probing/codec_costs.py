@@ -27,6 +27,7 @@ from thalweg.catalog import default_catalog
 from thalweg.compress import Compressor
 from thalweg.engine.collectives import Collectives
 from thalweg.facts import CodecCost, FittedValue, Tensor
+from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.plan import Choice
 from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of
 
@@ -34,7 +35,6 @@ MAX_CODEC_BUCKET_ELEMENTS = 1 << 18
 SMALL_BUCKET_FACTOR = 8  # of the large to the small bucket
 FEW_PAYLOADS_COUNT, MANY_PAYLOADS_COUNT = 2, 4
 CODEC_TIMING_SECONDS = 0.02
-MAD_TO_DEVIATION = 1.4826  # standard over median absolute deviation, of a normal distribution
 Seconds = NDArray[np.float64]
 
 

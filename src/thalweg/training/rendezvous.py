@@ -25,7 +25,7 @@ from thalweg.engine.collectives import (
 from thalweg.engine.engine import Engine
 from thalweg.errors import StoreLost, ranks_text
 from thalweg.members.membership import Membership
-from thalweg.members.membership_epoch import MembershipEpoch, MemberStatus
+from thalweg.members.membership_epoch import MembershipEpoch, MemberStatus, departure_text
 from thalweg.members.world import World
 from thalweg.schedules import Group
 from thalweg.training.snapshot import Snapshot
@@ -146,7 +146,7 @@ class EpochTransition:
     def note(self, step: int, samples: int) -> None:
         """Record that training resumes at `step`; `samples` were lost."""
         epoch, now = self.membership_epoch, time()
-        reasons = [f"rank {rank} failed ({why})" for rank, why in epoch.left.items()]
+        reasons = [departure_text(rank, why) for rank, why in epoch.left.items()]
         if epoch.joined:
             reasons.append(f"{ranks_text(epoch.joined)} joined")
         change = MembershipChange(
@@ -174,7 +174,7 @@ class EpochTransition:
             return
         self._unawaited.add(rank)
         self._note_without(
-            left=(rank,), reason=f"rank {rank} failed ({reason}); no rank waits for it"
+            left=(rank,), reason=f"{departure_text(rank, reason)}; no rank waits for it"
         )
 
     def _note_return(self, rank: int) -> None:

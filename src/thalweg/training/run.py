@@ -459,7 +459,7 @@ class Run:
                 session.tree.close()
             if self._transition is not None:
                 through = not session.shutdown.failed and not session.engine.failed
-                self._transition.membership.close(through=through)
+                self._transition.membership.close(finished=through)
             session.engine.close()
         self._timer.log_summary()
 

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thalweg.facts import Cluster, Costs, Duration, Host, StragglerDelay, Tensor, Workload
+from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.training.backward_hooks import Hook, after_gradient
 from thalweg.training.buckets import DTYPES
 from thalweg.training.factory import trainable
 
 STRAGGLER_DEVIATIONS, STRAGGLER_STEP_FRACTION = 5.0, 0.2  # a straggler exceeds both
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 EQUAL_HOSTS_DEVIATIONS = 3.0  # within which hosts straggle equally often
 PROFILE_SECONDS_DIGITS = 7
 Seconds = NDArray[np.float64]
