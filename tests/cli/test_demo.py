@@ -51,7 +51,7 @@ def test_where_nothing_can_be_measured_it_trains_all_the_same(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, split("demo --workers 2 --steps 3 --json rows.json"))
     assert done.exit_code == 0, done.output
-    assert "Nothing is predicted, since calibration failed: links are down; mend them" in " ".join(
+    assert "No predictions: calibration failed: links are down; mend them" in " ".join(
         done.output.split()
     )
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]

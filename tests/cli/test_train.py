@@ -65,7 +65,7 @@ def test_under_torchrun_rank_0_tells(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("replicas are equal") == 1
+    assert done.stdout.count("replicas: bitwise identical") == 1
     document = json.loads((tmp_path / "rows.json").read_text())
     assert document["settings"]["workers"] == 3
     assert len(document["rows"]) == 5

@@ -28,7 +28,7 @@ RANKING_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
     "80 % interval": lambda one: (
         f"{about(one.estimate.low, 's')} - {about(one.estimate.high, 's')}"
     ),
-    ">speed-up vs DDP": lambda one: f"{one.vs_ddp:.2f}",
+    ">speed-up\nvs DDP": lambda one: f"{one.vs_ddp:.2f}",
 }
 
 
