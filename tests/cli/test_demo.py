@@ -34,7 +34,7 @@ def test_the_demo_predicts_trains_and_writes_a_page(tmp_path: Path) -> None:
     picture = ET.parse(tmp_path / "thalweg-demo" / "training.svg").getroot()
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     page = (tmp_path / "thalweg-demo" / "report.html").read_text()
-    assert "Predicted against measured" in page
+    assert "Predicted and measured step times" in page
     assert auto["chosen"] in page
     assert "Picture: thalweg-demo/training.svg" in done.stdout
     assert "Page: thalweg-demo/report.html" in done.stdout
