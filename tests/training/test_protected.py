@@ -69,7 +69,7 @@ def test_rank_0_says_so_if_anybody_may_join(secret: bool) -> None:
         assert not first
     else:
         [said] = first
-        assert "whoever reaches its store can join it; set THALWEG_SECRET" in said
+        assert "any process that reaches its store can join it; set THALWEG_SECRET" in said
 
 
 @pytest.mark.parametrize("sync", ["ddp", "ring", "auto"])

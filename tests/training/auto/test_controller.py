@@ -359,7 +359,7 @@ def test_plans_that_do_not_suit_are_left_out() -> None:
         results = on_ranks(SIZE, lambda rank: trained(rank, data=False))
     assert one_value(results, "plans")[FIRST] == "tree"  # what it measures of it may end that
     left_out = results[0]["left_out"]
-    assert "which a loader of your own can't do" in left_out["gc(stragglers=1)"]
+    assert "which needs data= and batch=" in left_out["gc(stragglers=1)"]
     assert "no step common to all" in left_out["asp"]
     assert any("coded plans are not ranked" in line for line in results[0]["said"])
 
