@@ -1,8 +1,8 @@
 """The records of a run, and their analysis: stragglers and their causes.
 
-`Step` is one step of one rank, `Journal` keeps them in a file, `Judge` compares those of all ranks,
-`Tally` adds them up. Nothing here knows torch or a socket: it judges a run that goes on as it
-judges files of one that is over.
+`StepRecord` is one step of one rank, `Journal` keeps records in a file, `StragglerDetector`
+compares the steps of all ranks, and `StepTotals` adds them up. The analysis needs neither torch nor
+a socket: it treats a run in progress and the files of a finished run alike.
 """
 
 from thalweg.observe.records import (

@@ -21,16 +21,12 @@ from typing import Any
 from thalweg.observe import ClockSample
 
 CLOCK_PING_COUNT = 8
-CLOCK_SYNC_PERIOD_SECONDS, CLOCK_RETRY_SECONDS = (
-    60.0,
-    5.0,
-)  # seconds until it is asked again, and if it wasn't answered
+# Seconds until it is asked again, and if it wasn't answered.
+CLOCK_SYNC_PERIOD_SECONDS, CLOCK_RETRY_SECONDS = 60.0, 5.0
 PING_BACK_TIMEOUT_SECONDS = 1.5  # seconds for one that has asked to be asked back
 CLOCK_PING_TIMEOUT_SECONDS = 0.5  # seconds for a ping's
-PING_BACK_POLL_SECONDS, CLOCK_PING_POLL_SECONDS = (
-    0.01,
-    0.0002,
-)  # seconds between two looks for a key
+# Seconds between two looks for a key.
+PING_BACK_POLL_SECONDS, CLOCK_PING_POLL_SECONDS = 0.01, 0.0002
 
 
 class SyncedClock:

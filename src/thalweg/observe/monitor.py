@@ -47,18 +47,14 @@ from thalweg.observe.records import Record
 from thalweg.observe.straggler import log_line
 from thalweg.transports.tcp_info import Connections, ConnectionTraffic
 
-MONITOR_PERIOD_SECONDS, MONITORED_RANKS_PER_SECOND = (
-    0.5,
-    50.0,
-)  # seconds between two looks; of many ranks more
+# The period grows with the number of ranks.
+MONITOR_PERIOD_SECONDS, MONITORED_RANKS_PER_SECOND = 0.5, 50.0
 MAX_SUBMITTED_STEPS = 4096  # steps that may wait for this thread
-MAX_PUBLISHED_STEPS, PUBLISHED_PERIODS_COUNT = (
-    32,
-    4,
-)  # steps at most, and beats for which each is told
+# A step is published for this many periods, and at most so many steps at once.
+MAX_PUBLISHED_STEPS, PUBLISHED_PERIODS_COUNT = 32, 4
 VERDICT_HISTORY_COUNT = 1000  # changes
 REPLICA_CHECK_PERIOD_STEPS = 64  # steps, of replicas that are to be equal
-DIGEST_HISTORY_COUNT = 64  # told: those of a rank that is late are still compared with the others'
+DIGEST_HISTORY_COUNT = 64  # digests of a straggler are still compared
 STRAGGLERS_KEY = "late"  # in the store: the answer
 log = logging.getLogger("thalweg")
 Digests = Mapping[int, int]  # of parameters, by the number of steps taken
@@ -122,7 +118,7 @@ class Monitor:
         self._rounds = 0
         self._straggler_detector = StragglerDetector(cluster, world.members)
         self._hang_detector = HangDetector(cluster)
-        self._answered: dict[int, int] = {}  # how often each rank was told the time
+        self._answered: dict[int, int] = {}  # time requests of each rank that were answered
         self._world = world
         self._store: Any = None
         self._peer_addresses = PeerAddresses(world)

@@ -37,37 +37,25 @@ from typing import NamedTuple
 from thalweg.facts import Cluster, Link
 from thalweg.observe.records import FlowRecord
 
-SLOW_LINK_RATIO, SUSPECT_LINK_RATIO, GOOD_LINK_RATIO = (
-    0.5,
-    0.67,
-    0.75,
-)  # of what a way can give, and a flow may want
+# Of what a way can give, and a flow may want.
+SLOW_LINK_RATIO, SUSPECT_LINK_RATIO, GOOD_LINK_RATIO = 0.5, 0.67, 0.75
 UNDECLARED_SLOW_LINK_RATIO = 0.4  # the first, if nobody has declared that
-MIXING_SLOW_LINK_RATIO, MIXING_STEP_FRACTION = (
-    0.35,
-    0.3,
-)  # the first, if partners change at so many of the steps
+# The first, if partners change at so many of the steps.
+MIXING_SLOW_LINK_RATIO, MIXING_STEP_FRACTION = 0.35, 0.3
 MIN_FURTHER_COST_FRACTION = 0.5  # of what the first one that is named costs
-QUICK_LINK_WINDOW_STEPS, LINK_WINDOW_STEPS, MAX_LINK_EXCEPTION_STEPS = (
-    3,
-    8,
-    1,
-)  # steps of a way: the last few, all, and exceptions
+# Steps of a way: the last few, all, and exceptions.
+QUICK_LINK_WINDOW_STEPS, LINK_WINDOW_STEPS, MAX_LINK_EXCEPTION_STEPS = 3, 8, 1
 SLOW_FLOW_FRACTION = 0.75  # of the flows through a way
 RECENT_FLOW_STEPS = 12  # steps
 MAX_LINK_SAMPLE_AGE_STEPS = 40  # steps
-MIN_FLOW_SAMPLE_BYTES, MIN_FLOW_SAMPLE_SECONDS = (
-    1 << 17,
-    0.002,
-)  # of a flow that tells something; bytes and seconds
+# Of a flow that tells something; bytes and seconds.
+MIN_FLOW_SAMPLE_BYTES, MIN_FLOW_SAMPLE_SECONDS = 1 << 17, 0.002
 LINK_HISTORY_STEPS = 200  # steps of a way
 MIN_LINK_BASELINE_STEPS = 5  # steps that tell what is usual
 MAX_SLOW_LINK_OWNERS = 3  # owners at once
 DECISIVE_GOOD_FLOW_COUNT = 2  # flows that went well, more than through another
-MIN_STORE_QUEUE_SECONDS, STORE_RTT_FACTOR = (
-    0.005,
-    3.0,
-)  # to the store: seconds more than others, and times as long
+# To the store: seconds more than others, and times as long.
+MIN_STORE_QUEUE_SECONDS, STORE_RTT_FACTOR = 0.005, 3.0
 Owner = tuple[str, str]
 """A link as `nic` and a host, or `uplink` and a rack."""
 

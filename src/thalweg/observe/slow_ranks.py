@@ -21,17 +21,12 @@ from typing import NamedTuple
 
 from thalweg.facts.units import MAD_TO_DEVIATION
 
-SLOW_RANK_STEP_FRACTION, SLOW_RANK_DEVIATIONS, MIN_SLOW_RANK_SECONDS = (
-    0.1,
-    5.0,
-    0.020,
-)  # the last in seconds
+# The last in seconds.
+SLOW_RANK_STEP_FRACTION, SLOW_RANK_DEVIATIONS, MIN_SLOW_RANK_SECONDS = 0.1, 5.0, 0.020
 RECENT_WINDOW_STEPS, MIN_RECENT_SLOW_STEPS = 12, 6  # steps
 LATEST_WINDOW_STEPS, MIN_LATEST_SLOW_STEPS = 6, 2
-OCCASIONAL_WINDOW_STEPS, MIN_SLOW_EPISODE_COUNT = (
-    64,
-    4,
-)  # steps, and how often it became late in them
+# Steps, and how often it became late in them.
+OCCASIONAL_WINDOW_STEPS, MIN_SLOW_EPISODE_COUNT = 64, 4
 MIN_OCCASIONAL_COST_FRACTION = 0.1
 CERTAIN_SLOW_DEVIATIONS = 4.0  # deviations
 RANK_WARMUP_STEPS = 2  # first steps of a rank, which set things up

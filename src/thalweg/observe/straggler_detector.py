@@ -22,10 +22,8 @@ from thalweg.observe.straggler import Straggler, StragglerKind
 VERDICT_WINDOW_STEPS = 12  # steps
 ONE_RANK_VERDICT_COUNT, SEVERAL_RANKS_VERDICT_COUNT = 2, 4  # judgements in a row
 MAX_REPORT_LAG_STEPS = 4  # steps that a rank may be behind, until the others' are judged without it
-MIN_REPORTED_COST_FRACTION, MIN_REPORTED_COST_SECONDS = (
-    0.05,
-    0.005,
-)  # of a step's time, and seconds: what is less isn't worth a word
+# Of a step's time, and seconds: what is less isn't worth a word.
+MIN_REPORTED_COST_FRACTION, MIN_REPORTED_COST_SECONDS = 0.05, 0.005
 
 
 class StepReport(NamedTuple):
@@ -62,8 +60,8 @@ class StragglerDetector:
         self._members = tuple(members)
         self._slow_ranks = SlowRankDetector()
         self._links = SlowLinkDetector(cluster)
-        self._seen: dict[int, int] = {}  # the last step that each rank told of
-        self._open: dict[int, dict[int, StepReport]] = {}  # steps of which some haven't told
+        self._seen: dict[int, int] = {}  # the last reported step of each rank
+        self._open: dict[int, dict[int, StepReport]] = {}  # steps that some ranks haven't reported
         self._lately: deque[tuple[int, float, float]] = deque(maxlen=VERDICT_WINDOW_STEPS)
         self._changed = False  # since the last judgement
         self._store: dict[int, deque[float]] = {}
@@ -224,21 +222,6 @@ def stragglers_by_step(
         for rank, step in steps.items():
             detector.see(rank, [StepReport.of(step)])
         yield number, detector.current_stragglers()
-
-
-def straggler_changes(
-    cluster: Cluster,
-    ranks: Mapping[int, Iterable[StepRecord]],
-    formations: Iterable[tuple[int, Sequence[int]]] = (),
-) -> list[tuple[int, tuple[Straggler, ...]]]:
-    """The stragglers of a finished run at each step at which they changed."""
-    found: list[tuple[int, tuple[Straggler, ...]]] = []
-    names: set[Any] = set()
-    for number, stragglers in stragglers_by_step(cluster, ranks, formations):
-        if {each.key for each in stragglers} != names:
-            names = {each.key for each in stragglers}
-            found.append((number, stragglers))
-    return found
 
 
 def _owners_text(owners: Sequence[Owner]) -> str:
