@@ -78,8 +78,7 @@ class Journal:
         except OSError as error:
             self.close()
             log.warning(
-                "%s can't be written (%s), so nothing more of this run is recorded; training goes "
-                "on",
+                "%s can't be written (%s): recording has stopped, training continues",
                 self.path,
                 error.strerror,
             )

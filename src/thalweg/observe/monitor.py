@@ -170,7 +170,7 @@ class Monitor:
             try:
                 self._round(last)
             except Exception as error:  # whatever it is, training goes on
-                log.warning("nothing more is observed: %s: %s", type(error).__name__, error)
+                log.warning("monitoring stopped: %s: %s", type(error).__name__, error)
                 break
             self.cpu_seconds = thread_time()
         if self._journal is not None:

@@ -161,8 +161,8 @@ class StragglerDetector:
     def _computes(self, slow: SlowRank) -> Straggler:
         host = self._cluster.host(slow.rank).name
         why = (
-            f"rank {slow.rank} on {host} computes {about(slow.computing, 's')}, usual is "
-            f"{about(slow.median, 's')}"
+            f"rank {slow.rank} on {host}: compute time {about(slow.computing, 's')} (median of all "
+            f"ranks {about(slow.median, 's')})"
         )
         return Straggler(
             kind=StragglerKind.COMPUTE,
@@ -184,7 +184,7 @@ class StragglerDetector:
             return None
         kinds = {kind for kind, _ in blamed.owners}
         kind = StragglerKind(kinds.pop()) if len(kinds) == 1 else StragglerKind.LINK
-        rates = f"gives {_mbit(blamed.rate)}, usual is {_mbit(blamed.baseline)}"
+        rates = f"at {_mbit(blamed.rate)} (baseline {_mbit(blamed.baseline)})"
         return Straggler(
             kind=kind,
             who=tuple(sorted(name for _, name in blamed.owners)),
@@ -225,7 +225,7 @@ def stragglers_by_step(
 
 
 def _owners_text(owners: Sequence[Owner]) -> str:
-    words = {"nic": "the NIC of", "uplink": "the uplink of"}
+    words = {"nic": "NIC of", "uplink": "uplink of"}
     return " or ".join(f"{words[kind]} {name}" for kind, name in sorted(owners))
 
 

@@ -161,7 +161,7 @@ def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     size = next(sizes, max(told, default=-1) + 1)
     older = [rank for rank in told if rank >= size]
     remarks = [
-        f"{ranks_text(older)}: left out, since the run had {size} ranks: of an earlier one"
+        f"{ranks_text(older)}: excluded, as the run had {size} ranks: records of an earlier run"
         for _ in older[:1]
     ]
     told = {rank: one for rank, one in told.items() if rank < size}
@@ -169,8 +169,8 @@ def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     remarks += [f"{ranks_text(missing)}: no steps on record" for _ in missing[:1]]
     lanes = _aligned(told)
     for how, words in (
-        (Aligned.STEPS, "no comparison of clocks on record; put where their steps end together"),
-        (Aligned.NOT, "no comparison of clocks on record, and no step in common with others"),
+        (Aligned.STEPS, "no clock comparison on record; aligned by the ends of steps"),
+        (Aligned.NOT, "no clock comparison on record, and no step in common with others"),
     ):
         ranks = tuple(rank for rank, lane in lanes.items() if lane.aligned is how)
         remarks += [f"{ranks_text(ranks)}: {words}" for _ in ranks[:1]]
