@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.report.page import add
 from thalweg.report.scale import Scale, spread
-from thalweg.report.shapes import dot, line, tip, words
+from thalweg.report.shapes import add, dot, line, tip, words
 
 BADGE = 9  # radius
 

@@ -16,9 +16,9 @@ from thalweg.facts import about
 from thalweg.observe.records import StepRecord, by_step
 from thalweg.observe.straggler_episodes import StragglerEpisode
 from thalweg.report.chart import add_numbered, add_swatch, draw_axes, draw_badges, polyline
-from thalweg.report.page import add, picture
+from thalweg.report.page import picture
 from thalweg.report.scale import Scale
-from thalweg.report.shapes import tip
+from thalweg.report.shapes import add, tip
 
 MAX_PLOT_POINTS = 240
 MAX_PLOT_MARKS = 8

@@ -16,9 +16,9 @@ from thalweg.facts import about
 from thalweg.predict.estimate import Advice, Crossover, Sweep
 from thalweg.predict.what_if import slowest_nic
 from thalweg.report.chart import add_numbered, add_swatch, draw_axes, draw_badges, polyline
-from thalweg.report.page import add, picture, plan_text
+from thalweg.report.page import picture, plan_text
 from thalweg.report.scale import Scale, scale_of, spread, value_at
-from thalweg.report.shapes import dot, line, tip, words
+from thalweg.report.shapes import add, dot, line, tip, words
 
 MAX_SWEEP_CURVES = 6  # that can be distinguished
 WIDE, NARROW, TALL = 736, 326, 380
