@@ -99,7 +99,7 @@ align-items: center; font-size: .8rem; line-height: 1.2; margin-bottom: .5rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; list-style: none; padding: 0;
 margin: 0 0 .9rem; font-size: .875rem; }
 .legend li { display: flex; gap: .45rem; align-items: center; }
-.legend svg { flex: none; } .curves { flex-direction: column; margin-top: .5rem; }
+.legend svg { flex: none; } .sweep .curves { flex-direction: column; margin-top: .5rem; }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .lead-line { stroke: var(--faint); stroke-width: 1; }
 .now { stroke: var(--text); stroke-width: 1.5; } .axis { stroke: var(--faint); }
