@@ -12,7 +12,7 @@ from math import ceil
 from xml.etree import ElementTree as ET
 
 CHARACTER_PIXELS = 6.4  # average width of a letter
-FACT_LINE_PIXELS, FACT_INDENT_PIXELS = 18, 150
+FACT_LINE_PIXELS, FACT_INDENT_PIXELS = 18, 156
 PLACES = ("x", "x1", "x2", "cx", "width", "y", "y1", "y2", "cy", "height")
 COLOURS = """
 :root { color-scheme: light dark;
@@ -131,4 +131,4 @@ def facts(parent: ET.Element, y: int, lines: Iterable[tuple[str, str]]) -> int:
         y += FACT_LINE_PIXELS
         words(parent, 16, y, name, "faint")
         words(parent, FACT_INDENT_PIXELS, y, text)
-    return y
+    return y + 16

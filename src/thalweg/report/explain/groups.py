@@ -228,7 +228,7 @@ def draw_groups(parent: ET.Element, view: Groups, top: int) -> int:
     """Draw the groups, with the facts below them; returns the end of the picture."""
     add(parent, "style", GROUP_STYLE)
     bottom = _draw_turns(parent, view, top) if view.turns else top
-    return facts(parent, bottom, view.facts()) + 16
+    return facts(parent, bottom, view.facts())
 
 
 def _draw_turns(parent: ET.Element, view: Groups, top: int) -> int:
