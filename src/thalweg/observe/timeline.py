@@ -347,10 +347,6 @@ class ClockOffsets:
     """The measured clock offsets in order of time; at least one."""
 
     moments: tuple[ClockSample, ...]
-    _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_at", tuple(moment.at for moment in self.moments))
 
     @classmethod
     def of(cls, moments: Iterable[ClockSample]) -> Self:
@@ -365,7 +361,7 @@ class ClockOffsets:
 
     def __call__(self, at: float) -> float:
         """The run's time at this time of the rank's clock."""
-        after = bisect_right(self._at, at)
+        after = bisect_right(self.moments, at, key=lambda moment: moment.at)
         if after == 0:
             return at + self.moments[0].offset
         before = self.moments[after - 1]
