@@ -88,9 +88,9 @@ def test_what_it_prints(name: str, tmp_path: Path) -> None:
 
 
 def names_the_late_one(printed: dict[int, str]) -> None:
-    told = rf"^rank 1 on {re.escape(gethostname())} computes .+, usual is .+ a step"
+    told = rf"^rank 1 on {re.escape(gethostname())}: compute time .+ \(median of .+ per step"
     assert re.search(told, printed[0], re.MULTILINE)
-    assert re.search(r"^rank +host +steps +a step +computing +exposed", printed[0], re.MULTILINE)
+    assert re.search(r"^rank +host +steps +step time +compute +exposed", printed[0], re.MULTILINE)
 
 
 def chooses(printed: dict[int, str]) -> None:

@@ -24,7 +24,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Run(ranks=4, steps=40, slow={2: 3.0}, until=25).written(folder)
 
 
-def test_the_table_and_who_was_late(records: Path) -> None:
+def test_the_table_and_stragglers(records: Path) -> None:
     done = thalweg("report", str(records))
     assert (done.returncode, done.stderr) == (0, "")
     first, headings, *lines = done.stdout.splitlines()
@@ -36,8 +36,8 @@ def test_the_table_and_who_was_late(records: Path) -> None:
     assert [line.split()[:3] for line in lines[:4]] == [
         [str(rank), f"host{rank}", "39"] for rank in range(4)
     ]
-    assert lines[4].startswith("straggler: rank 2 on host2 computes ")
-    assert "; from step 10 to 25: " in lines[4]
+    assert lines[4].startswith("straggler: rank 2 on host2: compute time ")
+    assert " from step 10 to 25; costs " in lines[4]
     assert lines[5] == "step 39: incident: it is over (rank 0)"
     assert lines[6] == "clock error at most 200 us"
 

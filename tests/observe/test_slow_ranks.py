@@ -3,28 +3,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from thalweg.observe.slow_ranks import SlowRank, SlowRankDetector, Span
+from thalweg.facts import Cluster
+from thalweg.observe import StepReport, Straggler
+from thalweg.observe.slow_ranks import SlowRankDetector
 
 Computing = Callable[[int, int], float]
 """Of a rank at a step."""
 
 
-def watched(computing: Computing, steps: int, ranks: int = 8) -> dict[int, list[SlowRank]]:
-    """Who was found late after each step; who was is told of at the next."""
-    paces = SlowRankDetector()
+def watched(computing: Computing, steps: int, ranks: int = 8) -> dict[int, list[Straggler]]:
+    """The slow ranks after each step; those of one step are given to the detector at the next."""
+    detector = SlowRankDetector(Cluster.flat(ranks))
     named: dict[int, int] = {}
     found = {}
     for step in range(steps):
         longest = max(computing(rank, step) for rank in range(ranks))
         for rank in range(ranks):
-            paces.add(rank, Span(step, longest + 0.05, computing(rank, step)))
-        found[step] = paces.slow(named)
-        named = {slow.rank: slow.since for slow in found[step]}
+            seconds = longest + 0.05
+            detector.add(rank, StepReport(step, seconds, computing(rank, step), 0.0, 0.0, ()))
+        found[step] = detector.slow(named)
+        named = {slow.ranks[0]: slow.since for slow in found[step]}
     return found
 
 
-def names(found: dict[int, list[SlowRank]]) -> dict[int, set[int]]:
-    return {step: {slow.rank for slow in slows} for step, slows in found.items()}
+def names(found: dict[int, list[Straggler]]) -> dict[int, set[int]]:
+    return {step: {slow.ranks[0] for slow in slows} for step, slows in found.items()}
 
 
 def noisy(seed: int, *, usual: float = 0.06, noise: float = 0.01) -> Computing:

@@ -127,7 +127,7 @@ def test_ranks_of_an_earlier_run_are_left_out_and_missing_ones_named() -> None:
     records[7] = replace(SHORT, ranks=8).records()[7]
     run = timeline(records)
     assert list(run.rank_timelines) == [0, 1, 2]
-    assert run.remarks[0].startswith("rank 7: left out")
+    assert run.remarks[0].startswith("rank 7: excluded")
     assert run.remarks[1].startswith("rank 3: no steps")
 
 

@@ -150,7 +150,7 @@ def test_who_computes_longest_is_named_on_all_ranks() -> None:
     for result in results:
         [late] = result["late"]
         assert (late["kind"], late["who"]) == ("compute", ["2"])
-    assert re.search(r"rank 2 on \S+ computes", results[0]["summary"])
+    assert re.search(r"rank 2 on \S+: compute time", results[0]["summary"])
     assert results[0]["tallies"] == 3  # the first knows of all
 
 

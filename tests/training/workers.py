@@ -43,11 +43,11 @@ def raised(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def listen(heard: list[str]) -> None:
-    """To what is logged as a warning; but for who is late, which a busy machine may have told."""
+    """To what is logged as a warning; but for stragglers, which a busy machine may have."""
 
     def hear(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        if record.levelno >= logging.WARNING and not text.startswith("who is late"):
+        if record.levelno >= logging.WARNING and not text.startswith("straggler"):
             heard.append(text)
         return True
 

@@ -13,10 +13,11 @@ from thalweg.observe.records import (
     FlowRecord,
     RunHeader,
     StepRecord,
+    StepReport,
 )
 from thalweg.observe.step_totals import StepTotals
 from thalweg.observe.straggler import Straggler, StragglerKind
-from thalweg.observe.straggler_detector import StepReport, StragglerDetector
+from thalweg.observe.straggler_detector import StragglerDetector
 
 __all__ = [
     "BucketRecord",

@@ -1,11 +1,10 @@
 """A rank's records in a file, a line each, that doesn't grow without bound.
 
-`rank-0003.jsonl` is written until it has half of what is allowed; then it becomes
-`rank-0003.old.jsonl`, in the place of the one before, and a new one begins. So there are always the
-newest records, at least half of what is allowed. The first lines of a file say whose it is and what
-its clock is.
+`rank-0003.jsonl` is written until it has half of the allowed size; then it replaces
+`rank-0003.old.jsonl`, and a new file begins. So the newest records are always there, at least half
+of the allowed size. The first lines of a file are its rank and the offset of its clock.
 
-A disk that is full, or a folder that is gone, ends the recording and not the training.
+If the disk is full or the folder is gone, recording ends and training continues.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ class Journal:
         self._old = folder / f"rank-{rank:04}.old.jsonl"
         self._half = largest.nbytes // 2
         self._nbytes = 0
-        self._opening: RunHeader | None = None
-        self._clock: ClockSample | None = None
+        self._heads: dict[type, Record] = {}  # the first records of each file
         self._file: TextIO | None = None
-        with self._telling():
+        with self._logging_failure():
             folder.mkdir(parents=True, exist_ok=True)
             if again and self.path.exists():
                 self.path.replace(self._old)
@@ -55,12 +53,10 @@ class Journal:
         """Append these records and flush the file."""
         if self._file is None:
             return
-        with self._telling():
+        with self._logging_failure():
             for record in records:
-                if isinstance(record, RunHeader):
-                    self._opening = record
-                elif isinstance(record, ClockSample):
-                    self._clock = record
+                if isinstance(record, RunHeader | ClockSample):
+                    self._heads[type(record)] = record
                 self._write(record)
             self._file.flush()
 
@@ -71,15 +67,14 @@ class Journal:
                 file.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _logging_failure(self) -> Iterator[None]:
         """Log once that writing failed, and stop recording."""
         try:
             yield
         except OSError as error:
             self.close()
             log.warning(
-                "%s can't be written (%s), so nothing more of this run is recorded; training goes "
-                "on",
+                "%s can't be written (%s): recording has stopped, training continues",
                 self.path,
                 error.strerror,
             )
@@ -97,11 +92,8 @@ class Journal:
         self._file.close()
         self.path.replace(self._old)
         self._begin()
-        for record in (self._opening, self._clock):
-            if record is not None:
-                line = written(record) + "\n"
-                self._file.write(line)
-                self._nbytes += len(line)
+        for record in self._heads.values():
+            self._write(record)
 
     def _begin(self) -> None:
         self._file = self.path.open("w", encoding="utf-8")

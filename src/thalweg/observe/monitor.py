@@ -1,27 +1,27 @@
 """Straggler detection during a run, and its records, in a thread of their own.
 
-The training thread hands in each step when it is over, and goes on. A few times a second this
-thread writes what came to the rank's journal, and puts the last steps into the store, with what the
-rank is doing now. The first of the members reads what all have put there, judges it
-(`records.judging`), tells the others, and logs a line when the answer has changed. Whoever holds up
-the others for long is named before that, with what it is doing. In the same way it compares the
-digests of replicas that are to be equal.
+The training thread submits each finished step, and continues. A few times a second this thread
+writes the steps to the rank's journal, and publishes the last ones in the store, with the current
+activity of the rank. The first of the members reads the reports of all, detects stragglers and
+publishes them, and logs a line when they have changed. A hung rank is logged before that, with its
+activity. In the same way the digests of replicas that should be equal are compared.
 
-Nothing here can hurt the training: a store that is gone or slow, and a disk that is full, end the
-observing alone.
+Nothing here can hurt the training: if the store fails or is slow, or a disk is full, only the
+monitoring ends.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from time import monotonic, thread_time
-from typing import Any, NamedTuple
+from typing import Any
 
 from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import ranks_text
@@ -43,7 +43,7 @@ from thalweg.observe import (
 from thalweg.observe.clock_sync import SyncedClock
 from thalweg.observe.journal import Journal
 from thalweg.observe.peer_addresses import PeerAddresses, own_addresses
-from thalweg.observe.records import Record
+from thalweg.observe.records import Record, rounded
 from thalweg.observe.straggler import log_line
 from thalweg.transports.tcp_info import Connections, ConnectionTraffic
 
@@ -58,27 +58,6 @@ DIGEST_HISTORY_COUNT = 64  # digests of a straggler are still compared
 STRAGGLERS_KEY = "late"  # in the store: the answer
 log = logging.getLogger("thalweg")
 Digests = Mapping[int, int]  # of parameters, by the number of steps taken
-
-
-class _PlanBegun(NamedTuple):
-    """The begin of a plan among these members."""
-
-    world: World
-    sync: str
-
-
-class _FinishedStep(NamedTuple):
-    """A finished step, and the traffic of its connections."""
-
-    step: StepRecord
-    sent: Sequence[ConnectionTraffic]
-
-
-class _ParameterDigest(NamedTuple):
-    """The digest of this rank's parameters after a step."""
-
-    steps: int
-    digest: int
 
 
 class Monitor:
@@ -108,11 +87,11 @@ class Monitor:
         self._version = version  # of this package
         self._journal = journal
         self.difference = ""  # as the first sees it, between replicas that are to be equal
-        self._digests: deque[_ParameterDigest] = deque(maxlen=DIGEST_HISTORY_COUNT)
-        self._handed_in: deque[_PlanBegun | _FinishedStep | _ParameterDigest] = deque(
-            maxlen=MAX_SUBMITTED_STEPS
-        )
-        self._handed_in.append(_PlanBegun(world, sync))
+        # This rank's parameters after a number of steps.
+        self._digests: deque[tuple[int, int]] = deque(maxlen=DIGEST_HISTORY_COUNT)
+        self._submitted: deque[Callable[[], None]] = deque(maxlen=MAX_SUBMITTED_STEPS)
+        self._finished: list[tuple[StepRecord, Sequence[ConnectionTraffic]]] = []
+        self.begin(world, sync)
         self._records: deque[Record] = deque(maxlen=MAX_SUBMITTED_STEPS)
         self._recent_reports: deque[tuple[int, StepReport]] = deque(maxlen=MAX_PUBLISHED_STEPS)
         self._rounds = 0
@@ -137,13 +116,13 @@ class Monitor:
 
     def begin(self, world: World, sync: str) -> None:
         """Continue among these members and under this plan."""
-        self._handed_in.append(_PlanBegun(world, sync))
+        self._submitted.append(partial(self._form, world, sync))
 
     def submit_step(self, step: StepRecord, sent: Sequence[ConnectionTraffic]) -> None:
-        self._handed_in.append(_FinishedStep(step, sent))
+        self._submitted.append(partial(self._finished.append, (step, sent)))
 
     def submit_digest(self, steps: int, digest: int) -> None:
-        self._handed_in.append(_ParameterDigest(steps, digest))
+        self._submitted.append(partial(self._digests.append, (steps, digest)))
 
     def note(self, topic: str, step: int, text: str) -> None:
         self._records.append(EventRecord(at=monotonic(), step=step, topic=topic, text=text))
@@ -170,7 +149,7 @@ class Monitor:
             try:
                 self._round(last)
             except Exception as error:  # whatever it is, training goes on
-                log.warning("nothing more is observed: %s: %s", type(error).__name__, error)
+                log.warning("monitoring stopped: %s: %s", type(error).__name__, error)
                 break
             self.cpu_seconds = thread_time()
         if self._journal is not None:
@@ -180,7 +159,9 @@ class Monitor:
         self._rounds += 1
         if len(self._world.members) > 1:
             self._to_store = self._peer_addresses.round_trip(self.connections.look_at_all())
-        self._take_in()
+        while self._submitted:
+            self._submitted.popleft()()
+        self._add_finished_steps()
         try:
             if self._store is not None:
                 self._exchange(self._store, last)
@@ -189,6 +170,7 @@ class Monitor:
         self._write()
 
     def _form(self, world: World, sync: str) -> None:
+        self._add_finished_steps()
         self._world = world
         self._straggler_detector.set_members(world.members)
         self._recent_reports.clear()
@@ -213,61 +195,40 @@ class Monitor:
                 self._peer_addresses = PeerAddresses(world)
                 self._peer_addresses.publish(self._store)
 
-    def _take_in(self) -> None:
-        """Process the submitted steps, with their rounds."""
-        taken: list[_FinishedStep] = []
-        while self._handed_in:
-            one = self._handed_in.popleft()
-            if isinstance(one, _FinishedStep):
-                taken.append(one)
-                continue
-            if isinstance(one, _ParameterDigest):
-                self._digests.append(one)
-                continue
-            self._add(taken)
-            taken = []
-            self._form(one.world, one.sync)
-        self._add(taken)
-
-    def _add(self, taken: Sequence[_FinishedStep]) -> None:
-        if not taken:
+    def _add_finished_steps(self) -> None:
+        """Add their rounds and flows to the finished steps, and record and publish them."""
+        if not self._finished:
             return
-        first = min(over.step.step for over in taken)
-        arrivals = self._arrivals()
-        rounds: dict[int, list[BucketRecord]] = {}
-        for a in arrivals.since(first):
+        first, arrivals = min(step.step for step, _ in self._finished), self._arrivals()
+        rounds: defaultdict[int, list[BucketRecord]] = defaultdict(list)
+        for a in reversed(arrivals.since(first)):
             came = BucketRecord(a.bucket, a.ready, a.started, a.ended, a.peers)
-            rounds.setdefault(a.step, []).append(came)
-        encodings: dict[int, list[EncodeRecord]] = {}
-        for e in arrivals.encoded_since(first):
-            encodings.setdefault(e.step, []).append(EncodeRecord(e.bucket, e.began, e.ended))
-        for over in taken:
-            step = self._complete(over, rounds, encodings)
+            rounds[a.step].append(came)
+        encodings: defaultdict[int, list[EncodeRecord]] = defaultdict(list)
+        for e in reversed(arrivals.encoded_since(first)):
+            encodings[e.step].append(EncodeRecord(e.bucket, e.began, e.ended))
+        for finished, sent in self._finished:
+            step = replace(
+                finished,
+                rounds=tuple(r for r in rounds[finished.step] if r.ended > finished.begin),
+                encodings=tuple(encodings[finished.step]),
+                flows=self._flows(sent),
+                store=self._to_store,
+            )
             self.step_totals[self.rank].add(step)
             self._recent_reports.append((self._rounds, StepReport.of(step)))
             self._records.append(step)
+        self._finished.clear()
 
-    def _complete(
-        self,
-        over: _FinishedStep,
-        rounds: Mapping[int, list[BucketRecord]],
-        encodings: Mapping[int, list[EncodeRecord]],
-    ) -> StepRecord:
-        step = over.step
-        flows: dict[int, list[ConnectionTraffic]] = {}
-        for one in over.sent:
-            peer = self._peer_addresses.rank_at(one.address)
-            if peer is not None:
-                flows.setdefault(peer, []).append(one)
-        return replace(
-            step,
-            rounds=tuple(r for r in reversed(rounds.get(step.step, ())) if r.ended > step.begin),
-            encodings=tuple(reversed(encodings.get(step.step, ()))),
-            flows=tuple(
-                FlowRecord(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
-                for peer, some in flows.items()
-            ),
-            store=self._to_store,
+    def _flows(self, sent: Sequence[ConnectionTraffic]) -> tuple[FlowRecord, ...]:
+        """The traffic to each other host, by the first rank there."""
+        flows: defaultdict[int, list[ConnectionTraffic]] = defaultdict(list)
+        for one in sent:
+            if (peer := self._peer_addresses.rank_at(one.address)) is not None:
+                flows[peer].append(one)
+        return tuple(
+            FlowRecord(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
+            for peer, some in flows.items()
         )
 
     def _exchange(self, store: Any, last: bool) -> None:
@@ -294,21 +255,21 @@ class Monitor:
             and self._recent_reports[0][0] < self._rounds - PUBLISHED_PERIODS_COUNT
         ):
             self._recent_reports.popleft()
-        told_now = {
+        report = {
             "number": self._rounds,
             "activity": self.activity.entries(self._hang_detector.long / 2),
             "asked": self.clock.requests,
             "tally": self.step_totals[self.rank].entries(),
-            "steps": [report.entries() for _, report in self._recent_reports],
+            "steps": [rounded(step) for _, step in self._recent_reports],
             "digests": list(self._digests),
         }
-        store.set(key_of(self.rank), json.dumps(told_now))
+        store.set(key_of(self.rank), json.dumps(report))
 
     def _receive(self, store: Any) -> None:
         """Read the reports of all members and detect stragglers, on the first member."""
-        heard: dict[int, Mapping[str, Any]] = {}
+        reports: dict[int, Mapping[str, Any]] = {}
         for rank, text in self._read_reports(store).items():
-            entries = heard[rank] = json.loads(text)
+            entries = reports[rank] = json.loads(text)
             new = (one for one in entries["steps"] if self._straggler_detector.is_new(rank, one[0]))
             self._straggler_detector.see(rank, map(StepReport.read, new))
             if rank != self.rank:
@@ -316,21 +277,21 @@ class Monitor:
         before, stragglers = self.stragglers, self._straggler_detector.current_stragglers()
         if self._learn(self._straggler_detector.newest, stragglers):
             log.warning("%s", log_line(stragglers, before))
-        told_by = {rank: dict(entries["digests"]) for rank, entries in heard.items()}
-        self.difference = difference(told_by, len(self._world.members))
+        digests = {rank: dict(entries["digests"]) for rank, entries in reports.items()}
+        self.difference = difference(digests, len(self._world.members))
         if stragglers or before:
             answer = {
                 "step": self._straggler_detector.newest,
                 "late": [each.entries() for each in stragglers],
             }
             store.set(STRAGGLERS_KEY, json.dumps(answer))
-        for hang in self._hang_detector.find_hung(heard):
+        for hang in self._hang_detector.find_hung(reports):
             self.note("hang", self._straggler_detector.newest, hang)
             log.warning("%s", hang)
-        for rank, said in heard.items():
-            if said["asked"] > self._answered.get(rank, 0):
-                self._answered[rank] = said["asked"]
-                self.clock.serve(store, rank, said["asked"])
+        for rank, entries in reports.items():
+            if entries["asked"] > self._answered.get(rank, 0):
+                self._answered[rank] = entries["asked"]
+                self.clock.serve(store, rank, entries["asked"])
 
     def _read_reports(self, store: Any) -> dict[int, bytes]:
         ranks = list(self._world.members)
@@ -349,24 +310,22 @@ class Monitor:
         return True
 
     def _write(self) -> None:
-        records = []
-        while self._records:
-            records.append(self._records.popleft())
+        records = [self._records.popleft() for _ in range(len(self._records))]
         if self._journal is not None and records:
             self._journal.add(records)
 
 
-def difference(told: Mapping[int, Digests], members: int) -> str:
+def difference(reported: Mapping[int, Digests], members: int) -> str:
     """The ranks whose parameters differ from the majority's at a step; empty if none do. A step is
     compared once all members have reported it, or a later one."""
-    reached = min((max(digests, default=0) for digests in told.values()), default=0)
-    if len(told) < members:
+    reached = min((max(digests, default=0) for digests in reported.values()), default=0)
+    if len(reported) < members:
         return ""
-    for step in sorted({s for digests in told.values() for s in digests if s <= reached}):
-        held = {rank: digests[step] for rank, digests in told.items() if step in digests}
-        [(usual, times), *others] = Counter(held.values()).most_common()
+    for step in sorted({s for digests in reported.values() for s in digests if s <= reached}):
+        held = {rank: digests[step] for rank, digests in reported.items() if step in digests}
+        [(majority, times), *others] = Counter(held.values()).most_common()
         if others:
-            apart = [rank for rank in sorted(held) if held[rank] != usual]
+            apart = [rank for rank in sorted(held) if held[rank] != majority]
             most = 2 * times > len(held)
             who, than = (apart, " from the others'") if most else (sorted(held), "")
             return f"the parameters of {ranks_text(who)} differ{than} after step {step}"

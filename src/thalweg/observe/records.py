@@ -17,9 +17,9 @@ As JSON, a record is an object with its `kind`; `parsed` reads what `written` wr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple, Self
 
 RECORD_SECONDS_DIGITS = 6  # of seconds
 RECORD_VERSION = 1
@@ -139,6 +139,27 @@ class StepRecord:
         return max(0.0, self.exchanging - self.exposed)
 
 
+class StepReport(NamedTuple):
+    """The report of a rank on one step to the first member."""
+
+    step: int
+    seconds: float
+    computing: float
+    exposed: float
+    store: float
+    flows: tuple[FlowRecord, ...]
+
+    @classmethod
+    def of(cls, step: StepRecord) -> Self:
+        return cls(step.step, step.seconds, step.computing, step.exposed, step.store, step.flows)
+
+    @classmethod
+    def read(cls, entries: Sequence[Any]) -> Self:
+        step, seconds, computing, exposed, store, flows = entries
+        seen = tuple(FlowRecord(*flow) for flow in flows)
+        return cls(step, seconds, computing, exposed, store, seen)
+
+
 Record = RunHeader | ClockSample | EventRecord | StepRecord
 
 
@@ -162,7 +183,10 @@ def by_step(ranks: Mapping[int, Iterable[StepRecord]]) -> dict[int, dict[int, St
 
 def written(record: Record) -> str:
     """The record as a JSON line, without its end."""
-    data = _of_step(record) if isinstance(record, StepRecord) else asdict(record)
+    if isinstance(record, StepRecord):  # there are many
+        data = {each.name: rounded(getattr(record, each.name)) for each in fields(record)}
+    else:
+        data = asdict(record)
     return json.dumps({"kind": record.kind, **data}, separators=(",", ":"))
 
 
@@ -188,39 +212,16 @@ def parsed(line: str) -> Record | None:
     return None
 
 
-_MOMENTS = (
-    "begin",
-    "settled",
-    "first",
-    "last",
-    "averaged",
-    "optimized",
-    "end",
-    "store",
-)
-
-
-def _of_step(step: StepRecord) -> dict[str, Any]:
-    """A compact form, as there are many: times are rounded to microseconds, parts have no names."""
-    return {
-        "step": step.step,
-        **{name: round(getattr(step, name), RECORD_SECONDS_DIGITS) for name in _MOMENTS},
-        "rounds": [
-            [
-                each.bucket,
-                *(round(moment, RECORD_SECONDS_DIGITS) for moment in each[1:4]),
-                {peer: round(came, RECORD_SECONDS_DIGITS) for peer, came in each.peers.items()},
-            ]
-            for each in step.rounds
-        ],
-        "encodings": [
-            [b, round(s, RECORD_SECONDS_DIGITS), round(e, RECORD_SECONDS_DIGITS)]
-            for b, s, e in step.encodings
-        ],
-        "flows": [
-            [peer, nbytes, round(busy, RECORD_SECONDS_DIGITS)] for peer, nbytes, busy in step.flows
-        ],
-    }
+def rounded(value: Any) -> Any:
+    """The value in its compact form: times are rounded to microseconds, parts have no names."""
+    match value:
+        case float():
+            return round(value, RECORD_SECONDS_DIGITS)
+        case dict():
+            return {key: rounded(each) for key, each in value.items()}
+        case tuple():
+            return [rounded(each) for each in value]
+    return value
 
 
 def _step(data: dict[str, Any]) -> StepRecord:

@@ -1,13 +1,13 @@
 """The detection of ranks that compute for longer than the others.
 
-    a step of a rank is late   if it computes for longer than usual, by a tenth of a step, by five
-                               deviations of steps, and by 20 ms: all three
-    a rank is late             if half of its last twelve steps were, until less than a third of its
-                               last six are; or if it loses a tenth of all time in several of its
-                               last 64, more often than it would by chance if it were like others
+    a step of a rank is slow     if its compute time is above the baseline by a tenth of a step, by
+                                 five deviations of steps, and by 20 ms: all three
+    a rank is a straggler        if half of its last twelve steps were slow, until less than a third
+                                 of its last six are; or if it loses a tenth of all time in several
+                                 of its last 64, more often than by chance if it were like others
 
-Usual is what the middle rank computes, of an even number the earlier of the two. How long a rank
-computes is told by its own clock; whom it waits for is no part of it.
+The baseline is the median compute time of all ranks, of an even number the lower one. Compute time
+is by a rank's own clock; its waits for other ranks are no part of it.
 """
 
 from __future__ import annotations
@@ -17,48 +17,33 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import sqrt
 from statistics import fmean, median, median_low
-from typing import NamedTuple
 
+from thalweg.facts import Cluster, about
 from thalweg.facts.units import MAD_TO_DEVIATION
+from thalweg.observe.records import StepReport
+from thalweg.observe.straggler import Straggler, StragglerKind
 
 # The last in seconds.
 SLOW_RANK_STEP_FRACTION, SLOW_RANK_DEVIATIONS, MIN_SLOW_RANK_SECONDS = 0.1, 5.0, 0.020
 RECENT_WINDOW_STEPS, MIN_RECENT_SLOW_STEPS = 12, 6  # steps
 LATEST_WINDOW_STEPS, MIN_LATEST_SLOW_STEPS = 6, 2
-# Steps, and how often it became late in them.
+# Steps, and how often the rank became slow in them.
 OCCASIONAL_WINDOW_STEPS, MIN_SLOW_EPISODE_COUNT = 64, 4
 MIN_OCCASIONAL_COST_FRACTION = 0.1
 CERTAIN_SLOW_DEVIATIONS = 4.0  # deviations
-RANK_WARMUP_STEPS = 2  # first steps of a rank, which set things up
-MIN_RANK_BASELINE_STEPS = 4  # steps of a rank that tell what is usual
-
-
-class Span(NamedTuple):
-    step: int
-    seconds: float
-    computing: float
-
-
-class SlowRank(NamedTuple):
-    """A slow rank, with its compute time and the median of all ranks."""
-
-    rank: int
-    since: int
-    steps: float
-    seconds: float  # lost, a step
-    share: float
-    computing: float
-    median: float
+RANK_WARMUP_STEPS = 2  # first steps of a rank
+MIN_RANK_BASELINE_STEPS = 4  # steps of a rank that make a baseline
 
 
 class SlowRankDetector:
-    """The detector, with the compute times of all ranks."""
+    """The detector, with the latest reports of all ranks."""
 
-    def __init__(self) -> None:
-        self._spans: dict[int, deque[Span]] = {}
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._spans: dict[int, deque[StepReport]] = {}
         self._warmup_left: dict[int, int] = {}
 
-    def add(self, rank: int, span: Span) -> None:
+    def add(self, rank: int, span: StepReport) -> None:
         left = self._warmup_left.get(rank, RANK_WARMUP_STEPS)
         if left:
             self._warmup_left[rank] = left - 1
@@ -70,7 +55,7 @@ class SlowRankDetector:
         self._spans.clear()
         self._warmup_left.clear()
 
-    def slow(self, named: Mapping[int, int]) -> list[SlowRank]:
+    def slow(self, named: Mapping[int, int]) -> list[Straggler]:
         """The slow ranks; `named` are the previous ones, with their first slow step."""
         lately = {rank: list(spans)[-RECENT_WINDOW_STEPS:] for rank, spans in self._spans.items()}
         lately = {
@@ -100,7 +85,7 @@ class SlowRankDetector:
         limit: float,
         often: Mapping[int, float],
         since: int | None,
-    ) -> SlowRank | None:
+    ) -> Straggler | None:
         spans = list(self._spans[rank])
         recent = spans[-RECENT_WINDOW_STEPS:]
         late = [s for s in recent if s.computing > limit]
@@ -108,7 +93,7 @@ class SlowRankDetector:
             sum(s.computing > limit for s in spans[-LATEST_WINDOW_STEPS:]) >= MIN_LATEST_SLOW_STEPS
         )
         if still and (since is not None or len(late) >= MIN_RECENT_SLOW_STEPS):
-            return _slow(rank, recent, late, usual, since)
+            return self._straggler(rank, recent, late, usual, since)
         episodes = _episodes(spans, limit)
         late = [s for episode in episodes for s in episode]
         others = (sum(often.values()) - often[rank]) / (len(often) - 1)
@@ -117,26 +102,33 @@ class SlowRankDetector:
             return None
         if len(late) < by_chance + CERTAIN_SLOW_DEVIATIONS * sqrt(by_chance):
             return None
-        slow = _slow(rank, spans, late, usual, since)
+        slow = self._straggler(rank, spans, late, usual, since)
         return slow if slow.share >= MIN_OCCASIONAL_COST_FRACTION else None
 
+    def _straggler(
+        self,
+        rank: int,
+        spans: Sequence[StepReport],
+        late: Sequence[StepReport],
+        usual: float,
+        since: int | None,
+    ) -> Straggler:
+        lost = sum(s.computing - usual for s in late) / len(spans)
+        computing = about(median(s.computing for s in late), "s")
+        where = f"rank {rank} on {self._cluster.host(rank).name}"
+        return Straggler(
+            kind=StragglerKind.COMPUTE,
+            who=(str(rank),),
+            ranks=(rank,),
+            since=late[0].step if since is None else since,
+            steps=len(late) / len(spans),
+            seconds=lost,
+            share=min(1.0, lost / max(fmean(s.seconds for s in spans), 1e-9)),
+            why=f"{where}: compute time {computing} (median of all ranks {about(usual, 's')})",
+        )
 
-def _slow(
-    rank: int, spans: Sequence[Span], late: Sequence[Span], usual: float, since: int | None
-) -> SlowRank:
-    lost = sum(s.computing - usual for s in late) / len(spans)
-    return SlowRank(
-        rank=rank,
-        since=late[0].step if since is None else since,
-        steps=len(late) / len(spans),
-        seconds=lost,
-        share=min(1.0, lost / max(fmean(s.seconds for s in spans), 1e-9)),
-        computing=median(s.computing for s in late),
-        median=usual,
-    )
 
-
-def _episodes(spans: Sequence[Span], limit: float) -> list[list[Span]]:
+def _episodes(spans: Sequence[StepReport], limit: float) -> list[list[StepReport]]:
     """The runs of consecutive slow steps, except those so long that the rank was slow
     throughout."""
     rows = groupby(spans, key=lambda s: s.computing > limit)
@@ -144,6 +136,6 @@ def _episodes(spans: Sequence[Span], limit: float) -> list[list[Span]]:
     return [episode for episode in episodes if len(episode) < MIN_RECENT_SLOW_STEPS]
 
 
-def _deviation(spans: Sequence[Span]) -> float:
+def _deviation(spans: Sequence[StepReport]) -> float:
     middle = median(s.computing for s in spans)
     return median(abs(s.computing - middle) for s in spans)

@@ -11,7 +11,13 @@ from thalweg.observe.records import StepRecord
 from thalweg.observe.straggler import Straggler, log_line
 
 MAX_TALLY_ROWS = 16
-TALLY_COLUMNS = ("rank", "host", "steps", "a step", "computing", "exposed", "hidden", "between")
+TALLY_COLUMNS = {  # and the headings of their means
+    "seconds": "step time",
+    "computing": "compute",
+    "exposed": "exposed",
+    "hidden": "overlapped",
+    "settled": "blocked",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,20 +66,17 @@ def summary_text(
     """The time breakdown of each rank, and the stragglers; of many ranks, the slowest."""
     longest = sorted(tallies, key=lambda rank: -tallies[rank].each()["computing"])
     shown = sorted(longest[:MAX_TALLY_ROWS])
-    rows = [TALLY_COLUMNS, *(_row(cluster, rank, tallies[rank]) for rank in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(TALLY_COLUMNS))]
+    rows = [["rank", "host", "steps", *TALLY_COLUMNS.values()]]
+    for rank in shown:
+        means = tallies[rank].each()
+        figures = (about(means[name], "s") for name in TALLY_COLUMNS)
+        rows.append([str(rank), cluster.host(rank).name, str(tallies[rank].steps), *figures])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
     if len(longest) > MAX_TALLY_ROWS:
-        lines.append(f"and {len(longest) - MAX_TALLY_ROWS} ranks that compute for less long")
+        lines.append(f"and {len(longest) - MAX_TALLY_ROWS} ranks with shorter compute times")
     before: Sequence[Straggler] = ()
     for step, stragglers in changes:
         lines.append(f"step {step}: {log_line(stragglers, before)}")
         before = stragglers
-    return "\n".join(["where the time of a step went, exposed and hidden communication:", *lines])
-
-
-def _row(cluster: Cluster, rank: int, tally: StepTotals) -> tuple[str, ...]:
-    each = tally.each()
-    names = ("seconds", "computing", "exposed", "hidden", "settled")
-    figures = (about(each[name], "s") for name in names)
-    return (str(rank), cluster.host(rank).name, str(tally.steps), *figures)
+    return "\n".join(["step time breakdown per rank:", *lines])

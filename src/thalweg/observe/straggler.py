@@ -37,9 +37,9 @@ class Straggler:
         return self.kind, self.who
 
     def __str__(self) -> str:
-        lost = f"{about(self.seconds, 's')} a step, {self.share:.0%} of the time"
-        often = "" if self.steps > 0.95 else f", at {self.steps:.0%} of the steps"
-        return f"{self.why} (since step {self.since}{often}): {lost}"
+        often = "" if self.steps > 0.95 else f", at {100 * self.steps:.0f} % of the steps"
+        cost = f"{about(self.seconds, 's')} per step ({100 * self.share:.0f} %)"
+        return f"{self.why} since step {self.since}{often}; costs {cost}"
 
     def entries(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,6 +53,6 @@ class Straggler:
 def log_line(stragglers: Sequence[Straggler], before: Sequence[Straggler] = ()) -> str:
     """The log line for changed stragglers."""
     if stragglers:
-        return "who is late: " + "; ".join(map(str, stragglers))
-    gone = "; ".join(each.why for each in before)
-    return f"who is late: nobody any more ({gone})" if gone else "who is late: nobody"
+        return f"straggler: {'; '.join(map(str, stragglers))}"
+    resolved = "; ".join(each.why for each in before)
+    return f"straggler resolved: {resolved}" if resolved else "no stragglers"

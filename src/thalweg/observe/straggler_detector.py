@@ -1,8 +1,8 @@
 """The detection of stragglers and their causes, from the reports of all ranks.
 
-Ranks compute, and then wait for one another and for links. How long each computes is told by its
-own clock (`computing.py`), how fast links were by its kernel (`links.py`). How long an exchange
-took says nothing: it is as long for the early as for the late.
+Ranks compute, and then wait for one another and for links. The compute time of each is known by its
+own clock (`slow_ranks.py`), the rates of links by its kernel (`slow_links.py`). The duration of an
+exchange identifies nobody: it is the same for early and for late ranks.
 """
 
 from __future__ import annotations
@@ -11,45 +11,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from thalweg.facts import Cluster, about
-from thalweg.observe.records import FlowRecord, StepRecord, by_step
+from thalweg.observe.records import StepRecord, StepReport, by_step
 from thalweg.observe.slow_links import Owner, SlowLink, SlowLinkDetector
-from thalweg.observe.slow_ranks import SlowRank, SlowRankDetector, Span
+from thalweg.observe.slow_ranks import SlowRankDetector
 from thalweg.observe.straggler import Straggler, StragglerKind
 
 VERDICT_WINDOW_STEPS = 12  # steps
 ONE_RANK_VERDICT_COUNT, SEVERAL_RANKS_VERDICT_COUNT = 2, 4  # judgements in a row
 MAX_REPORT_LAG_STEPS = 4  # steps that a rank may be behind, until the others' are judged without it
-# Of a step's time, and seconds: what is less isn't worth a word.
+# Of the step time, and seconds: a straggler that costs less isn't reported.
 MIN_REPORTED_COST_FRACTION, MIN_REPORTED_COST_SECONDS = 0.05, 0.005
-
-
-class StepReport(NamedTuple):
-    """The report of a rank on one step."""
-
-    step: int
-    seconds: float
-    computing: float
-    exposed: float
-    store: float
-    flows: tuple[FlowRecord, ...]
-
-    @classmethod
-    def of(cls, step: StepRecord) -> Self:
-        return cls(step.step, step.seconds, step.computing, step.exposed, step.store, step.flows)
-
-    def entries(self) -> list[Any]:
-        *figures, flows = self
-        rounded = [round(figure, 5) for figure in figures]
-        return [*rounded, [[peer, nbytes, round(busy, 5)] for peer, nbytes, busy in flows]]
-
-    @classmethod
-    def read(cls, entries: Sequence[Any]) -> Self:
-        step, seconds, computing, exposed, store, flows = entries
-        seen = tuple(FlowRecord(*flow) for flow in flows)
-        return cls(step, seconds, computing, exposed, store, seen)
 
 
 class StragglerDetector:
@@ -58,15 +32,15 @@ class StragglerDetector:
     def __init__(self, cluster: Cluster, members: Sequence[int]) -> None:
         self._cluster = cluster
         self._members = tuple(members)
-        self._slow_ranks = SlowRankDetector()
+        self._slow_ranks = SlowRankDetector(cluster)
         self._links = SlowLinkDetector(cluster)
         self._seen: dict[int, int] = {}  # the last reported step of each rank
         self._open: dict[int, dict[int, StepReport]] = {}  # steps that some ranks haven't reported
         self._lately: deque[tuple[int, float, float]] = deque(maxlen=VERDICT_WINDOW_STEPS)
         self._changed = False  # since the last judgement
         self._store: dict[int, deque[float]] = {}
-        self._before: dict[Any, Straggler] = {}  # what the last judgement found
-        self._times: dict[Any, int] = {}  # how many have found it in a row
+        self._before: dict[Any, Straggler] = {}  # the stragglers that the last judgement found
+        self._times: dict[Any, int] = {}  # the judgements in a row that found it
         self.stragglers: tuple[Straggler, ...] = ()
 
     def set_members(self, members: Sequence[int]) -> None:
@@ -95,7 +69,7 @@ class StragglerDetector:
                 continue
             self._seen[rank] = report.step
             self._changed = True
-            self._slow_ranks.add(rank, Span(report.step, report.seconds, report.computing))
+            self._slow_ranks.add(rank, report)
             self._open.setdefault(report.step, {})[rank] = report
             if report.store:
                 times = self._store.setdefault(rank, deque(maxlen=VERDICT_WINDOW_STEPS // 2))
@@ -114,7 +88,7 @@ class StragglerDetector:
         stragglers += [
             one for key, one in named.items() if key not in found and key in self._before
         ]
-        self._before = found  # who was named is let off when it wasn't found twice
+        self._before = found  # a reported straggler is resolved when it isn't found twice
         self.stragglers = tuple(sorted(stragglers, key=lambda each: -each.seconds))
         return self.stragglers
 
@@ -133,7 +107,7 @@ class StragglerDetector:
             for straggler in self.stragglers
             if straggler.kind is StragglerKind.COMPUTE
         }
-        yield from map(self._computes, self._slow_ranks.slow(ranks))
+        yield from self._slow_ranks.slow(ranks)
         store = {rank: fmean(times) for rank, times in self._store.items()}
         for blamed in self._links.slow_links(store):
             straggler = self._slow_link(blamed)
@@ -158,23 +132,6 @@ class StragglerDetector:
                 )
             )
 
-    def _computes(self, slow: SlowRank) -> Straggler:
-        host = self._cluster.host(slow.rank).name
-        why = (
-            f"rank {slow.rank} on {host} computes {about(slow.computing, 's')}, usual is "
-            f"{about(slow.median, 's')}"
-        )
-        return Straggler(
-            kind=StragglerKind.COMPUTE,
-            who=(str(slow.rank),),
-            ranks=(slow.rank,),
-            since=slow.since,
-            steps=slow.steps,
-            seconds=slow.seconds,
-            share=slow.share,
-            why=why,
-        )
-
     def _slow_link(self, blamed: SlowLink) -> Straggler | None:
         """The straggler for a slow link; None if compute time hides its delay."""
         lately = [figures for figures in self._lately if figures[0] >= blamed.since]
@@ -184,7 +141,7 @@ class StragglerDetector:
             return None
         kinds = {kind for kind, _ in blamed.owners}
         kind = StragglerKind(kinds.pop()) if len(kinds) == 1 else StragglerKind.LINK
-        rates = f"gives {_mbit(blamed.rate)}, usual is {_mbit(blamed.baseline)}"
+        rates = f"at {_mbit(blamed.rate)} (baseline {_mbit(blamed.baseline)})"
         return Straggler(
             kind=kind,
             who=tuple(sorted(name for _, name in blamed.owners)),
@@ -225,7 +182,7 @@ def stragglers_by_step(
 
 
 def _owners_text(owners: Sequence[Owner]) -> str:
-    words = {"nic": "the NIC of", "uplink": "the uplink of"}
+    words = {"nic": "NIC of", "uplink": "uplink of"}
     return " or ".join(f"{words[kind]} {name}" for kind, name in sorted(owners))
 
 

@@ -44,15 +44,15 @@ class StragglerEpisode:
     @property
     def when(self) -> str:
         to = f"to {self.last}" if self.ended else "to the end"
-        often = "" if self.steps > 0.95 else f", at {self.steps:.0%} of the steps"
+        often = "" if self.steps > 0.95 else f", at {100 * self.steps:.0f} % of the steps"
         return f"from step {self.first} {to}{often}"
 
     @property
     def cost(self) -> str:
-        return f"{about(self.seconds, 's')} a step, {about(self.total, 's')} in all"
+        return f"{about(self.seconds, 's')} per step, {about(self.total, 's')} in all"
 
     def __str__(self) -> str:
-        return f"{self.why}; {self.when}: {self.cost}, {self.share:.0%} of the time"
+        return f"{self.why} {self.when}; costs {self.cost} ({100 * self.share:.0f} %)"
 
     def entries(self) -> dict[str, Any]:
         return asdict(self)

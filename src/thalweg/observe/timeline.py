@@ -1,24 +1,24 @@
 """All ranks of a run on one clock, each step once.
 
-A rank writes down moments of its own clock, and now and then what the run's common clock shows
-(`Clock`). A rank that never did is put where its steps end when the others' do, by the median over
-the steps that it has in common with them; it says so.
+A rank records times of its own clock, and now and then the offset of the run's common clock
+(`ClockSample`). A rank without offsets is aligned by the ends of the steps that it has in common
+with the others, by their median, and a remark says so.
 
-A rank that was started again goes on in the same file. Its clock is another one if its host is, or
-if it shows less than before. A step that was redone counts as it was the last time; what had come
-after it the first time is void.
+A restarted rank appends to the same file. Its clock is another one if its host is, or if it shows
+less than before. A repeated step replaces the earlier one and all that had come after that.
 
     run's time = t + offset(t)
 
 The offset of a rank's clock is known at a few moments, straight between two of them, and constant
-before the first and after the last. Where two of them are further apart than clocks drift, somebody
-has set the clock, and the earlier holds until the later.
+before the first and after the last. Where two of them are further apart than clocks drift, the
+clock was set, and the earlier holds until the later.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
@@ -123,11 +123,13 @@ class Timeline:
         return replace(self, rank_timelines=lanes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _ProcessLife:
-    """The records of a rank during which one clock ran."""
+    """The records of a rank during which one clock ran, and the offsets of that clock."""
 
     host: str
+    clock: ClockOffsets = field(default_factory=lambda: ClockOffsets.shifted(0.0))
+    aligned: Aligned = Aligned.NOT
     moments: list[ClockSample] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     notes: list[EventRecord] = field(default_factory=list)
@@ -161,16 +163,17 @@ def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     size = next(sizes, max(told, default=-1) + 1)
     older = [rank for rank in told if rank >= size]
     remarks = [
-        f"{ranks_text(older)}: left out, since the run had {size} ranks: of an earlier one"
+        f"{ranks_text(older)}: excluded, as the run had {size} ranks: records of an earlier run"
         for _ in older[:1]
     ]
     told = {rank: one for rank, one in told.items() if rank < size}
     missing = tuple(rank for rank in range(size) if rank not in told or not told[rank].steps)
     remarks += [f"{ranks_text(missing)}: no steps on record" for _ in missing[:1]]
-    lanes = _aligned(told)
+    _align([life for one in told.values() for life in one.lives])
+    lanes = {rank: _lane(one) for rank, one in told.items()}
     for how, words in (
-        (Aligned.STEPS, "no comparison of clocks on record; put where their steps end together"),
-        (Aligned.NOT, "no comparison of clocks on record, and no step in common with others"),
+        (Aligned.STEPS, "no clock comparison on record; aligned by the ends of steps"),
+        (Aligned.NOT, "no clock comparison on record, and no step in common with others"),
     ):
         ranks = tuple(rank for rank, lane in lanes.items() if lane.aligned is how)
         remarks += [f"{ranks_text(ranks)}: {words}" for _ in ranks[:1]]
@@ -260,61 +263,46 @@ def _undone(told: _RankRecords, step: int) -> RunHeader | None:
     return formed
 
 
-def _aligned(told: Mapping[int, _RankRecords]) -> dict[int, RankTimeline]:
-    clocks: dict[tuple[int, int], tuple[ClockOffsets, Aligned]] = {}
-    ends: dict[int, list[float]] = {}
-    lives = {(rank, n): life for rank, one in told.items() for n, life in enumerate(one.lives)}
-    for key, life in lives.items():
-        if life.moments:
-            clocks[key] = ClockOffsets.of(life.moments), Aligned.CLOCK
-    if lives and not any(lives[key].steps for key in clocks):  # whose steps are most is as good
-        key = max(lives, key=lambda each: len(lives[each].steps))
-        clocks[key] = ClockOffsets.shifted(0.0), Aligned.STEPS
-    for key, (clock, _) in clocks.items():
-        for step in lives[key].steps:
-            ends.setdefault(step.step, []).append(clock(step.end))
-    usual = {number: median(found) for number, found in ends.items()}
-    begins = [clock(s.begin) for key, (clock, _) in clocks.items() for s in lives[key].steps[:1]]
-    for key, life in lives.items():
-        if key not in clocks:
-            clocks[key] = _by_steps(life, usual, min(begins, default=0.0))
-    return {rank: _lane(one, clocks) for rank, one in told.items()}
+def _align(lives: Sequence[_ProcessLife]) -> None:
+    """Set the clock of each life, by its comparisons or else by the ends of its steps."""
+    known = [life for life in lives if life.moments]
+    for life in known:
+        life.clock, life.aligned = ClockOffsets.of(life.moments), Aligned.CLOCK
+    if lives and not any(life.steps for life in known):  # the one with most steps is as good
+        longest = max(lives, key=lambda life: len(life.steps))
+        longest.clock, longest.aligned = ClockOffsets.shifted(0.0), Aligned.STEPS
+        known.append(longest)
+    ends: defaultdict[int, list[float]] = defaultdict(list)
+    for life in known:
+        for step in life.steps:
+            ends[step.step].append(life.clock(step.end))
+    begin = min((life.clock(life.steps[0].begin) for life in known if life.steps), default=0.0)
+    for life in lives:
+        if life in known:
+            continue
+        apart = [median(ends[step.step]) - step.end for step in life.steps if step.step in ends]
+        if apart:
+            life.clock, life.aligned = ClockOffsets.shifted(median(apart)), Aligned.STEPS
+        else:
+            own = life.steps[0].begin if life.steps else life.latest
+            life.clock = ClockOffsets.shifted(begin - own)
 
 
-def _by_steps(
-    life: _ProcessLife, ends: Mapping[int, float], begin: float
-) -> tuple[ClockOffsets, Aligned]:
-    apart = [ends[step.step] - step.end for step in life.steps if step.step in ends]
-    if apart:
-        return ClockOffsets.shifted(median(apart)), Aligned.STEPS
-    own = life.steps[0].begin if life.steps else life.latest
-    return ClockOffsets.shifted(begin - own), Aligned.NOT
-
-
-def _lane(
-    told: _RankRecords, clocks: Mapping[tuple[int, int], tuple[ClockOffsets, Aligned]]
-) -> RankTimeline:
-    steps: list[StepRecord] = []
-    events: list[EventRecord] = []
-    found: list[tuple[ClockOffsets, Aligned]] = []
-    for number, life in enumerate(told.lives):
-        clock, how = clocks[told.rank, number]
-        steps += (_shifted(step, clock) for step in life.steps)
-        events += (replace(event, at=clock(event.at)) for event in life.notes)
-        if life.steps or life.notes:
-            found.append((clock, how))
-    worst = max((how for _, how in found), key=list(Aligned).index, default=Aligned.NOT)
-    errors = [clock.error for clock, how in found if how is Aligned.CLOCK]
+def _lane(told: _RankRecords) -> RankTimeline:
+    lives = [life for life in told.lives if life.steps or life.notes]
+    worst = max((life.aligned for life in lives), key=list(Aligned).index, default=Aligned.NOT)
     header = told.opening
     return RankTimeline(
         rank=told.rank,
         host=header.host if header else f"host of rank {told.rank}",
         rack=header.rack if header else "rack0",
-        steps=tuple(steps),
-        notes=tuple(events),
+        steps=tuple(_shifted(step, life.clock) for life in lives for step in life.steps),
+        notes=tuple(
+            replace(event, at=life.clock(event.at)) for life in lives for event in life.notes
+        ),
         openings=tuple(told.openings),
         aligned=worst,
-        error=max(errors) if worst is Aligned.CLOCK else None,
+        error=max(life.clock.error for life in lives) if worst is Aligned.CLOCK else None,
     )
 
 
@@ -347,10 +335,6 @@ class ClockOffsets:
     """The measured clock offsets in order of time; at least one."""
 
     moments: tuple[ClockSample, ...]
-    _at: tuple[float, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_at", tuple(moment.at for moment in self.moments))
 
     @classmethod
     def of(cls, moments: Iterable[ClockSample]) -> Self:
@@ -365,7 +349,7 @@ class ClockOffsets:
 
     def __call__(self, at: float) -> float:
         """The run's time at this time of the rank's clock."""
-        after = bisect_right(self._at, at)
+        after = bisect_right(self.moments, at, key=lambda moment: moment.at)
         if after == 0:
             return at + self.moments[0].offset
         before = self.moments[after - 1]

@@ -18,7 +18,6 @@ from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, par
 from thalweg.report.cluster_svg import add_cluster, cluster_text
 from thalweg.report.page import (
     Cell,
-    add,
     bullets,
     classed,
     details,
@@ -34,7 +33,7 @@ from thalweg.report.page import (
     written,
 )
 from thalweg.report.scale import Scale, scale_of
-from thalweg.report.shapes import dot, line, words
+from thalweg.report.shapes import add, dot, line, words
 from thalweg.report.sweep_svg import add_sweep
 
 MAX_RANKING_ROWS = 25  # shown at once

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.report.page import add
+from thalweg.report.shapes import add
 
 BAR_PATTERNS = {  # paths on a tile of 6 by 6 pixels
     "encode": "M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2",

@@ -1,82 +1,153 @@
-"""Parts that line charts share: axes, numbered marks above the plot, and legends."""
+"""Line charts for pages: seconds over rates or steps, once for wide screens and once for narrow.
+
+Lines differ in colour, in dashes and by the letter at their right end. Marks are numbered above the
+plot, each with a dotted line down to its point.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from string import ascii_uppercase
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.report.page import add
-from thalweg.report.scale import Scale, spread
-from thalweg.report.shapes import dot, line, tip, words
+from thalweg.report.page import picture
+from thalweg.report.scale import Scale, scale_of, spread, value_at
+from thalweg.report.shapes import add, dot, line, tip, words
 
+NARROW = 326
+LEFT, RIGHT, TOP, BOTTOM = 64, 44, 58, 44
 BADGE = 9  # radius
+NOW_CHARACTER_PIXELS = 7.5  # upper bound of the average
 
 
-def draw_axes(
-    root: ET.Element,
-    across: Scale,
-    down: Scale,
-    *,
-    xs: Iterable[float],
-    x_text: Callable[[float], str],
-    seconds: Iterable[float],
-    title: str,
-) -> None:
-    """A grid with these values at its lines: `xs` to the right, seconds upwards."""
-    left, right, bottom = across.start, across.stop, down.start
-    for value in xs:
-        x = across.at(value)
-        line(root, x, down.stop, x, bottom, "grid")
-        words(root, round(x), round(bottom) + 18, x_text(value), "faint middle")
-    for value in seconds:
-        y = down.at(value)
-        line(root, left, y, right, y, "grid")
-        words(root, round(left) - 8, round(y) + 4, about(value, "s"), "faint end")
-    line(root, left, bottom, right, bottom, "axis")
-    words(root, round((left + right) / 2), round(bottom) + 38, title, "faint middle")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A numbered place on the x axis, or at a curve; not drawn if that curve isn't."""
+
+    at: float
+    text: str
+    curve: str = ""
 
 
-def polyline(
-    root: ET.Element, across: Scale, down: Scale, xs: Sequence[float], ys: Sequence[float]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Curves by name, whose values are seconds at `xs`. Both axes are logarithmic, or both linear;
+    a vertical line is drawn at `now`, if that is given and between the ends of the axis."""
+
+    title: str
+    x_title: str
+    x_text: Callable[[float], str]
+    xs: Sequence[float]
+    curves: Mapping[str, Sequence[float]]
+    marks: Sequence[Mark]
+    size: tuple[int, int]  # on wide screens
+    logarithmic: bool = False
+    now: float | None = None
+
+    def scales(self, width: int) -> tuple[Scale, Scale]:
+        """The scale to the right and the scale upwards."""
+        values = [value for seconds in self.curves.values() for value in seconds]
+        right, bottom = width - RIGHT, self.size[1] - BOTTOM
+        if self.logarithmic:
+            room = [value * factor for value in values for factor in (0.85, 1.1)]
+            across = scale_of(self.xs, start=LEFT, stop=right, logarithmic=True)
+            return across, scale_of(room, start=bottom, stop=TOP, logarithmic=True)
+        last, most = max(self.xs[-1], self.xs[0] + 1), 1.05 * max(values) or 1.0
+        across = Scale(least=self.xs[0], most=last, start=LEFT, stop=right)
+        return across, Scale(least=0.0, most=most, start=bottom, stop=TOP)
+
+
+def add_chart(parent: ET.Element, chart: LineChart) -> None:
+    for width, name in ((chart.size[0], "wide"), (NARROW, "narrow")):
+        _draw(parent, chart, width, name)
+
+
+def add_curve_legend(
+    parent: ET.Element, names: Sequence[str], write: Callable[[ET.Element, str], object]
 ) -> ET.Element:
-    points = [f"{across.at(x)},{down.at(y)}" for x, y in zip(xs, ys, strict=True)]
-    if len(points) == 1:
-        points.append(f"{across.stop},{down.at(ys[0])}")
-    return ET.SubElement(root, "polyline", {"points": " ".join(points)})
+    """The letter, the look and the name of each curve; `write` adds a name to its entry."""
+    legend = add(parent, "ul", name="legend curves")
+    for index, name in enumerate(names):
+        entry = add(legend, "li")
+        add(entry, "strong", ascii_uppercase[index])
+        swatch = add(entry, "svg", width="40", height="10", aria_hidden="true")
+        line(swatch, 0, 5, 40, 5, f"curve c{index}")
+        write(entry, name)
+    return legend
 
 
-def draw_badges(
-    root: ET.Element,
-    across: Scale,
-    top: float,
-    centre: int,
-    marks: Sequence[tuple[int, float, float, str]],
-) -> None:
-    """Numbers in a row above the plot, each with a dotted line down to its point. A mark is its
-    number, its value, the height at which its line ends, and its text."""
-    xs = [across.at(value) for _, value, _, _ in marks]
-    places = spread(xs, 2 * BADGE + 4, across.start + BADGE, across.stop - BADGE)
-    for (number, _, y, text), x, place in zip(marks, xs, places, strict=True):
-        path = f"M{place:.1f},{centre + BADGE} L{x},{top} L{x},{y}"
-        add(root, "path", name="break", d=path)
-        tip(dot(root, round(place, 1), centre, BADGE, "badge"), text)
-        words(root, round(place), centre + 4, str(number), "middle")
+def add_numbered(parent: ET.Element) -> Callable[[], ET.Element]:
+    """A list of the texts of marks; returns the function that adds the next entry."""
+    entries, numbers = add(parent, "ol", name="breaks"), count(1)
 
-
-def add_numbered(parent: ET.Element) -> Callable[[int], ET.Element]:
-    """A list of the texts of badges; returns the function that adds an entry by its number."""
-    entries = add(parent, "ol", name="breaks")
-
-    def entry(number: int) -> ET.Element:
+    def entry() -> ET.Element:
         item = add(entries, "li")
-        add(item, "b", str(number)).tail = " "
+        add(item, "b", str(next(numbers))).tail = " "
         return add(item, "span")
 
     return entry
 
 
-def add_swatch(entry: ET.Element, index: int) -> None:
-    """A short piece of a curve, for its legend."""
-    swatch = add(entry, "svg", width="40", height="10", aria_hidden="true")
-    line(swatch, 0, 5, 40, 5, f"curve c{index}")
+def _draw(parent: ET.Element, chart: LineChart, width: int, name: str) -> None:
+    ends = [
+        f"{curve}: {about(seconds[0], 's')} at {chart.x_text(chart.xs[0])}, "
+        f"{about(seconds[-1], 's')} at {chart.x_text(chart.xs[-1])}"
+        for curve, seconds in chart.curves.items()
+    ]
+    root = picture(parent, width, chart.size[1], chart.title, name=name, desc="; ".join(ends))
+    across, up = chart.scales(width)
+    left, right, bottom = across.start, across.stop, up.start
+    for x in across.ticks(int((right - left) / 80) + 1):
+        if x == round(x):
+            line(root, across.at(x), TOP, across.at(x), bottom, "grid")
+            words(root, across.at(x), bottom + 18, chart.x_text(x), "faint middle")
+    for seconds in up.ticks(7):
+        line(root, left, up.at(seconds), right, up.at(seconds), "grid")
+        words(root, left - 8, up.at(seconds) + 4, about(seconds, "s"), "faint end")
+    line(root, left, bottom, right, bottom, "axis")
+    words(root, (left + right) / 2, bottom + 38, chart.x_title, "faint middle")
+    if chart.now is not None and across.least <= chart.now <= across.most:
+        text = f"now: {chart.x_text(chart.now)}"
+        half = NOW_CHARACTER_PIXELS * len(text) / 2
+        line(root, across.at(chart.now), 20, across.at(chart.now), bottom, "now")
+        words(root, min(max(across.at(chart.now), half), width - half), 14, text, "middle letter")
+    _draw_curves(root, chart, across, up)
+    _draw_marks(root, chart, across, up)
+
+
+def _draw_curves(root: ET.Element, chart: LineChart, across: Scale, up: Scale) -> None:
+    for index, (curve, seconds) in enumerate(chart.curves.items()):
+        points = [f"{across.at(x)},{up.at(y)}" for x, y in zip(chart.xs, seconds, strict=True)]
+        if len(points) == 1:
+            points.append(f"{across.stop},{up.at(seconds[0])}")
+        drawn = add(root, "polyline", name=f"curve c{index}", points=" ".join(points))
+        tip(drawn, f"{ascii_uppercase[index]}: {curve}")
+    rightmost = chart.xs.index(max(chart.xs))
+    ends = [up.at(seconds[rightmost]) for seconds in chart.curves.values()]
+    right = across.stop
+    for letter, end, y in zip(ascii_uppercase, ends, spread(ends, 15, TOP, up.start), strict=False):
+        line(root, right + 3, end, right + 14, y, "lead-line")
+        words(root, right + 18, y + 4, letter, "letter")
+
+
+def _draw_marks(root: ET.Element, chart: LineChart, across: Scale, up: Scale) -> None:
+    """Draw the numbers of the marks in a row above the plot, moved apart where they are close."""
+    inside = [
+        (number, mark)
+        for number, mark in enumerate(chart.marks, start=1)
+        if across.least <= mark.at <= across.most and (not mark.curve or mark.curve in chart.curves)
+    ]
+    centre, xs = TOP - 24, [across.at(mark.at) for _, mark in inside]
+    places = spread(xs, 2 * BADGE + 4, across.start + BADGE, across.stop - BADGE)
+    for (number, mark), x, place in zip(inside, xs, places, strict=True):
+        y = up.start
+        if mark.curve:
+            y = up.at(value_at(chart.xs, chart.curves[mark.curve], mark.at))
+            dot(root, x, y, 4, "point")
+        path = f"M{place:.1f},{centre + BADGE} L{x},{TOP} L{x},{y}"
+        add(root, "path", name="break", d=path)
+        tip(dot(root, round(place, 1), centre, BADGE, "badge"), mark.text)
+        words(root, place, centre + 4, str(number), "middle")

@@ -14,14 +14,14 @@ from typing import TypeVar
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import Cluster, Duplex, Host, Rack, about, counted
-from thalweg.report.page import add, picture
+from thalweg.report.page import picture
 from thalweg.report.shapes import (
     CLUSTER_STYLE,
+    add,
     box,
     document,
     document_text,
     line,
-    text_width,
     tip,
     words,
 )
@@ -77,14 +77,12 @@ def cluster_document(
     and `notes` stand below the racks."""
     tiles = ET.Element("g")
     below = [*draw_tiles(tiles, cluster, remarks), *notes]
-    width = max(TILE * min(len(tiles), COLUMNS), *(text_width(text) for text in (lead, *below)))
     y, rows = 60, [tiles[start : start + COLUMNS] for start in range(0, len(tiles), COLUMNS)]
     for row in rows:
         for index, tile in enumerate(row):
             tile.attrib.update({"x": str(16 + TILE * index), "y": str(y)})
         y += max(int(tile.attrib["height"]) for tile in row) + 16
-    height = y + LINE * len(below) + 24
-    root = document(width + 48, height, CLUSTER_STYLE, title=title, lead=lead)
+    root = document(CLUSTER_STYLE, title=title, lead=lead)
     root.append(tiles)
     for index, text in enumerate(below, start=1):
         words(root, 16, y + LINE * index, text, "slow" if text in notes else "faint")
@@ -211,13 +209,13 @@ def _draw_tile(parent: ET.Element, tile: _Tile, fastest: float, *, spine: bool) 
         cable.set("stroke-width", f"{max(THINNEST, WIDEST * tile.bits / fastest):.1f}")
         words(drawn, CABLE + 14, 34, tile.uplink, "faint")
         words(drawn, CABLE + 14, 34 + LINE, _fitting(tile.remark, TILE - CABLE - 14), "faint")
-    box(drawn, 4, top, TILE - 8, height - top - 2, "rack", rx=5)
+    box(drawn, 4, top, TILE - 8, height - top - 2, "rack")
     words(drawn, 12, top + 20, _fitting(tile.name, TILE - 24), "letter")
     y = top + HEAD
     for row in tile.rows:
         name = "slow" if row.slow else ""
         drawn_host = f"host {name}".strip()
-        outline = box(drawn, 10, y, TILE - 20, row.height - 5, drawn_host, rx=5)
+        outline = box(drawn, 10, y, TILE - 20, row.height - 5, drawn_host)
         tip(outline, row.description)
         for number, text in enumerate((row.name, row.rates, row.remarks), start=1):
             shade = name or ("faint" if number > 1 else "")

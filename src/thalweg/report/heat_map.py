@@ -12,7 +12,7 @@ from statistics import fmean, median
 from xml.etree import ElementTree as ET
 
 from thalweg.observe.records import StepRecord, by_step
-from thalweg.report.page import add
+from thalweg.report.shapes import add
 
 MAX_HEAT_CELLS, MAX_HEAT_RANKS = 96, 48
 TALL = 14

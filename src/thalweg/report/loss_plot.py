@@ -36,11 +36,9 @@ class TrainingCurve:
 def draw_trainings(title: str, curves: Sequence[TrainingCurve], *, over_time: bool = False) -> str:
     """An SVG document: loss over steps or seconds, and median step times with their interquartile
     ranges. Events are dots on the curves: they come at one step, and so at different times."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasSVG(figure)
     figure.suptitle(title)
     loss, times = figure.subplots(1, 2, width_ratios=(3, 2))
     loss.set(ylabel="loss (mean over workers)", yscale="log")
@@ -68,6 +66,10 @@ def draw_trainings(title: str, curves: Sequence[TrainingCurve], *, over_time: bo
 
 
 def as_svg(figure: Figure) -> str:
+    """The figure as an SVG document whose texts can be searched."""
+    from matplotlib import rc_context
+
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()

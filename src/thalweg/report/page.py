@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TypeVar
 from xml.etree import ElementTree as ET
 
-from thalweg.report.shapes import CLUSTER_STYLE, COLOURS, size_of, tip
+from thalweg.report.shapes import CLUSTER_STYLE, COLOURS, add, resize, tip
 
 T = TypeVar("T")
 Cell = str | Callable[[ET.Element], object]
@@ -99,7 +99,7 @@ align-items: center; font-size: .8rem; line-height: 1.2; margin-bottom: .5rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; list-style: none; padding: 0;
 margin: 0 0 .9rem; font-size: .875rem; }
 .legend li { display: flex; gap: .45rem; align-items: center; }
-.legend svg { flex: none; } .curves { flex-direction: column; margin-top: .5rem; }
+.legend svg { flex: none; } .sweep .curves { flex-direction: column; margin-top: .5rem; }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .lead-line { stroke: var(--faint); stroke-width: 1; }
 .now { stroke: var(--text); stroke-width: 1.5; } .axis { stroke: var(--faint); }
@@ -124,14 +124,6 @@ SERIES = "".join(
 )
 
 PAGE_STYLE = COLOURS + TEXT + TABLES + DRAWINGS + CLUSTER_STYLE + SERIES
-
-
-def add(parent: ET.Element, tag: str, text: str = "", name: str = "", **more: str) -> ET.Element:
-    """A new child element; `name` is its class, and `aria_label` becomes `aria-label`."""
-    attributes = {key.replace("_", "-"): value for key, value in more.items()}
-    element = ET.SubElement(parent, tag, {**({"class": name} if name else {}), **attributes})
-    element.text = text
-    return element
 
 
 def page(title: str) -> tuple[ET.Element, ET.Element]:
@@ -245,7 +237,7 @@ def picture(
     """A drawing in the page, with a title and a description for screen readers."""
     label = f"{title}. {desc}" if desc else title
     drawn = add(parent, "svg", name=name, role="img", aria_label=label)
-    drawn.attrib.update(size_of(width, height))
+    resize(drawn, width, height)
     tip(drawn, title)
     if desc:
         add(drawn, "desc", desc)

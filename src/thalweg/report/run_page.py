@@ -16,7 +16,6 @@ from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, par
 from thalweg.report.cluster_svg import cluster_text
 from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
 from thalweg.report.page import (
-    add,
     bullets,
     details,
     figures,
@@ -27,6 +26,7 @@ from thalweg.report.page import (
     written,
 )
 from thalweg.report.run_step_times import add_step_times
+from thalweg.report.shapes import add
 
 MAX_ACCOUNT_ROWS = 32
 MAX_SHOWN_STRAGGLERS = 12

@@ -77,19 +77,11 @@ def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 def _logarithmic(least: float, most: float) -> list[list[float]]:
     decades = range(floor(log10(least)), ceil(log10(most)) + 1)
-    steps = [at_digits(least, most, digits) for digits in ROUND]
-    powers = [[10.0**decade for decade in decades if decade % every == 0] for every in (2, 3)]
-    return steps + [_between(least, most, each) for each in powers]
-
-
-def at_digits(least: float, most: float, digits: Sequence[int]) -> list[float]:
-    """Powers of ten multiplied by each of these digits, between `least` and `most`."""
-    decades = range(floor(log10(least)), ceil(log10(most)) + 1)
-    return _between(least, most, [digit * 10.0**decade for decade in decades for digit in digits])
-
-
-def _between(least: float, most: float, values: Iterable[float]) -> list[float]:
-    return [value for value in values if least * 0.999 <= value <= most * 1.001]
+    found = [[digit * 10.0**each for each in decades for digit in digits] for digits in ROUND]
+    found += [[10.0**each for each in decades if each % every == 0] for every in (2, 3)]
+    return [
+        [value for value in values if least * 0.999 <= value <= most * 1.001] for values in found
+    ]
 
 
 def _linear(least: float, most: float, number: int) -> list[float]:

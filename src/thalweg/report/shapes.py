@@ -8,10 +8,12 @@ distinguished by the colour-blind (after Okabe and Ito).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from xml.etree import ElementTree as ET
 
 CHARACTER_PIXELS = 6.4  # average width of a letter
-FACT_LINE_PIXELS = 18
+FACT_LINE_PIXELS, FACT_INDENT_PIXELS = 18, 156
+PLACES = ("x", "x1", "x2", "cx", "width", "y", "y1", "y2", "cy", "height")
 COLOURS = """
 :root { color-scheme: light dark;
 --page: #ffffff; --text: #1b1f24; --faint: #57606a; --line: #d0d7de; --panel: #f6f8fa;
@@ -35,33 +37,59 @@ text { fill: var(--text); } .faint { fill: var(--faint); }
 .rack { fill: var(--panel); } text.slow { fill: var(--warn); font-weight: 600; }
 """
 CLUSTER_STYLE = """
-.rack { fill: var(--panel); stroke: var(--line); } .host { fill: var(--page); stroke: var(--line); }
+.rack, .host { stroke: var(--line); rx: 5px; } .rack { fill: var(--panel); }
+.host { fill: var(--page); }
 .spine { stroke: var(--faint); stroke-width: 5; } .uplink { stroke: var(--c0); }
 .free { stroke-dasharray: 5 4; } .slow.host { stroke: var(--warn); stroke-width: 2; }
 svg text.slow { fill: var(--warn); } .letter { font-weight: 600; }
 """
 
 
-def document(width: int, height: int, style: str, *, title: str, lead: str) -> ET.Element:
+def add(parent: ET.Element, tag: str, text: str = "", name: str = "", **more: object) -> ET.Element:
+    """A new child element; `name` is its class, and `aria_label` becomes `aria-label`."""
+    attributes = {key.replace("_", "-"): str(value) for key, value in more.items()}
+    element = ET.SubElement(parent, tag, {**({"class": name} if name else {}), **attributes})
+    element.text = text
+    return element
+
+
+def document(style: str, *, title: str, lead: str) -> ET.Element:
     """The root of a standalone SVG document, with a title and a line below it."""
-    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size_of(width, height)})
-    ET.SubElement(root, "style").text = COLOURS + SVG_STYLE + style
+    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
+    add(root, "style", COLOURS + SVG_STYLE + style)
     words(root, 16, 26, title, "title")
     words(root, 16, 46, lead, "faint")
     return root
 
 
 def document_text(root: ET.Element) -> str:
+    """The document as text, as large as its shapes."""
+    rights, bottoms = zip(*map(_far_corner, root), strict=True)
+    resize(root, ceil(max(rights)) + 24, ceil(max(bottoms)) + 20)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def size_of(width: int, height: int) -> dict[str, str]:
-    return {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
+def _far_corner(shape: ET.Element) -> tuple[float, float]:
+    """The lower right corner of a shape or of a group of shapes."""
+    if shape.tag == "g":
+        rights, bottoms = zip((0.0, 0.0), *map(_far_corner, shape), strict=True)
+        return max(rights), max(bottoms)
+    at = {name: float(shape.get(name, 0)) for name in PLACES}
+    wide = text_width(shape.text or "") if shape.tag == "text" else at["width"]
+    return (
+        max(at["x"] + wide, at["x1"], at["x2"], at["cx"]),
+        max(at["y"] + at["height"], at["y1"], at["y2"], at["cy"]),
+    )
 
 
-def words(parent: ET.Element, x: int, y: int, text: str, name: str = "") -> None:
-    ET.SubElement(parent, "text", {"x": str(x), "y": str(y), "class": name}).text = text
+def resize(drawing: ET.Element, width: int, height: int) -> None:
+    size = {"width": str(width), "height": str(height), "viewBox": f"0 0 {width} {height}"}
+    drawing.attrib.update(size)
+
+
+def words(parent: ET.Element, x: float, y: float, text: str, name: str = "") -> None:
+    add(parent, "text", text, name, x=round(x), y=round(y))
 
 
 def text_width(text: str) -> int:
@@ -70,30 +98,37 @@ def text_width(text: str) -> int:
 
 
 def line(parent: ET.Element, x1: float, y1: float, x2: float, y2: float, name: str) -> ET.Element:
-    ends = {"x1": str(x1), "y1": str(y1), "x2": str(x2), "y2": str(y2)}
-    return ET.SubElement(parent, "line", {"class": name, **ends})
+    return add(parent, "line", name=name, x1=x1, y1=y1, x2=x2, y2=y2)
 
 
 def box(
-    parent: ET.Element, x: float, y: float, width: float, height: float, name: str, rx: int = 0
+    parent: ET.Element, x: float, y: float, width: float, height: float, name: str
 ) -> ET.Element:
-    place = {"x": str(x), "y": str(y), "width": str(width), "height": str(height)}
-    corners = {"rx": str(rx)} if rx else {}
-    return ET.SubElement(parent, "rect", {"class": name, **place, **corners})
+    return add(parent, "rect", name=name, x=x, y=y, width=width, height=height)
 
 
 def dot(parent: ET.Element, x: float, y: float, radius: int, name: str) -> ET.Element:
-    place = {"cx": str(x), "cy": str(y), "r": str(radius)}
-    return ET.SubElement(parent, "circle", {"class": name, **place})
+    return add(parent, "circle", name=name, cx=x, cy=y, r=radius)
 
 
 def tip(element: ET.Element, text: str) -> None:
     """Set the text that a browser shows when the pointer rests on the element."""
-    ET.SubElement(element, "title").text = text
+    add(element, "title", text)
 
 
-def facts(parent: ET.Element, y: int, lines: Iterable[tuple[str, str]], indent: int = 116) -> None:
-    """Lines of text below one another, each with its name at the left; `y` is above the first."""
-    for number, (name, text) in enumerate(lines, start=1):
-        words(parent, 16, y + FACT_LINE_PIXELS * number, name, "faint")
-        words(parent, indent, y + FACT_LINE_PIXELS * number, text)
+def legend(parent: ET.Element, y: int, entries: Iterable[tuple[str, str]]) -> None:
+    """A line of the classes that lines in a drawing have, each with its meaning."""
+    x = 16
+    for name, meaning in entries:
+        line(parent, x, y - 4, x + 22, y - 4, name)
+        words(parent, x + 28, y, meaning, "faint")
+        x += 50 + text_width(meaning)
+
+
+def facts(parent: ET.Element, y: int, lines: Iterable[tuple[str, str]]) -> int:
+    """Lines of text below one another, each with its name at the left; returns the end of them."""
+    for name, text in lines:
+        y += FACT_LINE_PIXELS
+        words(parent, 16, y, name, "faint")
+        words(parent, FACT_INDENT_PIXELS, y, text)
+    return y + 16

@@ -15,102 +15,68 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import UsageError
-from thalweg.report.trace import Argument, Counter, Process, Trace, Track
+from thalweg.report.trace import Trace, Track
 
 FIRST_PROCESS_NUMBER = 1000  # process number of rank 0: viewers take 0 for the idle process
 SEQUENCE = 1  # of packets; there is only one writer
 PER_RANK = 1 << 16  # track numbers reserved for each rank
+VALUE_FIELDS = {str: "string_value", int: "int_value", float: "double_value"}  # of an argument
 
 
 def as_proto(trace: Trace) -> Iterator[bytes]:
     """A trace in Perfetto's format, in pieces, each of which is a valid trace."""
-    found = messages()
+    kinds = messages()
     for process in trace.processes:
-        yield from _Writer(found, process).packets()
+        first = (process.rank + 1) * PER_RANK
+        piece = kinds.Trace()
+        _describe(piece, first, process.name, process.rank)
+        yield piece.SerializeToString()
+        for order, track in enumerate(process.tracks, start=1):
+            piece = kinds.Trace()
+            described = _describe(piece, first + order, track.name, order)
+            described.parent_uuid = first
+            if track.unit:
+                described.counter.unit_name = track.unit
+            for at, value in track.values:
+                event = _add_event(piece, first + order, at, kinds.TrackEvent.TYPE_COUNTER)
+                event.double_counter_value = value
+            _add_slices(piece, first + order, track, kinds.TrackEvent)
+            yield piece.SerializeToString()
 
 
-class _Writer:
-    def __init__(self, messages: Any, process: Process) -> None:
-        self._messages = messages
-        self._process = process
-        self._number = (process.rank + 1) * PER_RANK
-
-    def packets(self) -> Iterator[bytes]:
-        process = self._process
-        yield self._described(self._number, process.name, process.rank, below=False)
-        for index, track in enumerate(process.tracks, start=1):
-            yield self._described(self._number + index, track.name, index)
-            yield self._events(self._number + index, track)
-        for index, counter in enumerate(process.counters, start=1 + len(process.tracks)):
-            yield self._described(self._number + index, counter.name, index, unit=counter.unit)
-            yield self._values(self._number + index, counter)
-
-    def _described(
-        self, number: int, name: str, order: int, *, below: bool = True, unit: str = ""
-    ) -> bytes:
-        whole = self._messages.Trace()
-        described = _packet(whole).track_descriptor
-        described.uuid = number
-        described.name = name
-        described.child_ordering = described.EXPLICIT
-        described.sibling_order_rank = order
-        if below:
-            described.parent_uuid = self._number
-        if unit:
-            described.counter.unit_name = unit
-        return _bytes(whole)
-
-    def _events(self, number: int, track: Track) -> bytes:
-        whole = self._messages.Trace()
-        kinds = self._messages.TrackEvent
-        for each in track.slices:
-            begun = _event(whole, number, each.start, kinds.TYPE_SLICE_BEGIN)
-            begun.name = each.name
-            _annotate(begun, each.arguments)
-            _event(whole, number, each.end, kinds.TYPE_SLICE_END)
-        for instant in track.instants:
-            event = _event(whole, number, instant.at, kinds.TYPE_INSTANT)
-            event.name = instant.name
-            _annotate(event, instant.arguments)
-        return _bytes(whole)
-
-    def _values(self, number: int, counter: Counter) -> bytes:
-        whole = self._messages.Trace()
-        for at, value in counter.values:
-            event = _event(whole, number, at, self._messages.TrackEvent.TYPE_COUNTER)
-            event.double_counter_value = value
-        return _bytes(whole)
+def _describe(piece: Any, number: int, name: str, order: int) -> Any:
+    described = _add_packet(piece).track_descriptor
+    described.uuid, described.name = number, name
+    described.child_ordering, described.sibling_order_rank = described.EXPLICIT, order
+    return described
 
 
-def _event(whole: Any, number: int, at: int, kind: int) -> Any:
-    packet = _packet(whole)
+def _add_slices(piece: Any, number: int, track: Track, kinds: Any) -> None:
+    for each in track.slices:
+        lasts = each.end > each.start
+        kind = kinds.TYPE_SLICE_BEGIN if lasts else kinds.TYPE_INSTANT
+        event = _add_event(piece, number, each.start, kind)
+        event.name = each.name
+        for name, value in each.arguments.items():
+            annotation = event.debug_annotations.add()
+            annotation.name = name
+            setattr(annotation, VALUE_FIELDS[type(value)], value)
+        if lasts:
+            _add_event(piece, number, each.end, kinds.TYPE_SLICE_END)
+
+
+def _add_event(piece: Any, number: int, at: int, kind: int) -> Any:
+    packet = _add_packet(piece)
     packet.timestamp = 1000 * at
     packet.track_event.type = kind
     packet.track_event.track_uuid = number
     return packet.track_event
 
 
-def _packet(whole: Any) -> Any:
-    packet = whole.packet.add()
+def _add_packet(piece: Any) -> Any:
+    packet = piece.packet.add()
     packet.trusted_packet_sequence_id = SEQUENCE
     return packet
-
-
-def _annotate(event: Any, arguments: Mapping[str, Argument]) -> None:
-    for name, value in arguments.items():
-        annotation = event.debug_annotations.add()
-        annotation.name = name
-        if isinstance(value, str):
-            annotation.string_value = value
-        elif isinstance(value, int):
-            annotation.int_value = value
-        else:
-            annotation.double_value = value
-
-
-def _bytes(whole: Any) -> bytes:
-    found: bytes = whole.SerializeToString()
-    return found
 
 
 def messages() -> Any:
@@ -128,11 +94,9 @@ def messages() -> Any:
 def as_json(trace: Trace) -> Iterator[str]:
     """A trace in Chrome's JSON format, for ui.perfetto.dev and chrome://tracing; an event per line,
     so that most viewers can read a truncated file."""
-    yield '{"displayTimeUnit":"ms","traceEvents":[\n'
-    between = ""
-    for event in events(trace):
-        yield between + json.dumps(event, separators=(",", ":"))
-        between = ",\n"
+    yield '{"displayTimeUnit":"ms","traceEvents":['
+    for number, event in enumerate(events(trace)):
+        yield (",\n" if number else "\n") + json.dumps(event, separators=(",", ":"))
     about = {"made_by": "thalweg", "remarks": list(trace.remarks)}
     yield f'\n],"otherData":{json.dumps(about)}}}\n'
 
@@ -143,38 +107,22 @@ def events(trace: Trace) -> Iterator[Mapping[str, Any]]:
         yield _meta(number, 0, "process_name", name=process.name)
         yield _meta(number, 0, "process_sort_index", sort_index=process.rank)
         for thread, track in enumerate(process.tracks, start=1):
-            yield _meta(number, thread, "thread_name", name=track.name)
-            yield _meta(number, thread, "thread_sort_index", sort_index=thread)
-            yield from _slices(number, thread, track)
-        yield from _counters(number, process)
+            if track.slices:
+                yield _meta(number, thread, "thread_name", name=track.name)
+                yield _meta(number, thread, "thread_sort_index", sort_index=thread)
+            place = {"pid": number, "tid": thread, "cat": track.name.split()[0]}
+            for each in track.slices:
+                lasts = each.end > each.start
+                kind = {"ph": "X", "dur": each.end - each.start} if lasts else {"ph": "i", "s": "t"}
+                about = {"name": each.name, "ts": each.start, "args": dict(each.arguments)}
+                yield {**kind, **place, **about}
+            for at, value in track.values:
+                about = {"name": f"{track.name} ({track.unit})", "args": {track.unit: value}}
+                yield {"ph": "C", "pid": number, "tid": 0, "ts": at, **about}
 
 
 def _meta(process: int, thread: int, kind: str, **values: str | int) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": values}
-
-
-def _slices(process: int, thread: int, track: Track) -> Iterator[dict[str, Any]]:
-    place = {"pid": process, "tid": thread, "cat": track.name.split()[0]}
-    for each in track.slices:
-        yield {
-            "ph": "X",
-            **place,
-            "name": each.name,
-            "ts": each.start,
-            "dur": each.end - each.start,
-            "args": dict(each.arguments),
-        }
-    for instant in track.instants:
-        about = {"name": instant.name, "ts": instant.at, "args": dict(instant.arguments)}
-        yield {"ph": "i", "s": "t", **place, **about}
-
-
-def _counters(number: int, process: Process) -> Iterator[dict[str, Any]]:
-    for counter in process.counters:
-        for at, value in counter.values:
-            name = f"{counter.name} ({counter.unit})"
-            about = {"name": name, "ts": at, "args": {counter.unit: value}}
-            yield {"ph": "C", "pid": number, "tid": 0, **about}
 
 
 def _text(trace: Trace) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ and the workers round it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, pi, sin
 from xml.etree import ElementTree as ET
@@ -16,13 +17,14 @@ from thalweg.catalog import Catalog
 from thalweg.facts import Link, Workload, about
 from thalweg.plan import Plan
 from thalweg.redundancy import fastest, is_compensated, root_of
-from thalweg.report.shapes import FACT_LINE_PIXELS, dot, facts, line, text_width, tip, words
+from thalweg.report.shapes import add, dot, facts, legend, line, tip, words
 from thalweg.schedules import Group, Traffic
 
 ASYNC_MARGIN_PIXELS = 46
 ASYNC_STYLE = """
 .up { stroke: var(--c0); stroke-width: 1.6; } .down { stroke: var(--c2); stroke-width: 1.6; }
 .node { fill: var(--c0); } .root { fill: var(--c1); }
+line.root { stroke: var(--c1); stroke-width: 9; }
 """
 
 
@@ -118,60 +120,31 @@ def _traffic(group: Group, root: int, up: int, down: int) -> Traffic:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncPlanPicture:
-    found: AsyncPlanView
-    ranks: tuple[int, ...]
-
-    @property
-    def radius(self) -> int:
-        return max(90, round(34 * len(self.ranks) / (2 * pi)))
-
-    @property
-    def width(self) -> int:
-        longest = max(text_width(text) for _, text in self.found.story)
-        return max(2 * (self.radius + ASYNC_MARGIN_PIXELS), 140 + longest)
-
-    @property
-    def height(self) -> int:
-        return 2 * (self.radius + ASYNC_MARGIN_PIXELS) + FACT_LINE_PIXELS * (
-            len(self.found.story) + 2
-        )
-
-    def draw(self, parent: ET.Element, top: int) -> None:
-        ET.SubElement(parent, "style").text = ASYNC_STYLE
-        x, y = self.radius + ASYNC_MARGIN_PIXELS, top + self.radius + ASYNC_MARGIN_PIXELS
-        others = [rank for rank in self.ranks if rank != self.found.root]
-        for number, rank in enumerate(others):
-            turn = 2 * pi * number / len(others) - pi / 2
-            self._spoke(parent, rank, (x, y), (cos(turn), sin(turn)))
-        dot(parent, x, y, 9, "root")
-        y = top + 2 * (self.radius + ASYNC_MARGIN_PIXELS)
-        up, down = about(self.found.up_nbytes, "B"), about(self.found.down_nbytes, "B")
-        line(parent, 16, y - 4, 38, y - 4, "up")
-        words(parent, 44, y, f"up, {up} per step", "faint")
-        line(parent, 196, y - 4, 218, y - 4, "down")
-        words(parent, 224, y, f"down, {down} per step", "faint")
-        dot(parent, 392, y - 4, 6, "root")
-        words(parent, 404, y, f"the root, in rank {self.found.root}", "faint")
-        facts(parent, y + 6, self.found.story)
-
-    def _spoke(
-        self, parent: ET.Element, rank: int, centre: tuple[int, int], turn: tuple[float, float]
-    ) -> None:
-        """Draw a worker, and the two directions of its traffic side by side."""
-        (x, y), (dx, dy), root = centre, turn, self.found.root
+def draw_async_plan(parent: ET.Element, view: AsyncPlanView, ranks: Sequence[int], top: int) -> int:
+    """Draw the root, the workers round it, and the story; returns the end of the picture."""
+    add(parent, "style", ASYNC_STYLE)
+    radius = max(90, round(34 * len(ranks) / (2 * pi)))
+    x, y = radius + ASYNC_MARGIN_PIXELS, top + radius + ASYNC_MARGIN_PIXELS
+    others = [rank for rank in ranks if rank != view.root]
+    for number, rank in enumerate(others):
+        angle = 2 * pi * number / len(others) - pi / 2
+        dx, dy = cos(angle), sin(angle)
         for kind, aside, nbytes, ends in (
-            ("up", 3, self.found.up_nbytes, f"{rank} to {root}"),
-            ("down", -3, self.found.down_nbytes, f"{root} to {rank}"),
+            ("up", 3, view.up_nbytes, f"{rank} to {view.root}"),
+            ("down", -3, view.down_nbytes, f"{view.root} to {rank}"),
         ):
-            points = [
-                round(value, 1)
-                for far in (16, self.radius)
-                for value in (x + dx * far - dy * aside, y + dy * far + dx * aside)
-            ]
-            x1, y1, x2, y2 = points
+            x1, x2 = (round(x + dx * far - dy * aside, 1) for far in (16, radius))
+            y1, y2 = (round(y + dy * far + dx * aside, 1) for far in (16, radius))
             tip(line(parent, x1, y1, x2, y2, kind), f"{about(nbytes, 'B')} from {ends}")
-        dot(parent, round(x + dx * self.radius, 1), round(y + dy * self.radius, 1), 5, "node")
-        name, far = str(rank), self.radius + 16
-        words(parent, round(x + dx * far - 3 * len(name)), round(y + dy * far + 4), name)
+        dot(parent, round(x + dx * radius, 1), round(y + dy * radius, 1), 5, "node")
+        name, far = str(rank), radius + 16
+        words(parent, x + dx * far - 3 * len(name), y + dy * far + 4, name)
+    dot(parent, x, y, 9, "root")
+    y += radius + ASYNC_MARGIN_PIXELS
+    entries = [
+        ("up", f"up, {about(view.up_nbytes, 'B')} per step"),
+        ("down", f"down, {about(view.down_nbytes, 'B')} per step"),
+        ("root", f"the root, in rank {view.root}"),
+    ]
+    legend(parent, y, entries)
+    return facts(parent, y + 6, view.story)

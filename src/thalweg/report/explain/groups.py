@@ -7,6 +7,7 @@ result. Slow members are written in their own colour.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -18,7 +19,7 @@ from thalweg.catalog import Catalog
 from thalweg.facts import Rate, Size, Workload, counted
 from thalweg.plan import Plan
 from thalweg.predict.mixing import MixingSummary, mixing_summary, uplink_traffic
-from thalweg.report.shapes import FACT_LINE_PIXELS, box, dot, facts, line, text_width, tip, words
+from thalweg.report.shapes import add, box, dot, facts, legend, line, text_width, tip, words
 from thalweg.schedules import AveragingGroup, ContendedLinks, Group
 from thalweg.schedules.shuffle.contended_links import declared
 from thalweg.steps import compile_rounds, cycle
@@ -35,11 +36,11 @@ GROUP_STYLE = """
 .bar { stroke-width: 9; stroke-linecap: round; opacity: 0.45; }
 .column { stroke: var(--line); stroke-dasharray: 2 4; }
 """
-LEGEND = (
-    ("inside", "group within a rack"),
-    ("between", "group between racks"),
-    ("window", "group for several steps, without others meanwhile"),
-)
+LEGEND = {
+    "inside": "group within a rack",
+    "between": "group between racks",
+    "window": "group for several steps, without others meanwhile",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,112 +224,67 @@ def _contraction(found: MixingSummary) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsPicture:
-    view: Groups
-
-    @property
-    def width(self) -> int:
-        texts = max((text_width(text) for _, text in self.view.facts()), default=0)
-        legend = 40 + sum(54 + text_width(text) for _, text in LEGEND)
-        columns = self._x(len(self.view.turns)) + 24
-        return max(columns, 140 + texts, legend if self.view.turns else 0)
-
-    @property
-    def height(self) -> int:
-        return self._table + FACT_LINE_PIXELS * len(self.view.facts()) + 16
-
-    @property
-    def _table(self) -> int:
-        if not self.view.turns:
-            return 8
-        group = self.view.group
-        return HEAD + LANE * group.size + GAP * len(group.racks) + 44
-
-    def _x(self, step: int) -> int:
-        """The left end of the column of a step."""
-        group = self.view.group
-        names = max(text_width(_name(self.view, rank)) for rank in group.ranks)
-        places = {rank: place for place, rank in enumerate(group.order)}
-        slots = [slot for turn in self.view.turns for slot, _ in _slots(turn, places)]
-        column = max(COLUMN, 2 * MARGIN + SLOT * (1 + max(slots, default=0)))
-        return NAMES + names + 22 + column * step
-
-    def draw(self, parent: ET.Element, top: int) -> None:
-        ET.SubElement(parent, "style").text = GROUP_STYLE
-        if self.view.turns:
-            lanes = self._bands(parent, top)
-            ends = [self._x(step) for step in range(len(self.view.turns) + 1)]
-            for step, turn in enumerate(self.view.turns):
-                for slot, each in _slots(turn, lanes):
-                    x = ends[step] + MARGIN + SLOT * slot
-                    until = ends[min(step + each.lasts, len(ends) - 1)]
-                    heights = [lanes[rank] for rank in each.ranks]
-                    tip(self._draw_group(parent, each, heights, x, until), _tip(step, each))
-            self._legend(parent, top + self._table - 16)
-        facts(parent, top + self._table - 8, self.view.facts())
-
-    def _bands(self, parent: ET.Element, top: int) -> dict[int, int]:
-        """Draw the racks and the names; returns the height of each rank's lane."""
-        steps, group = len(self.view.turns), self.view.group
-        words(parent, 16, top + 18, "Averaging groups of one period")
-        if self.view.left_out:
-            more = f"the first {steps} of {self.view.period} steps"
-            words(parent, 220, top + 18, more, "faint")
-        left = self._x(0)
-        words(parent, left - 34, top + HEAD - 4, "step", "faint")
-        lanes: dict[int, int] = {}
-        y = top + HEAD + 4
-        first = y
-        for rack in group.racks:
-            box(parent, 8, y, self._x(steps), LANE * len(rack), "rack")
-            name = group.cluster.rack(rack[0]).name
-            words(parent, 14, y + 15, name, "slow" if self.view.is_slow("rack", name) else "faint")
-            for rank in rack:
-                lanes[rank] = y + LANE // 2
-                host = group.cluster.host(rank).name
-                tint = "slow" if self.view.is_slow("host", host) else ""
-                words(parent, NAMES, y + 15, _name(self.view, rank), tint)
-                y += LANE
-            y += GAP
-        for step in range(steps):
-            x = self._x(step)
-            line(parent, x - 2, first, x - 2, y - GAP, "column")
-            words(parent, x + MARGIN - 3, top + HEAD - 4, str(step), "faint")
-        return lanes
-
-    def _draw_group(
-        self, parent: ET.Element, group: AveragingGroup, heights: list[int], x: int, until: int
-    ) -> ET.Element:
-        drawn = ET.SubElement(parent, "g", {"class": self._kind(group)})
-        line(drawn, x, min(heights), x, max(heights), "joins")
-        for y in sorted(heights):
-            if group.lasts > 1:
-                line(drawn, x, y, until - 10, y, "bar")
-            dot(drawn, x, y, 4, "")
-        return drawn
-
-    def _kind(self, group: AveragingGroup) -> str:
-        if group.lasts > 1:
-            return "window"
-        return "between" if len(self.view.group.subgroup(group.ranks).racks) > 1 else "inside"
-
-    def _legend(self, parent: ET.Element, y: int) -> None:
-        x = 20
-        there = {self._kind(each) for turn in self.view.turns for each in turn}
-        for kind, meaning in LEGEND:
-            if kind not in there:
-                continue
-            shown = ET.SubElement(parent, "g", {"class": kind})
-            line(shown, x, y - 4, x + 18, y - 4, "bar" if kind == "window" else "joins")
-            for end in (x, x + 18)[: 1 if kind == "window" else 2]:
-                dot(shown, end, y - 4, 4, "")
-            words(parent, x + 30, y, meaning, "faint")
-            x += 54 + text_width(meaning)
+def draw_groups(parent: ET.Element, view: Groups, top: int) -> int:
+    """Draw the groups, with the facts below them; returns the end of the picture."""
+    add(parent, "style", GROUP_STYLE)
+    bottom = _draw_turns(parent, view, top) if view.turns else top
+    return facts(parent, bottom, view.facts())
 
 
-def _name(view: Groups, rank: int) -> str:
-    return f"rank {rank}, {view.group.cluster.host(rank).name}"
+def _draw_turns(parent: ET.Element, view: Groups, top: int) -> int:
+    group, steps = view.group, len(view.turns)
+    words(parent, 16, top + 18, "Averaging groups of one period")
+    if view.left_out:
+        words(parent, 220, top + 18, f"the first {steps} of {view.period} steps", "faint")
+    names = {rank: f"rank {rank}, {group.cluster.host(rank).name}" for rank in group.ranks}
+    lanes: dict[int, int] = {}
+    y = top + HEAD + 4
+    for rack in group.racks:
+        lanes |= {rank: y + LANE * row + LANE // 2 for row, rank in enumerate(rack)}
+        y += LANE * len(rack) + GAP
+    columns = [list(_slots(turn, lanes)) for turn in view.turns]
+    slots = max(slot for column in columns for slot, _ in column) if any(columns) else 0
+    left = NAMES + max(map(text_width, names.values())) + 22
+    xs = [left + max(COLUMN, 2 * MARGIN + SLOT * (1 + slots)) * step for step in range(steps + 1)]
+    for rack in group.racks:
+        box(parent, 8, lanes[rack[0]] - LANE // 2, xs[-1], LANE * len(rack), "rack")
+        name = group.cluster.rack(rack[0]).name
+        tint = "slow" if view.is_slow("rack", name) else "faint"
+        words(parent, 14, lanes[rack[0]] + 5, name, tint)
+    for rank, height in lanes.items():
+        tint = "slow" if view.is_slow("host", group.cluster.host(rank).name) else ""
+        words(parent, NAMES, height + 5, names[rank], tint)
+    words(parent, left - 34, top + HEAD - 4, "step", "faint")
+    for step, (x, column) in enumerate(zip(xs, columns, strict=False)):
+        line(parent, x - 2, top + HEAD + 4, x - 2, y - GAP, "column")
+        words(parent, x + MARGIN - 3, top + HEAD - 4, str(step), "faint")
+        for slot, each in column:
+            until = xs[min(step + each.lasts, steps)] - 10
+            heights = sorted(lanes[rank] for rank in each.ranks)
+            drawn = _draw_group(parent, _kind(view, each), heights, x + MARGIN + SLOT * slot, until)
+            tip(drawn, _tip(step, each))
+    there = {_kind(view, each) for turn in view.turns for each in turn}
+    entries = [(f"joins {kind}", meaning) for kind, meaning in LEGEND.items() if kind in there]
+    legend(parent, y + 24, entries)
+    return y + 32
+
+
+def _kind(view: Groups, group: AveragingGroup) -> str:
+    if group.lasts > 1:
+        return "window"
+    return "between" if len(view.group.subgroup(group.ranks).racks) > 1 else "inside"
+
+
+def _draw_group(
+    parent: ET.Element, kind: str, heights: list[int], x: int, until: int
+) -> ET.Element:
+    drawn = add(parent, "g", name=kind)
+    line(drawn, x, heights[0], x, heights[-1], "joins")
+    for y in heights:
+        if kind == "window":
+            line(drawn, x, y, until, y, "bar")
+        dot(drawn, x, y, 4, "")
+    return drawn
 
 
 def _tip(step: int, group: AveragingGroup) -> str:
@@ -341,18 +297,12 @@ def _slots(
     turn: tuple[AveragingGroup, ...], lanes: dict[int, int]
 ) -> Iterator[tuple[int, AveragingGroup]]:
     """The lines of one column, side by side where they would overlap, the longest last."""
-    taken: list[list[tuple[int, int]]] = []
-
-    def reach(group: AveragingGroup) -> tuple[int, int]:
+    taken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    spans = []
+    for group in turn:
         heights = [lanes[rank] for rank in group.ranks]
-        return min(heights), max(heights)
-
-    for each in sorted(turn, key=lambda group: reach(group)[1] - reach(group)[0]):
-        low, high = reach(each)
-        for slot in count():
-            if slot == len(taken):
-                taken.append([])
-            if all(high < other_low or low > other_high for other_low, other_high in taken[slot]):
-                taken[slot].append((low, high))
-                yield slot, each
-                break
+        spans.append((min(heights), max(heights), group))
+    for low, high, group in sorted(spans, key=lambda span: span[1] - span[0]):
+        slot = next(n for n in count() if all(high < a or low > b for a, b in taken[n]))
+        taken[slot].append((low, high))
+        yield slot, group
