@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from time import process_time
 from typing import Any
 
@@ -21,7 +20,13 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from thalweg.bench.compress_baselines import CompressionBaseline, Trial, compression_baselines
-from thalweg.bench.compress_costs import CompressionCost, Method, PayloadPattern, at_all_speeds
+from thalweg.bench.compress_costs import (
+    CompressionCost,
+    Method,
+    PayloadPattern,
+    at_all_speeds,
+    pays_row,
+)
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
 from thalweg.predict.closed_form.ddp_step import UncompressedStep
@@ -147,13 +152,11 @@ def _row(
 
 def derived_metrics(cost: CompressionCost) -> dict[str, Any]:
     """The figures of a row that follow from the measured ones; `pays` compares with DDP."""
-    below = cost.pays_below
     return {
         "payload_bytes": round(cost.payload + cost.exact),
         "ratio": cost.ratio,
         "wire_bytes": round(cost.wire),
         "breakeven_gbps": None if cost.breakeven is None else cost.breakeven / 1e9,
-        "pays": {0.0: "never", inf: "always"}.get(below, "below"),
-        "pays_below_gbps": below / 1e9 if 0 < below < inf else None,
+        **pays_row(cost.pays_below),
         "step_seconds": at_all_speeds(cost.step),
     }

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
+from typing import Any
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.compress import Compressor
@@ -87,6 +89,15 @@ class CompressionCost:
     def pays_below(self) -> float:
         """The rate in bits per second below which it pays against DDP: 0 is never, inf always."""
         return 8 * ddp_step.pays_below(self.dense, self.step, alpha=0.0)
+
+
+def pays_row(bits_per_second: float) -> dict[str, Any]:
+    """The rate below which compression pays, for JSON: 0 is never, inf always."""
+    below = 0 < bits_per_second < inf
+    return {
+        "pays": {0.0: "never", inf: "always"}.get(bits_per_second, "below"),
+        "pays_below_gbps": bits_per_second / 1e9 if below else None,
+    }
 
 
 def dense_wire(dense: ddp_step.UncompressedStep) -> float:

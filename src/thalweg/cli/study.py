@@ -19,9 +19,10 @@ from thalweg.report.tables import blank_table
 from thalweg.studies.compression import (
     DATA_CENTRE_GBPS,
     STUDY_RATES_GBPS,
-    CompressionCase,
+    STUDY_WORKER_COUNT,
     CompressionStudy,
     Constants,
+    Row,
     constants_of,
     paper_constants,
     run_compression_study,
@@ -30,7 +31,6 @@ from thalweg.studies.compression import (
 
 app = typer.Typer(help="Studies with the performance model, for many configurations.")
 
-STUDY_COLUMNS = ("model", "batch", "workers", "gbps", "method", "vs_ddp")
 SIGN_EXCHANGE_NOTES = {
     False: "sign: everybody gathers all signs here, as in the paper. --constants yours and "
     "`thalweg advise` vote in two shots, which sends less; advise also counts the extra steps",
@@ -74,12 +74,11 @@ def compression(
     rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(
         STUDY_RATES_GBPS
     )
-    found = run_compression_study(chosen, rates=sorted(set(rates)))
+    found = run_compression_study(chosen, sorted(set(rates)))
     terminal = console(json_path)
     terminal.print(_table(found))
     terminal.print("\n".join(_lines(found)), markup=False)
-    rows = [_fields(each, *STUDY_COLUMNS) for each in found.outcomes]
-    write_json(json_path, "study compression", _settings(found), rows)
+    write_json(json_path, "study compression", _settings(found), found.cases)
 
 
 def _constants(source: Source, machine: Path | None) -> Constants:
@@ -97,88 +96,73 @@ def _constants(source: Source, machine: Path | None) -> Constants:
     return constants_of(measured, str(machine))
 
 
-def _fields(each: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(each, name) for name in names}
-
-
 def _settings(found: CompressionStudy) -> dict[str, Any]:
-    rates = sorted({each.gbps for each in found.outcomes})
     return {
         "constants": found.constants.name,
         "assumed": list(found.constants.machine.assumed),
-        "wins": _count(found.outcomes),
+        "wins": _count(found.cases),
         "data_centre": _count(found.in_data_centres),
-        "by_method": {
-            method: _count([each for each in found.outcomes if each.method == method])
-            for method in found.constants.methods
-        },
+        "by_method": {name: _count(rows) for name, rows in _by(found.cases, "method").items()},
         "by_gbps": [
-            {"gbps": rate, **_count([each for each in found.outcomes if each.gbps == rate])}
-            for rate in rates
+            {"gbps": rate, **_count(rows)} for rate, rows in _by(found.cases, "gbps").items()
         ],
-        "break_even": [
-            {
-                **_fields(each, "model", "batch", "workers", "method"),
-                "pays": {0.0: "never", inf: "always"}.get(each.gbps, "below"),
-                "pays_below_gbps": each.gbps if 0 < each.gbps < inf else None,
-            }
-            for each in found.break_evens
-        ],
+        "break_even": found.break_evens,
         "sufficient_ratio": [
-            {
-                **_fields(each, "model", "batch", "workers", "gbps"),
-                "ratio": each.ratio if each.ratio < inf else None,
-            }
-            for each in found.ratios
+            {**row, "ratio": row["ratio"] if row["ratio"] < inf else None} for row in found.ratios
         ],
     }
 
 
-def _count(outcomes: Sequence[CompressionCase]) -> dict[str, int]:
-    won, of = wins(outcomes)
+def _by(rows: Sequence[Row], key: str) -> dict[Any, list[Row]]:
+    """The rows by their value of this key."""
+    return {value: [row for row in rows if row[key] == value] for value in _values(rows, key)}
+
+
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _count(cases: Sequence[Row]) -> dict[str, int]:
+    won, of = wins(cases)
     return {"wins": won, "of": of}
 
 
 def _table(found: CompressionStudy) -> Table:
     """A row for each method: wins at each rate, and the rate below which it pays for each model."""
-    rates = sorted({each.gbps for each in found.outcomes})
-    models = list(dict.fromkeys(each.model for each in found.break_evens))
-    each_cell = len(found.outcomes) // (len(rates) * len(found.constants.methods))
+    headings = [*(f"{rate:g}" for rate in _values(found.cases, "gbps"))]
+    each_cell = len(found.cases) // (len(headings) * len(found.constants.methods))
+    headings += _values(found.break_evens, "model")
     table = blank_table(
         "method",
-        *(f">{heading}" for heading in [*(f"{rate:g}" for rate in rates), *models]),
+        *(f">{heading}" for heading in headings),
         title=f"Steps that are shorter than DDP's, of {each_cell} at each rate in Gbit/s "
         f"(constants of {found.constants.whose}), and the rate below which that is so",
     )
-    for method in found.constants.methods:
-        own = [each for each in found.outcomes if each.method == method]
-        counts = [wins(each for each in own if each.gbps == rate)[0] for rate in rates]
-        below = {each.model: each.gbps for each in found.break_evens if each.method == method}
-        table.add_row(method, *map(str, counts), *(_speed(below[model]) for model in models))
+    below = _by(found.break_evens, "method")
+    for method, cases in _by(found.cases, "method").items():
+        counts = [str(wins(rows)[0]) for rows in _by(cases, "gbps").values()]
+        table.add_row(method, *counts, *map(_speed, below[method]))
     return table
 
 
-def _speed(gbps: float) -> str:
-    return {0.0: "never", inf: "always"}.get(gbps) or f"{gbps:.3g}"
+def _speed(row: Row) -> str:
+    return f"{row['pays_below_gbps']:.3g}" if row["pays"] == "below" else str(row["pays"])
 
 
 def _lines(found: CompressionStudy) -> list[str]:
-    won, of = wins(found.outcomes)
+    won, of = wins(found.cases)
     lines = [f"Compression wins in {won} of {of} configurations"]
     if found.in_data_centres:
         won, of = wins(found.in_data_centres)
         lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more"
         lines[0] += "; the paper reports 6 of more than 200 in data centres"
-    ratios = ", ".join(f"{each.model} ({each.batch}) {each.ratio:.2g}x" for each in found.ratios)
-    lines.append(
-        f"At {DATA_CENTRE_GBPS:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}"
-    )
-    [most] = {each.workers for each in found.break_evens}
-    lines.append(
-        f"Rates below which it pays are for {most} workers and each model's largest batch; "
-        "times are of backward and what follows"
-    )
-    lines.append(SIGN_EXCHANGE_NOTES[found.constants.two_shot])
+    ratios = ", ".join("{model} ({batch}) {ratio:.2g}x".format(**row) for row in found.ratios)
+    lines += [
+        f"At {DATA_CENTRE_GBPS:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}",
+        f"Rates below which it pays are for {STUDY_WORKER_COUNT} workers and each model's largest "
+        "batch; times are of backward and what follows",
+        SIGN_EXCHANGE_NOTES[found.constants.two_shot],
+    ]
     if found.constants.machine.assumed:
         lines.append(
             "Codec times are assumed, not measured here; JSON settings.assumed has the source"
