@@ -16,7 +16,6 @@ from thalweg.facts import Duration, Rate, Size
 
 if TYPE_CHECKING:
     from thalweg.studies.stragglers.config import StragglerTrial
-    from thalweg.studies.stragglers.tables import StragglerStudy
 
 STRAGGLER_NOTES = (
     "links: bytes of the busiest NIC in an iteration, over its rate; at small messages a token "
@@ -92,31 +91,43 @@ def command(
         seed=seed,
     )
     found, notes = _measured(asked, chosen, rate)
-    notes = [*found.errors, *STRAGGLER_NOTES, *notes]
+    wrong = [row for rows in found.values() for row in rows if not row["exact"]]
+    errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
+    notes = [*errors, *STRAGGLER_NOTES, *notes]
     terminal = console(json_path)
     where = f"{asked.workers} workers in a tree of {asked.tree.text} and a root, NICs {rate}"
     terminal.print(where, style="italic")
-    for name, rows in found.tables.items():
+    for name, rows in found.items():
         terminal.print(table_of(name, rows))
     terminal.print("\n".join(notes), markup=False)
     settings = {
-        **_settings(asked, str(rate)),
+        "tree": asked.tree.text,
+        "workers": asked.workers,
+        "stragglers": stragglers,
+        "bytes": 4 * asked.elements,
+        "nic": str(rate),
+        "late": late,
+        "delay": asked.delay,
+        "compute": asked.compute,
+        "iterations": iterations,
+        "budget": asked.budget,
+        "seed": seed,
         "notes": notes,
-        "tables": {name: rows for name, rows in found.tables.items() if name != "held"},
+        "tables": {name: rows for name, rows in found.items() if name != "held"},
     }
-    write_json(json_path, "bench stragglers", settings, found.tables.get("held", []))
+    write_json(json_path, "bench stragglers", settings, found.get("held", []))
     picture = plot or Path("thalweg-bench") / f"stragglers-{asked.tree.text}.svg"
-    write_file(picture, draw_stragglers(where, found.tables))
+    write_file(picture, draw_stragglers(where, found))
     terminal.print(f"Picture: {picture}", markup=False)
-    if found.wrong:
-        schemes = listed(list(dict.fromkeys(row["scheme"] for row in found.wrong)))
+    if wrong:
+        schemes = listed(dict.fromkeys(row["scheme"] for row in wrong))
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")
 
 
 def _measured(
     asked: StragglerTrial, tables: Sequence[str], rate: Rate
-) -> tuple[StragglerStudy, list[str]]:
-    """The study's results, measured in a lab, and the lab's notes."""
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """The rows of each table, measured in a lab, and the lab's notes."""
     from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not at import
     from thalweg.studies.stragglers.tables import run_straggler_study
 
@@ -142,19 +153,3 @@ def _elements(text: str) -> int:
             f"{nbytes} bytes aren't a whole number of float32", "give a multiple of 4 bytes"
         )
     return nbytes // 4
-
-
-def _settings(asked: StragglerTrial, nic: str) -> dict[str, Any]:
-    return {
-        "tree": asked.tree.text,
-        "workers": asked.workers,
-        "stragglers": asked.tree.stragglers,
-        "bytes": 4 * asked.elements,
-        "nic": nic,
-        "late": asked.late,
-        "delay": asked.delay,
-        "compute": asked.compute,
-        "iterations": asked.iterations,
-        "budget": asked.budget,
-        "seed": asked.seed,
-    }
