@@ -16,8 +16,7 @@ from thalweg.cli.output import JsonOption, console, progress_bar, write_file, wr
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import about
-from thalweg.predict import Advice, RankedPlan, advise
-from thalweg.predict.advisor import MIN_ADVISED_SPEEDUP
+from thalweg.predict import Advice, RankedPlan, advisor
 from thalweg.predict.extra_steps import optimizer_named
 from thalweg.report.tables import table_of
 
@@ -33,7 +32,7 @@ RANKING_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
 
 
 @with_bundles
-def command(
+def advise(
     *,
     asked: JobOptions,
     allow: Annotated[
@@ -76,7 +75,7 @@ def command(
     named = None if optimizer is None else optimizer_named(optimizer)
     situation = situation_of(asked, supposed)
     with progress_bar("Predicting") as bar:
-        advice = advise(
+        advice = advisor.advise(
             situation.cluster,
             situation.workload,
             situation.machine,
@@ -161,7 +160,7 @@ def _not_counted(advice: Advice) -> str:
     classes = sorted(
         {ranked.promise.value for ranked in advice.ranking if ranked.promise not in known}
     )
-    if not classes or advice.best.gain >= MIN_ADVISED_SPEEDUP:
+    if not classes or advice.best.gain >= advisor.MIN_ADVISED_SPEEDUP:
         return ""
     return (
         f"Not counted: {listed(classes)} plans, whose extra steps weren't measured under "

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
+from thalweg.cli import bench_compress, bench_stragglers, bench_train
 from thalweg.cli.job_options import workload_of
 from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
@@ -33,8 +33,8 @@ COLLECTIVE_COLUMNS: Columns = {
 app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
 app.command("compress")(bench_compress.command)
 app.command("stragglers")(bench_stragglers.command)
-app.command("train")(bench_train.command)
-app.command("forecast")(bench_forecast.command)
+app.command("train")(bench_train.train)
+app.command("forecast")(bench_train.forecast)
 
 
 @app.command("collectives")

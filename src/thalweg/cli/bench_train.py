@@ -1,9 +1,11 @@
-"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, with its events."""
+"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, with its events; and `thalweg bench
+forecast SCENARIO.toml ...`: their predicted and measured step times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +25,7 @@ from thalweg.cli.output import (
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
-from thalweg.report.tables import blank_table, seconds_text
+from thalweg.report.tables import Columns, blank_table, seconds_text, table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
@@ -38,8 +40,26 @@ StepsOption = Annotated[
     int | None, typer.Option(min=1, help="Instead of the file's; later events are left out.")
 ]
 
+PREDICTION_COLUMNS: Columns = {
+    "scenario": itemgetter("scenario"),
+    "plan": itemgetter("sync"),
+    ">predicted": lambda row: about(row["predicted"], "s"),
+    ">interval": lambda row: f"{about(row['low'], 's')} to {about(row['high'], 's')}",
+    ">measured": lambda row: about(row["measured"], "s"),
+    ">error": lambda row: f"{row['error']:+.1%}" + ("" if row["covered"] else " !"),
+}
+CHOICE_COLUMNS: Columns = {
+    "scenario": itemgetter("scenario"),
+    "requested": itemgetter("sync"),
+    "chosen": itemgetter("chosen"),
+    ">step time": lambda row: about(row["seconds"], "s"),
+    "best fixed plan": itemgetter("best"),
+    ">its step time": lambda row: about(row["best_seconds"], "s"),
+    ">slower by": lambda row: f"{row['behind']:+.1%}",
+}
 
-def command(
+
+def train(
     path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="See scenarios/.")],
     workers_only: Annotated[
         bool,
@@ -66,13 +86,13 @@ def command(
     """
     from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
 
-    scenario = shortened(read_scenario(path), repeats, steps)
+    scenario = _shortened(read_scenario(path), repeats, steps)
     scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         if workers_only:
             rows, notes = _side_by_side(scenario, bar)
         else:
-            rows, notes = in_a_lab(scenario, bar, predicted=predicted)
+            rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
     terminal = console(json_path)
     terminal.print(_title(scenario), style="italic")
     terminal.print(_table(scenario, rows))
@@ -94,7 +114,56 @@ def command(
         raise RunError(f"{listed(failed)} failed", "see the errors above, or leave the plan out")
 
 
-def shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:
+def forecast(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="SCENARIO.toml...", help="See scenarios/.")
+    ],
+    sync: Annotated[
+        list[str] | None, typer.Option(metavar="PLAN", help="Besides the files'; may be repeated.")
+    ] = None,
+    repeats: RepeatsOption = None,
+    steps: StepsOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Predict every plan of these scenarios, then train under it, in a lab for each scenario.
+
+    The predictions are made from a calibration in the same lab. Where `auto` is among the plans,
+    its choice is compared with the best fixed plan.
+    """
+    # torch takes a second: not at import
+    from thalweg.bench.prediction_check import accuracy_of, auto_choices, prediction_rows
+    from thalweg.bench.scenario import read_scenario
+
+    predictions: list[dict[str, Any]] = []
+    choices: list[dict[str, Any]] = []
+    scenarios = [read_scenario(path) for path in paths]
+    for scenario in scenarios:
+        syncs = tuple(dict.fromkeys((*scenario.syncs, *(sync or ()))))
+        scenario = replace(_shortened(scenario, repeats, steps), syncs=syncs, target=None)
+        with progress_bar(f"Predicting and comparing in {scenario.name}") as bar:
+            rows, _ = _in_a_lab(scenario, bar, predicted=True)
+        predictions += prediction_rows(scenario, rows)
+        choices += auto_choices(scenario, rows)
+    terminal = console(json_path)
+    terminal.print(table_of(predictions, PREDICTION_COLUMNS))
+    accuracy = accuracy_of(predictions) if predictions else None
+    if accuracy is not None:
+        terminal.print(
+            f"{accuracy['predictions']} predictions: the median error is "
+            f"{accuracy['median']:.1%}; {accuracy['within']:.0%} are within 15 %, "
+            f"{accuracy['covered']:.0%} in their interval"
+        )
+    if choices:
+        terminal.print(table_of(choices, CHOICE_COLUMNS))
+    settings = {
+        "scenarios": [scenario.name for scenario in scenarios],
+        "accuracy": accuracy,
+        "choices": choices,
+    }
+    write_json(json_path, "bench forecast", settings, predictions)
+
+
+def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:
     """The scenario with these numbers instead of its own, and without events after its end."""
     steps = steps or scenario.steps
     events = tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps)
@@ -107,7 +176,7 @@ def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
     return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [WITHOUT_LAB_NOTE]
 
 
-def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
+def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows of a comparison in a lab, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.bench.prediction_check import predict_scenario_at

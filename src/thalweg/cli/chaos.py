@@ -40,7 +40,7 @@ CHAOS_COLUMNS: Columns = {
 
 
 @with_bundles
-def command(
+def chaos(
     *,
     sync: Annotated[
         list[str] | None,

@@ -56,7 +56,7 @@ thalweg lab up 2x4 --nic 200mbit --uplink 50mbit, thalweg explain hierarchical -
 
 
 @with_bundles
-def command(
+def demo(
     *,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of the page and the picture.")
@@ -167,8 +167,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
     """A row for each plan, with the prediction for the plan that it ended with."""
-    from thalweg.bench.train_job import step_rows, summary, train_everywhere
-    from thalweg.bench.training import Recipe
+    from thalweg.bench.training import Recipe, step_rows, summary, train_everywhere
     from thalweg.training.auto.request import plan_at_first
 
     catalog = default_catalog()

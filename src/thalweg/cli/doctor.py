@@ -29,7 +29,7 @@ DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
 
 @with_bundles
-def command(
+def doctor(
     place: PlaceOptions,
     paste: Annotated[
         bool, typer.Option("--paste", help="A block to paste into an issue; no secrets in it.")

@@ -1,27 +1,23 @@
-"""`thalweg explain PLAN`: the messages of a plan, its promise and its cost."""
+"""`thalweg explain PLAN` draws the messages of a plan, with its promise and its cost; `thalweg plans`
+lists the choices of which plans are made."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from thalweg.catalog import default_catalog
+from thalweg import report
+from thalweg.catalog import SETTING_PARAMETERS, default_catalog
 from thalweg.cli.options import ClusterOptions, SvgOption, with_bundles
 from thalweg.cli.output import JsonOption, console, working, write_file, write_json
+from thalweg.declarations import Parameter, Value
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
-from thalweg.report import (
-    MAX_DRAWN_WORKERS,
-    draw,
-    explain,
-    first_step,
-    plan_title,
-    render,
-    rows,
-    settings,
-)
+from thalweg.report.tables import blank_table
 from thalweg.schedules import Group
 from thalweg.steps import without_groups
 
@@ -29,7 +25,7 @@ DEFAULT_MODEL_SIZE = "25MB"
 
 
 @with_bundles
-def command(
+def explain(
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
     place: ClusterOptions,
     nbytes: Annotated[
@@ -73,28 +69,28 @@ def command(
     if svg is not None:
         _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)
-    at = first_step(settled) if step is None else step
+    at = report.first_step(settled) if step is None else step
     terminal = console(json_path)
     with working(f"Checking {plan} for {counted(group.size, 'worker')}"):
-        explanation = explain(settled, group, workload, at, catalog, batch)
-    terminal.print(plan_title(settled, catalog.guarantee(settled), group, workload, at))
+        explanation = report.explain(settled, group, workload, at, catalog, batch)
+    terminal.print(report.plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
         terminal.print(remark, markup=False)
-    for piece in render(explanation, most_slots, terminal.width):
+    for piece in report.render(explanation, most_slots, terminal.width):
         terminal.print(piece)
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
-        write_file(svg, draw(explanation))
+        write_file(svg, report.draw(explanation))
         terminal.print(f"Drawn into {svg}.")
-    write_json(json_path, "explain", settings(explanation), rows(explanation))
+    write_json(json_path, "explain", report.settings(explanation), report.rows(explanation))
 
 
 def _can_be_drawn(svg: Path, group: Group) -> None:
     if str(svg) == "-":
         raise UsageError("--svg needs a file, not standard output", "give it a path")
-    if group.size > MAX_DRAWN_WORKERS:
+    if group.size > report.MAX_DRAWN_WORKERS:
         raise UsageError(
             f"{group.size} workers are too many for a drawing",
-            f"draw up to {MAX_DRAWN_WORKERS}, or leave out --svg",
+            f"draw up to {report.MAX_DRAWN_WORKERS}, or leave out --svg",
         )
 
 
@@ -104,3 +100,68 @@ def _workload(nbytes: str | None, model: Path | None) -> Workload:
     if model is not None:
         return read_workload(model)
     return Workload.of_size(Size.parse(DEFAULT_MODEL_SIZE if nbytes is None else nbytes))
+
+
+def plans(json_path: JsonOption = None) -> None:
+    """List the plans, compressors and settings, with their arguments."""
+    catalog = default_catalog()
+    rows = [
+        *(
+            _plan_row(kind, part.name, part.summary, part.parameters)
+            for kind, parts in (("plan", catalog.presets), ("compressor", catalog.compressors))
+            for part in parts.values()
+        ),
+        *(
+            _plan_row("setting", name, part.help, {name: part})
+            for name, part in SETTING_PARAMETERS.items()
+        ),
+    ]
+    terminal = console(json_path)
+    for kind, title in (
+        ("plan", "Plans"),
+        ("compressor", "Compressors, after +"),
+        ("setting", "Settings, after @"),
+    ):
+        terminal.print(_plans_table(title, [row for row in rows if row["kind"] == kind]))
+        terminal.print()
+    terminal.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
+    write_json(json_path, "plans", {}, rows)
+
+
+def _plan_row(
+    kind: str, name: str, summary: str, parameters: Mapping[str, Parameter]
+) -> dict[str, Any]:
+    arguments = [
+        {
+            "name": argument,
+            "default": _written(parameter.default),
+            "choices": list(parameter.choices),
+            "help": parameter.help,
+        }
+        for argument, parameter in parameters.items()
+    ]
+    return {"kind": kind, "name": name, "summary": summary, "arguments": arguments}
+
+
+def _plans_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    headings = ("name", "description", "argument", "default", "meaning")
+    table = blank_table(*headings, title=title)
+    for row in sorted(rows, key=lambda row: str(row["name"])):
+        lines = [
+            (a["name"], a["default"] or "", _meaning(a["help"], a["choices"]))
+            for a in row["arguments"]
+        ] or [("", "", "")]
+        table.add_row(row["name"], row["summary"], *lines[0])
+        for line in lines[1:]:
+            table.add_row("", "", *line)
+    return table
+
+
+def _meaning(text: str, choices: list[str]) -> str:
+    return f"{text} ({', '.join(choices)})" if choices and choices[0] not in text else text
+
+
+def _written(value: Value) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,14 +13,12 @@ import thalweg
 from thalweg.cli import (
     advise,
     bench,
-    calibrate,
     chaos,
     demo,
     doctor,
     explain,
     lab,
-    plans,
-    probe,
+    measure,
     report,
     simulate,
     study,
@@ -41,18 +39,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("advise")(advise.command)
-app.command("simulate")(simulate.command)
-app.command("explain")(explain.command)
-app.command("plans")(plans.command)
-app.command("demo")(demo.command)
-app.command("doctor")(doctor.command)
-app.command("probe")(probe.command)
-app.command("calibrate")(calibrate.command)
-app.command("train")(train.command)
-app.command("report")(report.command)
-app.command("verify")(verify.command)
-app.command("chaos")(chaos.command)
+for command in (
+    advise.advise,
+    simulate.simulate,
+    explain.explain,
+    explain.plans,
+    demo.demo,
+    doctor.doctor,
+    measure.probe,
+    measure.calibrate,
+    train.train,
+    report.report,
+    verify.verify,
+    chaos.chaos,
+):
+    app.command()(command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")

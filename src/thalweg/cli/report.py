@@ -22,7 +22,7 @@ from thalweg.report.tables import table_of
 STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
 
 
-def command(
+def report(
     records: Annotated[
         Path, typer.Argument(metavar="RECORDS", help="The folder of a run's records.")
     ],

@@ -38,7 +38,7 @@ LINK_COLUMNS: dict[str, Callable[[BusyLink], str]] = {
 
 
 @with_bundles
-def command(
+def simulate(
     sync: Annotated[
         list[str],
         typer.Option(metavar="PLAN", help="A plan; may be given several times."),

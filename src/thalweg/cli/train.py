@@ -34,7 +34,7 @@ JobArgument = Annotated[
 
 
 @with_bundles
-def command(
+def train(
     *,
     workload: JobArgument,
     sync: Annotated[str, typer.Option(metavar="PLAN", help="Synchronisation plan.")] = "ring",
@@ -65,8 +65,7 @@ def command(
     Ctrl-C stops all workers at the same step; with --checkpoint they save there.
     """
     # torch takes a second: not at import
-    from thalweg.bench.train_job import step_rows, summary, train_everywhere
-    from thalweg.bench.training import Recipe
+    from thalweg.bench.training import Recipe, step_rows, summary, train_everywhere
     from thalweg.workloads import find_job
 
     if save_every is not None and checkpoint is None:

@@ -18,7 +18,7 @@ from thalweg.report.tables import Columns, table_of
 VERIFY_TIMEOUT_SECONDS = 3600.0  # for all trainings together
 
 
-def command(
+def verify(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN ...", help="One or more plans.")],
     model: Annotated[
         str,
