@@ -46,6 +46,11 @@ class Deployment:
         return cls(workers=assignment.size, launcher=assignment.launcher)
 
     @property
+    def declared(self) -> Cluster:
+        """The cluster as its workers know it."""
+        return self.cluster or Cluster.flat(self.workers)
+
+    @property
     def text(self) -> str:
         """A description of the deployment for headings."""
         if self.launcher is not None:

@@ -287,7 +287,6 @@ def train_everywhere(
     def work(rank: int, report: Report) -> Result:
         return train(job, sync, recipe, report, _stop_on_interrupt)[1]
 
-    cluster = deployment.cluster or Cluster.flat(deployment.workers)
     return run_everywhere(
         deployment,
         work,
@@ -295,7 +294,7 @@ def train_everywhere(
         timeout=None,
         collect_timeout=Duration.parse(recipe.timeout).seconds,
         grace=INTERRUPT_GRACE_SECONDS if recipe.checkpoint else 5.0,
-        spare=spare_ranks(parse_plan(sync), Group.everybody(cluster)),
+        spare=spare_ranks(parse_plan(sync), Group.everybody(deployment.declared)),
         survives=True,
         restarts=restarts,
     )

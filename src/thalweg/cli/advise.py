@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +88,7 @@ def advise(
         )
     terminal = console(json_path)
     for line in filter(None, (advice.verdict, advice.hint(), _not_counted(advice))):
-        terminal.print(line, markup=False)
+        terminal.print(line)
     columns = {
         **RANKING_COLUMNS,
         "promise": lambda one: one.promise.value,
@@ -99,7 +100,7 @@ def advise(
         from thalweg.report.advice import advice_page
 
         write_file(html, advice_page(advice))
-        terminal.print(f"Page: {html}", markup=False)
+        terminal.print(f"Page: {html}")
     settings = {
         **situation.settings,
         "workers": situation.cluster.workers,
@@ -114,7 +115,7 @@ def advise(
 
 
 def row_of(ranked: RankedPlan) -> dict[str, Any]:
-    estimate, parts = ranked.estimate, ranked.estimate.parts
+    estimate = ranked.estimate
     return {
         "sync": str(ranked.plan),
         "seconds": estimate.seconds,
@@ -128,11 +129,7 @@ def row_of(ranked: RankedPlan) -> dict[str, Any]:
         "steps": ranked.steps,
         "reliable": ranked.reliable,
         "form": estimate.form,
-        "compute": parts.compute,
-        "encode": parts.encode,
-        "decode": parts.decode,
-        "transfer": parts.transfer,
-        "waiting": parts.waiting,
+        **asdict(estimate.parts),
     }
 
 
@@ -141,7 +138,7 @@ def _print_rest(terminal: Console, advice: Advice, top: int, why_not: bool) -> N
     if more > 0:
         terminal.print(f"{more} more: --top {len(advice.ranking)} shows all.")
     if advice.assumed:
-        terminal.print("Assumed: " + "; ".join(advice.assumed) + ".", markup=False)
+        terminal.print("Assumed: " + "; ".join(advice.assumed) + ".")
     if not advice.left_out:
         return
     if not why_not:
@@ -150,7 +147,7 @@ def _print_rest(terminal: Console, advice: Advice, top: int, why_not: bool) -> N
         return
     terminal.print("Not ranked:")
     for text, reason in advice.left_out.items():
-        terminal.print(f"  {text}: {reason}", markup=False)
+        terminal.print(f"  {text}: {reason}")
 
 
 def _not_counted(advice: Advice) -> str:

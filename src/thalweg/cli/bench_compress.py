@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thalweg.bench.compress_costs import (
+    SWEPT_BITS_PER_SECOND,
+    all_methods,
+    at_all_speeds,
+    dense_wire,
+    method_of,
+)
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
 from thalweg.cli.options import ModelOption, SvgOption
 from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Workload, about
 from thalweg.predict.assumptions import costs_of
+from thalweg.report.compress import Curve, draw_steps
 from thalweg.report.tables import Columns, bits_text, table_of
 
 if TYPE_CHECKING:
@@ -71,14 +79,6 @@ def command(
     """Time the compression of a model's gradients on one thread, under each method and under those
     in use elsewhere, and show on which links it pays. No network is used.
     """
-    from thalweg.bench.compress_costs import (
-        SWEPT_BITS_PER_SECOND,
-        all_methods,
-        at_all_speeds,
-        dense_wire,
-        method_of,
-    )
-
     workload = workload_of(model)
     lasts = _backward(backward, model.strip(), workload, workers)
     methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
@@ -109,7 +109,7 @@ def command(
     terminal.print(table)
     wire = dense_wire(found.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    terminal.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]), markup=False)
+    terminal.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]))
     settings = {
         "model": workload.name,
         "bytes": workload.nbytes,
@@ -127,7 +127,7 @@ def command(
     write_json(json_path, "bench compress", settings, found.rows)
     if svg is not None:
         write_file(svg, _picture(title, found))
-        terminal.print(f"Picture: {svg}", markup=False)
+        terminal.print(f"Picture: {svg}")
 
 
 def _backward(given: str | None, model: str, workload: Workload, workers: int) -> Duration:
@@ -145,9 +145,6 @@ def _backward(given: str | None, model: str, workload: Workload, workers: int) -
 
 
 def _picture(title: str, found: CompressBenchResult) -> str:
-    from thalweg.bench.compress_costs import SWEPT_BITS_PER_SECOND, at_all_speeds
-    from thalweg.report.compress import Curve, draw_steps
-
     curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(found.dense))]
     curves += [
         Curve(

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.cli.options import lab_of
-from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
+from thalweg.cli.output import (
+    JsonOption,
+    console,
+    names_among,
+    progress_bar,
+    write_file,
+    write_json,
+)
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size
@@ -77,7 +84,8 @@ def command(
     from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
     from thalweg.studies.stragglers.report import draw_stragglers, table_of
 
-    chosen = _chosen(tables, STUDY_TABLES)
+    *most, _ = STUDY_TABLES
+    chosen = names_among(STUDY_TABLES, tables, "--tables", "table") if tables else most
     rate = Rate.parse(nic)
     asked = StragglerTrial(
         scheme="cr",
@@ -99,7 +107,7 @@ def command(
     terminal.print(where, style="italic")
     for name, rows in found.items():
         terminal.print(table_of(name, rows))
-    terminal.print("\n".join(notes), markup=False)
+    terminal.print("\n".join(notes))
     settings = {
         "tree": asked.tree.text,
         "workers": asked.workers,
@@ -118,7 +126,7 @@ def command(
     write_json(json_path, "bench stragglers", settings, found.get("held", []))
     picture = plot or Path("thalweg-bench") / f"stragglers-{asked.tree.text}.svg"
     write_file(picture, draw_stragglers(where, found))
-    terminal.print(f"Picture: {picture}", markup=False)
+    terminal.print(f"Picture: {picture}")
     if wrong:
         schemes = listed(dict.fromkeys(row["scheme"] for row in wrong))
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")
@@ -133,17 +141,6 @@ def _measured(
 
     with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
         return run_straggler_study(asked, tables, Deployment.of_lab(lab), rate, bar.show), lab.notes
-
-
-def _chosen(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """The tables that are named, one by one or with commas between."""
-    names = [name.strip() for text in given or () for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no table {name!r}", f"choose from {', '.join(known)}")
-    if given and not names:
-        raise UsageError("--tables names none", f"choose from {', '.join(known)}")
-    return names or list(known[:-1])
 
 
 def _elements(text: str) -> int:

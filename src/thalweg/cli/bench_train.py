@@ -3,14 +3,13 @@ forecast SCENARIO.toml ...`: their predicted and measured step times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from thalweg.cli.options import lab_of
 from thalweg.cli.output import (
@@ -25,7 +24,8 @@ from thalweg.cli.output import (
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
-from thalweg.report.tables import Columns, blank_table, seconds_text, table_of
+from thalweg.report.loss_plot import TrainingCurve, draw_trainings
+from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
@@ -94,17 +94,21 @@ def train(
         else:
             rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
     terminal = console(json_path)
-    terminal.print(_title(scenario), style="italic")
-    terminal.print(_table(scenario, rows))
+    title = (
+        f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
+        f"{scenario.steps} steps, repeats: {scenario.repeats}"
+    )
+    terminal.print(title, style="italic")
+    terminal.print(table_of(rows, _columns(scenario, rows)))
     for row in rows:
         if row["error"]:
-            terminal.print(f"{row['sync']}: {row['error']}", markup=False)
+            terminal.print(f"{row['sync']}: {row['error']}")
         for made in row.get("adjustments", [[]])[0]:
             text = f"{made['kept_apart']} ({made['reason']})"
-            terminal.print(f"{row['sync']}, from step {made['step']}: {text}", markup=False)
+            terminal.print(f"{row['sync']}, from step {made['step']}: {text}")
         for chosen in row.get("choices", [[]])[0]:
-            terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
-    terminal.print("\n".join(notes), markup=False)
+            terminal.print(f"{row['sync']}, {choice_line(chosen)}")
+    terminal.print("\n".join(notes))
     picture = out / f"{scenario.name}.svg"
     write_file(picture, _picture(scenario, rows))
     terminal.print(f"Picture: {picture}")
@@ -212,44 +216,47 @@ def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _title(scenario: Scenario) -> str:
-    return (
-        f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
-        f"{scenario.steps} steps, repeats: {scenario.repeats}"
-    )
+def _columns(scenario: Scenario, rows: Rows) -> Columns:
+    def seconds(key: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: seconds_text(row.get(f"{key}_seconds"))
+
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "plan": itemgetter("sync"),
+        ">step time": _step_time,
+        ">predicted": lambda row: seconds_text(row["predicted_seconds_per_step"]),
+        ">interquartile range": _interquartile_range,
+    }
+    if any(row.get("codec_seconds") for row in rows):
+        columns |= {f">{part}": seconds(part) for part in CODEC_STEP_PARTS}
+    if scenario.target:
+        columns[f">to {scenario.target}"] = _to_target
+    return {
+        **columns,
+        ">total time": lambda row: seconds_text(row["seconds_all"]),
+        f">{scenario.job.metric}": lambda row: (
+            "" if row["metric"] is None else f"{row['metric']:.4f}"
+        ),
+        ">drift": lambda row: "" if row["drift"] is None else f"{row['drift']:.2g}",
+    }
 
 
-def _table(scenario: Scenario, rows: Rows) -> Table:
-    to_target = [f"to {scenario.target}"] if scenario.target else []
-    parts = CODEC_STEP_PARTS if any(row.get("codec_seconds") for row in rows) else ()
-    figures = ("step time", "predicted", "interquartile range", *parts, *to_target)
-    headings = (*figures, "total time", scenario.job.metric, "drift")
-    table = blank_table("plan", *(f">{heading}" for heading in headings))
-    for row in rows:
-        table.add_row(row["sync"], *_cells(row, parts, has_target=scenario.target is not None))
-    return table
-
-
-def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> list[str]:
+def _step_time(row: Mapping[str, Any]) -> str:
     if row["seconds_all"] is None:
-        return ["failed"]
-    quartiles, reached = row["quartiles"], row["seconds_to_target"]
-    to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
-    return [
-        "all warm-up" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
-        seconds_text(row["predicted_seconds_per_step"]),
-        "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
-        *(seconds_text(row[f"{part}_seconds"]) for part in parts),
-        *to_target,
-        about(row["seconds_all"], "s"),
-        f"{row['metric']:.4f}",
-        f"{row['drift']:.2g}",
-    ]
+        return "failed"
+    return seconds_text(row["seconds_per_step"]) or "all warm-up"
+
+
+def _interquartile_range(row: Mapping[str, Any]) -> str:
+    quartiles = row.get("quartiles")
+    return f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}" if quartiles else ""
+
+
+def _to_target(row: Mapping[str, Any]) -> str:
+    reached = row["seconds_to_target"]
+    return "" if row["seconds_all"] is None else seconds_text(reached) or "never"
 
 
 def _picture(scenario: Scenario, rows: Rows) -> str:
-    from thalweg.report.loss_plot import TrainingCurve, draw_trainings
-
     curves = [
         TrainingCurve(
             sync=row["sync"],

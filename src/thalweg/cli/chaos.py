@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from thalweg.catalog import parse_plan
+from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
 from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.cli.output import JsonOption, console, names_among, progress_bar, write_json
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed
@@ -23,7 +24,6 @@ from thalweg.report.tables import Columns, table_of
 from thalweg.schedules import Group
 
 if TYPE_CHECKING:
-    from thalweg.chaos.fault import FaultKind
     from thalweg.chaos.run import ChaosConfig, ChaosResult
     from thalweg.lab import Lab
 
@@ -119,7 +119,7 @@ def chaos(
     terminal = console(json_path)
     terminal.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
     for result in results:
-        terminal.print(_summary(result), markup=False)
+        terminal.print(_summary(result))
     settings = {
         "workers": cluster.workers,
         "lab": place.lab,
@@ -158,17 +158,13 @@ def _run(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> C
 
 
 def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
-    from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS
-
     possible = [kind for kind in FAULT_KINDS if in_lab or kind not in LINK_FAULTS]
     if in_lab and not _can_garble():
         possible.remove("garble")
     if text is None:
         return tuple(possible)
-    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    wanted = names_among(FAULT_KINDS, [text], "--kinds", "fault")
     for word in wanted:
-        if word not in FAULT_KINDS:
-            raise UsageError(f"no fault {word!r}", f"give some of {', '.join(FAULT_KINDS)}")
         if word in LINK_FAULTS and not in_lab:
             raise UsageError(f"{word} needs the links of a lab", "give --lab RxH")
         if word not in possible:
@@ -176,8 +172,6 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
                 f"{word} needs a kernel with nftables, and encrypted connections",
                 "leave it out, or don't set THALWEG_ENCRYPTION",
             )
-    if not wanted:
-        raise UsageError("--kinds is empty", f"give some of {', '.join(possible)}")
     return tuple(kind for kind in FAULT_KINDS if kind in wanted)
 
 

@@ -33,8 +33,9 @@ from thalweg.cli.output import (
 )
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
-from thalweg.facts import Cluster
 from thalweg.predict import Advice, advise, predict
+from thalweg.report.advice import MeasuredStepTime, advice_page
+from thalweg.report.loss_plot import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
@@ -79,18 +80,24 @@ def demo(
         title = f"{job.name} on {deployment.text}"
         advice = _advised(deployment, job, terminal)
         if advice is not None:
-            terminal.print(advice.verdict, markup=False)
+            terminal.print(advice.verdict)
             best = advice.ranking[:MAX_SHOWN_PLANS]
             heading = f"Best predictions for {title}"
             terminal.print(table_of(best, RANKING_COLUMNS, title=heading))
         rows = _trained(deployment, job, steps, advice)
-    files = [f"Picture: {_draw(out / 'training.svg', title, rows)}"]
+    curves = [
+        TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
+    ]
+    picture, page = out / "training.svg", out / "report.html"
+    write_file(picture, draw_trainings(title, curves))
+    files = [f"Picture: {picture}"]
     if advice is not None:
-        files.append(f"Page: {_write_page(out / 'report.html', advice, rows)}")
+        write_file(page, advice_page(advice, [_measured(row) for row in rows]))
+        files.append(f"Page: {page}")
     terminal.print(table_of(rows, _columns(job.metric), title=f"{title}, {steps} steps"))
     for row in rows:
         for chosen in row["choices"]:
-            terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
+            terminal.print(f"{row['sync']}, {choice_line(chosen)}")
     notes = ["", *deployment.notes] if deployment.notes else []
     terminal.print("\n".join([*notes, CLOSING_TEXT, *files]))
     settings = {
@@ -131,11 +138,6 @@ def _site(place: PlaceOptions) -> Iterator[Deployment]:
             yield replace(deployment, notes=[rates, *deployment.notes])
 
 
-def _declared(deployment: Deployment) -> Cluster:
-    """The cluster as it is declared to the workers."""
-    return deployment.cluster or Cluster.flat(deployment.workers)
-
-
 def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | None:
     """Advice from a calibration there; None, after a line with the reason, if that failed."""
     from thalweg.bench.calibrate_job import calibrate_at
@@ -145,12 +147,12 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
             found = calibrate_at(
                 deployment,
                 job,
-                _declared(deployment),
+                deployment.declared,
                 (),
                 lambda what, done, total: bar.show(done, total or done + 1, what),
             )
     except ThalwegError as error:
-        terminal.print(f"No predictions: calibration failed: {error}", markup=False)
+        terminal.print(f"No predictions: calibration failed: {error}")
         return None
     assert found is not None  # this process is no launched rank
     terminal.print(f"Calibrated in {found.seconds:.0f} s.")
@@ -159,7 +161,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
             found.cluster,
             found.workload,
             found.machine,
-            declared=_declared(deployment),
+            declared=deployment.declared,
             sweep=True,
             progress=bar.show,
         )
@@ -182,17 +184,24 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 "promise": catalog.guarantee(catalog.plan(sync)).promise.value,
                 **summary(results, per_step),
                 "chosen": str(plan_at_first(catalog.plan(sync))),  # if there were too few steps
-                "predicted": None,
-                "low": None,
-                "high": None,
                 "losses": [one["loss"] for one in per_step],
                 "seconds": [one["seconds"] for one in per_step],
             }
             if row["choices"]:
                 row |= _since_chosen(row["choices"][-1], per_step)
-            if advice is not None:
-                row |= _predicted(row["chosen"], deployment, advice)
-            rows.append(row)
+            estimate = advice and predict(
+                row["chosen"],
+                advice.cluster,
+                advice.workload,
+                advice.machine,
+                declared=deployment.declared,
+            )
+            interval = {
+                "predicted": estimate and estimate.seconds,
+                "low": estimate and estimate.low,
+                "high": estimate and estimate.high,
+            }
+            rows.append({**row, **interval})
     return rows
 
 
@@ -204,42 +213,18 @@ def _since_chosen(chosen: Mapping[str, Any], per_step: Rows) -> dict[str, Any]:
     return {"chosen": chosen["sync"], **measured}
 
 
-def _predicted(sync: str, deployment: Deployment, advice: Advice) -> dict[str, Any]:
-    estimate = predict(
-        sync, advice.cluster, advice.workload, advice.machine, declared=_declared(deployment)
-    )
-    return {"predicted": estimate.seconds, "low": estimate.low, "high": estimate.high}
-
-
 def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
     bar.show(before + message["step"], total, sync)
 
 
-def _draw(path: Path, title: str, rows: Rows) -> Path:
-    from thalweg.report.loss_plot import TrainingCurve, draw_trainings
-
-    curves = [
-        TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
-    ]
-    write_file(path, draw_trainings(title, curves))
-    return path
-
-
-def _write_page(path: Path, advice: Advice, rows: Rows) -> Path:
-    from thalweg.report.advice import MeasuredStepTime, advice_page
-
-    measured = [
-        MeasuredStepTime(
-            sync=row["chosen"],
-            seconds=row["seconds_per_step"],
-            predicted=row["predicted"],
-            low=row["low"],
-            high=row["high"],
-        )
-        for row in rows
-    ]
-    write_file(path, advice_page(advice, measured))
-    return path
+def _measured(row: Mapping[str, Any]) -> MeasuredStepTime:
+    return MeasuredStepTime(
+        sync=row["chosen"],
+        seconds=row["seconds_per_step"],
+        predicted=row["predicted"],
+        low=row["low"],
+        high=row["high"],
+    )
 
 
 def _columns(metric: str) -> Columns:

@@ -53,7 +53,7 @@ def doctor(
     terminal = console(json_path)
     if paste:
         block = paste_text(environment_lines(found.environment), found.findings)
-        terminal.print(block, soft_wrap=True, markup=False)
+        terminal.print(block, soft_wrap=True)
     else:
         terminal.print(table(found.findings, deployment.text))
         terminal.print(outcome_text(found.findings))

@@ -1,5 +1,7 @@
-"""`thalweg explain PLAN` draws the messages of a plan, with its promise and its cost; `thalweg plans`
-lists the choices of which plans are made."""
+"""`thalweg explain PLAN` draws the messages of a plan, with its promise and its cost.
+
+`thalweg plans` lists the choices of which plans are made.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def explain(
         explanation = report.explain(settled, group, workload, at, catalog, batch)
     terminal.print(report.plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
-        terminal.print(remark, markup=False)
+        terminal.print(remark)
     for piece in report.render(explanation, most_slots, terminal.width):
         terminal.print(piece)
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):

@@ -55,15 +55,16 @@ class Situation:
     @property
     def settings(self) -> dict[str, object]:
         """The job in JSON, with whatever was supposed."""
-        asked = self.what_if
-        found: dict[str, object] = {
-            **({} if asked.bandwidth is None else {"bandwidth": str(asked.bandwidth)}),
-            **({} if asked.workers is None else {"members": asked.workers}),
-            **({} if asked.compute == 1 else {"faster": asked.compute}),
+        asked, delay = self.what_if, self.what_if.late
+        supposed = {
+            "bandwidth": asked.bandwidth and str(asked.bandwidth),
+            "members": asked.workers,
+            "faster": None if asked.compute == 1 else asked.compute,
+            "late": delay and delay.probability,
+            "delay": delay and str(delay.delay),
         }
-        if (delay := asked.late) is not None:
-            found |= {"late": delay.probability, "delay": str(delay.delay)}
-        return {"model": self.workload.name, "bytes": self.workload.nbytes, "what_if": found}
+        what_if = {name: value for name, value in supposed.items() if value is not None}
+        return {"model": self.workload.name, "bytes": self.workload.nbytes, "what_if": what_if}
 
     @property
     def title(self) -> str:

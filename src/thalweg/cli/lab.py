@@ -7,19 +7,19 @@ import signal
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from thalweg import lab as labs
 from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
 from thalweg.cli.output import JsonOption, console, progress_bar, write_json
 from thalweg.cli.run import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
+from thalweg.lab.event import directions
+from thalweg.launch.supervisor import run_command
 from thalweg.report.tables import Columns, table_of
-
-if TYPE_CHECKING:
-    from thalweg.lab import Lab
 
 app = typer.Typer(
     help="Emulate clusters on this machine: one network namespace per host, links with limits.",
@@ -65,11 +65,9 @@ class LabOptions(LinkOptions):
         float, typer.Option(min=0, max=1, help="Fraction of packets that uplinks lose.")
     ] = 0.0
 
-    def lab(self, layout: str, name: str | None) -> Lab:
-        from thalweg.lab import Lab
-
+    def lab(self, layout: str, name: str | None) -> labs.Lab:
         cluster = self.lab_cluster_of(layout)
-        return Lab.of(cluster, name=name, loss=self.loss, without_netem="go on")
+        return labs.Lab.of(cluster, name=name, loss=self.loss, without_netem="go on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +88,7 @@ class LinkSelection:
 
     def change(self, name: str | None, done: str, action: str, **options: Any) -> None:
         """Call this method of the lab's links, and print what was done to each of them."""
-        from thalweg.lab.event import directions
-
-        lab = _lab(name)
+        lab = labs.Lab.find(name)
         links = lab.links.of(
             rack=None if self.rack is None else _number_or_name(self.rack),
             host=None if self.host is None else _number_or_name(self.host),
@@ -155,12 +151,10 @@ def run(
     THALWEG_CLUSTER, the cluster file that attach() reads. Meanwhile, use degrade, cut and kill in
     another terminal.
     """
-    from thalweg.launch.supervisor import run_command
-
     command = with_interpreter(arguments)
     if layout is None and shape != LabOptions():
         raise UsageError("the links of a lab that is up are given", "give --lab, or use degrade")
-    with nullcontext(_lab(name)) if layout is None else shape.lab(layout, name) as lab:
+    with nullcontext(labs.Lab.find(name)) if layout is None else shape.lab(layout, name) as lab:
         workers = lab.cluster.workers
         run_command(workers, command, place=lab.place, keep_going=keep_going, restarts=restarts)
 
@@ -183,7 +177,7 @@ def restore(which: LinkSelection, name: NameOption = None) -> None:
     if which.rack is not None or which.host is not None:
         which.change(name, "as declared", "restore")
         return
-    lab = _lab(name)
+    lab = labs.Lab.find(name)
     lab.restore()
     console().print(f"{lab.name}: all links are as declared")
 
@@ -234,7 +228,7 @@ _host_command("resume", signal.SIGCONT, "resumed", "Resume the paused processes 
 @app.command()
 def status(name: NameOption = None, json_path: JsonOption = None) -> None:
     """Show the hosts of a lab: addresses, rates, drops and processes."""
-    _print_status(_lab(name), "lab status", json_path)
+    _print_status(labs.Lab.find(name), "lab status", json_path)
 
 
 @app.command()
@@ -245,7 +239,7 @@ def down(
     ] = False,
 ) -> None:
     """Take a lab down, and end the processes in it."""
-    from thalweg.lab import Lab, registry
+    from thalweg.lab import registry
 
     if every and name is not None:
         raise UsageError("--all and --name can't be used together", "give one of them")
@@ -256,13 +250,13 @@ def down(
                 console().print(f"{found} stays: process {owner.pid} uses it; or --name {found}")
                 continue
             try:
-                Lab.find(found).down()
+                labs.Lab.find(found).down()
                 console().print(f"{found} is down")
             except LabError:
                 if found in registry.names():  # otherwise its owner has just ended
                     raise
         return
-    lab = Lab.find(name)
+    lab = labs.Lab.find(name)
     found, owner = lab.name, lab.record.owner
     if name is None and owner is not None:
         raise LabError(
@@ -273,18 +267,12 @@ def down(
     console().print(f"{found} is down")
 
 
-def _lab(name: str | None) -> Lab:
-    from thalweg.lab import Lab
-
-    return Lab.find(name)
-
-
 def _number_or_name(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
 def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
-    lab = _lab(name)
+    lab = labs.Lab.find(name)
     target = lab.host(_number_or_name(host)).name
     pids = lab.processes()[target]
     if not pids and os.geteuid() == 0:
@@ -297,7 +285,7 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
     console().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
 
-def _print_status(lab: Lab, command: str, json_path: str | None) -> None:
+def _print_status(lab: labs.Lab, command: str, json_path: str | None) -> None:
     hosts, uplinks = lab.status()
     terminal = console(json_path)
     terminal.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))

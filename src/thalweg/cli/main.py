@@ -98,7 +98,7 @@ def run() -> None:
         _print_error(str(error), debug)
     except UsageMistake as error:
         code = 2
-        _print_error(f"{_message(error)}; see {_help_of(error)}", debug)
+        _print_error(_usage_text(error), debug)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED_EXIT_CODE
     except BrokenPipeError:  # the reader closed the pipe
@@ -140,11 +140,9 @@ def _print_error(message: str, debug: bool) -> None:
     print(f"thalweg: {one_line}", file=sys.stderr)
 
 
-def _message(error: Exception) -> str:
-    text: str = error.format_message() if hasattr(error, "format_message") else str(error)
-    return text.rstrip(".")
-
-
-def _help_of(error: Exception) -> str:
+def _usage_text(error: Exception) -> str:
+    """The message of a usage error, and which help to read."""
+    message: str = error.format_message() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
-    return f"`{context.command_path} --help`" if context else "`thalweg --help`"
+    path = context.command_path if context else "thalweg"
+    return f"{message.rstrip('.')}; see `{path} --help`"

@@ -182,7 +182,7 @@ def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[s
         _row("cost", what, FittedValue(getattr(workload.costs, what).seconds), "s")
         for what in STEP_COST_NAMES
     ]
-    return [*links, *_transport_rows(machine), *codecs, *costs]
+    return [*links, *_transport_rows(machine).values(), *codecs, *costs]
 
 
 def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[Table]:
@@ -196,7 +196,7 @@ def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[
             links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
     yield links
     costs = Table("cost", "value", "relative std. dev.")
-    for (name, *_), row in zip(_transport_costs(machine), _transport_rows(machine), strict=True):
+    for name, row in _transport_rows(machine).items():
         costs.add_row(name, _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
     for what in STEP_COST_NAMES:
         costs.add_row(f"{what} time", str(getattr(workload.costs, what)), "")
@@ -209,25 +209,20 @@ def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[
         yield codecs
 
 
-def _transport_rows(machine: Machine) -> list[dict[str, Any]]:
-    costs = _transport_costs(machine)
-    return [_row("road", name, value, unit) for _, name, value, unit in costs]
-
-
-def _transport_costs(machine: Machine) -> list[tuple[str, str, FittedValue, str]]:
-    """Each cost with its name in the table, its name in JSON, and its unit."""
-    found = []
+def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
+    """The row of each cost of messages, by its name in the table."""
+    found = {}
     for text, name, costs in (
         ("Thalweg transport", "ours", machine.ours),
         ("backend", "the backend", machine.native),
     ):
-        found.append((f"{text}: per message", f"{name}: a message", costs.message, "s"))
-        found.append((f"{text}: per byte", f"{name}: a byte", costs.byte, "s"))
+        found[f"{text}: per message"] = _row("road", f"{name}: a message", costs.message, "s")
+        found[f"{text}: per byte"] = _row("road", f"{name}: a byte", costs.byte, "s")
         for flows, share in costs.crowding:
             shared = f"{counted(flows, 'flow')} on a link"
-            found.append((f"{text}: {shared}", f"{name}: {shared}", share, "of it"))
-    burst = FittedValue(machine.burst)
-    return [*found, ("link burst size", "a link, at once after a rest", burst, "B")]
+            found[f"{text}: {shared}"] = _row("road", f"{name}: {shared}", share, "of it")
+    burst = _row("road", "a link, at once after a rest", FittedValue(machine.burst), "B")
+    return {**found, "link burst size": burst}
 
 
 def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from thalweg import lab as labs
 from thalweg.cli.output import progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
 if TYPE_CHECKING:
     from thalweg.bench.run_everywhere import Deployment
-    from thalweg.lab import Lab
 
 T = TypeVar("T")
 DEFAULT_LAB_RATE = "200mbit"
@@ -70,11 +70,9 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
 
 
 @contextmanager
-def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
+def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[labs.Lab]:
     """A lab like this cluster until the context ends, without what the kernel lacks."""
-    from thalweg.lab import Lab as TheLab  # where there is one
-
-    lab = TheLab.of(cluster, loss=loss, without_netem="go on")
+    lab = labs.Lab.of(cluster, loss=loss, without_netem="go on")
     try:
         with progress_bar("Building the lab") as bar:
             lab.up(progress=bar.show)
@@ -129,9 +127,7 @@ class LinkOptions:
         if layout.endswith(".toml") or (self.nic, self.uplink) != (None, None):
             return self.cluster_of(layout)
         rates = {"nic": DEFAULT_LAB_RATE, "uplink": DEFAULT_LAB_RATE}
-        return LinkOptions(latency=self.latency, rank_order=self.rank_order, **rates).cluster_of(
-            layout
-        )
+        return replace(self, **rates).cluster_of(layout)
 
 
 def links_error() -> UsageError:
@@ -163,7 +159,8 @@ class PlaceOptions(LinkOptions):
         from thalweg.bench.run_everywhere import ALONE, Deployment  # imports torch: takes a second
 
         if under_launcher and (launched := Deployment.of_this_process()).launcher != ALONE:
-            self.leave_to_the_launcher()
+            if (self.workers, self.lab) != (None, None):
+                raise UsageError("--workers and --lab can't be used under a launcher", "drop them")
             yield launched
             return
         self.refuse_if_unclear()
@@ -181,10 +178,6 @@ class PlaceOptions(LinkOptions):
             )
         if self.lab is None and self.describes_links:
             raise links_error()
-
-    def leave_to_the_launcher(self) -> None:
-        if (self.workers, self.lab) != (None, None):
-            raise UsageError("--workers and --lab can't be used under a launcher", "drop them")
 
     def lab_cluster(self) -> Cluster:
         return self.lab_cluster_of(self.lab or "")

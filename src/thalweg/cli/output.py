@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -29,7 +29,7 @@ JsonOption = Annotated[
 def console(json_path: str | None = None) -> Console:
     """The console for tables; quiet if standard output is for JSON, and wide in a pipe."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
-    return _Console(quiet=json_path == "-", highlight=False, width=width)
+    return _Console(quiet=json_path == "-", highlight=False, markup=False, width=width)
 
 
 class _Console(Console):
@@ -57,13 +57,8 @@ def write_json(
 ) -> None:
     if path is None:
         return
-    document = {
-        "command": command,
-        "version": thalweg.__version__,
-        "settings": dict(settings),
-        "rows": [dict(row) for row in rows],
-    }
-    text = json.dumps(document, indent=2) + "\n"
+    document = {"command": command, "version": thalweg.__version__, "settings": settings}
+    text = json.dumps({**document, "rows": rows}, indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)
     else:
@@ -79,6 +74,17 @@ def write_file(path: Path, text: str) -> None:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None
 
 
+def names_among(known: Sequence[str], given: Iterable[str], option: str, what: str) -> list[str]:
+    """The names that are given, one by one or with commas between them."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise UsageError(f"{option} is empty", f"choose from {', '.join(known)}")
+    return names
+
+
 def choice_line(chosen: Mapping[str, Any]) -> str:
     """A choice of `auto` in a line."""
     from thalweg.training.auto.policy import PlanChoice  # torch takes a second: not at import
@@ -92,30 +98,30 @@ class Bar:
     thread: workers may be forked at any time."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._console = Console(stderr=True)
-        self._progress: Progress | None = None
+        stderr = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=stderr,
+            transient=True,
+            auto_refresh=False,
+            disable=not stderr.is_interactive,
+        )
+        self._task = self._progress.add_task(what, note="")
         self._drawn = 0.0
 
     def show(self, done: int, total: int, note: str = "") -> None:
-        if not self._console.is_terminal:
-            return
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            end = (TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-            self._progress = Progress(
-                *columns, *end, console=self._console, transient=True, auto_refresh=False
-            )
-            self._task = self._progress.add_task(self._what, total=total, note=note)
-            self._progress.start()
+        self._progress.start()
         self._progress.update(self._task, completed=done, total=total, note=note)
         if monotonic() - self._drawn >= REDRAW_PERIOD_SECONDS or done == total:
             self._progress.refresh()
             self._drawn = monotonic()
 
     def end(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
 
 
 @contextmanager

@@ -78,14 +78,14 @@ def report(
 
         with working("Writing the trace"):
             write_trace(trace, traced(found))
-        terminal.print(f"Trace: {trace} (open it in ui.perfetto.dev)", markup=False)
+        terminal.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
     if tensorboard is not None:
         with working("Writing scalars"):
             write_scalars(tensorboard, found.run)
-        terminal.print(f"Scalars: tensorboard --logdir {tensorboard}", markup=False)
+        terminal.print(f"Scalars: tensorboard --logdir {tensorboard}")
     if page is not None:
         write_file(page, run_page(found))
-        terminal.print(f"Page: {page}", markup=False)
+        terminal.print(f"Page: {page}")
     write_json(
         json_path, "report", _settings(records, found), [a.entries() for a in found.accounts]
     )
@@ -125,8 +125,7 @@ def _print(terminal: Console, found: RunReport) -> None:
     steps = found.run.steps
     terminal.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
-        f"{about(found.seconds, 's')} per step",
-        markup=False,
+        f"{about(found.seconds, 's')} per step"
     )
     terminal.print(table_of(found.accounts, RANK_COLUMNS))
     errors = [lane.error for lane in found.run.rank_timelines.values() if lane.error is not None]
@@ -134,4 +133,4 @@ def _print(terminal: Console, found: RunReport) -> None:
     lines += map(str, found.notes)
     lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
     for line in (*lines, *found.run.remarks):
-        terminal.print(line, markup=False, soft_wrap=True)
+        terminal.print(line, soft_wrap=True)

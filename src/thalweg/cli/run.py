@@ -12,6 +12,7 @@ import typer
 from thalweg.cli.options import RecordsOption, RestartsOption
 from thalweg.errors import UsageError
 from thalweg.launch.rank_assignment import RECORDS_VARIABLE
+from thalweg.launch.supervisor import run_command
 
 
 def command(
@@ -36,8 +37,6 @@ def command(
     --restarts it rejoins. If one fails by itself the others are ended, or with --keep-going
     continue as long as possible; the exit code is 1 in both cases.
     """
-    from thalweg.launch.supervisor import run_command  # torch takes a second: not at import
-
     if records is not None:
         os.environ[RECORDS_VARIABLE] = str(records.absolute())
     run_command(workers, with_interpreter(arguments), keep_going=keep_going, restarts=restarts)

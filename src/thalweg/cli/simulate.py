@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -57,7 +58,7 @@ def simulate(
     plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
     situation = situation_of(asked, supposed)
     terminal = console(json_path)
-    terminal.print(situation.title, markup=False)
+    terminal.print(situation.title)
     rows = []
     for plan in plans:
         with working(f"Simulating {plan}"):
@@ -68,7 +69,7 @@ def simulate(
         rows.append(_row(found))
     assumed = list(dict.fromkeys((*situation.cluster.assumed, *situation.machine.assumed)))
     if assumed:
-        terminal.print("\nAssumed: " + "; ".join(assumed) + ".", markup=False)
+        terminal.print("\nAssumed: " + "; ".join(assumed) + ".")
     write_json(json_path, "simulate", {**situation.settings, "assumed": assumed}, rows)
 
 
@@ -81,7 +82,7 @@ def _row(found: PlanDetail) -> dict[str, Any]:
         "low": estimate.low,
         "high": estimate.high,
         "form": estimate.form,
-        **{part: getattr(estimate.parts, part) for part in BAR_PART_CHARACTERS},
+        **asdict(estimate.parts),
         "closed_form": None if found.form is None else found.form.seconds,
         "slowest_rank": found.rank if found.passages else None,
         "buckets": [
@@ -107,10 +108,9 @@ def _print(terminal: Console, found: PlanDetail) -> None:
     terminal.print(
         f"\n{estimate.sync}: {about(estimate.seconds, 's')} per step "
         f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
-        f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}",
-        markup=False,
+        f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}"
     )
-    terminal.print(bar_of(estimate), markup=False)
+    terminal.print(bar_of(estimate))
     if found.form is not None and found.form.form != estimate.form:
         ratio = found.form.seconds / estimate.seconds if estimate.seconds else 1.0
         terminal.print(
@@ -120,8 +120,7 @@ def _print(terminal: Console, found: PlanDetail) -> None:
         alone = found.alone
         form = "" if alone.form is None else f"; closed form {about(alone.form, 's')}"
         terminal.print(
-            f"{alone.what} of {about(alone.nbytes, 'B')} alone: {about(alone.seconds, 's')}{form}",
-            markup=False,
+            f"{alone.what} of {about(alone.nbytes, 'B')} alone: {about(alone.seconds, 's')}{form}"
         )
     if found.passages:
         terminal.print(f"buckets on rank {found.rank}, the slowest, in its last step:")
@@ -138,7 +137,7 @@ def _print(terminal: Console, found: PlanDetail) -> None:
 def bar_of(estimate: Estimate, width: int = BAR_WIDTH_CHARACTERS) -> str:
     """A bar with characters in proportion to the parts of a step, and its legend."""
     whole = estimate.seconds or 1.0
-    parts = {name: getattr(estimate.parts, name) for name in BAR_PART_CHARACTERS}
+    parts = asdict(estimate.parts)
     bar, done = "", 0.0
     for name, seconds in parts.items():
         done += seconds

@@ -77,7 +77,7 @@ def compression(
     found = run_compression_study(chosen, sorted(set(rates)))
     terminal = console(json_path)
     terminal.print(_table(found))
-    terminal.print("\n".join(_lines(found)), markup=False)
+    terminal.print("\n".join(_lines(found)))
     write_json(json_path, "study compression", _settings(found), found.cases)
 
 

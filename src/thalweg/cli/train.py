@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +16,11 @@ from thalweg.cli.options import (
     TimeoutOption,
     with_bundles,
 )
-from thalweg.cli.output import Bar, JsonOption, choice_line, console, progress_bar, write_json
+from thalweg.cli.output import JsonOption, choice_line, console, progress_bar, write_json
 from thalweg.errors import UsageError
 from thalweg.facts import Duration, about, counted
 
 if TYPE_CHECKING:
-    from thalweg.bench.training import Recipe
     from thalweg.workloads import Job
 
 JobArgument = Annotated[
@@ -83,7 +82,11 @@ def train(
     )
     where, what = place.site(under_launcher=True), f"Training {job.name} under {sync}"
     with where as deployment, progress_bar(what) as bar:
-        results = train_everywhere(deployment, job, sync, recipe, _shown(bar, recipe), restarts)
+
+        def show(message: Mapping[str, Any]) -> None:
+            bar.show(message["step"], steps, f"loss {message['loss']:.3f}")
+
+        results = train_everywhere(deployment, job, sync, recipe, show, restarts)
     if not results:
         return  # rank 0 reports them
     notes = deployment.notes
@@ -104,17 +107,10 @@ def train(
     terminal.print("\n".join([_result_text(job, settings, result), *notes]))
     if len(results) > 1:
         text = next(one["summary"] for one in results if one)
-        terminal.print(text, markup=False, soft_wrap=True)
+        terminal.print(text, soft_wrap=True)
     if records is not None:
-        terminal.print(f"recorded in {records}: thalweg report {records}", markup=False)
+        terminal.print(f"recorded in {records}: thalweg report {records}")
     write_json(json_path, "train", settings, rows)
-
-
-def _shown(bar: Bar, recipe: Recipe) -> Callable[[Mapping[str, Any]], None]:
-    def progress(message: Mapping[str, Any]) -> None:
-        bar.show(message["step"], recipe.steps, f"loss {message['loss']:.3f}")
-
-    return progress
 
 
 def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:

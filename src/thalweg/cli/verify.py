@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import TimeoutOption
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.cli.output import JsonOption, console, names_among, progress_bar, write_json
 from thalweg.declarations import listed
-from thalweg.errors import RunError, UsageError
+from thalweg.errors import RunError
 from thalweg.facts import Duration, counted
 from thalweg.report.tables import Columns, table_of
 
@@ -46,12 +46,13 @@ def verify(
     Exit code 1 if one doesn't.
     """
     from thalweg.bench.training import Recipe  # torch takes a second: not at import
-    from thalweg.bench.verify import verify
+    from thalweg.bench.verify import VARIANTS, verify
     from thalweg.workloads import find_job
 
     for plan in plans:
         parse_plan(plan)
-    chosen = _variants(variant)
+    known = {each.name: each for each in VARIANTS}
+    names = names_among(list(known), variant, "--variant", "variant") if variant else list(known)
     job = find_job(model)
     Duration.parse(timeout)
     with progress_bar(f"Training {job.name}") as bar:
@@ -60,7 +61,7 @@ def verify(
             plans,
             workers=workers,
             recipe=Recipe(steps=steps, timeout=timeout),
-            variants=chosen,
+            variants=[known[name] for name in names],
             progress=bar.show,
             timeout=VERIFY_TIMEOUT_SECONDS,
         )
@@ -71,16 +72,6 @@ def verify(
     wrong = [f"{row['sync']} ({row['variant']})" for row in rows if not row["ok"]]
     if wrong:
         raise RunError(f"{listed(wrong)} didn't train as promised", "see the table")
-
-
-def _variants(names: list[str] | None) -> list[Any]:
-    from thalweg.bench.verify import VARIANTS
-
-    known = {variant.name: variant for variant in VARIANTS}
-    for name in names or ():
-        if name not in known:
-            raise UsageError(f"there is no variant {name!r}", f"there are {listed(known)}")
-    return [known[name] for name in names] if names else list(VARIANTS)
 
 
 def _columns(metric: str) -> Columns:
