@@ -6,17 +6,15 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from thalweg import lab as labs
 from thalweg.errors import RunError
 from thalweg.facts import Cluster, counted
 from thalweg.launch.place import HERE, Place
 from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.world import World
-
-if TYPE_CHECKING:
-    from thalweg.lab import Lab
 
 Result = dict[str, Any]
 Report = Callable[..., None]
@@ -34,7 +32,7 @@ class Deployment:
     launcher: str | None = None  # set if this process is itself one of the workers
 
     @classmethod
-    def of_lab(cls, lab: Lab) -> Deployment:
+    def of_lab(cls, lab: labs.Lab) -> Deployment:
         return cls(
             workers=lab.cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes
         )

@@ -20,7 +20,6 @@ import typer
 from rich.console import Console
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.advise import RANKING_COLUMNS
 from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import (
     Bar,
@@ -31,6 +30,7 @@ from thalweg.cli.output import (
     write_file,
     write_json,
 )
+from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.predict import Advice, advise, predict

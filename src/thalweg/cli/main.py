@@ -11,7 +11,6 @@ import typer
 
 import thalweg
 from thalweg.cli import (
-    advise,
     bench,
     chaos,
     demo,
@@ -19,11 +18,10 @@ from thalweg.cli import (
     explain,
     lab,
     measure,
+    predict,
     report,
-    simulate,
-    study,
+    studies,
     train,
-    verify,
 )
 from thalweg.cli import run as run_script
 from thalweg.errors import DEBUG_VARIABLE, INTERRUPTED_EXIT_CODE, ThalwegError
@@ -40,8 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    advise.advise,
-    simulate.simulate,
+    predict.advise,
+    predict.simulate,
     explain.explain,
     explain.plans,
     demo.demo,
@@ -50,14 +48,14 @@ for command in (
     measure.calibrate,
     train.train,
     report.report,
-    verify.verify,
+    train.verify,
     chaos.chaos,
 ):
     app.command()(command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
-app.add_typer(study.app, name="study")
+app.add_typer(studies.app, name="study")
 
 
 def _print_version(wanted: bool) -> None:
