@@ -17,7 +17,7 @@ from thalweg.bench.compress_costs import (
 from thalweg.cli import bench_train, studies
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
 from thalweg.cli.options import ModelOption, PlaceOptions, SvgOption, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
+from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Size, Workload, about
 from thalweg.predict.assumptions import costs_of
@@ -70,6 +70,7 @@ COMPRESS_FIGURE_NOTES = (
 
 @with_bundles
 def collectives(
+    *,
     sync: Annotated[
         list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
     ],
@@ -88,7 +89,7 @@ def collectives(
             "--encryption", "--curve", help="Time TCP with and without encryption, in turns."
         ),
     ] = False,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Time one synchronisation under each plan, and torch's own all_reduce (the row gloo).
 
@@ -105,7 +106,7 @@ def collectives(
     notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
     table = table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes))
-    console(json_path).print(table)
+    output.print(table)
     settings = {
         "workers": deployment.workers,
         "bytes": workload.nbytes,
@@ -114,7 +115,7 @@ def collectives(
         **place.settings,
         "notes": deployment.notes,
     }
-    write_json(json_path, "bench collectives", settings, rows)
+    output.write_json("bench collectives", settings, rows)
 
 
 def _workload(nbytes: str | None, model: str | None) -> Workload:
@@ -128,7 +129,9 @@ def _workload(nbytes: str | None, model: str | None) -> Workload:
     return workload_of(model or "")
 
 
+@with_bundles
 def compress(
+    *,
     model: ModelOption,
     method: Annotated[
         list[str] | None,
@@ -150,7 +153,7 @@ def compress(
         ),
     ] = None,
     svg: SvgOption = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Time the compression of a model's gradients on one thread, under each method and under those
     in use elsewhere, and show on which links it pays. No network is used.
@@ -174,7 +177,6 @@ def compress(
         f"{workload.name}: {about(workload.nbytes, 'B')} of gradients, {workers} workers, "
         f"backward {about(lasts.seconds, 's')}"
     )
-    terminal = console(json_path)
     own = [row for row in found.rows if not row["peer"]]
     table = table_of(own, COMPRESS_COLUMNS, title=title)
     peers = [row for row in found.rows if row["peer"]]
@@ -182,10 +184,10 @@ def compress(
         table.add_row()
     for row in peers:
         table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
-    terminal.print(table)
+    output.print(table)
     wire = dense_wire(found.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    terminal.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]))
+    output.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]))
     settings = {
         "model": workload.name,
         "bytes": workload.nbytes,
@@ -200,10 +202,9 @@ def compress(
         },
         "notes": found.notes,
     }
-    write_json(json_path, "bench compress", settings, found.rows)
+    output.write_json("bench compress", settings, found.rows)
     if svg is not None:
-        write_file(svg, _picture(title, found))
-        terminal.print(f"Picture: {svg}")
+        output.write("Picture", svg, _picture(title, found))
 
 
 def _backward(given: str | None, model: str, workload: Workload, workers: int) -> Duration:

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import lab_of
+from thalweg.cli.options import lab_of, with_bundles
 from thalweg.cli.output import (
     Bar,
-    JsonOption,
+    Output,
     choice_line,
-    console,
     progress_bar,
-    write_file,
-    write_json,
 )
 from thalweg.declarations import listed
 from thalweg.errors import RunError
@@ -59,7 +56,9 @@ CHOICE_COLUMNS: Columns = {
 }
 
 
+@with_bundles
 def train(
+    *,
     path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="See scenarios/.")],
     workers_only: Annotated[
         bool,
@@ -78,7 +77,7 @@ def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the picture goes.")] = Path(
         "thalweg-bench"
     ),
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Train a scenario's job under each of its plans, in a lab as the scenario describes it.
 
@@ -93,32 +92,32 @@ def train(
             rows, notes = _side_by_side(scenario, bar)
         else:
             rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
-    terminal = console(json_path)
     title = (
         f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
         f"{scenario.steps} steps, repeats: {scenario.repeats}"
     )
-    terminal.print(title, style="italic")
-    terminal.print(table_of(rows, _columns(scenario, rows)))
+    output.print(title, style="italic")
+    output.print(table_of(rows, _columns(scenario, rows)))
     for row in rows:
         if row["error"]:
-            terminal.print(f"{row['sync']}: {row['error']}")
+            output.print(f"{row['sync']}: {row['error']}")
         for made in row.get("adjustments", [[]])[0]:
             text = f"{made['kept_apart']} ({made['reason']})"
-            terminal.print(f"{row['sync']}, from step {made['step']}: {text}")
+            output.print(f"{row['sync']}, from step {made['step']}: {text}")
         for chosen in row.get("choices", [[]])[0]:
-            terminal.print(f"{row['sync']}, {choice_line(chosen)}")
-    terminal.print("\n".join(notes))
+            output.print(f"{row['sync']}, {choice_line(chosen)}")
+    output.print("\n".join(notes))
     picture = out / f"{scenario.name}.svg"
-    write_file(picture, _picture(scenario, rows))
-    terminal.print(f"Picture: {picture}")
-    write_json(json_path, "bench train", _settings(scenario, notes), rows)
+    output.write("Picture", picture, _picture(scenario, rows))
+    output.write_json("bench train", _settings(scenario, notes), rows)
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
         raise RunError(f"{listed(failed)} failed", "see the errors above, or leave the plan out")
 
 
+@with_bundles
 def forecast(
+    *,
     paths: Annotated[
         list[Path], typer.Argument(metavar="SCENARIO.toml...", help="See scenarios/.")
     ],
@@ -127,7 +126,7 @@ def forecast(
     ] = None,
     repeats: RepeatsOption = None,
     steps: StepsOption = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Predict every plan of these scenarios, then train under it, in a lab for each scenario.
 
@@ -148,23 +147,22 @@ def forecast(
             rows, _ = _in_a_lab(scenario, bar, predicted=True)
         predictions += prediction_rows(scenario, rows)
         choices += auto_choices(scenario, rows)
-    terminal = console(json_path)
-    terminal.print(table_of(predictions, PREDICTION_COLUMNS))
+    output.print(table_of(predictions, PREDICTION_COLUMNS))
     accuracy = accuracy_of(predictions) if predictions else None
     if accuracy is not None:
-        terminal.print(
+        output.print(
             f"{accuracy['predictions']} predictions: the median error is "
             f"{accuracy['median']:.1%}; {accuracy['within']:.0%} are within 15 %, "
             f"{accuracy['covered']:.0%} in their interval"
         )
     if choices:
-        terminal.print(table_of(choices, CHOICE_COLUMNS))
+        output.print(table_of(choices, CHOICE_COLUMNS))
     settings = {
         "scenarios": [scenario.name for scenario in scenarios],
         "accuracy": accuracy,
         "choices": choices,
     }
-    write_json(json_path, "bench forecast", settings, predictions)
+    output.write_json("bench forecast", settings, predictions)
 
 
 def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:

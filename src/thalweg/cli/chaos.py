@@ -16,7 +16,7 @@ import typer
 from thalweg.catalog import parse_plan
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
 from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
-from thalweg.cli.output import JsonOption, console, names_among, progress_bar, write_json
+from thalweg.cli.output import Output, names_among, progress_bar
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed
@@ -82,7 +82,7 @@ def chaos(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the histories.")] = Path(
         "thalweg-chaos"
     ),
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Inject faults into training runs, and check that they keep their promises.
 
@@ -116,10 +116,9 @@ def chaos(
                 break
         notes = [] if lab is None else lab.notes
     rows = fault_rows(results)
-    terminal = console(json_path)
-    terminal.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
+    output.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
     for result in results:
-        terminal.print(_summary(result))
+        output.print(_summary(result))
     settings = {
         "workers": cluster.workers,
         "lab": place.lab,
@@ -129,7 +128,7 @@ def chaos(
         "notes": notes,
         "runs": run_rows(results),
     }
-    write_json(json_path, "chaos", settings, rows)
+    output.write_json("chaos", settings, rows)
     wrong = [result for result in results if result.violations]
     if wrong:
         raise RunError(

@@ -17,18 +17,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.options import PlaceOptions, with_bundles
 from thalweg.cli.output import (
     Bar,
-    JsonOption,
+    Output,
     choice_line,
-    console,
     progress_bar,
-    write_file,
-    write_json,
 )
 from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
@@ -64,7 +60,7 @@ def demo(
     ] = Path("thalweg-demo"),
     steps: Annotated[int, typer.Option(min=1, help="Number of steps to train.")] = 60,
     place: PlaceOptions,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Predict the step time of a small job here, then train it under DDP and under auto.
 
@@ -75,31 +71,28 @@ def demo(
     from thalweg.workloads import find_job  # torch takes a second: not at import
 
     job = find_job(DEMO_JOB_NAME)
-    terminal = console(json_path)
     with _site(place) as deployment:
         title = f"{job.name} on {deployment.text}"
-        advice = _advised(deployment, job, terminal)
+        advice = _advised(deployment, job, output)
         if advice is not None:
-            terminal.print(advice.verdict)
+            output.print(advice.verdict)
             best = advice.ranking[:MAX_SHOWN_PLANS]
             heading = f"Best predictions for {title}"
-            terminal.print(table_of(best, RANKING_COLUMNS, title=heading))
+            output.print(table_of(best, RANKING_COLUMNS, title=heading))
         rows = _trained(deployment, job, steps, advice)
     curves = [
         TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
     ]
-    picture, page = out / "training.svg", out / "report.html"
-    write_file(picture, draw_trainings(title, curves))
-    files = [f"Picture: {picture}"]
-    if advice is not None:
-        write_file(page, advice_page(advice, [_measured(row) for row in rows]))
-        files.append(f"Page: {page}")
-    terminal.print(table_of(rows, _columns(job.metric), title=f"{title}, {steps} steps"))
+    output.print(table_of(rows, _columns(job.metric), title=f"{title}, {steps} steps"))
     for row in rows:
         for chosen in row["choices"]:
-            terminal.print(f"{row['sync']}, {choice_line(chosen)}")
+            output.print(f"{row['sync']}, {choice_line(chosen)}")
     notes = ["", *deployment.notes] if deployment.notes else []
-    terminal.print("\n".join([*notes, CLOSING_TEXT, *files]))
+    output.print("\n".join([*notes, CLOSING_TEXT]))
+    output.write("Picture", out / "training.svg", draw_trainings(title, curves))
+    if advice is not None:
+        page = advice_page(advice, [_measured(row) for row in rows])
+        output.write("Page", out / "report.html", page)
     settings = {
         "workload": job.name,
         "workers": deployment.workers,
@@ -108,7 +101,7 @@ def demo(
         "verdict": None if advice is None else advice.verdict,
         "notes": deployment.notes,
     }
-    write_json(json_path, "demo", settings, rows)
+    output.write_json("demo", settings, rows)
     wrong = [
         row["sync"]
         for row in rows
@@ -138,7 +131,7 @@ def _site(place: PlaceOptions) -> Iterator[Deployment]:
             yield replace(deployment, notes=[rates, *deployment.notes])
 
 
-def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | None:
+def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
     """Advice from a calibration there; None, after a line with the reason, if that failed."""
     from thalweg.bench.calibrate_job import calibrate_at
 
@@ -152,10 +145,10 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
                 lambda what, done, total: bar.show(done, total or done + 1, what),
             )
     except ThalwegError as error:
-        terminal.print(f"No predictions: calibration failed: {error}")
+        output.print(f"No predictions: calibration failed: {error}")
         return None
     assert found is not None  # this process is no launched rank
-    terminal.print(f"Calibrated in {found.seconds:.0f} s.")
+    output.print(f"Calibrated in {found.seconds:.0f} s.")
     with progress_bar("Predicting") as bar:
         return advise(
             found.cluster,

@@ -15,7 +15,7 @@ from rich.table import Table
 from thalweg import report
 from thalweg.catalog import SETTING_PARAMETERS, default_catalog
 from thalweg.cli.options import ClusterOptions, SvgOption, with_bundles
-from thalweg.cli.output import JsonOption, console, working, write_file, write_json
+from thalweg.cli.output import Output, working, write_file
 from thalweg.declarations import Parameter, Value
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
@@ -28,6 +28,7 @@ DEFAULT_MODEL_SIZE = "25MB"
 
 @with_bundles
 def explain(
+    *,
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
     place: ClusterOptions,
     nbytes: Annotated[
@@ -54,7 +55,7 @@ def explain(
         typer.Option("--beats", "--slots", min=0, help="Time slots in the terminal; 0: all."),
     ] = 16,
     svg: SvgOption = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Draw the messages of a plan, with its promise and its cost.
 
@@ -72,18 +73,17 @@ def explain(
         _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)
     at = report.first_step(settled) if step is None else step
-    terminal = console(json_path)
     with working(f"Checking {plan} for {counted(group.size, 'worker')}"):
         explanation = report.explain(settled, group, workload, at, catalog, batch)
-    terminal.print(report.plan_title(settled, catalog.guarantee(settled), group, workload, at))
+    output.print(report.plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
-        terminal.print(remark)
-    for piece in report.render(explanation, most_slots, terminal.width):
-        terminal.print(piece)
+        output.print(remark)
+    for piece in report.render(explanation, most_slots, output.console.width):
+        output.print(piece)
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
         write_file(svg, report.draw(explanation))
-        terminal.print(f"Drawn into {svg}.")
-    write_json(json_path, "explain", report.settings(explanation), report.rows(explanation))
+        output.print(f"Drawn into {svg}.")
+    output.write_json("explain", report.settings(explanation), report.rows(explanation))
 
 
 def _can_be_drawn(svg: Path, group: Group) -> None:
@@ -104,7 +104,8 @@ def _workload(nbytes: str | None, model: Path | None) -> Workload:
     return Workload.of_size(Size.parse(DEFAULT_MODEL_SIZE if nbytes is None else nbytes))
 
 
-def plans(json_path: JsonOption = None) -> None:
+@with_bundles
+def plans(output: Output) -> None:
     """List the plans, compressors and settings, with their arguments."""
     catalog = default_catalog()
     rows = [
@@ -118,16 +119,15 @@ def plans(json_path: JsonOption = None) -> None:
             for name, part in SETTING_PARAMETERS.items()
         ),
     ]
-    terminal = console(json_path)
     for kind, title in (
         ("plan", "Plans"),
         ("compressor", "Compressors, after +"),
         ("setting", "Settings, after @"),
     ):
-        terminal.print(_plans_table(title, [row for row in rows if row["kind"] == kind]))
-        terminal.print()
-    terminal.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
-    write_json(json_path, "plans", {}, rows)
+        output.print(_plans_table(title, [row for row in rows if row["kind"] == kind]))
+        output.print()
+    output.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
+    output.write_json("plans", {}, rows)
 
 
 def _plan_row(

@@ -13,7 +13,7 @@ import typer
 
 from thalweg import lab as labs
 from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.cli.output import Output, progress_bar
 from thalweg.cli.run import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
@@ -96,7 +96,7 @@ class LinkSelection:
         )
         getattr(lab.links, action)(links, **options)
         for link in links:
-            console().print(f"{lab.name}: {link}: {done}")
+            Output().print(f"{lab.name}: {link}: {done}")
 
 
 @app.command()
@@ -106,7 +106,7 @@ def up(
     layout: LayoutArgument = DEFAULT_LAB_LAYOUT,
     shape: LabOptions,
     name: Annotated[str | None, typer.Option(metavar="LAB", help="Name of the lab.")] = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Build a lab that stays up until `thalweg lab down`.
 
@@ -118,10 +118,9 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: removes what is built
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
-    _print_status(lab, "lab up", json_path)
-    terminal = console(json_path)
-    terminal.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
-    terminal.print(f"Inspect a host:      ip netns exec {lab.wiring.host_of(0)} ip address")
+    _print_status(lab, "lab up", output)
+    output.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
+    output.print(f"Inspect a host:      ip netns exec {lab.wiring.host_of(0)} ip address")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -179,7 +178,7 @@ def restore(which: LinkSelection, name: NameOption = None) -> None:
         return
     lab = labs.Lab.find(name)
     lab.restore()
-    console().print(f"{lab.name}: all links are as declared")
+    Output().print(f"{lab.name}: all links are as declared")
 
 
 def _link_command(action: str, done: str, summary: str) -> None:
@@ -226,9 +225,10 @@ _host_command("resume", signal.SIGCONT, "resumed", "Resume the paused processes 
 
 
 @app.command()
-def status(name: NameOption = None, json_path: JsonOption = None) -> None:
+@with_bundles
+def status(*, name: NameOption = None, output: Output) -> None:
     """Show the hosts of a lab: addresses, rates, drops and processes."""
-    _print_status(labs.Lab.find(name), "lab status", json_path)
+    _print_status(labs.Lab.find(name), "lab status", output)
 
 
 @app.command()
@@ -247,11 +247,11 @@ def down(
         for record in registry.of_this_user():
             found, owner = record.name, record.owner
             if owner is not None and not record.abandoned():
-                console().print(f"{found} stays: process {owner.pid} uses it; or --name {found}")
+                Output().print(f"{found} stays: process {owner.pid} uses it; or --name {found}")
                 continue
             try:
                 labs.Lab.find(found).down()
-                console().print(f"{found} is down")
+                Output().print(f"{found} is down")
             except LabError:
                 if found in registry.names():  # otherwise its owner has just ended
                     raise
@@ -264,7 +264,7 @@ def down(
             f"end that process, or give --name {found}",
         )
     lab.down()
-    console().print(f"{found} is down")
+    Output().print(f"{found} is down")
 
 
 def _number_or_name(text: str) -> int | str:
@@ -282,18 +282,17 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-    console().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
+    Output().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
 
-def _print_status(lab: labs.Lab, command: str, json_path: str | None) -> None:
+def _print_status(lab: labs.Lab, command: str, output: Output) -> None:
     hosts, uplinks = lab.status()
-    terminal = console(json_path)
-    terminal.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
-    terminal.print(table_of(uplinks, UPLINK_COLUMNS))
+    output.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
+    output.print(table_of(uplinks, UPLINK_COLUMNS))
     for note in lab.notes:
-        terminal.print(note)
+        output.print(note)
     settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
-    write_json(json_path, command, settings, hosts)
+    output.write_json(command, settings, hosts)
 
 
 def _rate(direction: dict[str, Any]) -> str:

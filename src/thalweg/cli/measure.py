@@ -17,7 +17,7 @@ from thalweg.cli.options import (
     TimeoutOption,
     with_bundles,
 )
-from thalweg.cli.output import JsonOption, console, progress_bar, write_file, write_json
+from thalweg.cli.output import Output, progress_bar, write_file
 from thalweg.facts import (
     Cluster,
     Duration,
@@ -41,6 +41,7 @@ STEP_COST_NAMES = ("forward", "backward", "optimizer")
 
 @with_bundles
 def probe(
+    *,
     place: PlaceOptions,
     cluster: ClusterOption = None,
     transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
@@ -50,7 +51,7 @@ def probe(
     ] = Path("cluster.toml"),
     svg: SvgOption = None,
     timeout: TimeoutOption = "30s",
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Measure latency, racks, NICs and uplinks between workers, and write the cluster file.
 
@@ -76,10 +77,9 @@ def probe(
     picture = svg or out.with_suffix(".svg")
     write_file(out, found.file())
     write_file(picture, draw_cluster(found))
-    terminal = console(json_path)
     for table in tables(found):
-        terminal.print(table)
-    terminal.print(outcome_text(found, out, picture), soft_wrap=True)
+        output.print(table)
+    output.print(outcome_text(found, out, picture), soft_wrap=True)
     settings = {
         "workers": found.cluster.workers,
         "transport": found.transport,
@@ -94,11 +94,12 @@ def probe(
         "probes": found.measurements,
         "seconds": found.seconds,
     }
-    write_json(json_path, "probe", settings, found.rows())
+    output.write_json("probe", settings, found.rows())
 
 
 @with_bundles
 def calibrate(
+    *,
     workload: Annotated[
         str,
         typer.Option(
@@ -113,7 +114,7 @@ def calibrate(
         typer.Option(metavar="NAME", help="Only these, like powersgd(rank=4); all if absent."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the files.")] = Path(),
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Measure links, messages, compressors and a job's steps with all workers, in seconds.
 
@@ -146,10 +147,9 @@ def calibrate(
     }
     for path, text in files.items():
         write_file(path, text)
-    terminal = console(json_path)
     for table in _tables(found.cluster, found.machine, found.workload):
-        terminal.print(table)
-    terminal.print(
+        output.print(table)
+    output.print(
         f"Wrote {', '.join(str(path) for path in files)}, after {found.seconds:.0f} s.",
         soft_wrap=True,
     )
@@ -164,7 +164,7 @@ def calibrate(
         "notes": deployment.notes,
     }
     rows = _rows(found.cluster, found.machine, found.workload)
-    write_json(json_path, "calibrate", settings, rows)
+    output.write_json("calibrate", settings, rows)
 
 
 def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[str, Any]]:

@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import thalweg
@@ -20,22 +21,51 @@ from thalweg.errors import UsageError
 
 PIPE_WIDTH_CHARACTERS = 120
 REDRAW_PERIOD_SECONDS = 0.1
-JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="PATH", help="Write the rows as JSON; - for standard output."),
-]
-
-
-def console(json_path: str | None = None) -> Console:
-    """The console for tables; quiet if standard output is for JSON, and wide in a pipe."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
-    return _Console(quiet=json_path == "-", highlight=False, markup=False, width=width)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """A reader that closes the pipe ends the command quietly, in `run`."""
         raise BrokenPipeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The output of a command: the console, which is quiet if standard output is for JSON and wide
+    in a pipe, files, and JSON for scripts."""
+
+    json_path: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="PATH", help="Write the rows as JSON; - for standard output."
+        ),
+    ] = None
+
+    @property
+    def console(self) -> Console:
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
+        quiet = self.json_path == "-"
+        return _Console(quiet=quiet, highlight=False, markup=False, width=width)
+
+    def print(self, *pieces: RenderableType, **options: Any) -> None:
+        self.console.print(*pieces, **options)
+
+    def write(self, what: str, path: Path, text: str) -> None:
+        """Write a file, and print what it is and where."""
+        write_file(path, text)
+        self.print(f"{what}: {path}")
+
+    def write_json(
+        self, command: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        if self.json_path is None:
+            return
+        document = {"command": command, "version": thalweg.__version__, "settings": settings}
+        text = json.dumps({**document, "rows": rows}, indent=2) + "\n"
+        if self.json_path == "-":
+            sys.stdout.write(text)
+        else:
+            write_file(Path(self.json_path), text)
 
 
 @contextmanager
@@ -47,22 +77,6 @@ def working(what: str) -> Iterator[None]:
         return
     with stderr.status(f"{what} ..."):
         yield
-
-
-def write_json(
-    path: str | None,
-    command: str,
-    settings: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-) -> None:
-    if path is None:
-        return
-    document = {"command": command, "version": thalweg.__version__, "settings": settings}
-    text = json.dumps({**document, "rows": rows}, indent=2) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        write_file(Path(path), text)
 
 
 def write_file(path: Path, text: str) -> None:

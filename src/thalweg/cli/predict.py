@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
 from thalweg.cli.options import with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, working, write_file, write_json
+from thalweg.cli.output import Output, progress_bar, working
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import about
@@ -88,7 +87,7 @@ def advise(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a page with pictures.")
     ] = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Predict the step time under every sound plan, and recommend one.
 
@@ -110,21 +109,19 @@ def advise(
             sweep=html is not None,
             progress=bar.show,
         )
-    terminal = console(json_path)
     for line in filter(None, (advice.verdict, advice.hint(), _not_counted(advice))):
-        terminal.print(line)
+        output.print(line)
     columns = {
         **RANKING_COLUMNS,
         "promise": lambda one: one.promise.value,
         "why": lambda one: one.why,
     }
-    terminal.print(table_of(advice.ranking[:top], columns, title=situation.title))
-    _print_rest(terminal, advice, top, why_not)
+    output.print(table_of(advice.ranking[:top], columns, title=situation.title))
+    _print_rest(output, advice, top, why_not)
     if html is not None:
         from thalweg.report.advice import advice_page
 
-        write_file(html, advice_page(advice))
-        terminal.print(f"Page: {html}")
+        output.write("Page", html, advice_page(advice))
     settings = {
         **situation.settings,
         "workers": situation.cluster.workers,
@@ -135,7 +132,7 @@ def advise(
         "assumed": list(advice.assumed),
         "left_out": dict(advice.left_out),
     }
-    write_json(json_path, "advise", settings, [row_of(ranked) for ranked in advice.ranking])
+    output.write_json("advise", settings, [row_of(ranked) for ranked in advice.ranking])
 
 
 def row_of(ranked: RankedPlan) -> dict[str, Any]:
@@ -157,21 +154,21 @@ def row_of(ranked: RankedPlan) -> dict[str, Any]:
     }
 
 
-def _print_rest(terminal: Console, advice: Advice, top: int, why_not: bool) -> None:
+def _print_rest(output: Output, advice: Advice, top: int, why_not: bool) -> None:
     more = len(advice.ranking) - top
     if more > 0:
-        terminal.print(f"{more} more: --top {len(advice.ranking)} shows all.")
+        output.print(f"{more} more: --top {len(advice.ranking)} shows all.")
     if advice.assumed:
-        terminal.print("Assumed: " + "; ".join(advice.assumed) + ".")
+        output.print("Assumed: " + "; ".join(advice.assumed) + ".")
     if not advice.left_out:
         return
     if not why_not:
         number = len(advice.left_out)
-        terminal.print(f"{number} plans are not ranked: --why-not says why.")
+        output.print(f"{number} plans are not ranked: --why-not says why.")
         return
-    terminal.print("Not ranked:")
+    output.print("Not ranked:")
     for text, reason in advice.left_out.items():
-        terminal.print(f"  {text}: {reason}")
+        output.print(f"  {text}: {reason}")
 
 
 def _not_counted(advice: Advice) -> str:
@@ -218,13 +215,14 @@ def _extra(text: str) -> tuple[Promise, float]:
 
 @with_bundles
 def simulate(
+    *,
     sync: Annotated[
         list[str],
         typer.Option(metavar="PLAN", help="A plan; may be given several times."),
     ],
     asked: JobOptions,
     supposed: WhatIfOptions,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Simulate a few steps of a plan on a cluster's links, and show their breakdown: compute,
     codecs, exposed communication, straggler wait; the times of each bucket on the slowest rank; the
@@ -235,20 +233,19 @@ def simulate(
     catalog = default_catalog()
     plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
     situation = situation_of(asked, supposed)
-    terminal = console(json_path)
-    terminal.print(situation.title)
+    output.print(situation.title)
     rows = []
     for plan in plans:
         with working(f"Simulating {plan}"):
             found = plan_detail(
                 prediction_input(plan, situation.cluster, situation.workload, situation.machine)
             )
-        _print_detail(terminal, found)
+        _print_detail(output, found)
         rows.append(_detail_row(found))
     assumed = list(dict.fromkeys((*situation.cluster.assumed, *situation.machine.assumed)))
     if assumed:
-        terminal.print("\nAssumed: " + "; ".join(assumed) + ".")
-    write_json(json_path, "simulate", {**situation.settings, "assumed": assumed}, rows)
+        output.print("\nAssumed: " + "; ".join(assumed) + ".")
+    output.write_json("simulate", {**situation.settings, "assumed": assumed}, rows)
 
 
 def _detail_row(found: PlanDetail) -> dict[str, Any]:
@@ -281,35 +278,35 @@ def _detail_row(found: PlanDetail) -> dict[str, Any]:
     }
 
 
-def _print_detail(terminal: Console, found: PlanDetail) -> None:
+def _print_detail(output: Output, found: PlanDetail) -> None:
     estimate = found.estimate
-    terminal.print(
+    output.print(
         f"\n{estimate.sync}: {about(estimate.seconds, 's')} per step "
         f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
         f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}"
     )
-    terminal.print(bar_of(estimate))
+    output.print(bar_of(estimate))
     if found.form is not None and found.form.form != estimate.form:
         ratio = found.form.seconds / estimate.seconds if estimate.seconds else 1.0
-        terminal.print(
+        output.print(
             f"closed form: {about(found.form.seconds, 's')}, {ratio:.2f} times the simulation"
         )
     if found.alone is not None:
         alone = found.alone
         form = "" if alone.form is None else f"; closed form {about(alone.form, 's')}"
-        terminal.print(
+        output.print(
             f"{alone.what} of {about(alone.nbytes, 'B')} alone: {about(alone.seconds, 's')}{form}"
         )
     if found.passages:
-        terminal.print(f"buckets on rank {found.rank}, the slowest, in its last step:")
+        output.print(f"buckets on rank {found.rank}, the slowest, in its last step:")
         rows = [
             (number, one.handed_in, one.began, one.ended)
             for number, one in enumerate(found.passages)
         ]
-        terminal.print(table_of(rows, BUCKET_COLUMNS))
+        output.print(table_of(rows, BUCKET_COLUMNS))
     if found.links:
-        terminal.print("busiest links:")
-        terminal.print(table_of(found.links[:MAX_PRINTED_LINKS], LINK_COLUMNS))
+        output.print("busiest links:")
+        output.print(table_of(found.links[:MAX_PRINTED_LINKS], LINK_COLUMNS))
 
 
 def bar_of(estimate: Estimate, width: int = BAR_WIDTH_CHARACTERS) -> str:

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import lab_of
+from thalweg.cli.options import lab_of, with_bundles
 from thalweg.cli.output import (
-    JsonOption,
-    console,
+    Output,
     names_among,
     progress_bar,
-    write_file,
-    write_json,
 )
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
@@ -70,7 +67,9 @@ def _study() -> None:
 
 
 @app.command("compression")
+@with_bundles
 def compression(
+    *,
     constants: Annotated[
         Source,
         typer.Option(
@@ -85,7 +84,7 @@ def compression(
         list[str] | None,
         typer.Option(metavar="RATE", help="Like 10gbit; may be given several times."),
     ] = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Compute in how many configurations (models, batches, workers, link rates) each compressor is
     faster than DDP, below which rate, and which ratio would be sufficient. Nothing is run.
@@ -95,10 +94,9 @@ def compression(
         STUDY_RATES_GBPS
     )
     found = run_compression_study(chosen, sorted(set(rates)))
-    terminal = console(json_path)
-    terminal.print(_wins_table(found))
-    terminal.print("\n".join(_lines(found)))
-    write_json(json_path, "study compression", _settings(found), found.cases)
+    output.print(_wins_table(found))
+    output.print("\n".join(_lines(found)))
+    output.write_json("study compression", _settings(found), found.cases)
 
 
 def _constants(source: Source, machine: Path | None) -> Constants:
@@ -192,7 +190,9 @@ def _lines(found: CompressionStudy) -> list[str]:
     return lines
 
 
+@with_bundles
 def bench_stragglers(
+    *,
     tree: Annotated[
         str, typer.Option(metavar="NxL", help="N children a parent, L layers.")
     ] = "4x3",
@@ -233,7 +233,7 @@ def bench_stragglers(
     plot: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Path of the picture (SVG).")
     ] = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Time the aggregation of a gradient while some workers straggle: a master that waits for all
     (umw), gradient coding (gc), torch's ring (rar) and CodedReduce (cr), in a lab with a host for
@@ -262,12 +262,11 @@ def bench_stragglers(
     wrong = [row for rows in found.values() for row in rows if not row["exact"]]
     errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
     notes = [*errors, *STRAGGLER_NOTES, *notes]
-    terminal = console(json_path)
     where = f"{asked.workers} workers in a tree of {asked.tree.text} and a root, NICs {rate}"
-    terminal.print(where, style="italic")
+    output.print(where, style="italic")
     for name, rows in found.items():
-        terminal.print(table_of(name, rows))
-    terminal.print("\n".join(notes))
+        output.print(table_of(name, rows))
+    output.print("\n".join(notes))
     settings = {
         "tree": asked.tree.text,
         "workers": asked.workers,
@@ -283,10 +282,9 @@ def bench_stragglers(
         "notes": notes,
         "tables": {name: rows for name, rows in found.items() if name != "held"},
     }
-    write_json(json_path, "bench stragglers", settings, found.get("held", []))
+    output.write_json("bench stragglers", settings, found.get("held", []))
     picture = plot or Path("thalweg-bench") / f"stragglers-{asked.tree.text}.svg"
-    write_file(picture, draw_stragglers(where, found))
-    terminal.print(f"Picture: {picture}")
+    output.write("Picture", picture, draw_stragglers(where, found))
     if wrong:
         schemes = listed(dict.fromkeys(row["scheme"] for row in wrong))
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")

@@ -21,12 +21,10 @@ from thalweg.cli.options import (
     with_bundles,
 )
 from thalweg.cli.output import (
-    JsonOption,
+    Output,
     choice_line,
-    console,
     names_among,
     progress_bar,
-    write_json,
 )
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
@@ -71,7 +69,7 @@ def train(
     timeout: TimeoutOption = "5min",
     restarts: RestartsOption = 0,
     records: RecordsOption = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's.
 
@@ -106,7 +104,6 @@ def train(
     notes = deployment.notes
     rows = step_rows(results)
     result = summary(results, rows)
-    terminal = console(json_path)
     settings = {
         "workload": job.name,
         "sync": sync,
@@ -118,13 +115,13 @@ def train(
         "notes": notes,
         "result": result,
     }
-    terminal.print("\n".join([_result_text(job, settings, result), *notes]))
+    output.print("\n".join([_result_text(job, settings, result), *notes]))
     if len(results) > 1:
         text = next(one["summary"] for one in results if one)
-        terminal.print(text, soft_wrap=True)
+        output.print(text, soft_wrap=True)
     if records is not None:
-        terminal.print(f"recorded in {records}: thalweg report {records}")
-    write_json(json_path, "train", settings, rows)
+        output.print(f"recorded in {records}: thalweg report {records}")
+    output.write_json("train", settings, rows)
 
 
 def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -144,7 +141,9 @@ def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any
     return "\n".join(lines)
 
 
+@with_bundles
 def verify(
+    *,
     plans: Annotated[list[str], typer.Argument(metavar="PLAN ...", help="One or more plans.")],
     model: Annotated[
         str,
@@ -163,7 +162,7 @@ def verify(
         ),
     ] = None,
     timeout: TimeoutOption = "5min",
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Train a job under DDP and under each plan, from the same start on the same samples, and
     compare the parameters.
@@ -192,9 +191,9 @@ def verify(
             timeout=VERIFY_TIMEOUT_SECONDS,
         )
     title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
-    console(json_path).print(table_of(rows, _verify_columns(job.metric), title=title))
+    output.print(table_of(rows, _verify_columns(job.metric), title=title))
     settings = {"model": job.name, "workers": workers, "steps": steps, "sync": plans}
-    write_json(json_path, "verify", settings, rows)
+    output.write_json("verify", settings, rows)
     wrong = [f"{row['sync']} ({row['variant']})" for row in rows if not row["ok"]]
     if wrong:
         raise RunError(f"{listed(wrong)} didn't train as promised", "see the table")
