@@ -31,6 +31,7 @@ from typing import Any
 
 from thalweg import lab as labs
 from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
+from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
 from thalweg.bench.training import Recipe, train
@@ -74,8 +75,6 @@ class TrainingRun:
 
 RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
 """Runs fresh workers in the scenario's cluster; `spare` ranks may fail."""
-Progress = Callable[[int, int, str], None]
-"""Called with the number of steps done, their total number, and the current plan."""
 
 
 def side_by_side(workers: int) -> RunAll:
@@ -112,7 +111,7 @@ def in_lab(lab: labs.Lab, events: Sequence[labs.Event]) -> RunAll:
 def compare(
     scenario: Scenario,
     run_all: RunAll,
-    progress: Progress,
+    progress: NotedProgress,
     forecast: ScenarioPrediction | None = None,
 ) -> list[Row]:
     """A row for each plan, in the scenario's order, with its prediction if there is a forecast."""
@@ -136,7 +135,12 @@ def compare(
 
 
 def _report(
-    progress: Progress, before: int, total: int, sync: str, rank: int, message: Mapping[str, Any]
+    progress: NotedProgress,
+    before: int,
+    total: int,
+    sync: str,
+    rank: int,
+    message: Mapping[str, Any],
 ) -> None:
     if rank == 0:
         progress(before + message["step"], total, sync)

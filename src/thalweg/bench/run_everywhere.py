@@ -18,6 +18,10 @@ from thalweg.members.world import World
 
 Result = dict[str, Any]
 Report = Callable[..., None]
+Progress = Callable[[int, int], None]
+"""Called with the number of steps, repetitions or trials that are done, and their total number."""
+NotedProgress = Callable[[int, int, str], None]
+"""The same with what is being done now."""
 ALONE = "alone"  # the launcher of a process that none has started
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.bench.run_everywhere import Deployment, Progress, Report, Result, run_everywhere
 from thalweg.bench.training import Recipe, flat, train
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
@@ -36,7 +36,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "bf16 parameters": {"dtype": torch.bfloat16},
 }
 """The training options whose handling by a plan is verified, by name."""
-Progress = Callable[[int, int], None]
 
 
 def verify(

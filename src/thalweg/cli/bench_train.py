@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thalweg.cli.options import lab_of, with_bundles
-from thalweg.cli.output import (
-    Bar,
-    Output,
-    choice_line,
-    progress_bar,
-)
+from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster

@@ -20,12 +20,7 @@ import typer
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.options import PlaceOptions, with_bundles
-from thalweg.cli.output import (
-    Bar,
-    Output,
-    choice_line,
-    progress_bar,
-)
+from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError

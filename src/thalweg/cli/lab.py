@@ -14,7 +14,7 @@ import typer
 from thalweg import lab as labs
 from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
 from thalweg.cli.output import Output, progress_bar
-from thalweg.cli.run import with_interpreter
+from thalweg.cli.train import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
 from thalweg.lab.event import directions

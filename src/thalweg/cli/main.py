@@ -23,7 +23,6 @@ from thalweg.cli import (
     studies,
     train,
 )
-from thalweg.cli import run as run_script
 from thalweg.errors import DEBUG_VARIABLE, INTERRUPTED_EXIT_CODE, ThalwegError
 
 WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
@@ -52,7 +51,7 @@ for command in (
     chaos.chaos,
 ):
     app.command()(command)
-app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
+app.command("run", context_settings={"allow_interspersed_args": False})(train.run)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 app.add_typer(studies.app, name="study")

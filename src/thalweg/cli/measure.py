@@ -10,13 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import (
-    ClusterOption,
-    PlaceOptions,
-    SvgOption,
-    TimeoutOption,
-    with_bundles,
-)
+from thalweg.cli.options import ClusterOption, PlaceOptions, SvgOption, TimeoutOption, with_bundles
 from thalweg.cli.output import Output, progress_bar, write_file
 from thalweg.facts import (
     Cluster,

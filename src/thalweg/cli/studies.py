@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from thalweg.cli.options import lab_of, with_bundles
-from thalweg.cli.output import (
-    Output,
-    names_among,
-    progress_bar,
-)
+from thalweg.cli.output import Output, names_among, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size, read_machine
@@ -36,9 +32,8 @@ from thalweg.studies.compression import (
     run_compression_study,
     wins,
 )
-
-if TYPE_CHECKING:
-    from thalweg.studies.stragglers.config import StragglerTrial
+from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
+from thalweg.studies.stragglers.report import draw_stragglers, table_of
 
 app = typer.Typer(help="Studies with the performance model, for many configurations.")
 
@@ -241,9 +236,6 @@ def bench_stragglers(
 
     The same workers straggle under every scheme. Every gradient is compared with the true one.
     """
-    from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
-    from thalweg.studies.stragglers.report import draw_stragglers, table_of
-
     *most, _ = STUDY_TABLES
     chosen = names_among(STUDY_TABLES, tables, "--tables", "table") if tables else most
     rate = Rate.parse(nic)
@@ -258,10 +250,15 @@ def bench_stragglers(
         budget=Duration.parse(budget).seconds,
         seed=seed,
     )
-    found, notes = _measured(asked, chosen, rate)
+
+    from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not before mistakes
+    from thalweg.studies.stragglers.tables import run_straggler_study
+
+    with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
+        found = run_straggler_study(asked, chosen, Deployment.of_lab(lab), rate, bar.show)
     wrong = [row for rows in found.values() for row in rows if not row["exact"]]
     errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
-    notes = [*errors, *STRAGGLER_NOTES, *notes]
+    notes = [*errors, *STRAGGLER_NOTES, *lab.notes]
     where = f"{asked.workers} workers in a tree of {asked.tree.text} and a root, NICs {rate}"
     output.print(where, style="italic")
     for name, rows in found.items():
@@ -288,17 +285,6 @@ def bench_stragglers(
     if wrong:
         schemes = listed(dict.fromkeys(row["scheme"] for row in wrong))
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")
-
-
-def _measured(
-    asked: StragglerTrial, tables: Sequence[str], rate: Rate
-) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """The rows of each table, measured in a lab, and the lab's notes."""
-    from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not at import
-    from thalweg.studies.stragglers.tables import run_straggler_study
-
-    with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
-        return run_straggler_study(asked, tables, Deployment.of_lab(lab), rate, bar.show), lab.notes
 
 
 def _elements(text: str) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.bench.run_everywhere import Deployment
+from thalweg.bench.run_everywhere import Deployment, NotedProgress
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about
 from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, StragglerTrial
@@ -33,8 +33,6 @@ SURFACE_DELAY_SECONDS = (0.5, 2.0)
 SURFACE_STRAGGLER_FRACTIONS = (0.02, 0.05, 0.1)
 
 Row = dict[str, Any]
-OnProgress = Callable[[int, int, str], None]
-"""Called with the number of trials done, their total number, and what is being measured."""
 
 
 def trials_of(table: str, asked: StragglerTrial) -> list[StragglerTrial]:
@@ -65,7 +63,7 @@ def run_straggler_study(
     tables: Sequence[str],
     deployment: Deployment,
     rate: Rate,
-    on_progress: OnProgress,
+    on_progress: NotedProgress,
 ) -> dict[str, list[Row]]:
     """The rows of each table."""
     wanted = {name: trials_of(name, asked) for name in STUDY_TABLES if name in tables}

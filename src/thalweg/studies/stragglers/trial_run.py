@@ -12,7 +12,7 @@ allows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.bench.run_everywhere import Deployment, Progress, Report, Result, run_everywhere
 from thalweg.codes import Allocation
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, pieces_of
@@ -51,9 +51,6 @@ PROGRESS_PERIOD_SECONDS = 0.2
 ITERATION_COUNT_KEY, TRIAL_OVER_KEY = "iterations", "over"  # keys of the store
 MASTER_RANK, FIRST_WORKER_RANK = 0, 1
 GRADIENT_ERROR_TOLERANCE = 1e-5  # of float32 sums, relative to the true gradient's norm
-
-Progress = Callable[[int, int], None]
-"""Called with the number of iterations done and their total number."""
 
 
 def run_trial(prepared: PreparedTrial, deployment: Deployment, progress: Progress) -> Result:
