@@ -34,7 +34,7 @@ from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
 from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
-from thalweg.bench.training import Recipe, train
+from thalweg.bench.training import Recipe, by_step, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
@@ -48,6 +48,7 @@ from thalweg.training.auto.request import plan_at_first
 
 Row = dict[str, Any]
 Result = Mapping[str, Any]
+MEANS_OF_REPEATS = ("seconds_to_target", "seconds_all", "metric", "drift")
 COMPARISON_TIMEOUT = "5min"  # how long a worker waits for another
 
 
@@ -62,12 +63,6 @@ class TrainingRun:
     def reported(self) -> list[Result]:
         """The results of the workers that finished."""
         return [result for result in self.results if result]
-
-    def by_step(self, key: str) -> dict[int, float]:
-        """Seconds or losses by step: the mean over the ranks that took it."""
-        series = [_steps(result, key) for result in self.reported]
-        steps = sorted(set().union(*series))
-        return {step: fmean(each[step] for each in series if step in each) for step in steps}
 
     def counted(self, scenario: Scenario) -> set[int]:
         return set(scenario.counted(fired.step for fired in self.fired))
@@ -195,12 +190,11 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> Row:
     repeats = [_repeat(scenario, trial) for trial in trials]
     pooled = [seconds for trial in trials for seconds in _counted(scenario, trial)]
     first = [trial.reported[0] for trial in trials]
-    means = ("seconds_to_target", "seconds_all", "metric", "drift")
     return {
         "sync": sync,
         "seconds_per_step": _mean(pooled),
         "predicted_seconds_per_step": None,
-        **{key: _mean(repeat[key] for repeat in repeats) for key in means},
+        **{key: _mean(repeat[key] for repeat in repeats) for key in MEANS_OF_REPEATS},
         **_step_parts(scenario, trials),
         "error": None,
         "replicas_equal": all(
@@ -266,8 +260,7 @@ def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[Row]:
 
 
 def row_of_failure(sync: str, error: str) -> dict[str, Any]:
-    step = ("seconds_per_step", "predicted_seconds_per_step")
-    unknown = (*step, "seconds_to_target", "seconds_all", "metric", "drift")
+    unknown = ("seconds_per_step", "predicted_seconds_per_step", *MEANS_OF_REPEATS)
     return {"sync": sync, **dict.fromkeys(unknown), "error": error}
 
 
@@ -315,7 +308,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _over_repeats(trials: Sequence[TrainingRun], key: str) -> list[float]:
     """The mean over repeats of the mean over ranks, by step."""
-    series = [trial.by_step(key) for trial in trials]
+    series = [by_step(trial.results, key) for trial in trials]
     steps = sorted(set.intersection(*map(set, series)))
     return [fmean(each[step] for each in series) for step in steps]
 

@@ -300,17 +300,19 @@ def train_everywhere(
     )
 
 
+def by_step(results: Sequence[Mapping[str, Any] | None], key: str) -> dict[int, float]:
+    """The mean loss or seconds of each step, over the ranks that took it."""
+    found: dict[int, list[float]] = {}
+    for result in filter(None, results):
+        for step, value in zip(result["steps"], result[key], strict=True):
+            found.setdefault(step, []).append(value)
+    return {step: fmean(values) for step, values in sorted(found.items())}
+
+
 def step_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """One row per step: the mean loss and step time of the ranks that took it."""
-    by_step: dict[int, list[tuple[float, float]]] = {}
-    for result in filter(None, results):
-        taken = zip(result["losses"], result["seconds"], strict=True)
-        for step, figures in zip(result["steps"], taken, strict=True):
-            by_step.setdefault(step, []).append(figures)
-    return [
-        {"step": step, "loss": fmean(loss), "seconds": fmean(seconds)}
-        for step, (loss, seconds) in ((n, zip(*f, strict=True)) for n, f in sorted(by_step.items()))
-    ]
+    losses, seconds = by_step(results, "losses"), by_step(results, "seconds")
+    return [{"step": step, "loss": losses[step], "seconds": seconds[step]} for step in losses]
 
 
 def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

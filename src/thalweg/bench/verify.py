@@ -53,8 +53,9 @@ def verify(
 
     def work(rank: int, report: Report) -> Result:
         done = count(1)
-        rows = _compare(job, syncs, recipe, variants, lambda: report(next(done), trainings))
-        return {"rows": rows}
+        return {
+            "rows": _compare(job, syncs, recipe, variants, lambda: report(next(done), trainings))
+        }
 
     by_rank = run_everywhere(Deployment(workers=workers), work, progress, timeout=timeout)
     return [

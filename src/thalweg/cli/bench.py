@@ -105,8 +105,7 @@ def collectives(
     notes = ["vs gloo: above 1 is faster than torch's all_reduce"]
     notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
-    table = table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes))
-    output.print(table)
+    output.print(table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes)))
     settings = {
         "workers": deployment.workers,
         "bytes": workload.nbytes,

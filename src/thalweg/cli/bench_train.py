@@ -78,13 +78,15 @@ def train(
 
     The plans take turns, from the same start on the same samples, with the same stragglers.
     """
-    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
+    from thalweg.bench.comparison import compare, side_by_side  # torch takes a second
+    from thalweg.bench.scenario import read_scenario
 
     scenario = _shortened(read_scenario(path), repeats, steps)
     scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         if workers_only:
-            rows, notes = _side_by_side(scenario, bar)
+            run_all = side_by_side(scenario.cluster.workers)
+            rows, notes = compare(scenario, run_all, bar.show), [WITHOUT_LAB_NOTE]
         else:
             rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
     title = (
@@ -102,8 +104,7 @@ def train(
         for chosen in row.get("choices", [[]])[0]:
             output.print(f"{row['sync']}, {choice_line(chosen)}")
     output.print("\n".join(notes))
-    picture = out / f"{scenario.name}.svg"
-    output.write("Picture", picture, _picture(scenario, rows))
+    output.write("Picture", out / f"{scenario.name}.svg", _picture(scenario, rows))
     output.write_json("bench train", _settings(scenario, notes), rows)
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
@@ -167,12 +168,6 @@ def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Sc
     return replace(scenario, repeats=repeats or scenario.repeats, steps=steps, events=events)
 
 
-def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
-    from thalweg.bench.comparison import compare, side_by_side
-
-    return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [WITHOUT_LAB_NOTE]
-
-
 def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows of a comparison in a lab, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
@@ -184,8 +179,7 @@ def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, l
             bar.show(0, 1, "calibrating")
             at_first = [event for event in scenario.events if event.at_step == 0]
             forecast = predict_scenario_at(scenario, in_lab(lab, at_first))
-        run_all = in_lab(lab, scenario.events)
-        return compare(scenario, run_all, bar.show, forecast), lab.notes
+        return compare(scenario, in_lab(lab, scenario.events), bar.show, forecast), lab.notes
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

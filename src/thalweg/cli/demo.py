@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from thalweg.bench.run_everywhere import Deployment
     from thalweg.workloads import Job
 
-DEMO_JOB_NAME = "digits"
 DEMO_WORKER_COUNT = 4
 DEMO_PLACE = PlaceOptions(lab="2x2", nic="1gbit", uplink="200mbit", rank_order="interleaved")
 DEMO_PLANS = ("ddp", "auto")
@@ -65,15 +64,14 @@ def demo(
     """
     from thalweg.workloads import find_job  # torch takes a second: not at import
 
-    job = find_job(DEMO_JOB_NAME)
+    job = find_job("digits")
     with _site(place) as deployment:
         title = f"{job.name} on {deployment.text}"
         advice = _advised(deployment, job, output)
         if advice is not None:
             output.print(advice.verdict)
             best = advice.ranking[:MAX_SHOWN_PLANS]
-            heading = f"Best predictions for {title}"
-            output.print(table_of(best, RANKING_COLUMNS, title=heading))
+            output.print(table_of(best, RANKING_COLUMNS, title=f"Best predictions for {title}"))
         rows = _trained(deployment, job, steps, advice)
     curves = [
         TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
@@ -119,8 +117,8 @@ def _site(place: PlaceOptions) -> Iterator[Deployment]:
         try:
             deployment = stack.enter_context(DEMO_PLACE.site())
         except LabError as error:
-            notes = [f"no lab, where links have limits: {error}"]
-            yield Deployment(workers=DEMO_WORKER_COUNT, notes=notes)
+            note = f"no lab, where links have limits: {error}"
+            yield Deployment(workers=DEMO_WORKER_COUNT, notes=[note])
         else:
             rates = f"NICs of {DEMO_PLACE.nic}, uplinks of {DEMO_PLACE.uplink}"
             yield replace(deployment, notes=[rates, *deployment.notes])

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from thalweg.doctor import Finding
     from thalweg.doctor.run_checks import Diagnosis
 
-FAILED_EXIT_CODE = 1
 VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
 DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
@@ -47,8 +46,7 @@ def doctor(
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
 
-    seconds = Duration.parse(timeout).seconds
-    found, deployment = _diagnosis(place, seconds)
+    found, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
     if found is None:
         return 0  # rank 0 reports, and its exit code counts
     if paste:
@@ -64,7 +62,7 @@ def doctor(
         "notes": deployment.notes,
     }
     output.write_json("doctor", settings, [finding.row() for finding in found.findings])
-    return FAILED_EXIT_CODE if failed(found.findings) else 0
+    return 1 if failed(found.findings) else 0
 
 
 def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:

@@ -146,8 +146,7 @@ def _plan_row(
 
 
 def _plans_table(title: str, rows: list[dict[str, Any]]) -> Table:
-    headings = ("name", "description", "argument", "default", "meaning")
-    table = blank_table(*headings, title=title)
+    table = blank_table("name", "description", "argument", "default", "meaning", title=title)
     for row in sorted(rows, key=lambda row: str(row["name"])):
         lines = [
             (a["name"], a["default"] or "", _meaning(a["help"], a["choices"]))

@@ -66,8 +66,9 @@ class LabOptions(LinkOptions):
     ] = 0.0
 
     def lab(self, layout: str, name: str | None) -> labs.Lab:
-        cluster = self.lab_cluster_of(layout)
-        return labs.Lab.of(cluster, name=name, loss=self.loss, without_netem="go on")
+        return labs.Lab.of(
+            self.lab_cluster_of(layout), name=name, loss=self.loss, without_netem="go on"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +209,7 @@ def flow(
 ) -> None:
     """Send competing TCP flows through a link, until `restore`."""
     limit = None if rate is None else Rate.parse(rate)
-    done = counted(flows, "more flow")
-    which.change(name, done, "fill", flows=flows, rate=limit, detached=True)
+    which.change(name, counted(flows, "more flow"), "fill", flows=flows, rate=limit, detached=True)
 
 
 def _host_command(action: str, number: signal.Signals, done: str, summary: str) -> None:
@@ -291,8 +291,7 @@ def _print_status(lab: labs.Lab, command: str, output: Output) -> None:
     output.print(table_of(uplinks, UPLINK_COLUMNS))
     for note in lab.notes:
         output.print(note)
-    settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
-    output.write_json(command, settings, hosts)
+    output.write_json(command, {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}, hosts)
 
 
 def _rate(direction: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,11 +13,9 @@ from rich.table import Table
 from thalweg.cli.options import ClusterOption, PlaceOptions, SvgOption, TimeoutOption, with_bundles
 from thalweg.cli.output import Output, progress_bar, write_file
 from thalweg.facts import (
-    Cluster,
     Duration,
     FittedValue,
     Machine,
-    Workload,
     about,
     counted,
     format_cluster,
@@ -27,6 +25,9 @@ from thalweg.facts import (
     read_cluster,
 )
 from thalweg.plan import TRANSPORT, Choice
+
+if TYPE_CHECKING:
+    from thalweg.bench.calibrate_job import JobCalibration
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
@@ -141,7 +142,7 @@ def calibrate(
     }
     for path, text in files.items():
         write_file(path, text)
-    for table in _tables(found.cluster, found.machine, found.workload):
+    for table in _tables(found):
         output.print(table)
     output.print(
         f"Wrote {', '.join(str(path) for path in files)}, after {found.seconds:.0f} s.",
@@ -157,29 +158,29 @@ def calibrate(
         "seconds": found.seconds,
         "notes": deployment.notes,
     }
-    rows = _rows(found.cluster, found.machine, found.workload)
-    output.write_json("calibrate", settings, rows)
+    output.write_json("calibrate", settings, _rows(found))
 
 
-def _rows(cluster: Cluster, machine: Machine, workload: Workload) -> list[dict[str, Any]]:
+def _rows(found: JobCalibration) -> list[dict[str, Any]]:
     """A row for each value; `spread` is its relative standard deviation, where there is one."""
     links = [
         _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
-        for link, rate in cluster.rates().items()
+        for link, rate in found.cluster.rates().items()
     ]
     codecs = [
         _row("codec", f"{name}: {what}", getattr(cost, what), "s")
-        for name, cost in machine.codecs.items()
+        for name, cost in found.machine.codecs.items()
         for what in CODEC_COLUMNS
     ]
     costs = [
-        _row("cost", what, FittedValue(getattr(workload.costs, what).seconds), "s")
+        _row("cost", what, FittedValue(getattr(found.workload.costs, what).seconds), "s")
         for what in STEP_COST_NAMES
     ]
-    return [*links, *_transport_rows(machine).values(), *codecs, *costs]
+    return [*links, *_transport_rows(found.machine).values(), *codecs, *costs]
 
 
-def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[Table]:
+def _tables(found: JobCalibration) -> Iterator[Table]:
+    cluster, machine = found.cluster, found.machine
     links = Table("link", "out", "in", "straggler delay")
     for host in cluster.hosts:
         delay = host.late
@@ -193,7 +194,7 @@ def _tables(cluster: Cluster, machine: Machine, workload: Workload) -> Iterator[
     for name, row in _transport_rows(machine).items():
         costs.add_row(name, _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
     for what in STEP_COST_NAMES:
-        costs.add_row(f"{what} time", str(getattr(workload.costs, what)), "")
+        costs.add_row(f"{what} time", str(getattr(found.workload.costs, what)), "")
     yield costs
     if machine.codecs:
         each, *per_element = CODEC_COLUMNS

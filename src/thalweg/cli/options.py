@@ -126,8 +126,7 @@ class LinkOptions:
         """The cluster of a lab: racks without any rate get one that this machine can carry."""
         if layout.endswith(".toml") or (self.nic, self.uplink) != (None, None):
             return self.cluster_of(layout)
-        rates = {"nic": DEFAULT_LAB_RATE, "uplink": DEFAULT_LAB_RATE}
-        return replace(self, **rates).cluster_of(layout)
+        return replace(self, nic=DEFAULT_LAB_RATE, uplink=DEFAULT_LAB_RATE).cluster_of(layout)
 
 
 def links_error() -> UsageError:

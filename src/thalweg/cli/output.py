@@ -44,8 +44,7 @@ class Output:
     @property
     def console(self) -> Console:
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
-        quiet = self.json_path == "-"
-        return _Console(quiet=quiet, highlight=False, markup=False, width=width)
+        return _Console(quiet=self.json_path == "-", highlight=False, markup=False, width=width)
 
     def print(self, *pieces: RenderableType, **options: Any) -> None:
         self.console.print(*pieces, **options)

@@ -163,8 +163,7 @@ def _print_rest(output: Output, advice: Advice, top: int, why_not: bool) -> None
     if not advice.left_out:
         return
     if not why_not:
-        number = len(advice.left_out)
-        output.print(f"{number} plans are not ranked: --why-not says why.")
+        output.print(f"{len(advice.left_out)} plans are not ranked: --why-not says why.")
         return
     output.print("Not ranked:")
     for text, reason in advice.left_out.items():
@@ -230,8 +229,7 @@ def simulate(
 
     Nothing is run. Clusters that are too large for a simulation have the closed form alone.
     """
-    catalog = default_catalog()
-    plans = [catalog.plan(text) for text in dict.fromkeys(sync)]
+    plans = [default_catalog().plan(text) for text in dict.fromkeys(sync)]
     situation = situation_of(asked, supposed)
     output.print(situation.title)
     rows = []

@@ -5,10 +5,9 @@ and `thalweg bench stragglers` (CodedReduce's Figure 2, in a lab).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -51,11 +50,6 @@ STRAGGLER_NOTES = (
 )
 
 
-class Source(StrEnum):
-    PAPER = "paper"
-    YOURS = "yours"
-
-
 @app.callback()
 def _study() -> None:
     """Studies with the performance model, for many configurations."""
@@ -66,11 +60,11 @@ def _study() -> None:
 def compression(
     *,
     constants: Annotated[
-        Source,
+        Literal["paper", "yours"],
         typer.Option(
             help="The paper's (Agarwal et al., 2022: V100), or yours: codec costs of your machine.",
         ),
-    ] = Source.PAPER,
+    ] = "paper",
     machine: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Measured costs, for --constants yours."),
@@ -94,8 +88,8 @@ def compression(
     output.write_json("study compression", _settings(found), found.cases)
 
 
-def _constants(source: Source, machine: Path | None) -> Constants:
-    if source is Source.PAPER:
+def _constants(source: str, machine: Path | None) -> Constants:
+    if source == "paper":
         if machine is not None:
             raise UsageError(
                 "the paper's constants need no machine", "add --constants yours, or drop --machine"

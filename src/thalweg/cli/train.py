@@ -193,8 +193,9 @@ def verify(
         )
     title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
     output.print(table_of(rows, _verify_columns(job.metric), title=title))
-    settings = {"model": job.name, "workers": workers, "steps": steps, "sync": plans}
-    output.write_json("verify", settings, rows)
+    output.write_json(
+        "verify", {"model": job.name, "workers": workers, "steps": steps, "sync": plans}, rows
+    )
     wrong = [f"{row['sync']} ({row['variant']})" for row in rows if not row["ok"]]
     if wrong:
         raise RunError(f"{listed(wrong)} didn't train as promised", "see the table")

@@ -86,8 +86,9 @@ def paper_constants() -> Constants:
 
 
 def constants_of(machine: Machine, whose: str = "your machine") -> Constants:
-    methods = list(machine.codecs)
-    return Constants(name="yours", whose=whose, machine=machine, methods=methods, two_shot=True)
+    return Constants(
+        name="yours", whose=whose, machine=machine, methods=list(machine.codecs), two_shot=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

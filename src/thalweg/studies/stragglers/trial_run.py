@@ -66,8 +66,9 @@ def run_trial(prepared: PreparedTrial, deployment: Deployment, progress: Progres
 
     iterations = UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS
     timeout = 60 + 2 * trial.budget + iterations * ITERATION_TIMEOUT_SECONDS
-    found = run_everywhere(deployment, work, progress, timeout=timeout, reporting_rank=timed_rank)
-    return found[timed_rank]
+    return run_everywhere(deployment, work, progress, timeout=timeout, reporting_rank=timed_rank)[
+        timed_rank
+    ]
 
 
 class _TrialRank:
