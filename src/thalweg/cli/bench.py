@@ -16,7 +16,7 @@ from thalweg.bench.compress_costs import (
 )
 from thalweg.cli import bench_train, studies
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
-from thalweg.cli.options import ModelOption, PlaceOptions, SvgOption, with_bundles
+from thalweg.cli.options import ModelOption, PlaceOptions, SvgOption, option, with_bundles
 from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Size, Workload, about
@@ -71,23 +71,18 @@ COMPRESS_FIGURE_NOTES = (
 @with_bundles
 def collectives(
     *,
-    sync: Annotated[
-        list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
-    ],
+    sync: Annotated[list[str], option("May be given several times.", "PLAN", "--sync")],
     place: PlaceOptions,
     nbytes: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help="Size of what is synchronised.")
+        str | None, option("Size of what is synchronised.", "SIZE", "--bytes")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A model, a job or a workload file instead of --bytes."),
+        str | None, option("A model, a job or a workload file instead of --bytes.", "NAME")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timings of each plan.")] = 15,
+    repeats: Annotated[int, option("Timings of each plan.", min=1)] = 15,
     encryption: Annotated[
         bool,
-        typer.Option(
-            "--encryption", "--curve", help="Time TCP with and without encryption, in turns."
-        ),
+        option("Time TCP with and without encryption, in turns.", None, "--encryption", "--curve"),
     ] = False,
     output: Output,
 ) -> None:
@@ -134,21 +129,20 @@ def compress(
     model: ModelOption,
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COMPRESSOR",
-            help="Like 'powersgd(rank=2)'; may be given several times. All if not given.",
+        option(
+            "Like 'powersgd(rank=2)'; may be given several times. All if not given.", "COMPRESSOR"
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Number of workers whose payloads are decoded.")
+        int, option("Number of workers whose payloads are decoded.", "N", min=2)
     ] = 8,
-    repeats: Annotated[int, typer.Option(min=1, help="Timings of each; the least counts.")] = 3,
+    repeats: Annotated[int, option("Timings of each; the least counts.", min=1)] = 3,
     backward: Annotated[
         str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Time of a backward pass; if not given, the workload file's, a known model's on "
+        option(
+            "Time of a backward pass; if not given, the workload file's, a known model's on "
             f"{DEFAULT_GPU.upper()} with {DEFAULT_BATCH_SAMPLES} samples, or a job's, timed here.",
+            "DURATION",
         ),
     ] = None,
     svg: SvgOption = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import lab_of, with_bundles
+from thalweg.cli.options import lab_of, option, with_bundles
 from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError
@@ -27,9 +27,9 @@ CODEC_STEP_PARTS = ("backward", "exposed", "codec")  # parts of a step with a co
 WITHOUT_LAB_NOTE = (
     "--workers-only: workers on this machine; links had no rates, and no events happened"
 )
-RepeatsOption = Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")]
+RepeatsOption = Annotated[int | None, option("Instead of the file's.", min=1)]
 StepsOption = Annotated[
-    int | None, typer.Option(min=1, help="Instead of the file's; later events are left out.")
+    int | None, option("Instead of the file's; later events are left out.", min=1)
 ]
 
 PREDICTION_COLUMNS: Columns = {
@@ -56,22 +56,17 @@ def train(
     *,
     path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="See scenarios/.")],
     workers_only: Annotated[
-        bool,
-        typer.Option("--workers-only", help="Local workers without a lab: no shaping, no events."),
+        bool, option("Local workers without a lab: no shaping, no events.", None, "--workers-only")
     ] = False,
     sync: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PLAN", help="Instead of the file's; may be repeated."),
+        list[str] | None, option("Instead of the file's; may be repeated.", "PLAN")
     ] = None,
     repeats: RepeatsOption = None,
     steps: StepsOption = None,
     predicted: Annotated[
-        bool,
-        typer.Option("--predict/--no-predict", help="Calibrate first, and predict every plan."),
+        bool, option("Calibrate first, and predict every plan.", None, "--predict/--no-predict")
     ] = True,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the picture goes.")] = Path(
-        "thalweg-bench"
-    ),
+    out: Annotated[Path, option("Where the picture goes.", "DIR")] = Path("thalweg-bench"),
     output: Output,
 ) -> None:
     """Train a scenario's job under each of its plans, in a lab as the scenario describes it.
@@ -118,7 +113,7 @@ def forecast(
         list[Path], typer.Argument(metavar="SCENARIO.toml...", help="See scenarios/.")
     ],
     sync: Annotated[
-        list[str] | None, typer.Option(metavar="PLAN", help="Besides the files'; may be repeated.")
+        list[str] | None, option("Besides the files'; may be repeated.", "PLAN")
     ] = None,
     repeats: RepeatsOption = None,
     steps: StepsOption = None,

@@ -11,11 +11,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from thalweg.catalog import parse_plan
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
-from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
+from thalweg.cli.options import PlaceOptions, lab_of, option, with_bundles
 from thalweg.cli.output import Output, names_among, progress_bar
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
@@ -43,45 +41,37 @@ CHAOS_COLUMNS: Columns = {
 def chaos(
     *,
     sync: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PLAN", help="Synchronisation plan; may be repeated."),
+        list[str] | None, option("Synchronisation plan; may be repeated.", "PLAN")
     ] = None,
     place: PlaceOptions,
-    faults: Annotated[int, typer.Option(min=0, help="Number of faults in a run.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the faults and of the samples.")] = 1,
+    faults: Annotated[int, option("Number of faults in a run.", min=0)] = 20,
+    seed: Annotated[int, option("Seed of the faults and of the samples.", min=0)] = 1,
     lasting: Annotated[
         str | None,
-        typer.Option(
-            "--for", "--duration", metavar="DURATION", help="Repeat runs, each with the next seed."
-        ),
+        option("Repeat runs, each with the next seed.", "DURATION", "--for", "--duration"),
     ] = None,
     kinds: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND,...",
-            help="Kinds of faults: kill, restart, pause, store, disk, corrupt, and in a lab cut, "
+        option(
+            "Kinds of faults: kill, restart, pause, store, disk, corrupt, and in a lab cut, "
             "oneway, blackhole, degrade, garble; all possible ones by default.",
+            "KIND,...",
         ),
     ] = None,
     hold: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Duration of every fault, one after the other; by default durations are random, "
+            "and some overlap.",
+            "DURATION",
             "--hold",
             "--fault-duration",
-            metavar="DURATION",
-            help="Duration of every fault, one after the other; by default durations are random, "
-            "and some overlap.",
         ),
     ] = None,
     bound: Annotated[
-        str,
-        typer.Option(
-            "--bound", "--recovery-limit", metavar="DURATION", help="Longest time to recovery."
-        ),
+        str, option("Longest time to recovery.", "DURATION", "--bound", "--recovery-limit")
     ] = "15s",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the histories.")] = Path(
-        "thalweg-chaos"
-    ),
+    out: Annotated[Path, option("Folder of the histories.", "DIR")] = Path("thalweg-chaos"),
     output: Output,
 ) -> None:
     """Inject faults into training runs, and check that they keep their promises.

@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import PlaceOptions, with_bundles
+from thalweg.cli.options import PlaceOptions, option, with_bundles
 from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
@@ -49,10 +47,10 @@ thalweg lab up 2x4 --nic 200mbit --uplink 50mbit, thalweg explain hierarchical -
 @with_bundles
 def demo(
     *,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the page and the picture.")
-    ] = Path("thalweg-demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to train.")] = 60,
+    out: Annotated[Path, option("Folder of the page and the picture.", "DIR")] = Path(
+        "thalweg-demo"
+    ),
+    steps: Annotated[int, option("Number of steps to train.", min=1)] = 60,
     place: PlaceOptions,
     output: Output,
 ) -> None:

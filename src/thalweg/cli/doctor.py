@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thalweg.cli.options import PlaceOptions, TimeoutOption, with_bundles
+from thalweg.cli.options import PlaceOptions, TimeoutOption, option, with_bundles
 from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import WorkerFailed
 from thalweg.facts import Duration
@@ -32,7 +31,7 @@ def doctor(
     *,
     place: PlaceOptions,
     paste: Annotated[
-        bool, typer.Option("--paste", help="A block to paste into an issue; no secrets in it.")
+        bool, option("A block to paste into an issue; no secrets in it.", None, "--paste")
     ] = False,
     timeout: TimeoutOption = "30s",
     output: Output,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from thalweg import report
 from thalweg.catalog import SETTING_PARAMETERS, default_catalog
-from thalweg.cli.options import ClusterOptions, SvgOption, with_bundles
+from thalweg.cli.options import ClusterOptions, SvgOption, option, with_bundles
 from thalweg.cli.output import Output, working, write_file
 from thalweg.declarations import Parameter, Value
 from thalweg.errors import UsageError
@@ -32,27 +32,18 @@ def explain(
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
     place: ClusterOptions,
     nbytes: Annotated[
-        str | None,
-        typer.Option(
-            "--bytes", metavar="SIZE", help=f"Size of the model; {DEFAULT_MODEL_SIZE} if absent."
-        ),
+        str | None, option(f"Size of the model; {DEFAULT_MODEL_SIZE} if absent.", "SIZE", "--bytes")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A workload file (TOML) instead.")
-    ] = None,
+    model: Annotated[Path | None, option("A workload file (TOML) instead.", "FILE")] = None,
     step: Annotated[
-        int | None,
-        typer.Option(min=0, help="Training step; by default the first one with communication."),
+        int | None, option("Training step; by default the first one with communication.", min=0)
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Samples of a step, to number those of each worker of a code."
-        ),
+        option("Samples of a step, to number those of each worker of a code.", "N", min=1),
     ] = None,
     most_slots: Annotated[
-        int,
-        typer.Option("--beats", "--slots", min=0, help="Time slots in the terminal; 0: all."),
+        int, option("Time slots in the terminal; 0: all.", None, "--beats", "--slots", min=0)
     ] = 16,
     svg: SvgOption = None,
     output: Output,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from thalweg import lab as labs
-from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
+from thalweg.cli.options import LinkOptions, RestartsOption, option, with_bundles
 from thalweg.cli.output import Output, progress_bar
 from thalweg.cli.train import with_interpreter
 from thalweg.errors import LabError, UsageError
@@ -49,21 +49,16 @@ LayoutArgument = Annotated[
     typer.Argument(metavar="RxH", help="Racks of hosts: 2x4, 5+3+4; or a cluster file."),
 ]
 NameOption = Annotated[
-    str | None,
-    typer.Option("--name", metavar="LAB", help="The lab; default: the one made from this folder."),
+    str | None, option("The lab; default: the one made from this folder.", "LAB", "--name")
 ]
-WorkerOption = Annotated[
-    str, typer.Option("--host", metavar="HOST", help="A rank on the host, or a name.")
-]
+WorkerOption = Annotated[str, option("A rank on the host, or a name.", "HOST", "--host")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabOptions(LinkOptions):
     """The options that describe the links of a new lab."""
 
-    loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Fraction of packets that uplinks lose.")
-    ] = 0.0
+    loss: Annotated[float, option("Fraction of packets that uplinks lose.", min=0, max=1)] = 0.0
 
     def lab(self, layout: str, name: str | None) -> labs.Lab:
         return labs.Lab.of(
@@ -75,16 +70,14 @@ class LabOptions(LinkOptions):
 class LinkSelection:
     """The options that select links of a lab."""
 
-    rack: Annotated[
-        str | None,
-        typer.Option(metavar="RACK", help="A rack's uplink: a number from 0, or a name."),
-    ] = None
+    rack: Annotated[str | None, option("A rack's uplink: a number from 0, or a name.", "RACK")] = (
+        None
+    )
     host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="A host's NIC: the rank of a worker on it, or a name."),
+        str | None, option("A host's NIC: the rank of a worker on it, or a name.", "HOST")
     ] = None
     direction: Annotated[
-        str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
+        str, option("Out of the host or rack, into it, or both.", "out|in|both")
     ] = "both"
 
     def change(self, name: str | None, done: str, action: str, **options: Any) -> None:
@@ -106,7 +99,7 @@ def up(
     *,
     layout: LayoutArgument = DEFAULT_LAB_LAYOUT,
     shape: LabOptions,
-    name: Annotated[str | None, typer.Option(metavar="LAB", help="Name of the lab.")] = None,
+    name: Annotated[str | None, option("Name of the lab.", "LAB")] = None,
     output: Output,
 ) -> None:
     """Build a lab that stays up until `thalweg lab down`.
@@ -133,13 +126,10 @@ def run(
         typer.Argument(metavar="COMMAND ...", help="A program or a .py file, and its arguments."),
     ],
     name: NameOption = None,
-    layout: Annotated[
-        str | None,
-        typer.Option("--lab", metavar="RxH", help="Build a lab for this run alone."),
-    ] = None,
+    layout: Annotated[str | None, option("Build a lab for this run alone.", "RxH", "--lab")] = None,
     shape: LabOptions,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Let the others continue if a worker fails.")
+        bool, option("Let the others continue if a worker fails.", None, "--keep-going")
     ] = False,
     restarts: RestartsOption = 0,
 ) -> None:
@@ -162,7 +152,7 @@ def run(
 @app.command()
 @with_bundles
 def degrade(
-    rate: Annotated[str, typer.Option(metavar="RATE", help="Like 50mbit.")],
+    rate: Annotated[str, option("Like 50mbit.", "RATE")],
     which: LinkSelection,
     name: NameOption = None,
 ) -> None:
@@ -201,10 +191,8 @@ _link_command("heal", "healed", "Repair a link that was cut.")
 @with_bundles
 def flow(
     which: LinkSelection,
-    flows: Annotated[int, typer.Option(min=1, help="TCP connections per direction.")] = 1,
-    rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="The limit of each connection.")
-    ] = None,
+    flows: Annotated[int, option("TCP connections per direction.", min=1)] = 1,
+    rate: Annotated[str | None, option("The limit of each connection.", "RATE")] = None,
     name: NameOption = None,
 ) -> None:
     """Send competing TCP flows through a link, until `restore`."""
@@ -235,7 +223,7 @@ def status(*, name: NameOption = None, output: Output) -> None:
 def down(
     name: NameOption = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every lab of yours but those of running processes.")
+        bool, option("Every lab of yours but those of running processes.", None, "--all")
     ] = False,
 ) -> None:
     """Take a lab down, and end the processes in it."""

@@ -23,6 +23,7 @@ from thalweg.cli import (
     studies,
     train,
 )
+from thalweg.cli.options import option
 from thalweg.errors import DEBUG_VARIABLE, INTERRUPTED_EXIT_CODE, ThalwegError
 
 WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
@@ -68,11 +69,9 @@ def _options(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        option("Print the version.", None, "--version", callback=_print_version, is_eager=True),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, option("Show tracebacks of errors.", None, "--debug")] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import ClusterOption, PlaceOptions, SvgOption, TimeoutOption, with_bundles
+from thalweg.cli.options import (
+    ClusterOption,
+    PlaceOptions,
+    SvgOption,
+    TimeoutOption,
+    option,
+    with_bundles,
+)
 from thalweg.cli.output import Output, progress_bar, write_file
 from thalweg.facts import (
     Duration,
@@ -41,8 +48,7 @@ def probe(
     cluster: ClusterOption = None,
     transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
     out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="The cluster file; the picture is beside it by default."),
+        Path, option("The cluster file; the picture is beside it by default.", "FILE")
     ] = Path("cluster.toml"),
     svg: SvgOption = None,
     timeout: TimeoutOption = "30s",
@@ -97,18 +103,17 @@ def calibrate(
     *,
     workload: Annotated[
         str,
-        typer.Option(
-            metavar="WORKLOAD",
-            help="Job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
+        option(
+            "Job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
+            "WORKLOAD",
         ),
     ],
     place: PlaceOptions,
     cluster: ClusterOption = None,
     compressor: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only these, like powersgd(rank=4); all if absent."),
+        list[str] | None, option("Only these, like powersgd(rank=4); all if absent.", "NAME")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the files.")] = Path(),
+    out: Annotated[Path, option("Folder of the files.", "DIR")] = Path(),
     output: Output,
 ) -> None:
     """Measure links, messages, compressors and a job's steps with all workers, in seconds.

@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_LAB_RATE = "200mbit"
+
+
+def option(text: str, metavar: str | None = None, *names: str, **settings: Any) -> Any:
+    """An option with its help text and the name of its value; its own name is the parameter's."""
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
 ClusterOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="A cluster file (TOML); see docs/describe-your-cluster.md."),
+    Path | None, option("A cluster file (TOML); see docs/describe-your-cluster.md.", "FILE")
 ]
-ModelOption = Annotated[
-    str, typer.Option(metavar="NAME", help="A model, a job or a workload file (TOML).")
-]
-TimeoutOption = Annotated[
-    str, typer.Option(metavar="DURATION", help="How long a worker waits for another one.")
-]
-SvgOption = Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it into this file.")]
+ModelOption = Annotated[str, option("A model, a job or a workload file (TOML).", "NAME")]
+TimeoutOption = Annotated[str, option("How long a worker waits for another one.", "DURATION")]
+SvgOption = Annotated[Path | None, option("Draw it into this file.", "PATH")]
 RestartsOption = Annotated[
-    int, typer.Option(min=0, metavar="N", help="How often a worker that is killed is restarted.")
+    int, option("How often a worker that is killed is restarted.", "N", min=0)
 ]
 RecordsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Record every step there, for `thalweg report`."),
+    Path | None, option("Record every step there, for `thalweg report`.", "DIR")
 ]
 
 
@@ -85,21 +86,13 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[labs.Lab]:
 class LinkOptions:
     """The options that describe the links of racks of hosts."""
 
-    nic: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Rate of every NIC, like 200mbit.")
-    ] = None
-    uplink: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Rate of every rack's uplink.")
-    ] = None
+    nic: Annotated[str | None, option("Rate of every NIC, like 200mbit.", "RATE")] = None
+    uplink: Annotated[str | None, option("Rate of every rack's uplink.", "RATE")] = None
     latency: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Latency that an uplink adds in each direction."),
+        str | None, option("Latency that an uplink adds in each direction.", "DURATION")
     ] = None
     rank_order: Annotated[
-        str | None,
-        typer.Option(
-            metavar="rack|interleaved", help="Rank numbers rack by rack, or round the racks."
-        ),
+        str | None, option("Rank numbers rack by rack, or round the racks.", "rack|interleaved")
     ] = None
 
     @property
@@ -141,15 +134,11 @@ class PlaceOptions(LinkOptions):
     """The options that say where a command's workers run: on this machine, or in a lab."""
 
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of workers on this machine, links unshaped."),
+        int | None, option("Number of workers on this machine, links unshaped.", "N", min=1)
     ] = None
     lab: Annotated[
         str | None,
-        typer.Option(
-            metavar="RxH",
-            help="Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.",
-        ),
+        option("Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.", "RxH"),
     ] = None
 
     @contextmanager

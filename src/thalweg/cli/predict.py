@@ -11,11 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from thalweg.catalog import default_catalog
 from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
-from thalweg.cli.options import with_bundles
+from thalweg.cli.options import option, with_bundles
 from thalweg.cli.output import Output, progress_bar, working
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
@@ -60,33 +58,25 @@ def advise(
     *,
     asked: JobOptions,
     allow: Annotated[
-        str,
-        typer.Option(metavar="|".join(PROMISES), help="The weakest promise that is acceptable."),
+        str, option("The weakest promise that is acceptable.", "|".join(PROMISES))
     ] = Promise.EXACT.value,
     optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Like sgd or adamw; by default the usual one for the model."
-        ),
+        str | None, option("Like sgd or adamw; by default the usual one for the model.", "NAME")
     ] = None,
     extra_steps: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CLASS=PERCENT",
-            help="How many more steps such plans need, like lossy=10%, instead of our "
+        option(
+            "How many more steps such plans need, like lossy=10%, instead of our "
             "measurements; may be given several times.",
+            "CLASS=PERCENT",
         ),
     ] = None,
     supposed: WhatIfOptions,
-    top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Rows that are printed; JSON has all.")
-    ] = 12,
+    top: Annotated[int, option("Rows that are printed; JSON has all.", "N", min=1)] = 12,
     why_not: Annotated[
-        bool, typer.Option("--why-not", help="List the plans that are not ranked, and why.")
+        bool, option("List the plans that are not ranked, and why.", None, "--why-not")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write a page with pictures.")
-    ] = None,
+    html: Annotated[Path | None, option("Write a page with pictures.", "PATH")] = None,
     output: Output,
 ) -> None:
     """Predict the step time under every sound plan, and recommend one.
@@ -215,10 +205,7 @@ def _extra(text: str) -> tuple[Promise, float]:
 @with_bundles
 def simulate(
     *,
-    sync: Annotated[
-        list[str],
-        typer.Option(metavar="PLAN", help="A plan; may be given several times."),
-    ],
+    sync: Annotated[list[str], option("A plan; may be given several times.", "PLAN")],
     asked: JobOptions,
     supposed: WhatIfOptions,
     output: Output,

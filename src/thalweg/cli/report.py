@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import ClusterOption, with_bundles
+from thalweg.cli.options import ClusterOption, option, with_bundles
 from thalweg.cli.output import Output, working
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
@@ -28,23 +28,15 @@ def report(
         Path, typer.Argument(metavar="RECORDS", help="The folder of a run's records.")
     ],
     steps: Annotated[
-        str | None,
-        typer.Option(metavar="A:B", help="Only steps A to B, both included; or A:, or :B."),
+        str | None, option("Only steps A to B, both included; or A:, or :B.", "A:B")
     ] = None,
     cluster: ClusterOption = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a trace for ui.perfetto.dev: .json, .json.gz or .pftrace.",
-        ),
+        option("Write a trace for ui.perfetto.dev: .json, .json.gz or .pftrace.", "FILE"),
     ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page (HTML) with pictures.")
-    ] = None,
+    tensorboard: Annotated[Path | None, option("Write scalars for TensorBoard.", "DIR")] = None,
+    page: Annotated[Path | None, option("Write a page (HTML) with pictures.", "FILE")] = None,
     output: Output,
 ) -> None:
     """Show each rank's step time breakdown from a run's records, and the stragglers with causes.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import lab_of, with_bundles
+from thalweg.cli.options import lab_of, option, with_bundles
 from thalweg.cli.output import Output, names_among, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
@@ -61,17 +61,13 @@ def compression(
     *,
     constants: Annotated[
         Literal["paper", "yours"],
-        typer.Option(
-            help="The paper's (Agarwal et al., 2022: V100), or yours: codec costs of your machine.",
-        ),
+        option("The paper's (Agarwal et al., 2022: V100), or yours: codec costs of your machine."),
     ] = "paper",
     machine: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measured costs, for --constants yours."),
+        Path | None, option("Measured costs, for --constants yours.", "FILE")
     ] = None,
     bandwidth: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RATE", help="Like 10gbit; may be given several times."),
+        list[str] | None, option("Like 10gbit; may be given several times.", "RATE")
     ] = None,
     output: Output,
 ) -> None:
@@ -182,46 +178,36 @@ def _lines(found: CompressionStudy) -> list[str]:
 @with_bundles
 def bench_stragglers(
     *,
-    tree: Annotated[
-        str, typer.Option(metavar="NxL", help="N children a parent, L layers.")
-    ] = "4x3",
+    tree: Annotated[str, option("N children a parent, L layers.", "NxL")] = "4x3",
     stragglers: Annotated[
-        int, typer.Option(min=0, help="Stragglers that a parent tolerates among its children.")
+        int, option("Stragglers that a parent tolerates among its children.", min=0)
     ] = 1,
     nbytes: Annotated[
-        str, typer.Option("--bytes", metavar="SIZE", help="Size of a gradient, as it is sent.")
+        str, option("Size of a gradient, as it is sent.", "SIZE", "--bytes")
     ] = "200KB",
-    nic: Annotated[str, typer.Option(metavar="RATE", help="Rate of every NIC.")] = "100mbit",
-    late: Annotated[
-        float, typer.Option(metavar="P", help="Probability that a worker straggles, 0 to 1.")
-    ] = 0.05,
-    delay: Annotated[str, typer.Option(metavar="DURATION", help="Delay of a straggler.")] = "2s",
+    nic: Annotated[str, option("Rate of every NIC.", "RATE")] = "100mbit",
+    late: Annotated[float, option("Probability that a worker straggles, 0 to 1.", "P")] = 0.05,
+    delay: Annotated[str, option("Delay of a straggler.", "DURATION")] = "2s",
     compute: Annotated[
         str,
-        typer.Option(
-            metavar="DURATION",
-            help="Compute time of one worker for all data; each sleeps for its part of it.",
+        option(
+            "Compute time of one worker for all data; each sleeps for its part of it.", "DURATION"
         ),
     ] = "200ms",
-    iterations: Annotated[int, typer.Option(min=1, help="Maximum number of iterations.")] = 300,
+    iterations: Annotated[int, option("Maximum number of iterations.", min=1)] = 300,
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="DURATION",
-            help="Time for each scheme in each setting, after which 10 iterations are enough.",
+        option(
+            "Time for each scheme in each setting, after which 10 iterations are enough.",
+            "DURATION",
         ),
     ] = "40s",
     tables: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAMES",
-            help="held, delays, compute, pauses, surface; all but the last if not given.",
-        ),
+        option("held, delays, compute, pauses, surface; all but the last if not given.", "NAMES"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the stragglers.")] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Path of the picture (SVG).")
-    ] = None,
+    seed: Annotated[int, option("Seed of the stragglers.", min=0)] = 0,
+    plot: Annotated[Path | None, option("Path of the picture (SVG).", "PATH")] = None,
     output: Output,
 ) -> None:
     """Time the aggregation of a gradient while some workers straggle: a master that waits for all

@@ -22,6 +22,7 @@ from thalweg.cli.options import (
     RecordsOption,
     RestartsOption,
     TimeoutOption,
+    option,
     with_bundles,
 )
 from thalweg.cli.output import Output, choice_line, names_among, progress_bar
@@ -49,23 +50,15 @@ VERIFY_TIMEOUT_SECONDS = 3600.0  # for all trainings together
 def train(
     *,
     workload: JobArgument,
-    sync: Annotated[str, typer.Option(metavar="PLAN", help="Synchronisation plan.")] = "ring",
+    sync: Annotated[str, option("Synchronisation plan.", "PLAN")] = "ring",
     place: PlaceOptions,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 60,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples per step of all workers together.")
-    ] = None,
+    steps: Annotated[int, option("Number of steps.", min=1)] = 60,
+    batch: Annotated[int | None, option("Samples per step of all workers together.", min=1)] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Resume from the newest checkpoint in it, and save there."
-        ),
+        Path | None, option("Resume from the newest checkpoint in it, and save there.", "DIR")
     ] = None,
     save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="STEPS", help="Steps between checkpoints, besides the one at the end."
-        ),
+        int | None, option("Steps between checkpoints, besides the one at the end.", "STEPS", min=1)
     ] = None,
     timeout: TimeoutOption = "5min",
     restarts: RestartsOption = 0,
@@ -148,19 +141,13 @@ def verify(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN ...", help="One or more plans.")],
     model: Annotated[
         str,
-        typer.Option(
-            metavar="WORKLOAD",
-            help="A job by name, or your own: a .py file with a function job() in it.",
-        ),
+        option("A job by name, or your own: a .py file with a function job() in it.", "WORKLOAD"),
     ] = "tinygpt",
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Local processes.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to train.")] = 20,
+    workers: Annotated[int, option("Local processes.", "N", min=1)] = 4,
+    steps: Annotated[int, option("Number of steps to train.", min=1)] = 20,
     variant: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="plain, accumulation, clipping, 'frozen layer', 'bf16 parameters'; or all",
-        ),
+        option("plain, accumulation, clipping, 'frozen layer', 'bf16 parameters'; or all", "NAME"),
     ] = None,
     timeout: TimeoutOption = "5min",
     output: Output,
@@ -220,10 +207,9 @@ def run(
         list[str],
         typer.Argument(metavar="COMMAND ...", help="A .py file or a program, and its arguments."),
     ],
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of workers.")],
+    workers: Annotated[int, option("Number of workers.", "N", min=1)],
     keep_going: Annotated[
-        bool,
-        typer.Option("--keep-going", help="Though a worker fails, under a plan that tolerates it."),
+        bool, option("Though a worker fails, under a plan that tolerates it.", None, "--keep-going")
     ] = False,
     restarts: RestartsOption = 0,
     records: RecordsOption = None,
