@@ -18,13 +18,15 @@ from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
 from thalweg.bench.compress import CompressBenchResult, bench_compress
 from thalweg.bench.compress_costs import (
     SWEPT_BITS_PER_SECOND,
-    CompressionCost,
     Method,
     PayloadPattern,
     all_methods,
     at_all_speeds,
+    compressed_step,
     dense_wire,
+    derived_metrics,
     method_of,
+    wire_nbytes,
 )
 from thalweg.bench.ddp_hooks import single_process_group
 from thalweg.catalog import default_catalog
@@ -35,7 +37,9 @@ from thalweg.facts import Tensor
 from thalweg.predict.closed_form.ddp_step import (
     OVERLAP_SLOWDOWN_FACTOR,
     AlphaBetaNetwork,
+    CompressedStep,
     UncompressedStep,
+    pays_below,
 )
 from thalweg.probing.codec_trials import (
     Gradients,
@@ -69,11 +73,9 @@ def costs(
     workers: int = 8,
     seconds: float = 0.05,
     payload: int = 100,
-) -> CompressionCost:
+) -> tuple[UncompressedStep, CompressedStep]:
     dense = UncompressedStep(buckets=[6000, 2000], workers=workers, compute=0.2)
-    return CompressionCost(
-        dense=dense, exchange=exchange, payload=payload, exact=40, seconds=seconds
-    )
+    return dense, compressed_step(dense, exchange, payload=payload, exact=40, codec=seconds)
 
 
 def at(speed: float) -> AlphaBetaNetwork:
@@ -86,29 +88,31 @@ def at(speed: float) -> AlphaBetaNetwork:
 
 @pytest.mark.parametrize(("workers", "added", "gathered"), [(2, 1, 1), (4, 1.5, 3), (8, 1.75, 7)])
 def test_what_each_worker_sends(workers: int, added: float, gathered: float) -> None:
-    assert PayloadPattern.SUM.wire(100, workers) == added * 100
-    assert PayloadPattern.TWO_SHOT.wire(100, workers) == added * 100
-    assert PayloadPattern.ALL_GATHER.wire(100, workers) == gathered * 100
-    assert costs(PayloadPattern.ALL_GATHER, workers).wire == gathered * 100 + added * 40
-    assert dense_wire(costs(workers=workers).dense) == added * 8000
+    assert wire_nbytes([PayloadPattern.SUM.sent(100)], workers) == added * 100
+    assert wire_nbytes([PayloadPattern.TWO_SHOT.sent(100)], workers) == added * 100
+    assert wire_nbytes([PayloadPattern.ALL_GATHER.sent(100)], workers) == gathered * 100
+    dense, step = costs(PayloadPattern.ALL_GATHER, workers)
+    assert derived_metrics(dense, step)["wire_bytes"] == round(gathered * 100 + added * 40)
+    assert wire_nbytes(step.payloads, workers) == gathered * 100 + added * 40
+    assert dense_wire(dense) == added * 8000
 
 
 def test_break_even_is_what_is_saved_over_what_it_takes() -> None:
-    assert costs().breakeven == pytest.approx(8 * 1.75 * (8000 - 140) / 0.05)
-    assert costs().ratio == 8000 / 140
+    found = derived_metrics(*costs())
+    assert 1e9 * found["breakeven_gbps"] == pytest.approx(8 * 1.75 * (8000 - 140) / 0.05)
+    assert found["ratio"] == 8000 / 140
 
 
 def test_what_saves_nothing_never_pays() -> None:
-    more = costs(PayloadPattern.ALL_GATHER, payload=4000)
-    assert (more.breakeven, more.pays_below) == (None, 0.0)
-    steps = zip(
-        SWEPT_BITS_PER_SECOND, at_all_speeds(more.step), at_all_speeds(more.dense), strict=True
-    )
-    assert all(step > dense for speed, step, dense in steps if speed < 1e9)
+    dense, more = costs(PayloadPattern.ALL_GATHER, payload=4000)
+    found = derived_metrics(dense, more)
+    assert (found["breakeven_gbps"], found["pays"]) == (None, "never")
+    steps = zip(SWEPT_BITS_PER_SECOND, at_all_speeds(more), at_all_speeds(dense), strict=True)
+    assert all(step > ddp for speed, step, ddp in steps if speed < 1e9)
 
 
 def test_ddp_hides_all_but_the_last_bucket() -> None:
-    dense = costs().dense
+    dense, _ = costs()
     assert dense.seconds(at(1e12)) == pytest.approx(OVERLAP_SLOWDOWN_FACTOR * 0.2)
     assert dense.seconds(at(1e3)) == pytest.approx(8 * 1.75 * 8000 / 1e3)
 
@@ -125,20 +129,18 @@ def test_it_beats_ddp_just_below_that_speed(
     hidden: int, last: int, payload: int, seconds: float, backward: float
 ) -> None:
     dense = UncompressedStep(buckets=[hidden, last], workers=4, compute=backward)
-    cost = CompressionCost(
-        dense=dense, exchange=PayloadPattern.SUM, payload=payload, exact=0, seconds=seconds
-    )
-    speed = cost.pays_below
+    step = compressed_step(dense, PayloadPattern.SUM, payload=payload, exact=0, codec=seconds)
+    speed = 8 * pays_below(dense, step, alpha=0.0)
     if speed == 0:
         assert payload >= hidden + last
     elif speed == inf:
-        steps = zip(at_all_speeds(cost.step), at_all_speeds(dense), strict=True)
-        assert all(step <= ddp * (1 + 1e-9) for step, ddp in steps)
+        steps = zip(at_all_speeds(step), at_all_speeds(dense), strict=True)
+        assert all(compressed <= ddp * (1 + 1e-9) for compressed, ddp in steps)
     else:
-        assert cost.step.seconds(at(speed)) == pytest.approx(dense.seconds(at(speed)), rel=1e-6)
+        assert step.seconds(at(speed)) == pytest.approx(dense.seconds(at(speed)), rel=1e-6)
         for slower in (0.9, 0.5, 0.01):
             network = at(slower * speed)
-            assert cost.step.seconds(network) <= dense.seconds(network) * (1 + 1e-9)
+            assert step.seconds(network) <= dense.seconds(network) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])

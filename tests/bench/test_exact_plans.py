@@ -50,7 +50,7 @@ def test_a_few_steps_of_every_plan() -> None:
         exact_plans(),
         workers=WORKERS,
         recipe=Recipe(steps=4, timeout="60s", evaluate=False),
-        variants=VARIANTS[:1],
+        variants=["plain"],
         timeout=110,
     )
     for row in rows:
@@ -60,14 +60,14 @@ def test_a_few_steps_of_every_plan() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_twenty_steps_of_every_plan(variant: object) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_twenty_steps_of_every_plan(variant: str) -> None:
     rows = verify(
         parse_job("tinygpt"),
         exact_plans(),
         workers=WORKERS,
         recipe=Recipe(steps=20, timeout="60s", evaluate=False),
-        variants=[v for v in VARIANTS if v is variant],
+        variants=[variant],
         timeout=850,
     )
     for row in rows:

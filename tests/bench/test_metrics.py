@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.bench.metrics import TrainingRun, row_of, row_of_failure
+from thalweg.bench.comparison import TrainingRun, row_of, row_of_failure
 from thalweg.bench.scenario import Scenario, Target
 from thalweg.facts import Cluster
 from thalweg.lab import Event

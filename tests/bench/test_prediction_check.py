@@ -7,11 +7,10 @@ import pytest
 
 from thalweg import Cluster, Workload, predict
 from thalweg.bench.prediction_check import (
-    Accuracy,
-    PredictionOutcome,
     ScenarioPrediction,
+    accuracy_of,
     auto_choices,
-    prediction_outcomes,
+    prediction_rows,
 )
 from thalweg.bench.scenario import Scenario
 from thalweg.facts import Duration, Machine, Rate, Size
@@ -128,16 +127,16 @@ def test_other_events_are_not_predicted() -> None:
 
 
 def test_accuracy_by_hand() -> None:
-    def one(predicted: float, measured: float) -> PredictionOutcome:
-        return PredictionOutcome(
-            scenario="s", sync="ring", predicted=predicted, low=0.9, high=1.1, measured=measured
-        )
+    def one(predicted: float, measured: float) -> dict[str, Any]:
+        found = row("ring", "exact", [], predicted_low=0.9, predicted_high=1.1)
+        return {**found, "predicted_seconds_per_step": predicted, "seconds_per_step": measured}
 
-    found = Accuracy.of([one(1.0, 1.0), one(1.0, 0.8), one(1.05, 1.0), one(1.0, 2.0)])
-    assert found.predictions == 4
-    assert found.median == pytest.approx((0.05 + 0.25) / 2)
-    assert found.within == pytest.approx(0.5)
-    assert found.covered == pytest.approx(0.5)
+    rows = [one(1.0, 1.0), one(1.0, 0.8), one(1.05, 1.0), one(1.0, 2.0)]
+    found = accuracy_of(prediction_rows(scenario(), rows))
+    assert found["predictions"] == 4
+    assert found["median"] == pytest.approx((0.05 + 0.25) / 2)
+    assert found["within"] == pytest.approx(0.5)
+    assert found["covered"] == pytest.approx(0.5)
 
 
 def row(sync: str, promise: str, seconds: list[float], **more: Any) -> dict[str, Any]:
@@ -163,8 +162,8 @@ def test_auto_is_put_beside_the_best_of_its_class_by_the_last_steps() -> None:
         row("auto(allow=exact)", "exact", [5.0] * 35 + [2.2] * 25, choices=chosen),
     ]
     [found] = auto_choices(asked, rows)
-    assert (found.chosen, found.best) == ("double_tree", "ring")
-    assert found.behind == pytest.approx(0.1)
+    assert (found["chosen"], found["best"]) == ("double_tree", "ring")
+    assert found["behind"] == pytest.approx(0.1)
 
 
 def test_auto_alone_is_put_beside_nothing() -> None:
@@ -182,7 +181,7 @@ def test_what_was_not_predicted_is_not_checked() -> None:
         row("umw", "exact", [1.0], predicted_seconds_per_step=None),
         row("auto(allow=exact)", "exact", [1.0]),
     ]
-    assert [one.sync for one in prediction_outcomes(asked, rows)] == ["ring"]
+    assert [one["sync"] for one in prediction_rows(asked, rows)] == ["ring"]
 
 
 def test_averages_every_few_steps_count_as_often_as_they_are_among_the_steps() -> None:

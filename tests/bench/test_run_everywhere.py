@@ -6,7 +6,7 @@ import sys
 WITHOUT = """
 import sys
 sys.modules["pyroute2"] = None
-import thalweg.bench.comparison, thalweg.bench.train_job, thalweg.bench.scenario
+import thalweg.bench.comparison, thalweg.bench.training, thalweg.bench.scenario
 from thalweg.errors import LabError
 try:
     from thalweg.lab import Lab

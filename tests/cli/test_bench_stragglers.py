@@ -100,7 +100,7 @@ def test_codedreduce_is_the_fastest_of_84_workers(tmp_path: Path) -> None:
         ("--delay 1h", "give a delay and a compute time of at most 60s"),
         ("--iterations 0", "--iterations"),
         ("--tables held,all", "there is no table 'all'; choose from held, delays, compute"),
-        ("--tables ,", "--tables names none"),
+        ("--tables ,", "--tables is empty"),
     ],
 )
 def test_mistakes_are_one_line(options: str, line: str, tmp_path: Path) -> None:

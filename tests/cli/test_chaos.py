@@ -45,7 +45,7 @@ def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -
         ((), "no workers are given; give exactly one of --workers N and --lab RxH"),
         (("--workers", "4", "--lab", "2x2"), "--workers and --lab are both given"),
         (("--workers", "4", "--kinds", "cut"), "cut needs the links of a lab; give --lab RxH"),
-        (("--workers", "4", "--kinds", "fire"), "no fault 'fire'; give some of kill"),
+        (("--workers", "4", "--kinds", "fire"), "there is no fault 'fire'; choose from kill"),
         (("--workers", "4", "--kinds", ","), "--kinds is empty"),
         (("--workers", "4", "--nic", "1gbit"), "rates, --rank-order and --latency describe a lab"),
         (("--workers", "1"), "a run of one worker can't survive a fault"),

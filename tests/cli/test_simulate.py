@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.command import thalweg
 from tests.cli.test_advise import MODEL, PARTS
-from thalweg.cli.simulate import bar_of
+from thalweg.cli.predict import bar_of
 from thalweg.predict import Breakdown, Estimate
 
 PLACE = ["--lab", "2x2", "--nic", "1gbit", "--uplink", "1gbit", "--model", "model.toml"]

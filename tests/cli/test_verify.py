@@ -52,4 +52,4 @@ def test_a_model_that_is_not_the_same_on_all_ranks_is_found_out(tmp_path: Path) 
 def test_an_unknown_variant(tmp_path: Path) -> None:
     done = thalweg("verify", "ring", "--variant", "plane", cwd=tmp_path)
     assert done.returncode == 2
-    assert "there is no variant 'plane'; there are plain, accumulation" in done.stderr
+    assert "there is no variant 'plane'; choose from plain, accumulation" in done.stderr

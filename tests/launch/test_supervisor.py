@@ -23,7 +23,7 @@ import torch.distributed as dist
 import typer
 from typer.testing import CliRunner
 
-from thalweg.cli import run
+from thalweg.cli import train
 from thalweg.errors import PeerLost, PlanError, UsageError, WorkerFailed
 from thalweg.launch.place import Place, WorkerControl
 from thalweg.launch.rank_assignment import open_store, read_rank_assignment
@@ -731,7 +731,7 @@ def test_what_is_no_program(tmp_path: Path) -> None:
 
 def test_the_command_passes_arguments_on(tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command(context_settings={"allow_interspersed_args": False})(run.command)
+    app.command(context_settings={"allow_interspersed_args": False})(train.run)
     _, path = script(tmp_path, "import sys; print(*sys.argv[1:])")
     for arguments in ([path], ["--", path], ["--", sys.executable, path]):
         done = CliRunner().invoke(app, ["--workers", "2", *arguments, "--lr", "0.1", "--", "-v"])

@@ -26,7 +26,6 @@ from thalweg.studies.stragglers.tables import compared, row_of, row_of_failure, 
 from thalweg.studies.stragglers.trial_run import (
     MIN_COUNTED_ITERATIONS,
     PreparedTrial,
-    StragglerTrialResult,
     iterations_to_run,
     run_trial,
 )
@@ -260,7 +259,7 @@ def test_a_tampered_message_is_reported(scheme: Scheme) -> None:
     first, second = made.messages[5]
     tampered = {**made.messages, 5: [first, second + np.float32(0.1)]}
     outcome = run_trial(replace(made, messages=tampered), site_of(trial), lambda done, of: None)
-    assert outcome.wrong == tuple(range(1, UNCOUNTED_ITERATIONS + 12, 2))
+    assert outcome["wrong"] == list(range(1, UNCOUNTED_ITERATIONS + 12, 2))
     row = row_of(made, outcome, RATE)
     assert (row["exact"], row["wrong"]) == (False, 9)
 
@@ -278,7 +277,7 @@ def test_iterations_are_as_asked_or_as_the_budget_allows() -> None:
 
 def test_figures_of_a_row() -> None:
     made = prepared(SMALL)
-    row = row_of(made, StragglerTrialResult(seconds=tuple(range(1, 102)), wrong=()), RATE)
+    row = row_of(made, {"seconds": list(range(1, 102)), "wrong": []}, RATE)
     assert [row[key] for key in ("mean", "p5", "p50", "p95", "p99")] == [51, 6, 51, 96, 100]
     failed = row_of_failure(SMALL, RATE, "it broke")
     assert failed.keys() == row.keys()

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from thalweg.bench.ddp_hooks import DdpHook, OneBucket, ddp_hook_text
-from thalweg.bench.run_everywhere import Deployment, Report, run_everywhere
+from thalweg.bench.run_everywhere import Deployment, Progress, Report, run_everywhere
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.compress import arrange
 from thalweg.engine.engine import Engine
@@ -49,9 +49,6 @@ ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
 GLOO = "gloo"
 COLLECTIVE_WARMUP_COUNT = 2  # repetitions that aren't counted
 COLLECTIVE_TIMEOUT_SECONDS = 300.0  # for one repetition of one plan
-
-Progress = Callable[[int, int], None]
-"""Called with the number of repetitions done, of all plans, and their total number."""
 
 
 @dataclass(frozen=True, slots=True)

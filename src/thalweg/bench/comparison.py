@@ -4,23 +4,41 @@ Every run has fresh workers. The plans take turns and the whole is repeated, eac
 start with samples in another order, so that noise and chance affect all plans alike. A plan that
 fails in the scenario is left out of the remaining turns, and its row has the error; the others
 continue.
+
+The row of a plan has its metrics over the steps of every worker in every run:
+
+    seconds_per_step   mean over ranks, counted steps and repeats
+    seconds_to_target  training time until the target was reached; mean over the repeats that did
+    seconds_all        time of all steps of a run; mean over repeats
+    backward_seconds, exposed_seconds, codec_seconds
+                       of the counted steps: from the first gradient to the last, from there to the
+                       last average, and CPU time of compressing; where the plan has common steps
+    drift              sqrt(mean over ranks of (|x_i - mean| / |mean|)^2) of the parameters x
+
+Warm-up steps and the steps after an event aren't counted, and evaluations take no part. All ranks
+wait for one another at each evaluation, so the training time between two evaluations is that of the
+slowest rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import sqrt
+from statistics import fmean, quantiles
+from typing import Any
 
-from thalweg.bench.metrics import TrainingRun, row_of, row_of_failure
+from thalweg import lab as labs
 from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
+from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
-from thalweg.bench.training import Recipe, train
+from thalweg.bench.training import Recipe, by_step, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
-from thalweg.lab import Event
+from thalweg.lab.event_runner import AppliedEvent
 from thalweg.launch.supervisor import SendMessage, Work, run_workers
 from thalweg.launch.worker_group import OnMessage
 from thalweg.plan import TRANSPORT
@@ -28,15 +46,30 @@ from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training.auto.request import plan_at_first
 
-if TYPE_CHECKING:
-    from thalweg.lab import Lab
-
 Row = dict[str, Any]
+Result = Mapping[str, Any]
+MEANS_OF_REPEATS = ("seconds_to_target", "seconds_all", "metric", "drift")
+COMPARISON_TIMEOUT = "5min"  # how long a worker waits for another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """One run: the workers' results by rank, empty for a killed worker, and the applied events."""
+
+    results: Sequence[Result | None]
+    fired: Sequence[AppliedEvent] = ()
+
+    @property
+    def reported(self) -> list[Result]:
+        """The results of the workers that finished."""
+        return [result for result in self.results if result]
+
+    def counted(self, scenario: Scenario) -> set[int]:
+        return set(scenario.counted(fired.step for fired in self.fired))
+
+
 RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
 """Runs fresh workers in the scenario's cluster; `spare` ranks may fail."""
-Progress = Callable[[int, int, str], None]
-"""Called with the number of steps done, their total number, and the current plan."""
-COMPARISON_TIMEOUT = "5min"  # how long a worker waits for another
 
 
 def side_by_side(workers: int) -> RunAll:
@@ -50,7 +83,7 @@ def side_by_side(workers: int) -> RunAll:
     return run_all
 
 
-def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
+def in_lab(lab: labs.Lab, events: Sequence[labs.Event]) -> RunAll:
     """A runner in the lab, whose links are restored to their declared rates before each run."""
 
     def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
@@ -73,7 +106,7 @@ def in_lab(lab: Lab, events: Sequence[Event]) -> RunAll:
 def compare(
     scenario: Scenario,
     run_all: RunAll,
-    progress: Progress,
+    progress: NotedProgress,
     forecast: ScenarioPrediction | None = None,
 ) -> list[Row]:
     """A row for each plan, in the scenario's order, with its prediction if there is a forecast."""
@@ -97,7 +130,12 @@ def compare(
 
 
 def _report(
-    progress: Progress, before: int, total: int, sync: str, rank: int, message: Mapping[str, Any]
+    progress: NotedProgress,
+    before: int,
+    total: int,
+    sync: str,
+    rank: int,
+    message: Mapping[str, Any],
 ) -> None:
     if rank == 0:
         progress(before + message["step"], total, sync)
@@ -145,3 +183,142 @@ def _predicted(row: Row, scenario: Scenario, forecast: ScenarioPrediction) -> Ro
         "predicted_low": estimate and estimate.low,
         "predicted_high": estimate and estimate.high,
     }
+
+
+def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> Row:
+    """The metrics of all repeats together and of each, and the series for a plot."""
+    repeats = [_repeat(scenario, trial) for trial in trials]
+    pooled = [seconds for trial in trials for seconds in _counted(scenario, trial)]
+    first = [trial.reported[0] for trial in trials]
+    return {
+        "sync": sync,
+        "seconds_per_step": _mean(pooled),
+        "predicted_seconds_per_step": None,
+        **{key: _mean(repeat[key] for repeat in repeats) for key in MEANS_OF_REPEATS},
+        **_step_parts(scenario, trials),
+        "error": None,
+        "replicas_equal": all(
+            len({result["fingerprint"] for result in trial.reported}) == 1 for trial in trials
+        ),
+        "quartiles": quantiles(pooled, n=4) if len(pooled) > 1 else None,
+        "repeats": repeats,
+        "losses": _over_repeats(trials, "losses"),
+        "seconds": _over_repeats(trials, "seconds"),
+        "events": _events(scenario, trials),
+        "adjustments": [result["adjustments"] for result in first],
+        "choices": [result.get("choices", []) for result in first],
+        "late": [result.get("late", []) for result in first],
+        "pace": _pace(scenario, trials),
+    }
+
+
+def _repeat(scenario: Scenario, trial: TrainingRun) -> Row:
+    """The metrics of one run."""
+    return {
+        "seconds_per_step": _mean(_counted(scenario, trial)),
+        "seconds_to_target": _seconds_to_target(scenario, trial),
+        "seconds_all": _seconds_until(trial, scenario.steps),
+        "metric": trial.reported[0]["metric"],
+        "drift": sqrt(fmean(result["deviation"] ** 2 for result in trial.reported)),
+        "evaluations": trial.reported[0]["evaluations"],
+    }
+
+
+def _step_parts(scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, float | None]:
+    timings = [
+        timing
+        for trial in trials
+        for counted in [trial.counted(scenario)]
+        for result in trial.reported
+        for timing in result.get("timings", ())
+        if timing["step"] + 1 in counted
+    ]
+    parts = ("backward", "exposed", "codec")
+    return {f"{part}_seconds": _mean(timing[part] for timing in timings) for part in parts}
+
+
+def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[Row]:
+    """The step time of each host before the first event and after the last."""
+    paces: dict[int, tuple[list[float], list[float]]] = {}
+    for trial in trials:
+        events = [fired.step for fired in trial.fired if fired.step is not None]
+        counted = scenario.counted(events)
+        for rank, result in enumerate(trial.results if events else ()):
+            seconds = _steps(result, "seconds") if result else {}
+            before, after = paces.setdefault(rank, ([], []))
+            before += [seconds[s] for s in counted if s in seconds and s <= min(events)]
+            after += [seconds[s] for s in counted if s in seconds and s > max(events)]
+    return [
+        {
+            "rank": rank,
+            "host": scenario.cluster.host(rank).name,
+            "before": _mean(before),
+            "after": _mean(after),
+        }
+        for rank, (before, after) in sorted(paces.items())
+    ]
+
+
+def row_of_failure(sync: str, error: str) -> dict[str, Any]:
+    unknown = ("seconds_per_step", "predicted_seconds_per_step", *MEANS_OF_REPEATS)
+    return {"sync": sync, **dict.fromkeys(unknown), "error": error}
+
+
+def _steps(result: Result, key: str) -> dict[int, float]:
+    """One worker's seconds or losses by step, from 1."""
+    return dict(zip(result["steps"], result[key], strict=True))
+
+
+def _counted(scenario: Scenario, trial: TrainingRun) -> list[float]:
+    """The seconds of every counted step of every rank."""
+    steps = trial.counted(scenario)
+    return [
+        seconds
+        for result in trial.reported
+        for step, seconds in _steps(result, "seconds").items()
+        if step in steps
+    ]
+
+
+def _seconds_to_target(scenario: Scenario, trial: TrainingRun) -> float | None:
+    if scenario.target is None:
+        return None
+    for step, value in trial.reported[0]["evaluations"]:
+        if scenario.target.reached_by(value):
+            return _seconds_until(trial, step)
+    return None
+
+
+def _seconds_until(trial: TrainingRun, last: int) -> float:
+    """The training time up to this step."""
+    evaluated = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
+    intervals = zip([0, *evaluated], [*evaluated, last], strict=True)
+    series = [_steps(result, "seconds") for result in trial.reported]
+    return sum(
+        max(sum(each.get(step, 0.0) for step in range(start + 1, end + 1)) for each in series)
+        for start, end in intervals
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None if there are none."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _over_repeats(trials: Sequence[TrainingRun], key: str) -> list[float]:
+    """The mean over repeats of the mean over ranks, by step."""
+    series = [by_step(trial.results, key) for trial in trials]
+    steps = sorted(set.intersection(*map(set, series)))
+    return [fmean(each[step] for each in series) for step in steps]
+
+
+def _events(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, Any]]:
+    """The step of the slowest rank after which each event was applied, in each repeat."""
+    return [
+        {
+            "event": str(event),
+            "steps": [f.step for trial in trials for f in trial.fired if f.event == event],
+        }
+        for event in scenario.events
+    ]

@@ -8,29 +8,26 @@ measured one by one, so a large model needs no more memory than a few of its buc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from time import process_time
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
-from torch import nn
 from torch.utils.data import default_collate
 
 from thalweg.bench.compress_baselines import CompressionBaseline, Trial, compression_baselines
-from thalweg.bench.compress_costs import CompressionCost, Method, PayloadPattern, at_all_speeds
+from thalweg.bench.compress_costs import Method, PayloadPattern, compressed_step, derived_metrics
+from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
 from thalweg.predict.closed_form.ddp_step import UncompressedStep
 from thalweg.probing.codec_trials import Gradients, least_seconds, timed_codec_of
-from thalweg.workloads.job import Batch, Job
+from thalweg.workloads.job import Job
 
 TIMED_BACKWARD_COUNT = 5  # the fastest counts
-Progress = Callable[[int, int, str], None]
-"""Called with the number of methods done, their total number, and the name of the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ def bench_compress(
     workers: int,
     repeats: int,
     backward: float,
-    progress: Progress,
+    progress: NotedProgress,
 ) -> CompressBenchResult:
     buckets = workload.buckets(Settings().bucket)
     dense = UncompressedStep(
@@ -68,18 +65,15 @@ def bench_compress(
 def backward_seconds(job: Job, workers: int) -> float:
     """The least processor time of one worker's backward pass on this machine, by one thread."""
     model = job.model()
-    samples = [job.data[i] for i in range(max(1, job.batch // workers))]
+    batch = default_collate([job.data[i] for i in range(max(1, job.batch // workers))])
+    seconds = []
     with _one_thread():
-        return min(
-            _backward(job, model, default_collate(samples)) for _ in range(TIMED_BACKWARD_COUNT)
-        )
-
-
-def _backward(job: Job, model: nn.Module, batch: Batch) -> float:
-    loss = job.losses(model, batch).mean()
-    began = process_time()
-    torch.autograd.backward(loss)
-    return process_time() - began
+        for _ in range(TIMED_BACKWARD_COUNT):
+            loss = job.losses(model, batch).mean()
+            began = process_time()
+            torch.autograd.backward(loss)
+            seconds.append(process_time() - began)
+    return min(seconds)
 
 
 @contextmanager
@@ -131,9 +125,7 @@ def _row(
             exact += trial.exact
             splits = splits and trial.splits
     seconds = encode + decode
-    cost = CompressionCost(
-        dense=dense, exchange=entry.exchange, payload=payload, exact=exact, seconds=seconds
-    )
+    step = compressed_step(dense, entry.exchange, payload=payload, exact=exact, codec=seconds)
     return {
         "method": entry.name,
         "peer": peer,
@@ -141,19 +133,5 @@ def _row(
         "encode_ms": 1e3 * encode,
         "decode_ms": 1e3 * decode if splits else None,
         "total_ms": 1e3 * seconds,
-        **derived_metrics(cost),
-    }
-
-
-def derived_metrics(cost: CompressionCost) -> dict[str, Any]:
-    """The figures of a row that follow from the measured ones; `pays` compares with DDP."""
-    below = cost.pays_below
-    return {
-        "payload_bytes": round(cost.payload + cost.exact),
-        "ratio": cost.ratio,
-        "wire_bytes": round(cost.wire),
-        "breakeven_gbps": None if cost.breakeven is None else cost.breakeven / 1e9,
-        "pays": {0.0: "never", inf: "always"}.get(below, "below"),
-        "pays_below_gbps": below / 1e9 if 0 < below < inf else None,
-        "step_seconds": at_all_speeds(cost.step),
+        **derived_metrics(dense, step),
     }

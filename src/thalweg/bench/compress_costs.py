@@ -9,15 +9,24 @@ bytes that a worker sends, so a compressor that saves bytes pays below
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
+from typing import Any
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.compress import Compressor
 from thalweg.declarations import Value
 from thalweg.errors import PlanError
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, CodecTimes, SentPayload
+from thalweg.predict.closed_form.ddp_step import (
+    AlphaBetaNetwork,
+    CodecTimes,
+    CompressedStep,
+    SentPayload,
+    UncompressedStep,
+)
 
 MIN_SWEPT_BITS_PER_SECOND, SWEPT_DECADE_COUNT, SPEEDS_PER_DECADE_COUNT = 1e7, 4, 8
 SWEPT_BITS_PER_SECOND = tuple(
@@ -37,61 +46,60 @@ class PayloadPattern(Enum):
         gathers = self is PayloadPattern.ALL_GATHER
         return SentPayload(payload, ddp_step.all_gather if gathers else ddp_step.ring)
 
-    def wire(self, payload: float, workers: int) -> float:
-        """The bytes that each worker sends."""
-        return self.sent(payload).collective(ONE_BYTE_PER_SECOND, payload, workers)
+
+def compressed_step(
+    dense: UncompressedStep, pattern: PayloadPattern, *, payload: float, exact: float, codec: float
+) -> CompressedStep:
+    """The step that sends a payload and `exact` uncompressed bytes after `codec` seconds to encode
+    and decode."""
+    return CompressedStep(
+        compute=dense.compute,
+        codec=CodecTimes(own=codec),
+        payloads=(pattern.sent(payload), PayloadPattern.SUM.sent(exact)),
+        workers=dense.workers,
+    )
 
 
-def at_all_speeds(step: ddp_step.UncompressedStep | ddp_step.CompressedStep) -> list[float]:
+def wire_nbytes(payloads: Iterable[SentPayload], workers: int) -> float:
+    """The bytes that each worker sends."""
+    return sum(each.collective(ONE_BYTE_PER_SECOND, each.nbytes, workers) for each in payloads)
+
+
+def at_all_speeds(step: UncompressedStep | CompressedStep) -> list[float]:
     """The step time in seconds at each of `SWEPT_BITS_PER_SECOND`."""
     return [step.seconds(AlphaBetaNetwork(0.0, speed / 8)) for speed in SWEPT_BITS_PER_SECOND]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionCost:
-    """The cost of a compressed step beside an uncompressed one."""
-
-    dense: ddp_step.UncompressedStep
-    exchange: PayloadPattern
-    payload: float  # bytes of one worker
-    exact: float  # bytes that are sent uncompressed
-    seconds: float  # to encode and decode
-
-    @property
-    def step(self) -> ddp_step.CompressedStep:
-        return ddp_step.CompressedStep(
-            compute=self.dense.compute,
-            codec=CodecTimes(own=self.seconds),
-            payloads=(self.exchange.sent(self.payload), PayloadPattern.SUM.sent(self.exact)),
-            workers=self.dense.workers,
-        )
-
-    @property
-    def wire(self) -> float:
-        workers = self.dense.workers
-        exact = PayloadPattern.SUM.wire(self.exact, workers)
-        return self.exchange.wire(self.payload, workers) + exact
-
-    @property
-    def ratio(self) -> float:
-        return sum(self.dense.buckets) / (self.payload + self.exact)
-
-    @property
-    def breakeven(self) -> float | None:
-        """The break-even rate in bits per second against an uncompressed step without overlap; None
-        if no bytes are saved."""
-        saved = 8 * (dense_wire(self.dense) - self.wire)
-        return saved / self.seconds if saved > 0 else None
-
-    @property
-    def pays_below(self) -> float:
-        """The rate in bits per second below which it pays against DDP: 0 is never, inf always."""
-        return 8 * ddp_step.pays_below(self.dense, self.step, alpha=0.0)
+def derived_metrics(dense: UncompressedStep, step: CompressedStep) -> dict[str, Any]:
+    """The figures of a row that follow from the measured ones. The break-even rate is the one
+    against a step without overlap, None if no bytes are saved; `pays` compares with DDP."""
+    contributed, wire = (
+        sum(p.nbytes for p in step.payloads),
+        wire_nbytes(step.payloads, step.workers),
+    )
+    saved = 8 * (dense_wire(dense) - wire)
+    return {
+        "payload_bytes": round(contributed),
+        "ratio": sum(dense.buckets) / contributed,
+        "wire_bytes": round(wire),
+        "breakeven_gbps": saved / step.codec.own / 1e9 if saved > 0 else None,
+        **pays_row(8 * ddp_step.pays_below(dense, step, alpha=0.0)),
+        "step_seconds": at_all_speeds(step),
+    }
 
 
-def dense_wire(dense: ddp_step.UncompressedStep) -> float:
+def pays_row(bits_per_second: float) -> dict[str, Any]:
+    """The rate below which compression pays, for JSON: 0 is never, inf always."""
+    below = 0 < bits_per_second < inf
+    return {
+        "pays": {0.0: "never", inf: "always"}.get(bits_per_second, "below"),
+        "pays_below_gbps": bits_per_second / 1e9 if below else None,
+    }
+
+
+def dense_wire(dense: UncompressedStep) -> float:
     """The bytes that each worker sends without compression."""
-    return PayloadPattern.SUM.wire(sum(dense.buckets), dense.workers)
+    return wire_nbytes([PayloadPattern.SUM.sent(sum(dense.buckets))], dense.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ other event isn't predicted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from statistics import fmean, median
@@ -49,7 +49,7 @@ PROFILE_STRAGGLER_SEED = 1009  # differs from the seeds of the compared runs
 RATE_EVENT_ACTIONS = ("degrade", "restore")  # events that change only the rate of a link
 MAX_PREDICTION_ERROR_RATIO = 0.15
 STEADY_TAIL_STEPS = 25  # the last steps, when `auto` has chosen
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,18 +160,14 @@ def _with_cadence(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estim
 
 def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
     """The mean of the estimates, weighted by their numbers of steps."""
+
+    def mean(name: str) -> float:
+        values = ((attrgetter(name)(estimate), steps) for estimate, steps in estimates)
+        return float(sum(value * steps for value, steps in values) / total)
+
     total = sum(steps for _, steps in estimates)
-
-    def mean(figure: Callable[[Estimate], float]) -> float:
-        return sum(figure(estimate) * steps for estimate, steps in estimates) / total
-
-    names = [field.name for field in fields(Breakdown)]
-    return replace(
-        estimates[0][0],
-        parts=Breakdown(**{name: mean(attrgetter(f"parts.{name}")) for name in names}),
-        low=mean(lambda each: each.low),
-        high=mean(lambda each: each.high),
-    )
+    parts = Breakdown(**{field.name: mean(f"parts.{field.name}") for field in fields(Breakdown)})
+    return replace(estimates[0][0], parts=parts, low=mean("low"), high=mean("high"))
 
 
 def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
@@ -192,87 +188,48 @@ def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
     return replace(cluster, racks=racks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOutcome:
-    """A predicted step time, its 80 % interval, and the measured step time."""
-
-    scenario: str
-    sync: str
-    predicted: float
-    low: float
-    high: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
-
-    @property
-    def covered(self) -> bool:
-        return self.low <= self.measured <= self.high
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
-    """The median absolute error, and the fractions within 15 % and within their intervals."""
-
-    predictions: int
-    median: float
-    within: float
-    covered: float
-
-    @classmethod
-    def of(cls, checked: Sequence[PredictionOutcome]) -> Accuracy:
-        return cls(
-            predictions=len(checked),
-            median=median(abs(one.error) for one in checked),
-            within=fmean(abs(one.error) <= MAX_PREDICTION_ERROR_RATIO for one in checked),
-            covered=fmean(one.covered for one in checked),
-        )
-
-
 def auto_plans(scenario: Scenario) -> list[str]:
     """The scenario's plans that are `auto`, for which there is no prediction."""
     return [sync for sync in scenario.syncs if parse_plan(sync).topology.name == "auto"]
 
 
-def prediction_outcomes(scenario: Scenario, rows: Sequence[Row]) -> list[PredictionOutcome]:
-    """The outcomes of all fixed plans that were predicted."""
+def prediction_rows(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
+    """The predicted step time, its 80 % interval and the measured step time of each fixed plan."""
     automatic = auto_plans(scenario)
-    return [
-        PredictionOutcome(
-            scenario=scenario.name,
-            sync=row["sync"],
-            predicted=row["predicted_seconds_per_step"],
-            low=row["predicted_low"],
-            high=row["predicted_high"],
-            measured=row["seconds_per_step"],
+    found = []
+    for row in rows:
+        predicted, measured = row.get("predicted_seconds_per_step"), row["seconds_per_step"]
+        if row["sync"] in automatic or not predicted or not measured:
+            continue
+        found.append(
+            {
+                "scenario": scenario.name,
+                "sync": row["sync"],
+                "predicted": predicted,
+                "low": row["predicted_low"],
+                "high": row["predicted_high"],
+                "measured": measured,
+                "error": predicted / measured - 1,
+                "covered": row["predicted_low"] <= measured <= row["predicted_high"],
+            }
         )
-        for row in rows
-        if row["sync"] not in automatic
-        and row["seconds_per_step"]
-        and row.get("predicted_seconds_per_step")
-    ]
+    return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoVsBest:
-    """The choice of `auto` and the best fixed plan it could have chosen, by their last steps."""
-
-    scenario: str
-    sync: str
-    chosen: str
-    seconds: float
-    best: str
-    best_seconds: float
-
-    @property
-    def behind(self) -> float:
-        return self.seconds / self.best_seconds - 1
+def accuracy_of(predictions: Sequence[Row]) -> Row:
+    """The median absolute error, and the fractions within 15 % and within their intervals."""
+    errors = [abs(row["error"]) for row in predictions]
+    return {
+        "predictions": len(predictions),
+        "median": median(errors),
+        "within": fmean(error <= MAX_PREDICTION_ERROR_RATIO for error in errors),
+        "covered": fmean(row["covered"] for row in predictions),
+    }
 
 
-def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[AutoVsBest]:
-    """Every successful `auto`, if a fixed plan with no weaker a promise succeeded too."""
+def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
+    """The choice of each successful `auto`, and the best fixed plan with no weaker a promise, by
+    their last steps; no row if there is no such plan."""
     promises = list(Promise)
     automatic = auto_plans(scenario)
     succeeded = [(row, promises.index(Promise(row["promise"]))) for row in rows if not row["error"]]
@@ -284,15 +241,17 @@ def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[AutoVsBest]:
         if row["sync"] not in automatic or not others:
             continue
         best = min(others, key=steady_step_seconds)
+        seconds, best_seconds = steady_step_seconds(row), steady_step_seconds(best)
         found.append(
-            AutoVsBest(
-                scenario=scenario.name,
-                sync=row["sync"],
-                chosen=row["choices"][0][-1]["sync"] if row["choices"][0] else "ring",
-                seconds=steady_step_seconds(row),
-                best=best["sync"],
-                best_seconds=steady_step_seconds(best),
-            )
+            {
+                "scenario": scenario.name,
+                "sync": row["sync"],
+                "chosen": row["choices"][0][-1]["sync"] if row["choices"][0] else "ring",
+                "seconds": seconds,
+                "best": best["sync"],
+                "best_seconds": best_seconds,
+                "behind": seconds / best_seconds - 1,
+            }
         )
     return found
 

@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from thalweg import lab as labs
 from thalweg.errors import RunError
 from thalweg.facts import Cluster, counted
 from thalweg.launch.place import HERE, Place
@@ -15,11 +16,12 @@ from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.world import World
 
-if TYPE_CHECKING:
-    from thalweg.lab import Lab
-
 Result = dict[str, Any]
 Report = Callable[..., None]
+Progress = Callable[[int, int], None]
+"""Called with the number of steps, repetitions or trials that are done, and their total number."""
+NotedProgress = Callable[[int, int, str], None]
+"""The same with what is being done now."""
 ALONE = "alone"  # the launcher of a process that none has started
 
 
@@ -34,7 +36,7 @@ class Deployment:
     launcher: str | None = None  # set if this process is itself one of the workers
 
     @classmethod
-    def of_lab(cls, lab: Lab) -> Deployment:
+    def of_lab(cls, lab: labs.Lab) -> Deployment:
         return cls(
             workers=lab.cluster.workers, place=lab.place, cluster=lab.cluster, notes=lab.notes
         )
@@ -44,6 +46,11 @@ class Deployment:
         """The deployment of which this process is a worker; of one worker without a launcher."""
         assignment = read_rank_assignment(os.environ)
         return cls(workers=assignment.size, launcher=assignment.launcher)
+
+    @property
+    def declared(self) -> Cluster:
+        """The cluster as its workers know it."""
+        return self.cluster or Cluster.flat(self.workers)
 
     @property
     def text(self) -> str:

@@ -34,7 +34,7 @@ the scenario, which the lab emulates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -43,7 +43,7 @@ from typing import Any
 from thalweg.bench.simulated_compute import Compute
 from thalweg.catalog import parse_plan
 from thalweg.errors import LabError, ScenarioError
-from thalweg.facts import Cluster, Duplex, Duration, read_cluster
+from thalweg.facts import Cluster, Duration, read_cluster
 from thalweg.facts.cluster import MAX_WORKERS
 from thalweg.facts.cluster_file import duplex, straggler_delay
 from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
@@ -189,17 +189,17 @@ def _cluster(file: TomlTable, lab: TomlTable, folder: Path) -> Cluster:
 
 
 def _layout(lab: TomlTable) -> Cluster:
-    sizes = _rack_sizes(lab)
+    none = Duration(0.0)
     order = lab.data.get("rank_order", "rack")
     if order not in RANK_ORDERS:
         raise ScenarioError(
             f"[lab] has no rank_order {order!r}", f"give {' or '.join(RANK_ORDERS)}"
         )
     return Cluster.regular(
-        sizes,
-        nic=_links(lab, "nic"),
-        uplink=_links(lab, "uplink"),
-        uplink_latency=_latencies(lab),
+        _rack_sizes(lab),
+        nic=_each(lab, "nic", lambda table: duplex(table, "nic")),
+        uplink=_each(lab, "uplink", lambda table: duplex(table, "uplink")),
+        uplink_latency=_each(lab, "latency", lambda table: table.duration("latency", none)),
         interleaved=order == "interleaved",
     )
 
@@ -220,26 +220,16 @@ def _rack_sizes(lab: TomlTable) -> list[int]:
     return sizes
 
 
-def _links(lab: TomlTable, key: str) -> Duplex | list[Duplex] | None:
-    if not isinstance(lab.data.get(key), list):
-        return duplex(lab, key)
-    found = (duplex(entry, key) for entry in _entries(lab, key))
-    return [rates for rates in found if rates is not None]
-
-
-def _latencies(lab: TomlTable) -> Duration | list[Duration]:
-    none = Duration(0.0)
-    if not isinstance(lab.data.get("latency"), list):
-        return lab.duration("latency", none)
-    return [entry.duration("latency", none) for entry in _entries(lab, "latency")]
-
-
-def _entries(lab: TomlTable, key: str) -> list[TomlTable]:
-    """One table per entry of the list under this key."""
-    return [
+def _each(lab: TomlTable, key: str, read: Callable[[TomlTable], Any]) -> Any:
+    """The value under this key, or a list of values if it has one."""
+    values = lab.data.get(key)
+    if not isinstance(values, list):
+        return read(lab)
+    tables = (
         TomlTable({key: value}, f"[lab], entry {number}", ScenarioError)
-        for number, value in enumerate(lab.data[key])
-    ]
+        for number, value in enumerate(values)
+    )
+    return [read(table) for table in tables]
 
 
 def _events(lab: TomlTable) -> tuple[Event, ...]:

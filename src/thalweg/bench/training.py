@@ -1,4 +1,5 @@
-"""Training of a job under a plan by one rank of a run, as a user's script would do it."""
+"""Training of a job under a plan: by one rank of a run, as a user's script would do it, and on all
+workers of a deployment, with a summary of their results."""
 
 from __future__ import annotations
 
@@ -6,28 +7,33 @@ import hashlib
 import json
 import os
 import resource
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import torch
 from torch import nn
 
-from thalweg.bench.run_everywhere import Result
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
+from thalweg.redundancy import spare_ranks
+from thalweg.schedules import Group
 from thalweg.training import Run, attach
 from thalweg.workloads import Job
 
+INTERRUPT_GRACE_SECONDS = 30.0  # to stop at a common step and save
 STORE_NOTICE_SECONDS = 2 * MAX_STORE_POLL_SECONDS  # by then every rank has polled the store
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -263,3 +269,69 @@ def _peak_nbytes() -> int:
     """The peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def train_everywhere(
+    deployment: Deployment,
+    job: Job,
+    sync: str,
+    recipe: Recipe,
+    progress: Report,
+    restarts: int = 0,
+) -> list[Result]:
+    """Train on all workers of a deployment and return their results by rank.
+
+    The result of a killed worker is empty; launched ranks other than 0 get no results.
+    """
+
+    def work(rank: int, report: Report) -> Result:
+        return train(job, sync, recipe, report, _stop_on_interrupt)[1]
+
+    return run_everywhere(
+        deployment,
+        work,
+        progress,
+        timeout=None,
+        collect_timeout=Duration.parse(recipe.timeout).seconds,
+        grace=INTERRUPT_GRACE_SECONDS if recipe.checkpoint else 5.0,
+        spare=spare_ranks(parse_plan(sync), Group.everybody(deployment.declared)),
+        survives=True,
+        restarts=restarts,
+    )
+
+
+def by_step(results: Sequence[Mapping[str, Any] | None], key: str) -> dict[int, float]:
+    """The mean loss or seconds of each step, over the ranks that took it."""
+    found: dict[int, list[float]] = {}
+    for result in filter(None, results):
+        for step, value in zip(result["steps"], result[key], strict=True):
+            found.setdefault(step, []).append(value)
+    return {step: fmean(values) for step, values in sorted(found.items())}
+
+
+def step_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """One row per step: the mean loss and step time of the ranks that took it."""
+    losses, seconds = by_step(results, "losses"), by_step(results, "seconds")
+    return [{"step": step, "loss": losses[step], "seconds": seconds[step]} for step in losses]
+
+
+def summary(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A summary of the run; its step time leaves out the warm-up steps."""
+    known = [result for result in results if result]
+    first = known[0]
+    timed = [row["seconds"] for row in rows[min(5, len(rows) // 2) :]]
+    copied = ("metric", "fingerprint", "stopped", "approximate", "adjustments", "incidents")
+    return {
+        "final_loss": rows[-1]["loss"] if rows else None,
+        "seconds_per_step": fmean(timed) if timed else None,
+        "steps": rows[-1]["step"] if rows else first["first_step"],
+        "identical": len({result["fingerprint"] for result in known}) == 1,
+        "peak_bytes": max(result["peak_bytes"] for result in known),
+        "lost": [rank for rank, result in enumerate(results) if not result],
+        **{key: first[key] for key in (*copied, "choices", "late", "ranks")},
+    }
+
+
+def _stop_on_interrupt(run: Run) -> None:
+    """Make Ctrl-C stop all ranks at an agreed step, where a checkpoint can be written."""
+    signal.signal(signal.SIGINT, lambda *_: run.stop())

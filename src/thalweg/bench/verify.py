@@ -9,15 +9,15 @@ held-out samples, of the replicas' mean, must come within a tenth of DDP's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 
-from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.bench.run_everywhere import Deployment, Progress, Report, Result, run_everywhere
 from thalweg.bench.training import Recipe, flat, train
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
@@ -28,22 +28,14 @@ VERIFY_TOLERANCE_RATIO = 1e-5
 METRIC_TOLERANCE_RATIO = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A training option whose handling by a plan is verified."""
-
-    name: str
-    change: Callable[[Recipe], Recipe]
-
-
-VARIANTS = (
-    Variant("plain", lambda recipe: recipe),
-    Variant("accumulation", lambda recipe: replace(recipe, accumulate=2)),
-    Variant("clipping", lambda recipe: replace(recipe, clip=0.5)),
-    Variant("frozen layer", lambda recipe: replace(recipe, frozen=True)),
-    Variant("bf16 parameters", lambda recipe: replace(recipe, dtype=torch.bfloat16)),
-)
-Progress = Callable[[int, int], None]
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "accumulation": {"accumulate": 2},
+    "clipping": {"clip": 0.5},
+    "frozen layer": {"frozen": True},
+    "bf16 parameters": {"dtype": torch.bfloat16},
+}
+"""The training options whose handling by a plan is verified, by name."""
 
 
 def verify(
@@ -52,7 +44,7 @@ def verify(
     *,
     workers: int,
     recipe: Recipe,
-    variants: Sequence[Variant] = VARIANTS,
+    variants: Collection[str] = VARIANTS,
     progress: Progress = lambda done, total: None,
     timeout: float,
 ) -> list[dict[str, Any]]:
@@ -61,8 +53,9 @@ def verify(
 
     def work(rank: int, report: Report) -> Result:
         done = count(1)
-        rows = _compare(job, syncs, recipe, variants, lambda: report(next(done), trainings))
-        return {"rows": rows}
+        return {
+            "rows": _compare(job, syncs, recipe, variants, lambda: report(next(done), trainings))
+        }
 
     by_rank = run_everywhere(Deployment(workers=workers), work, progress, timeout=timeout)
     return [
@@ -87,14 +80,14 @@ def _compare(
     job: Job,
     syncs: Sequence[str],
     recipe: Recipe,
-    variants: Sequence[Variant],
+    variants: Collection[str],
     done: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Train every variant under DDP and under each plan, as one rank."""
     rows = []
     catalog = default_catalog()
     for variant in variants:
-        changed = variant.change(recipe)
+        changed = replace(recipe, **VARIANTS[variant])
         baseline_model, baseline = train(job, BASELINE_PLAN, changed)
         done()
         tolerance = VERIFY_TOLERANCE_RATIO
@@ -106,7 +99,7 @@ def _compare(
             done()
             rows.append(
                 {
-                    "variant": variant.name,
+                    "variant": variant,
                     "sync": sync,
                     "promise": catalog.guarantee(catalog.plan(sync)).promise.value,
                     "difference": difference(model, baseline_model),

@@ -1,19 +1,31 @@
-"""`thalweg bench`: measured costs of plans."""
+"""`thalweg bench`: measured costs of plans, and of compressing a model's gradients."""
 
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thalweg.cli import bench_compress, bench_forecast, bench_stragglers, bench_train
-from thalweg.cli.job_options import workload_of
-from thalweg.cli.options import PlaceOptions, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.bench.compress_costs import (
+    SWEPT_BITS_PER_SECOND,
+    all_methods,
+    at_all_speeds,
+    dense_wire,
+    method_of,
+)
+from thalweg.cli import bench_train, studies
+from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
+from thalweg.cli.options import ModelOption, PlaceOptions, SvgOption, option, with_bundles
+from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import UsageError
-from thalweg.facts import Size, Workload, about
-from thalweg.report.tables import Columns, seconds_text, table_of
+from thalweg.facts import MODELS, Duration, Size, Workload, about
+from thalweg.predict.assumptions import costs_of
+from thalweg.report.compress import Curve, draw_steps
+from thalweg.report.tables import Columns, bits_text, seconds_text, table_of
+
+if TYPE_CHECKING:
+    from thalweg.bench.compress import CompressBenchResult
 
 COLLECTIVE_FIGURE_NOTES = (
     "predicted: by the plan's closed form",
@@ -30,35 +42,49 @@ COLLECTIVE_COLUMNS: Columns = {
     ">vs gloo": lambda row: f"{row['vs_gloo']:.2f}x",
 }
 
-app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
-app.command("compress")(bench_compress.command)
-app.command("stragglers")(bench_stragglers.command)
-app.command("train")(bench_train.command)
-app.command("forecast")(bench_forecast.command)
+DENSE_CURVE_NAME = "ddp, uncompressed"
+COMPRESS_COLUMNS: Columns = {
+    "method": itemgetter("method"),
+    "exchange": itemgetter("exchange"),
+    ">encode": lambda row: about(row["encode_ms"] / 1e3, "s"),
+    ">decode": lambda row: (
+        "included in encode" if row["decode_ms"] is None else about(row["decode_ms"] / 1e3, "s")
+    ),
+    ">payload": lambda row: about(row["payload_bytes"], "B"),
+    ">ratio": lambda row: f"{row['ratio']:.3g}x",
+    ">sent": lambda row: about(row["wire_bytes"], "B"),
+    ">break-even": lambda row: (
+        "" if row["breakeven_gbps"] is None else bits_text(1e9 * row["breakeven_gbps"])
+    ),
+    ">faster than DDP below": lambda row: (
+        bits_text(1e9 * row["pays_below_gbps"]) if row["pays"] == "below" else row["pays"]
+    ),
+}
+COMPRESS_FIGURE_NOTES = (
+    "encode, decode: CPU time of one thread; payload: bytes that a worker contributes; sent: by "
+    "each worker",
+    "break-even: compression pays on slower links than this without overlap with backward; faster "
+    "than DDP below: the same where DDP overlaps what it can",
+)
 
 
-@app.command("collectives")
 @with_bundles
 def collectives(
-    sync: Annotated[
-        list[str], typer.Option("--sync", metavar="PLAN", help="May be given several times.")
-    ],
+    *,
+    sync: Annotated[list[str], option("May be given several times.", "PLAN", "--sync")],
     place: PlaceOptions,
     nbytes: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help="Size of what is synchronised.")
+        str | None, option("Size of what is synchronised.", "SIZE", "--bytes")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A model, a job or a workload file instead of --bytes."),
+        str | None, option("A model, a job or a workload file instead of --bytes.", "NAME")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timings of each plan.")] = 15,
+    repeats: Annotated[int, option("Timings of each plan.", min=1)] = 15,
     encryption: Annotated[
         bool,
-        typer.Option(
-            "--encryption", "--curve", help="Time TCP with and without encryption, in turns."
-        ),
+        option("Time TCP with and without encryption, in turns.", None, "--encryption", "--curve"),
     ] = False,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Time one synchronisation under each plan, and torch's own all_reduce (the row gloo).
 
@@ -74,8 +100,7 @@ def collectives(
     notes = ["vs gloo: above 1 is faster than torch's all_reduce"]
     notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
-    table = table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes))
-    console(json_path).print(table)
+    output.print(table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes)))
     settings = {
         "workers": deployment.workers,
         "bytes": workload.nbytes,
@@ -84,7 +109,7 @@ def collectives(
         **place.settings,
         "notes": deployment.notes,
     }
-    write_json(json_path, "bench collectives", settings, rows)
+    output.write_json("bench collectives", settings, rows)
 
 
 def _workload(nbytes: str | None, model: str | None) -> Workload:
@@ -96,3 +121,115 @@ def _workload(nbytes: str | None, model: str | None) -> Workload:
     if nbytes is not None:
         return Workload.of_size(Size.parse(nbytes))
     return workload_of(model or "")
+
+
+@with_bundles
+def compress(
+    *,
+    model: ModelOption,
+    method: Annotated[
+        list[str] | None,
+        option(
+            "Like 'powersgd(rank=2)'; may be given several times. All if not given.", "COMPRESSOR"
+        ),
+    ] = None,
+    workers: Annotated[
+        int, option("Number of workers whose payloads are decoded.", "N", min=2)
+    ] = 8,
+    repeats: Annotated[int, option("Timings of each; the least counts.", min=1)] = 3,
+    backward: Annotated[
+        str | None,
+        option(
+            "Time of a backward pass; if not given, the workload file's, a known model's on "
+            f"{DEFAULT_GPU.upper()} with {DEFAULT_BATCH_SAMPLES} samples, or a job's, timed here.",
+            "DURATION",
+        ),
+    ] = None,
+    svg: SvgOption = None,
+    output: Output,
+) -> None:
+    """Time the compression of a model's gradients on one thread, under each method and under those
+    in use elsewhere, and show on which links it pays. No network is used.
+    """
+    workload = workload_of(model)
+    lasts = _backward(backward, model.strip(), workload, workers)
+    methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
+
+    from thalweg.bench.compress import bench_compress  # torch takes a second: not before mistakes
+
+    with progress_bar("Compressing") as bar:
+        found = bench_compress(
+            workload,
+            methods,
+            workers=workers,
+            repeats=repeats,
+            backward=lasts.seconds,
+            progress=bar.show,
+        )
+    title = (
+        f"{workload.name}: {about(workload.nbytes, 'B')} of gradients, {workers} workers, "
+        f"backward {about(lasts.seconds, 's')}"
+    )
+    own = [row for row in found.rows if not row["peer"]]
+    table = table_of(own, COMPRESS_COLUMNS, title=title)
+    peers = [row for row in found.rows if row["peer"]]
+    if own and peers:
+        table.add_row()
+    for row in peers:
+        table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
+    output.print(table)
+    wire = dense_wire(found.dense)
+    uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
+    output.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]))
+    settings = {
+        "model": workload.name,
+        "bytes": workload.nbytes,
+        "methods": [each.text for each in methods],
+        "workers": workers,
+        "repeats": repeats,
+        "backward": lasts.seconds,
+        "gbps": [speed / 1e9 for speed in SWEPT_BITS_PER_SECOND],
+        "uncompressed": {
+            "wire_bytes": round(wire),
+            "step_seconds": at_all_speeds(found.dense),
+        },
+        "notes": found.notes,
+    }
+    output.write_json("bench compress", settings, found.rows)
+    if svg is not None:
+        output.write("Picture", svg, _picture(title, found))
+
+
+def _backward(given: str | None, model: str, workload: Workload, workers: int) -> Duration:
+    if given is None and model in MODELS:
+        return costs_of(model, DEFAULT_GPU, DEFAULT_BATCH_SAMPLES).backward
+    if given is None and not model.endswith(".toml"):
+        from thalweg.bench.compress import backward_seconds  # torch takes a second
+        from thalweg.workloads import find_job
+
+        return Duration(backward_seconds(find_job(model), workers))
+    lasts = workload.costs.backward if given is None else Duration.parse(given)
+    if not lasts.seconds:
+        raise UsageError(f"{workload.name} has no time of backward", "give --backward like 168ms")
+    return lasts
+
+
+def _picture(title: str, found: CompressBenchResult) -> str:
+    curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(found.dense))]
+    curves += [
+        Curve(
+            name=row["method"],
+            kind="peer" if row["peer"] else "own",
+            seconds=row["step_seconds"],
+        )
+        for row in found.rows
+    ]
+    return draw_steps(title, SWEPT_BITS_PER_SECOND, curves)
+
+
+app = typer.Typer(help="Measure what plans cost.", no_args_is_help=True)
+app.command()(compress)
+app.command("stragglers")(studies.bench_stragglers)
+app.command()(bench_train.train)
+app.command()(bench_train.forecast)
+app.command()(collectives)

@@ -1,29 +1,23 @@
-"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, with its events."""
+"""`thalweg bench train SCENARIO.toml`: plans compared in a lab, with its events; and `thalweg bench
+forecast SCENARIO.toml ...`: their predicted and measured step times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from thalweg.cli.options import lab_of
-from thalweg.cli.output import (
-    Bar,
-    JsonOption,
-    choice_line,
-    console,
-    progress_bar,
-    write_file,
-    write_json,
-)
+from thalweg.cli.options import lab_of, option, with_bundles
+from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
-from thalweg.report.tables import blank_table, seconds_text
+from thalweg.report.loss_plot import TrainingCurve, draw_trainings
+from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.scenario import Scenario
@@ -33,81 +27,143 @@ CODEC_STEP_PARTS = ("backward", "exposed", "codec")  # parts of a step with a co
 WITHOUT_LAB_NOTE = (
     "--workers-only: workers on this machine; links had no rates, and no events happened"
 )
-RepeatsOption = Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")]
+RepeatsOption = Annotated[int | None, option("Instead of the file's.", min=1)]
 StepsOption = Annotated[
-    int | None, typer.Option(min=1, help="Instead of the file's; later events are left out.")
+    int | None, option("Instead of the file's; later events are left out.", min=1)
 ]
 
+PREDICTION_COLUMNS: Columns = {
+    "scenario": itemgetter("scenario"),
+    "plan": itemgetter("sync"),
+    ">predicted": lambda row: about(row["predicted"], "s"),
+    ">interval": lambda row: f"{about(row['low'], 's')} to {about(row['high'], 's')}",
+    ">measured": lambda row: about(row["measured"], "s"),
+    ">error": lambda row: f"{row['error']:+.1%}" + ("" if row["covered"] else " !"),
+}
+CHOICE_COLUMNS: Columns = {
+    "scenario": itemgetter("scenario"),
+    "requested": itemgetter("sync"),
+    "chosen": itemgetter("chosen"),
+    ">step time": lambda row: about(row["seconds"], "s"),
+    "best fixed plan": itemgetter("best"),
+    ">its step time": lambda row: about(row["best_seconds"], "s"),
+    ">slower by": lambda row: f"{row['behind']:+.1%}",
+}
 
-def command(
+
+@with_bundles
+def train(
+    *,
     path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="See scenarios/.")],
     workers_only: Annotated[
-        bool,
-        typer.Option("--workers-only", help="Local workers without a lab: no shaping, no events."),
+        bool, option("Local workers without a lab: no shaping, no events.", None, "--workers-only")
     ] = False,
     sync: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PLAN", help="Instead of the file's; may be repeated."),
+        list[str] | None, option("Instead of the file's; may be repeated.", "PLAN")
     ] = None,
     repeats: RepeatsOption = None,
     steps: StepsOption = None,
     predicted: Annotated[
-        bool,
-        typer.Option("--predict/--no-predict", help="Calibrate first, and predict every plan."),
+        bool, option("Calibrate first, and predict every plan.", None, "--predict/--no-predict")
     ] = True,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the picture goes.")] = Path(
-        "thalweg-bench"
-    ),
-    json_path: JsonOption = None,
+    out: Annotated[Path, option("Where the picture goes.", "DIR")] = Path("thalweg-bench"),
+    output: Output,
 ) -> None:
     """Train a scenario's job under each of its plans, in a lab as the scenario describes it.
 
     The plans take turns, from the same start on the same samples, with the same stragglers.
     """
-    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
+    from thalweg.bench.comparison import compare, side_by_side  # torch takes a second
+    from thalweg.bench.scenario import read_scenario
 
-    scenario = shortened(read_scenario(path), repeats, steps)
+    scenario = _shortened(read_scenario(path), repeats, steps)
     scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         if workers_only:
-            rows, notes = _side_by_side(scenario, bar)
+            run_all = side_by_side(scenario.cluster.workers)
+            rows, notes = compare(scenario, run_all, bar.show), [WITHOUT_LAB_NOTE]
         else:
-            rows, notes = in_a_lab(scenario, bar, predicted=predicted)
-    terminal = console(json_path)
-    terminal.print(_title(scenario), style="italic")
-    terminal.print(_table(scenario, rows))
+            rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
+    title = (
+        f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
+        f"{scenario.steps} steps, repeats: {scenario.repeats}"
+    )
+    output.print(title, style="italic")
+    output.print(table_of(rows, _columns(scenario, rows)))
     for row in rows:
         if row["error"]:
-            terminal.print(f"{row['sync']}: {row['error']}", markup=False)
+            output.print(f"{row['sync']}: {row['error']}")
         for made in row.get("adjustments", [[]])[0]:
             text = f"{made['kept_apart']} ({made['reason']})"
-            terminal.print(f"{row['sync']}, from step {made['step']}: {text}", markup=False)
+            output.print(f"{row['sync']}, from step {made['step']}: {text}")
         for chosen in row.get("choices", [[]])[0]:
-            terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
-    terminal.print("\n".join(notes), markup=False)
-    picture = out / f"{scenario.name}.svg"
-    write_file(picture, _picture(scenario, rows))
-    terminal.print(f"Picture: {picture}")
-    write_json(json_path, "bench train", _settings(scenario, notes), rows)
+            output.print(f"{row['sync']}, {choice_line(chosen)}")
+    output.print("\n".join(notes))
+    output.write("Picture", out / f"{scenario.name}.svg", _picture(scenario, rows))
+    output.write_json("bench train", _settings(scenario, notes), rows)
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
         raise RunError(f"{listed(failed)} failed", "see the errors above, or leave the plan out")
 
 
-def shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:
+@with_bundles
+def forecast(
+    *,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="SCENARIO.toml...", help="See scenarios/.")
+    ],
+    sync: Annotated[
+        list[str] | None, option("Besides the files'; may be repeated.", "PLAN")
+    ] = None,
+    repeats: RepeatsOption = None,
+    steps: StepsOption = None,
+    output: Output,
+) -> None:
+    """Predict every plan of these scenarios, then train under it, in a lab for each scenario.
+
+    The predictions are made from a calibration in the same lab. Where `auto` is among the plans,
+    its choice is compared with the best fixed plan.
+    """
+    # torch takes a second: not at import
+    from thalweg.bench.prediction_check import accuracy_of, auto_choices, prediction_rows
+    from thalweg.bench.scenario import read_scenario
+
+    predictions: list[dict[str, Any]] = []
+    choices: list[dict[str, Any]] = []
+    scenarios = [read_scenario(path) for path in paths]
+    for scenario in scenarios:
+        syncs = tuple(dict.fromkeys((*scenario.syncs, *(sync or ()))))
+        scenario = replace(_shortened(scenario, repeats, steps), syncs=syncs, target=None)
+        with progress_bar(f"Predicting and comparing in {scenario.name}") as bar:
+            rows, _ = _in_a_lab(scenario, bar, predicted=True)
+        predictions += prediction_rows(scenario, rows)
+        choices += auto_choices(scenario, rows)
+    output.print(table_of(predictions, PREDICTION_COLUMNS))
+    accuracy = accuracy_of(predictions) if predictions else None
+    if accuracy is not None:
+        output.print(
+            f"{accuracy['predictions']} predictions: the median error is "
+            f"{accuracy['median']:.1%}; {accuracy['within']:.0%} are within 15 %, "
+            f"{accuracy['covered']:.0%} in their interval"
+        )
+    if choices:
+        output.print(table_of(choices, CHOICE_COLUMNS))
+    settings = {
+        "scenarios": [scenario.name for scenario in scenarios],
+        "accuracy": accuracy,
+        "choices": choices,
+    }
+    output.write_json("bench forecast", settings, predictions)
+
+
+def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:
     """The scenario with these numbers instead of its own, and without events after its end."""
     steps = steps or scenario.steps
     events = tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps)
     return replace(scenario, repeats=repeats or scenario.repeats, steps=steps, events=events)
 
 
-def _side_by_side(scenario: Scenario, bar: Bar) -> tuple[Rows, list[str]]:
-    from thalweg.bench.comparison import compare, side_by_side
-
-    return compare(scenario, side_by_side(scenario.cluster.workers), bar.show), [WITHOUT_LAB_NOTE]
-
-
-def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
+def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows of a comparison in a lab, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
     from thalweg.bench.prediction_check import predict_scenario_at
@@ -118,8 +174,7 @@ def in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, li
             bar.show(0, 1, "calibrating")
             at_first = [event for event in scenario.events if event.at_step == 0]
             forecast = predict_scenario_at(scenario, in_lab(lab, at_first))
-        run_all = in_lab(lab, scenario.events)
-        return compare(scenario, run_all, bar.show, forecast), lab.notes
+        return compare(scenario, in_lab(lab, scenario.events), bar.show, forecast), lab.notes
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
@@ -143,44 +198,47 @@ def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _title(scenario: Scenario) -> str:
-    return (
-        f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
-        f"{scenario.steps} steps, repeats: {scenario.repeats}"
-    )
+def _columns(scenario: Scenario, rows: Rows) -> Columns:
+    def seconds(key: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: seconds_text(row.get(f"{key}_seconds"))
+
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "plan": itemgetter("sync"),
+        ">step time": _step_time,
+        ">predicted": lambda row: seconds_text(row["predicted_seconds_per_step"]),
+        ">interquartile range": _interquartile_range,
+    }
+    if any(row.get("codec_seconds") for row in rows):
+        columns |= {f">{part}": seconds(part) for part in CODEC_STEP_PARTS}
+    if scenario.target:
+        columns[f">to {scenario.target}"] = _to_target
+    return {
+        **columns,
+        ">total time": lambda row: seconds_text(row["seconds_all"]),
+        f">{scenario.job.metric}": lambda row: (
+            "" if row["metric"] is None else f"{row['metric']:.4f}"
+        ),
+        ">drift": lambda row: "" if row["drift"] is None else f"{row['drift']:.2g}",
+    }
 
 
-def _table(scenario: Scenario, rows: Rows) -> Table:
-    to_target = [f"to {scenario.target}"] if scenario.target else []
-    parts = CODEC_STEP_PARTS if any(row.get("codec_seconds") for row in rows) else ()
-    figures = ("step time", "predicted", "interquartile range", *parts, *to_target)
-    headings = (*figures, "total time", scenario.job.metric, "drift")
-    table = blank_table("plan", *(f">{heading}" for heading in headings))
-    for row in rows:
-        table.add_row(row["sync"], *_cells(row, parts, has_target=scenario.target is not None))
-    return table
-
-
-def _cells(row: dict[str, Any], parts: Sequence[str], *, has_target: bool) -> list[str]:
+def _step_time(row: Mapping[str, Any]) -> str:
     if row["seconds_all"] is None:
-        return ["failed"]
-    quartiles, reached = row["quartiles"], row["seconds_to_target"]
-    to_target = ["never" if reached is None else about(reached, "s")] if has_target else []
-    return [
-        "all warm-up" if row["seconds_per_step"] is None else about(row["seconds_per_step"], "s"),
-        seconds_text(row["predicted_seconds_per_step"]),
-        "" if quartiles is None else f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}",
-        *(seconds_text(row[f"{part}_seconds"]) for part in parts),
-        *to_target,
-        about(row["seconds_all"], "s"),
-        f"{row['metric']:.4f}",
-        f"{row['drift']:.2g}",
-    ]
+        return "failed"
+    return seconds_text(row["seconds_per_step"]) or "all warm-up"
+
+
+def _interquartile_range(row: Mapping[str, Any]) -> str:
+    quartiles = row.get("quartiles")
+    return f"{about(quartiles[0], 's')} to {about(quartiles[2], 's')}" if quartiles else ""
+
+
+def _to_target(row: Mapping[str, Any]) -> str:
+    reached = row["seconds_to_target"]
+    return "" if row["seconds_all"] is None else seconds_text(reached) or "never"
 
 
 def _picture(scenario: Scenario, rows: Rows) -> str:
-    from thalweg.report.loss_plot import TrainingCurve, draw_trainings
-
     curves = [
         TrainingCurve(
             sync=row["sync"],

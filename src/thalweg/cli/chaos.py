@@ -11,11 +11,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from thalweg.catalog import parse_plan
-from thalweg.cli.options import PlaceOptions, lab_of, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
+from thalweg.cli.options import PlaceOptions, lab_of, option, with_bundles
+from thalweg.cli.output import Output, names_among, progress_bar
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed
@@ -23,7 +22,6 @@ from thalweg.report.tables import Columns, table_of
 from thalweg.schedules import Group
 
 if TYPE_CHECKING:
-    from thalweg.chaos.fault import FaultKind
     from thalweg.chaos.run import ChaosConfig, ChaosResult
     from thalweg.lab import Lab
 
@@ -40,49 +38,41 @@ CHAOS_COLUMNS: Columns = {
 
 
 @with_bundles
-def command(
+def chaos(
     *,
     sync: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PLAN", help="Synchronisation plan; may be repeated."),
+        list[str] | None, option("Synchronisation plan; may be repeated.", "PLAN")
     ] = None,
     place: PlaceOptions,
-    faults: Annotated[int, typer.Option(min=0, help="Number of faults in a run.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the faults and of the samples.")] = 1,
+    faults: Annotated[int, option("Number of faults in a run.", min=0)] = 20,
+    seed: Annotated[int, option("Seed of the faults and of the samples.", min=0)] = 1,
     lasting: Annotated[
         str | None,
-        typer.Option(
-            "--for", "--duration", metavar="DURATION", help="Repeat runs, each with the next seed."
-        ),
+        option("Repeat runs, each with the next seed.", "DURATION", "--for", "--duration"),
     ] = None,
     kinds: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND,...",
-            help="Kinds of faults: kill, restart, pause, store, disk, corrupt, and in a lab cut, "
+        option(
+            "Kinds of faults: kill, restart, pause, store, disk, corrupt, and in a lab cut, "
             "oneway, blackhole, degrade, garble; all possible ones by default.",
+            "KIND,...",
         ),
     ] = None,
     hold: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Duration of every fault, one after the other; by default durations are random, "
+            "and some overlap.",
+            "DURATION",
             "--hold",
             "--fault-duration",
-            metavar="DURATION",
-            help="Duration of every fault, one after the other; by default durations are random, "
-            "and some overlap.",
         ),
     ] = None,
     bound: Annotated[
-        str,
-        typer.Option(
-            "--bound", "--recovery-limit", metavar="DURATION", help="Longest time to recovery."
-        ),
+        str, option("Longest time to recovery.", "DURATION", "--bound", "--recovery-limit")
     ] = "15s",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the histories.")] = Path(
-        "thalweg-chaos"
-    ),
-    json_path: JsonOption = None,
+    out: Annotated[Path, option("Folder of the histories.", "DIR")] = Path("thalweg-chaos"),
+    output: Output,
 ) -> None:
     """Inject faults into training runs, and check that they keep their promises.
 
@@ -116,10 +106,9 @@ def command(
                 break
         notes = [] if lab is None else lab.notes
     rows = fault_rows(results)
-    terminal = console(json_path)
-    terminal.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
+    output.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
     for result in results:
-        terminal.print(_summary(result), markup=False)
+        output.print(_summary(result))
     settings = {
         "workers": cluster.workers,
         "lab": place.lab,
@@ -129,7 +118,7 @@ def command(
         "notes": notes,
         "runs": run_rows(results),
     }
-    write_json(json_path, "chaos", settings, rows)
+    output.write_json("chaos", settings, rows)
     wrong = [result for result in results if result.violations]
     if wrong:
         raise RunError(
@@ -158,17 +147,13 @@ def _run(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> C
 
 
 def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
-    from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS
-
     possible = [kind for kind in FAULT_KINDS if in_lab or kind not in LINK_FAULTS]
     if in_lab and not _can_garble():
         possible.remove("garble")
     if text is None:
         return tuple(possible)
-    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    wanted = names_among(FAULT_KINDS, [text], "--kinds", "fault")
     for word in wanted:
-        if word not in FAULT_KINDS:
-            raise UsageError(f"no fault {word!r}", f"give some of {', '.join(FAULT_KINDS)}")
         if word in LINK_FAULTS and not in_lab:
             raise UsageError(f"{word} needs the links of a lab", "give --lab RxH")
         if word not in possible:
@@ -176,8 +161,6 @@ def _kinds(text: str | None, *, in_lab: bool) -> tuple[FaultKind, ...]:
                 f"{word} needs a kernel with nftables, and encrypted connections",
                 "leave it out, or don't set THALWEG_ENCRYPTION",
             )
-    if not wanted:
-        raise UsageError("--kinds is empty", f"give some of {', '.join(possible)}")
     return tuple(kind for kind in FAULT_KINDS if kind in wanted)
 
 

@@ -16,32 +16,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console
-
 from thalweg.catalog import default_catalog
-from thalweg.cli.advise import RANKING_COLUMNS
-from thalweg.cli.options import PlaceOptions, with_bundles
-from thalweg.cli.output import (
-    Bar,
-    JsonOption,
-    choice_line,
-    console,
-    progress_bar,
-    write_file,
-    write_json,
-)
+from thalweg.cli.options import PlaceOptions, option, with_bundles
+from thalweg.cli.output import Bar, Output, choice_line, progress_bar
+from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
-from thalweg.facts import Cluster
 from thalweg.predict import Advice, advise, predict
+from thalweg.report.advice import MeasuredStepTime, advice_page
+from thalweg.report.loss_plot import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.run_everywhere import Deployment
     from thalweg.workloads import Job
 
-DEMO_JOB_NAME = "digits"
 DEMO_WORKER_COUNT = 4
 DEMO_PLACE = PlaceOptions(lab="2x2", nic="1gbit", uplink="200mbit", rank_order="interleaved")
 DEMO_PLANS = ("ddp", "auto")
@@ -56,14 +45,14 @@ thalweg lab up 2x4 --nic 200mbit --uplink 50mbit, thalweg explain hierarchical -
 
 
 @with_bundles
-def command(
+def demo(
     *,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the page and the picture.")
-    ] = Path("thalweg-demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to train.")] = 60,
+    out: Annotated[Path, option("Folder of the page and the picture.", "DIR")] = Path(
+        "thalweg-demo"
+    ),
+    steps: Annotated[int, option("Number of steps to train.", min=1)] = 60,
     place: PlaceOptions,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Predict the step time of a small job here, then train it under DDP and under auto.
 
@@ -73,26 +62,28 @@ def command(
     """
     from thalweg.workloads import find_job  # torch takes a second: not at import
 
-    job = find_job(DEMO_JOB_NAME)
-    terminal = console(json_path)
+    job = find_job("digits")
     with _site(place) as deployment:
         title = f"{job.name} on {deployment.text}"
-        advice = _advised(deployment, job, terminal)
+        advice = _advised(deployment, job, output)
         if advice is not None:
-            terminal.print(advice.verdict, markup=False)
+            output.print(advice.verdict)
             best = advice.ranking[:MAX_SHOWN_PLANS]
-            heading = f"Best predictions for {title}"
-            terminal.print(table_of(best, RANKING_COLUMNS, title=heading))
+            output.print(table_of(best, RANKING_COLUMNS, title=f"Best predictions for {title}"))
         rows = _trained(deployment, job, steps, advice)
-    files = [f"Picture: {_draw(out / 'training.svg', title, rows)}"]
-    if advice is not None:
-        files.append(f"Page: {_write_page(out / 'report.html', advice, rows)}")
-    terminal.print(table_of(rows, _columns(job.metric), title=f"{title}, {steps} steps"))
+    curves = [
+        TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
+    ]
+    output.print(table_of(rows, _columns(job.metric), title=f"{title}, {steps} steps"))
     for row in rows:
         for chosen in row["choices"]:
-            terminal.print(f"{row['sync']}, {choice_line(chosen)}", markup=False)
+            output.print(f"{row['sync']}, {choice_line(chosen)}")
     notes = ["", *deployment.notes] if deployment.notes else []
-    terminal.print("\n".join([*notes, CLOSING_TEXT, *files]))
+    output.print("\n".join([*notes, CLOSING_TEXT]))
+    output.write("Picture", out / "training.svg", draw_trainings(title, curves))
+    if advice is not None:
+        page = advice_page(advice, [_measured(row) for row in rows])
+        output.write("Page", out / "report.html", page)
     settings = {
         "workload": job.name,
         "workers": deployment.workers,
@@ -101,7 +92,7 @@ def command(
         "verdict": None if advice is None else advice.verdict,
         "notes": deployment.notes,
     }
-    write_json(json_path, "demo", settings, rows)
+    output.write_json("demo", settings, rows)
     wrong = [
         row["sync"]
         for row in rows
@@ -124,19 +115,14 @@ def _site(place: PlaceOptions) -> Iterator[Deployment]:
         try:
             deployment = stack.enter_context(DEMO_PLACE.site())
         except LabError as error:
-            notes = [f"no lab, where links have limits: {error}"]
-            yield Deployment(workers=DEMO_WORKER_COUNT, notes=notes)
+            note = f"no lab, where links have limits: {error}"
+            yield Deployment(workers=DEMO_WORKER_COUNT, notes=[note])
         else:
             rates = f"NICs of {DEMO_PLACE.nic}, uplinks of {DEMO_PLACE.uplink}"
             yield replace(deployment, notes=[rates, *deployment.notes])
 
 
-def _declared(deployment: Deployment) -> Cluster:
-    """The cluster as it is declared to the workers."""
-    return deployment.cluster or Cluster.flat(deployment.workers)
-
-
-def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | None:
+def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
     """Advice from a calibration there; None, after a line with the reason, if that failed."""
     from thalweg.bench.calibrate_job import calibrate_at
 
@@ -145,21 +131,21 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
             found = calibrate_at(
                 deployment,
                 job,
-                _declared(deployment),
+                deployment.declared,
                 (),
                 lambda what, done, total: bar.show(done, total or done + 1, what),
             )
     except ThalwegError as error:
-        terminal.print(f"No predictions: calibration failed: {error}", markup=False)
+        output.print(f"No predictions: calibration failed: {error}")
         return None
     assert found is not None  # this process is no launched rank
-    terminal.print(f"Calibrated in {found.seconds:.0f} s.")
+    output.print(f"Calibrated in {found.seconds:.0f} s.")
     with progress_bar("Predicting") as bar:
         return advise(
             found.cluster,
             found.workload,
             found.machine,
-            declared=_declared(deployment),
+            declared=deployment.declared,
             sweep=True,
             progress=bar.show,
         )
@@ -167,8 +153,7 @@ def _advised(deployment: Deployment, job: Job, terminal: Console) -> Advice | No
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
     """A row for each plan, with the prediction for the plan that it ended with."""
-    from thalweg.bench.train_job import step_rows, summary, train_everywhere
-    from thalweg.bench.training import Recipe
+    from thalweg.bench.training import Recipe, step_rows, summary, train_everywhere
     from thalweg.training.auto.request import plan_at_first
 
     catalog = default_catalog()
@@ -183,17 +168,24 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 "promise": catalog.guarantee(catalog.plan(sync)).promise.value,
                 **summary(results, per_step),
                 "chosen": str(plan_at_first(catalog.plan(sync))),  # if there were too few steps
-                "predicted": None,
-                "low": None,
-                "high": None,
                 "losses": [one["loss"] for one in per_step],
                 "seconds": [one["seconds"] for one in per_step],
             }
             if row["choices"]:
                 row |= _since_chosen(row["choices"][-1], per_step)
-            if advice is not None:
-                row |= _predicted(row["chosen"], deployment, advice)
-            rows.append(row)
+            estimate = advice and predict(
+                row["chosen"],
+                advice.cluster,
+                advice.workload,
+                advice.machine,
+                declared=deployment.declared,
+            )
+            interval = {
+                "predicted": estimate and estimate.seconds,
+                "low": estimate and estimate.low,
+                "high": estimate and estimate.high,
+            }
+            rows.append({**row, **interval})
     return rows
 
 
@@ -205,42 +197,18 @@ def _since_chosen(chosen: Mapping[str, Any], per_step: Rows) -> dict[str, Any]:
     return {"chosen": chosen["sync"], **measured}
 
 
-def _predicted(sync: str, deployment: Deployment, advice: Advice) -> dict[str, Any]:
-    estimate = predict(
-        sync, advice.cluster, advice.workload, advice.machine, declared=_declared(deployment)
-    )
-    return {"predicted": estimate.seconds, "low": estimate.low, "high": estimate.high}
-
-
 def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
     bar.show(before + message["step"], total, sync)
 
 
-def _draw(path: Path, title: str, rows: Rows) -> Path:
-    from thalweg.report.loss_plot import TrainingCurve, draw_trainings
-
-    curves = [
-        TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
-    ]
-    write_file(path, draw_trainings(title, curves))
-    return path
-
-
-def _write_page(path: Path, advice: Advice, rows: Rows) -> Path:
-    from thalweg.report.advice import MeasuredStepTime, advice_page
-
-    measured = [
-        MeasuredStepTime(
-            sync=row["chosen"],
-            seconds=row["seconds_per_step"],
-            predicted=row["predicted"],
-            low=row["low"],
-            high=row["high"],
-        )
-        for row in rows
-    ]
-    write_file(path, advice_page(advice, measured))
-    return path
+def _measured(row: Mapping[str, Any]) -> MeasuredStepTime:
+    return MeasuredStepTime(
+        sync=row["chosen"],
+        seconds=row["seconds_per_step"],
+        predicted=row["predicted"],
+        low=row["low"],
+        high=row["high"],
+    )
 
 
 def _columns(metric: str) -> Columns:

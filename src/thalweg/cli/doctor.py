@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thalweg.cli.options import PlaceOptions, TimeoutOption, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
+from thalweg.cli.options import PlaceOptions, TimeoutOption, option, with_bundles
+from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import WorkerFailed
 from thalweg.facts import Duration
 from thalweg.report.tables import table_of
@@ -23,19 +22,19 @@ if TYPE_CHECKING:
     from thalweg.doctor import Finding
     from thalweg.doctor.run_checks import Diagnosis
 
-FAILED_EXIT_CODE = 1
 VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
 DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
 
 @with_bundles
-def command(
+def doctor(
+    *,
     place: PlaceOptions,
     paste: Annotated[
-        bool, typer.Option("--paste", help="A block to paste into an issue; no secrets in it.")
+        bool, option("A block to paste into an issue; no secrets in it.", None, "--paste")
     ] = False,
     timeout: TimeoutOption = "30s",
-    json_path: JsonOption = None,
+    output: Output,
 ) -> int:
     """Check what can break or slow down training: interfaces, names, reachability and bandwidth
     between ranks, clocks, versions, limits.
@@ -46,25 +45,23 @@ def command(
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
 
-    seconds = Duration.parse(timeout).seconds
-    found, deployment = _diagnosis(place, seconds)
+    found, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
     if found is None:
         return 0  # rank 0 reports, and its exit code counts
-    terminal = console(json_path)
     if paste:
         block = paste_text(environment_lines(found.environment), found.findings)
-        terminal.print(block, soft_wrap=True, markup=False)
+        output.print(block, soft_wrap=True)
     else:
-        terminal.print(table(found.findings, deployment.text))
-        terminal.print(outcome_text(found.findings))
+        output.print(table(found.findings, deployment.text))
+        output.print(outcome_text(found.findings))
     settings = {
         "workers": found.workers,
         **place.settings,
         "environment": dict(found.environment),
         "notes": deployment.notes,
     }
-    write_json(json_path, "doctor", settings, [finding.row() for finding in found.findings])
-    return FAILED_EXIT_CODE if failed(found.findings) else 0
+    output.write_json("doctor", settings, [finding.row() for finding in found.findings])
+    return 1 if failed(found.findings) else 0
 
 
 def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:

@@ -1,27 +1,25 @@
-"""`thalweg explain PLAN`: the messages of a plan, its promise and its cost."""
+"""`thalweg explain PLAN` draws the messages of a plan, with its promise and its cost.
+
+`thalweg plans` lists the choices of which plans are made.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from thalweg.catalog import default_catalog
-from thalweg.cli.options import ClusterOptions, SvgOption, with_bundles
-from thalweg.cli.output import JsonOption, console, working, write_file, write_json
+from thalweg import report
+from thalweg.catalog import SETTING_PARAMETERS, default_catalog
+from thalweg.cli.options import ClusterOptions, SvgOption, option, with_bundles
+from thalweg.cli.output import Output, working, write_file
+from thalweg.declarations import Parameter, Value
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
-from thalweg.report import (
-    MAX_DRAWN_WORKERS,
-    draw,
-    explain,
-    first_step,
-    plan_title,
-    render,
-    rows,
-    settings,
-)
+from thalweg.report.tables import blank_table
 from thalweg.schedules import Group
 from thalweg.steps import without_groups
 
@@ -29,34 +27,26 @@ DEFAULT_MODEL_SIZE = "25MB"
 
 
 @with_bundles
-def command(
+def explain(
+    *,
     plan: Annotated[str, typer.Argument(help="A plan, like 'ring' or 'hierarchical+fp16'.")],
     place: ClusterOptions,
     nbytes: Annotated[
-        str | None,
-        typer.Option(
-            "--bytes", metavar="SIZE", help=f"Size of the model; {DEFAULT_MODEL_SIZE} if absent."
-        ),
+        str | None, option(f"Size of the model; {DEFAULT_MODEL_SIZE} if absent.", "SIZE", "--bytes")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A workload file (TOML) instead.")
-    ] = None,
+    model: Annotated[Path | None, option("A workload file (TOML) instead.", "FILE")] = None,
     step: Annotated[
-        int | None,
-        typer.Option(min=0, help="Training step; by default the first one with communication."),
+        int | None, option("Training step; by default the first one with communication.", min=0)
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Samples of a step, to number those of each worker of a code."
-        ),
+        option("Samples of a step, to number those of each worker of a code.", "N", min=1),
     ] = None,
     most_slots: Annotated[
-        int,
-        typer.Option("--beats", "--slots", min=0, help="Time slots in the terminal; 0: all."),
+        int, option("Time slots in the terminal; 0: all.", None, "--beats", "--slots", min=0)
     ] = 16,
     svg: SvgOption = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Draw the messages of a plan, with its promise and its cost.
 
@@ -73,28 +63,27 @@ def command(
     if svg is not None:
         _can_be_drawn(svg, group)
     workload = _workload(nbytes, model)
-    at = first_step(settled) if step is None else step
-    terminal = console(json_path)
+    at = report.first_step(settled) if step is None else step
     with working(f"Checking {plan} for {counted(group.size, 'worker')}"):
-        explanation = explain(settled, group, workload, at, catalog, batch)
-    terminal.print(plan_title(settled, catalog.guarantee(settled), group, workload, at))
+        explanation = report.explain(settled, group, workload, at, catalog, batch)
+    output.print(report.plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
-        terminal.print(remark, markup=False)
-    for piece in render(explanation, most_slots, terminal.width):
-        terminal.print(piece)
+        output.print(remark)
+    for piece in report.render(explanation, most_slots, output.console.width):
+        output.print(piece)
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
-        write_file(svg, draw(explanation))
-        terminal.print(f"Drawn into {svg}.")
-    write_json(json_path, "explain", settings(explanation), rows(explanation))
+        write_file(svg, report.draw(explanation))
+        output.print(f"Drawn into {svg}.")
+    output.write_json("explain", report.settings(explanation), report.rows(explanation))
 
 
 def _can_be_drawn(svg: Path, group: Group) -> None:
     if str(svg) == "-":
         raise UsageError("--svg needs a file, not standard output", "give it a path")
-    if group.size > MAX_DRAWN_WORKERS:
+    if group.size > report.MAX_DRAWN_WORKERS:
         raise UsageError(
             f"{group.size} workers are too many for a drawing",
-            f"draw up to {MAX_DRAWN_WORKERS}, or leave out --svg",
+            f"draw up to {report.MAX_DRAWN_WORKERS}, or leave out --svg",
         )
 
 
@@ -104,3 +93,67 @@ def _workload(nbytes: str | None, model: Path | None) -> Workload:
     if model is not None:
         return read_workload(model)
     return Workload.of_size(Size.parse(DEFAULT_MODEL_SIZE if nbytes is None else nbytes))
+
+
+@with_bundles
+def plans(output: Output) -> None:
+    """List the plans, compressors and settings, with their arguments."""
+    catalog = default_catalog()
+    rows = [
+        *(
+            _plan_row(kind, part.name, part.summary, part.parameters)
+            for kind, parts in (("plan", catalog.presets), ("compressor", catalog.compressors))
+            for part in parts.values()
+        ),
+        *(
+            _plan_row("setting", name, part.help, {name: part})
+            for name, part in SETTING_PARAMETERS.items()
+        ),
+    ]
+    for kind, title in (
+        ("plan", "Plans"),
+        ("compressor", "Compressors, after +"),
+        ("setting", "Settings, after @"),
+    ):
+        output.print(_plans_table(title, [row for row in rows if row["kind"] == kind]))
+        output.print()
+    output.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
+    output.write_json("plans", {}, rows)
+
+
+def _plan_row(
+    kind: str, name: str, summary: str, parameters: Mapping[str, Parameter]
+) -> dict[str, Any]:
+    arguments = [
+        {
+            "name": argument,
+            "default": _written(parameter.default),
+            "choices": list(parameter.choices),
+            "help": parameter.help,
+        }
+        for argument, parameter in parameters.items()
+    ]
+    return {"kind": kind, "name": name, "summary": summary, "arguments": arguments}
+
+
+def _plans_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = blank_table("name", "description", "argument", "default", "meaning", title=title)
+    for row in sorted(rows, key=lambda row: str(row["name"])):
+        lines = [
+            (a["name"], a["default"] or "", _meaning(a["help"], a["choices"]))
+            for a in row["arguments"]
+        ] or [("", "", "")]
+        table.add_row(row["name"], row["summary"], *lines[0])
+        for line in lines[1:]:
+            table.add_row("", "", *line)
+    return table
+
+
+def _meaning(text: str, choices: list[str]) -> str:
+    return f"{text} ({', '.join(choices)})" if choices and choices[0] not in text else text
+
+
+def _written(value: Value) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)

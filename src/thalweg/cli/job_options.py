@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from thalweg.cli.options import ClusterOptions, ModelOption
+from thalweg.cli.options import ClusterOptions, ModelOption, option
 from thalweg.declarations import listed, nearest
 from thalweg.errors import UsageError, WorkloadError
 from thalweg.facts import (
@@ -55,15 +53,16 @@ class Situation:
     @property
     def settings(self) -> dict[str, object]:
         """The job in JSON, with whatever was supposed."""
-        asked = self.what_if
-        found: dict[str, object] = {
-            **({} if asked.bandwidth is None else {"bandwidth": str(asked.bandwidth)}),
-            **({} if asked.workers is None else {"members": asked.workers}),
-            **({} if asked.compute == 1 else {"faster": asked.compute}),
+        asked, delay = self.what_if, self.what_if.late
+        supposed = {
+            "bandwidth": asked.bandwidth and str(asked.bandwidth),
+            "members": asked.workers,
+            "faster": None if asked.compute == 1 else asked.compute,
+            "late": delay and delay.probability,
+            "delay": delay and str(delay.delay),
         }
-        if (delay := asked.late) is not None:
-            found |= {"late": delay.probability, "delay": str(delay.delay)}
-        return {"model": self.workload.name, "bytes": self.workload.nbytes, "what_if": found}
+        what_if = {name: value for name, value in supposed.items() if value is not None}
+        return {"model": self.workload.name, "bytes": self.workload.nbytes, "what_if": what_if}
 
     @property
     def title(self) -> str:
@@ -82,30 +81,21 @@ class JobOptions(ClusterOptions):
     model: ModelOption
     network: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help=f"With --workers: {', '.join(NETWORKS)}, as others measured them."
-        ),
+        option(f"With --workers: {', '.join(NETWORKS)}, as others measured them.", "NAME"),
     ] = None
     gpu: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Device of the workers: {', '.join(GPUS)}; {DEFAULT_GPU} if absent.",
-        ),
+        option(f"Device of the workers: {', '.join(GPUS)}; {DEFAULT_GPU} if absent.", "NAME"),
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help=f"Samples per step on each worker; {DEFAULT_BATCH_SAMPLES} if absent.",
-        ),
+        option(f"Samples per step on each worker; {DEFAULT_BATCH_SAMPLES} if absent.", "N", min=1),
     ] = None
     machine: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Costs of messages and codecs (TOML); the one beside the cluster file if absent.",
+        option(
+            "Costs of messages and codecs (TOML); the one beside the cluster file if absent.",
+            "FILE",
         ),
     ] = None
 
@@ -130,37 +120,27 @@ class WhatIfOptions:
     """The options that say what must be measured, and what is supposed to be different."""
 
     measured_only: Annotated[
-        bool, typer.Option("--measured-only", help="Refuse if anything would have to be assumed.")
+        bool, option("Refuse if anything would have to be assumed.", None, "--measured-only")
     ] = False
     bandwidth: Annotated[
         str | None,
-        typer.Option(
-            metavar="RATE",
-            help="What if the slowest NIC had this rate, and all other links changed as much.",
+        option(
+            "What if the slowest NIC had this rate, and all other links changed as much.", "RATE"
         ),
     ] = None
     members: Annotated[
-        int | None,
-        typer.Option(
-            "--members", "--what-if-workers", metavar="N", help="What if there were N workers."
-        ),
+        int | None, option("What if there were N workers.", "N", "--members", "--what-if-workers")
     ] = None
     faster: Annotated[
         float,
-        typer.Option(
-            "--faster",
-            "--what-if-compute-speed",
-            metavar="X",
-            help="What if computing were X times as fast.",
+        option(
+            "What if computing were X times as fast.", "X", "--faster", "--what-if-compute-speed"
         ),
     ] = 1.0
     late: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="What if every host straggled at a step with probability P"),
+        float | None, option("What if every host straggled at a step with probability P", "P")
     ] = None
-    delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="and were delayed by this duration.")
-    ] = None
+    delay: Annotated[str | None, option("and were delayed by this duration.", "DURATION")] = None
 
     def what_if(self) -> WhatIf:
         if (self.late is None) != (self.delay is None):

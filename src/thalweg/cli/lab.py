@@ -7,19 +7,19 @@ import signal
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import LinkOptions, RestartsOption, with_bundles
-from thalweg.cli.output import JsonOption, console, progress_bar, write_json
-from thalweg.cli.run import with_interpreter
+from thalweg import lab as labs
+from thalweg.cli.options import LinkOptions, RestartsOption, option, with_bundles
+from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.train import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
+from thalweg.lab.event import directions
+from thalweg.launch.supervisor import run_command
 from thalweg.report.tables import Columns, table_of
-
-if TYPE_CHECKING:
-    from thalweg.lab import Lab
 
 app = typer.Typer(
     help="Emulate clusters on this machine: one network namespace per host, links with limits.",
@@ -49,50 +49,40 @@ LayoutArgument = Annotated[
     typer.Argument(metavar="RxH", help="Racks of hosts: 2x4, 5+3+4; or a cluster file."),
 ]
 NameOption = Annotated[
-    str | None,
-    typer.Option("--name", metavar="LAB", help="The lab; default: the one made from this folder."),
+    str | None, option("The lab; default: the one made from this folder.", "LAB", "--name")
 ]
-WorkerOption = Annotated[
-    str, typer.Option("--host", metavar="HOST", help="A rank on the host, or a name.")
-]
+WorkerOption = Annotated[str, option("A rank on the host, or a name.", "HOST", "--host")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabOptions(LinkOptions):
     """The options that describe the links of a new lab."""
 
-    loss: Annotated[
-        float, typer.Option(min=0, max=1, help="Fraction of packets that uplinks lose.")
-    ] = 0.0
+    loss: Annotated[float, option("Fraction of packets that uplinks lose.", min=0, max=1)] = 0.0
 
-    def lab(self, layout: str, name: str | None) -> Lab:
-        from thalweg.lab import Lab
-
-        cluster = self.lab_cluster_of(layout)
-        return Lab.of(cluster, name=name, loss=self.loss, without_netem="go on")
+    def lab(self, layout: str, name: str | None) -> labs.Lab:
+        return labs.Lab.of(
+            self.lab_cluster_of(layout), name=name, loss=self.loss, without_netem="go on"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSelection:
     """The options that select links of a lab."""
 
-    rack: Annotated[
-        str | None,
-        typer.Option(metavar="RACK", help="A rack's uplink: a number from 0, or a name."),
-    ] = None
+    rack: Annotated[str | None, option("A rack's uplink: a number from 0, or a name.", "RACK")] = (
+        None
+    )
     host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="A host's NIC: the rank of a worker on it, or a name."),
+        str | None, option("A host's NIC: the rank of a worker on it, or a name.", "HOST")
     ] = None
     direction: Annotated[
-        str, typer.Option(metavar="out|in|both", help="Out of the host or rack, into it, or both.")
+        str, option("Out of the host or rack, into it, or both.", "out|in|both")
     ] = "both"
 
     def change(self, name: str | None, done: str, action: str, **options: Any) -> None:
         """Call this method of the lab's links, and print what was done to each of them."""
-        from thalweg.lab.event import directions
-
-        lab = _lab(name)
+        lab = labs.Lab.find(name)
         links = lab.links.of(
             rack=None if self.rack is None else _number_or_name(self.rack),
             host=None if self.host is None else _number_or_name(self.host),
@@ -100,7 +90,7 @@ class LinkSelection:
         )
         getattr(lab.links, action)(links, **options)
         for link in links:
-            console().print(f"{lab.name}: {link}: {done}")
+            Output().print(f"{lab.name}: {link}: {done}")
 
 
 @app.command()
@@ -109,8 +99,8 @@ def up(
     *,
     layout: LayoutArgument = DEFAULT_LAB_LAYOUT,
     shape: LabOptions,
-    name: Annotated[str | None, typer.Option(metavar="LAB", help="Name of the lab.")] = None,
-    json_path: JsonOption = None,
+    name: Annotated[str | None, option("Name of the lab.", "LAB")] = None,
+    output: Output,
 ) -> None:
     """Build a lab that stays up until `thalweg lab down`.
 
@@ -122,10 +112,9 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: removes what is built
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
-    _print_status(lab, "lab up", json_path)
-    terminal = console(json_path)
-    terminal.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
-    terminal.print(f"Inspect a host:      ip netns exec {lab.wiring.host_of(0)} ip address")
+    _print_status(lab, "lab up", output)
+    output.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
+    output.print(f"Inspect a host:      ip netns exec {lab.wiring.host_of(0)} ip address")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -137,13 +126,10 @@ def run(
         typer.Argument(metavar="COMMAND ...", help="A program or a .py file, and its arguments."),
     ],
     name: NameOption = None,
-    layout: Annotated[
-        str | None,
-        typer.Option("--lab", metavar="RxH", help="Build a lab for this run alone."),
-    ] = None,
+    layout: Annotated[str | None, option("Build a lab for this run alone.", "RxH", "--lab")] = None,
     shape: LabOptions,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Let the others continue if a worker fails.")
+        bool, option("Let the others continue if a worker fails.", None, "--keep-going")
     ] = False,
     restarts: RestartsOption = 0,
 ) -> None:
@@ -155,12 +141,10 @@ def run(
     THALWEG_CLUSTER, the cluster file that attach() reads. Meanwhile, use degrade, cut and kill in
     another terminal.
     """
-    from thalweg.launch.supervisor import run_command
-
     command = with_interpreter(arguments)
     if layout is None and shape != LabOptions():
         raise UsageError("the links of a lab that is up are given", "give --lab, or use degrade")
-    with nullcontext(_lab(name)) if layout is None else shape.lab(layout, name) as lab:
+    with nullcontext(labs.Lab.find(name)) if layout is None else shape.lab(layout, name) as lab:
         workers = lab.cluster.workers
         run_command(workers, command, place=lab.place, keep_going=keep_going, restarts=restarts)
 
@@ -168,7 +152,7 @@ def run(
 @app.command()
 @with_bundles
 def degrade(
-    rate: Annotated[str, typer.Option(metavar="RATE", help="Like 50mbit.")],
+    rate: Annotated[str, option("Like 50mbit.", "RATE")],
     which: LinkSelection,
     name: NameOption = None,
 ) -> None:
@@ -183,9 +167,9 @@ def restore(which: LinkSelection, name: NameOption = None) -> None:
     if which.rack is not None or which.host is not None:
         which.change(name, "as declared", "restore")
         return
-    lab = _lab(name)
+    lab = labs.Lab.find(name)
     lab.restore()
-    console().print(f"{lab.name}: all links are as declared")
+    Output().print(f"{lab.name}: all links are as declared")
 
 
 def _link_command(action: str, done: str, summary: str) -> None:
@@ -207,16 +191,13 @@ _link_command("heal", "healed", "Repair a link that was cut.")
 @with_bundles
 def flow(
     which: LinkSelection,
-    flows: Annotated[int, typer.Option(min=1, help="TCP connections per direction.")] = 1,
-    rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="The limit of each connection.")
-    ] = None,
+    flows: Annotated[int, option("TCP connections per direction.", min=1)] = 1,
+    rate: Annotated[str | None, option("The limit of each connection.", "RATE")] = None,
     name: NameOption = None,
 ) -> None:
     """Send competing TCP flows through a link, until `restore`."""
     limit = None if rate is None else Rate.parse(rate)
-    done = counted(flows, "more flow")
-    which.change(name, done, "fill", flows=flows, rate=limit, detached=True)
+    which.change(name, counted(flows, "more flow"), "fill", flows=flows, rate=limit, detached=True)
 
 
 def _host_command(action: str, number: signal.Signals, done: str, summary: str) -> None:
@@ -232,20 +213,21 @@ _host_command("resume", signal.SIGCONT, "resumed", "Resume the paused processes 
 
 
 @app.command()
-def status(name: NameOption = None, json_path: JsonOption = None) -> None:
+@with_bundles
+def status(*, name: NameOption = None, output: Output) -> None:
     """Show the hosts of a lab: addresses, rates, drops and processes."""
-    _print_status(_lab(name), "lab status", json_path)
+    _print_status(labs.Lab.find(name), "lab status", output)
 
 
 @app.command()
 def down(
     name: NameOption = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every lab of yours but those of running processes.")
+        bool, option("Every lab of yours but those of running processes.", None, "--all")
     ] = False,
 ) -> None:
     """Take a lab down, and end the processes in it."""
-    from thalweg.lab import Lab, registry
+    from thalweg.lab import registry
 
     if every and name is not None:
         raise UsageError("--all and --name can't be used together", "give one of them")
@@ -253,16 +235,16 @@ def down(
         for record in registry.of_this_user():
             found, owner = record.name, record.owner
             if owner is not None and not record.abandoned():
-                console().print(f"{found} stays: process {owner.pid} uses it; or --name {found}")
+                Output().print(f"{found} stays: process {owner.pid} uses it; or --name {found}")
                 continue
             try:
-                Lab.find(found).down()
-                console().print(f"{found} is down")
+                labs.Lab.find(found).down()
+                Output().print(f"{found} is down")
             except LabError:
                 if found in registry.names():  # otherwise its owner has just ended
                     raise
         return
-    lab = Lab.find(name)
+    lab = labs.Lab.find(name)
     found, owner = lab.name, lab.record.owner
     if name is None and owner is not None:
         raise LabError(
@@ -270,13 +252,7 @@ def down(
             f"end that process, or give --name {found}",
         )
     lab.down()
-    console().print(f"{found} is down")
-
-
-def _lab(name: str | None) -> Lab:
-    from thalweg.lab import Lab
-
-    return Lab.find(name)
+    Output().print(f"{found} is down")
 
 
 def _number_or_name(text: str) -> int | str:
@@ -284,7 +260,7 @@ def _number_or_name(text: str) -> int | str:
 
 
 def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
-    lab = _lab(name)
+    lab = labs.Lab.find(name)
     target = lab.host(_number_or_name(host)).name
     pids = lab.processes()[target]
     if not pids and os.geteuid() == 0:
@@ -294,18 +270,16 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-    console().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
+    Output().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
 
-def _print_status(lab: Lab, command: str, json_path: str | None) -> None:
+def _print_status(lab: labs.Lab, command: str, output: Output) -> None:
     hosts, uplinks = lab.status()
-    terminal = console(json_path)
-    terminal.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
-    terminal.print(table_of(uplinks, UPLINK_COLUMNS))
+    output.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
+    output.print(table_of(uplinks, UPLINK_COLUMNS))
     for note in lab.notes:
-        terminal.print(note)
-    settings = {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}
-    write_json(json_path, command, settings, hosts)
+        output.print(note)
+    output.write_json(command, {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}, hosts)
 
 
 def _rate(direction: dict[str, Any]) -> str:

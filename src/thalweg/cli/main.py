@@ -11,23 +11,19 @@ import typer
 
 import thalweg
 from thalweg.cli import (
-    advise,
     bench,
-    calibrate,
     chaos,
     demo,
     doctor,
     explain,
     lab,
-    plans,
-    probe,
+    measure,
+    predict,
     report,
-    simulate,
-    study,
+    studies,
     train,
-    verify,
 )
-from thalweg.cli import run as run_script
+from thalweg.cli.options import option
 from thalweg.errors import DEBUG_VARIABLE, INTERRUPTED_EXIT_CODE, ThalwegError
 
 WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
@@ -41,22 +37,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("advise")(advise.command)
-app.command("simulate")(simulate.command)
-app.command("explain")(explain.command)
-app.command("plans")(plans.command)
-app.command("demo")(demo.command)
-app.command("doctor")(doctor.command)
-app.command("probe")(probe.command)
-app.command("calibrate")(calibrate.command)
-app.command("train")(train.command)
-app.command("report")(report.command)
-app.command("verify")(verify.command)
-app.command("chaos")(chaos.command)
-app.command("run", context_settings={"allow_interspersed_args": False})(run_script.command)
+for command in (
+    predict.advise,
+    predict.simulate,
+    explain.explain,
+    explain.plans,
+    demo.demo,
+    doctor.doctor,
+    measure.probe,
+    measure.calibrate,
+    train.train,
+    report.report,
+    train.verify,
+    chaos.chaos,
+):
+    app.command()(command)
+app.command("run", context_settings={"allow_interspersed_args": False})(train.run)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
-app.add_typer(study.app, name="study")
+app.add_typer(studies.app, name="study")
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,11 +69,9 @@ def _options(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        option("Print the version.", None, "--version", callback=_print_version, is_eager=True),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, option("Show tracebacks of errors.", None, "--debug")] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -97,7 +94,7 @@ def run() -> None:
         _print_error(str(error), debug)
     except UsageMistake as error:
         code = 2
-        _print_error(f"{_message(error)}; see {_help_of(error)}", debug)
+        _print_error(_usage_text(error), debug)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED_EXIT_CODE
     except BrokenPipeError:  # the reader closed the pipe
@@ -139,11 +136,9 @@ def _print_error(message: str, debug: bool) -> None:
     print(f"thalweg: {one_line}", file=sys.stderr)
 
 
-def _message(error: Exception) -> str:
-    text: str = error.format_message() if hasattr(error, "format_message") else str(error)
-    return text.rstrip(".")
-
-
-def _help_of(error: Exception) -> str:
+def _usage_text(error: Exception) -> str:
+    """The message of a usage error, and which help to read."""
+    message: str = error.format_message() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
-    return f"`{context.command_path} --help`" if context else "`thalweg --help`"
+    path = context.command_path if context else "thalweg"
+    return f"{message.rstrip('.')}; see `{path} --help`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,33 +13,34 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from thalweg import lab as labs
 from thalweg.cli.output import progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
 if TYPE_CHECKING:
     from thalweg.bench.run_everywhere import Deployment
-    from thalweg.lab import Lab
 
 T = TypeVar("T")
 DEFAULT_LAB_RATE = "200mbit"
+
+
+def option(text: str, metavar: str | None = None, *names: str, **settings: Any) -> Any:
+    """An option with its help text and the name of its value; its own name is the parameter's."""
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
 ClusterOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="A cluster file (TOML); see docs/describe-your-cluster.md."),
+    Path | None, option("A cluster file (TOML); see docs/describe-your-cluster.md.", "FILE")
 ]
-ModelOption = Annotated[
-    str, typer.Option(metavar="NAME", help="A model, a job or a workload file (TOML).")
-]
-TimeoutOption = Annotated[
-    str, typer.Option(metavar="DURATION", help="How long a worker waits for another one.")
-]
-SvgOption = Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it into this file.")]
+ModelOption = Annotated[str, option("A model, a job or a workload file (TOML).", "NAME")]
+TimeoutOption = Annotated[str, option("How long a worker waits for another one.", "DURATION")]
+SvgOption = Annotated[Path | None, option("Draw it into this file.", "PATH")]
 RestartsOption = Annotated[
-    int, typer.Option(min=0, metavar="N", help="How often a worker that is killed is restarted.")
+    int, option("How often a worker that is killed is restarted.", "N", min=0)
 ]
 RecordsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Record every step there, for `thalweg report`."),
+    Path | None, option("Record every step there, for `thalweg report`.", "DIR")
 ]
 
 
@@ -70,11 +71,9 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
 
 
 @contextmanager
-def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
+def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[labs.Lab]:
     """A lab like this cluster until the context ends, without what the kernel lacks."""
-    from thalweg.lab import Lab as TheLab  # where there is one
-
-    lab = TheLab.of(cluster, loss=loss, without_netem="go on")
+    lab = labs.Lab.of(cluster, loss=loss, without_netem="go on")
     try:
         with progress_bar("Building the lab") as bar:
             lab.up(progress=bar.show)
@@ -87,21 +86,13 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[Lab]:
 class LinkOptions:
     """The options that describe the links of racks of hosts."""
 
-    nic: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Rate of every NIC, like 200mbit.")
-    ] = None
-    uplink: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Rate of every rack's uplink.")
-    ] = None
+    nic: Annotated[str | None, option("Rate of every NIC, like 200mbit.", "RATE")] = None
+    uplink: Annotated[str | None, option("Rate of every rack's uplink.", "RATE")] = None
     latency: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Latency that an uplink adds in each direction."),
+        str | None, option("Latency that an uplink adds in each direction.", "DURATION")
     ] = None
     rank_order: Annotated[
-        str | None,
-        typer.Option(
-            metavar="rack|interleaved", help="Rank numbers rack by rack, or round the racks."
-        ),
+        str | None, option("Rank numbers rack by rack, or round the racks.", "rack|interleaved")
     ] = None
 
     @property
@@ -128,10 +119,7 @@ class LinkOptions:
         """The cluster of a lab: racks without any rate get one that this machine can carry."""
         if layout.endswith(".toml") or (self.nic, self.uplink) != (None, None):
             return self.cluster_of(layout)
-        rates = {"nic": DEFAULT_LAB_RATE, "uplink": DEFAULT_LAB_RATE}
-        return LinkOptions(latency=self.latency, rank_order=self.rank_order, **rates).cluster_of(
-            layout
-        )
+        return replace(self, nic=DEFAULT_LAB_RATE, uplink=DEFAULT_LAB_RATE).cluster_of(layout)
 
 
 def links_error() -> UsageError:
@@ -146,15 +134,11 @@ class PlaceOptions(LinkOptions):
     """The options that say where a command's workers run: on this machine, or in a lab."""
 
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of workers on this machine, links unshaped."),
+        int | None, option("Number of workers on this machine, links unshaped.", "N", min=1)
     ] = None
     lab: Annotated[
         str | None,
-        typer.Option(
-            metavar="RxH",
-            help="Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.",
-        ),
+        option("Two racks of four hosts: 2x4; uneven ones: 5+3+4; or a cluster file.", "RxH"),
     ] = None
 
     @contextmanager
@@ -163,7 +147,8 @@ class PlaceOptions(LinkOptions):
         from thalweg.bench.run_everywhere import ALONE, Deployment  # imports torch: takes a second
 
         if under_launcher and (launched := Deployment.of_this_process()).launcher != ALONE:
-            self.leave_to_the_launcher()
+            if (self.workers, self.lab) != (None, None):
+                raise UsageError("--workers and --lab can't be used under a launcher", "drop them")
             yield launched
             return
         self.refuse_if_unclear()
@@ -181,10 +166,6 @@ class PlaceOptions(LinkOptions):
             )
         if self.lab is None and self.describes_links:
             raise links_error()
-
-    def leave_to_the_launcher(self) -> None:
-        if (self.workers, self.lab) != (None, None):
-            raise UsageError("--workers and --lab can't be used under a launcher", "drop them")
 
     def lab_cluster(self) -> Cluster:
         return self.lab_cluster_of(self.lab or "")

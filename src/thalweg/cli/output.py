@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import thalweg
@@ -20,22 +21,50 @@ from thalweg.errors import UsageError
 
 PIPE_WIDTH_CHARACTERS = 120
 REDRAW_PERIOD_SECONDS = 0.1
-JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="PATH", help="Write the rows as JSON; - for standard output."),
-]
-
-
-def console(json_path: str | None = None) -> Console:
-    """The console for tables; quiet if standard output is for JSON, and wide in a pipe."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
-    return _Console(quiet=json_path == "-", highlight=False, width=width)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """A reader that closes the pipe ends the command quietly, in `run`."""
         raise BrokenPipeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The output of a command: the console, which is quiet if standard output is for JSON and wide
+    in a pipe, files, and JSON for scripts."""
+
+    json_path: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="PATH", help="Write the rows as JSON; - for standard output."
+        ),
+    ] = None
+
+    @property
+    def console(self) -> Console:
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH_CHARACTERS
+        return _Console(quiet=self.json_path == "-", highlight=False, markup=False, width=width)
+
+    def print(self, *pieces: RenderableType, **options: Any) -> None:
+        self.console.print(*pieces, **options)
+
+    def write(self, what: str, path: Path, text: str) -> None:
+        """Write a file, and print what it is and where."""
+        write_file(path, text)
+        self.print(f"{what}: {path}")
+
+    def write_json(
+        self, command: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        if self.json_path is None:
+            return
+        document = {"command": command, "version": thalweg.__version__, "settings": settings}
+        text = json.dumps({**document, "rows": rows}, indent=2) + "\n"
+        if self.json_path == "-":
+            sys.stdout.write(text)
+        else:
+            write_file(Path(self.json_path), text)
 
 
 @contextmanager
@@ -49,27 +78,6 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def write_json(
-    path: str | None,
-    command: str,
-    settings: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-) -> None:
-    if path is None:
-        return
-    document = {
-        "command": command,
-        "version": thalweg.__version__,
-        "settings": dict(settings),
-        "rows": [dict(row) for row in rows],
-    }
-    text = json.dumps(document, indent=2) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        write_file(Path(path), text)
-
-
 def write_file(path: Path, text: str) -> None:
     """Write a file, and its folder if there is none."""
     try:
@@ -77,6 +85,17 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as reason:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None
+
+
+def names_among(known: Sequence[str], given: Iterable[str], option: str, what: str) -> list[str]:
+    """The names that are given, one by one or with commas between them."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise UsageError(f"{option} is empty", f"choose from {', '.join(known)}")
+    return names
 
 
 def choice_line(chosen: Mapping[str, Any]) -> str:
@@ -92,30 +111,30 @@ class Bar:
     thread: workers may be forked at any time."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._console = Console(stderr=True)
-        self._progress: Progress | None = None
+        stderr = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=stderr,
+            transient=True,
+            auto_refresh=False,
+            disable=not stderr.is_interactive,
+        )
+        self._task = self._progress.add_task(what, note="")
         self._drawn = 0.0
 
     def show(self, done: int, total: int, note: str = "") -> None:
-        if not self._console.is_terminal:
-            return
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            end = (TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-            self._progress = Progress(
-                *columns, *end, console=self._console, transient=True, auto_refresh=False
-            )
-            self._task = self._progress.add_task(self._what, total=total, note=note)
-            self._progress.start()
+        self._progress.start()
         self._progress.update(self._task, completed=done, total=total, note=note)
         if monotonic() - self._drawn >= REDRAW_PERIOD_SECONDS or done == total:
             self._progress.refresh()
             self._drawn = monotonic()
 
     def end(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
 
 
 @contextmanager

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from thalweg.cli.options import ClusterOption
-from thalweg.cli.output import JsonOption, console, working, write_file, write_json
+from thalweg.cli.options import ClusterOption, option, with_bundles
+from thalweg.cli.output import Output, working
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records
@@ -22,29 +21,23 @@ from thalweg.report.tables import table_of
 STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
 
 
-def command(
+@with_bundles
+def report(
+    *,
     records: Annotated[
         Path, typer.Argument(metavar="RECORDS", help="The folder of a run's records.")
     ],
     steps: Annotated[
-        str | None,
-        typer.Option(metavar="A:B", help="Only steps A to B, both included; or A:, or :B."),
+        str | None, option("Only steps A to B, both included; or A:, or :B.", "A:B")
     ] = None,
     cluster: ClusterOption = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a trace for ui.perfetto.dev: .json, .json.gz or .pftrace.",
-        ),
+        option("Write a trace for ui.perfetto.dev: .json, .json.gz or .pftrace.", "FILE"),
     ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write scalars for TensorBoard.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page (HTML) with pictures.")
-    ] = None,
-    json_path: JsonOption = None,
+    tensorboard: Annotated[Path | None, option("Write scalars for TensorBoard.", "DIR")] = None,
+    page: Annotated[Path | None, option("Write a page (HTML) with pictures.", "FILE")] = None,
+    output: Output,
 ) -> None:
     """Show each rank's step time breakdown from a run's records, and the stragglers with causes.
 
@@ -71,24 +64,20 @@ def command(
             f"no step from {steps} is on record",
             f"give steps between {run.steps[0]} and {run.steps[-1]}",
         )
-    terminal = console(json_path)
-    _print(terminal, found)
+    _print(output, found)
     if trace is not None:
         from thalweg.report.trace import trace as traced
 
         with working("Writing the trace"):
             write_trace(trace, traced(found))
-        terminal.print(f"Trace: {trace} (open it in ui.perfetto.dev)", markup=False)
+        output.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
     if tensorboard is not None:
         with working("Writing scalars"):
             write_scalars(tensorboard, found.run)
-        terminal.print(f"Scalars: tensorboard --logdir {tensorboard}", markup=False)
+        output.print(f"Scalars: tensorboard --logdir {tensorboard}")
     if page is not None:
-        write_file(page, run_page(found))
-        terminal.print(f"Page: {page}", markup=False)
-    write_json(
-        json_path, "report", _settings(records, found), [a.entries() for a in found.accounts]
-    )
+        output.write("Page", page, run_page(found))
+    output.write_json("report", _settings(records, found), [a.entries() for a in found.accounts])
 
 
 def _range(text: str | None) -> tuple[int | None, int | None]:
@@ -121,17 +110,16 @@ def _settings(records: Path, found: RunReport) -> dict[str, Any]:
     }
 
 
-def _print(terminal: Console, found: RunReport) -> None:
+def _print(output: Output, found: RunReport) -> None:
     steps = found.run.steps
-    terminal.print(
+    output.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
-        f"{about(found.seconds, 's')} per step",
-        markup=False,
+        f"{about(found.seconds, 's')} per step"
     )
-    terminal.print(table_of(found.accounts, RANK_COLUMNS))
+    output.print(table_of(found.accounts, RANK_COLUMNS))
     errors = [lane.error for lane in found.run.rank_timelines.values() if lane.error is not None]
     lines = [f"straggler: {each}" for each in found.stragglers] or ["no stragglers"]
     lines += map(str, found.notes)
     lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
     for line in (*lines, *found.run.remarks):
-        terminal.print(line, markup=False, soft_wrap=True)
+        output.print(line, soft_wrap=True)

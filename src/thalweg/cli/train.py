@@ -1,8 +1,16 @@
-"""`thalweg train WORKLOAD`: one of the small jobs, or your own, under a plan."""
+"""`thalweg train WORKLOAD`: one of the small jobs, or your own, under a plan.
+
+`thalweg verify PLAN`: training under a plan compared with DDP.
+
+`thalweg run COMMAND`: a training script as several workers on this machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +22,18 @@ from thalweg.cli.options import (
     RecordsOption,
     RestartsOption,
     TimeoutOption,
+    option,
     with_bundles,
 )
-from thalweg.cli.output import Bar, JsonOption, choice_line, console, progress_bar, write_json
-from thalweg.errors import UsageError
+from thalweg.cli.output import Output, choice_line, names_among, progress_bar
+from thalweg.declarations import listed
+from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, about, counted
+from thalweg.launch.rank_assignment import RECORDS_VARIABLE
+from thalweg.launch.supervisor import run_command
+from thalweg.report.tables import Columns, table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.training import Recipe
     from thalweg.workloads import Job
 
 JobArgument = Annotated[
@@ -31,42 +43,34 @@ JobArgument = Annotated[
         help="digits, tinygpt, logistic, synthetic(params=2.5M), or a .py file with a job() in it.",
     ),
 ]
+VERIFY_TIMEOUT_SECONDS = 3600.0  # for all trainings together
 
 
 @with_bundles
-def command(
+def train(
     *,
     workload: JobArgument,
-    sync: Annotated[str, typer.Option(metavar="PLAN", help="Synchronisation plan.")] = "ring",
+    sync: Annotated[str, option("Synchronisation plan.", "PLAN")] = "ring",
     place: PlaceOptions,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 60,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples per step of all workers together.")
-    ] = None,
+    steps: Annotated[int, option("Number of steps.", min=1)] = 60,
+    batch: Annotated[int | None, option("Samples per step of all workers together.", min=1)] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Resume from the newest checkpoint in it, and save there."
-        ),
+        Path | None, option("Resume from the newest checkpoint in it, and save there.", "DIR")
     ] = None,
     save_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="STEPS", help="Steps between checkpoints, besides the one at the end."
-        ),
+        int | None, option("Steps between checkpoints, besides the one at the end.", "STEPS", min=1)
     ] = None,
     timeout: TimeoutOption = "5min",
     restarts: RestartsOption = 0,
     records: RecordsOption = None,
-    json_path: JsonOption = None,
+    output: Output,
 ) -> None:
     """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's.
 
     Ctrl-C stops all workers at the same step; with --checkpoint they save there.
     """
     # torch takes a second: not at import
-    from thalweg.bench.train_job import step_rows, summary, train_everywhere
-    from thalweg.bench.training import Recipe
+    from thalweg.bench.training import Recipe, step_rows, summary, train_everywhere
     from thalweg.workloads import find_job
 
     if save_every is not None and checkpoint is None:
@@ -84,13 +88,16 @@ def command(
     )
     where, what = place.site(under_launcher=True), f"Training {job.name} under {sync}"
     with where as deployment, progress_bar(what) as bar:
-        results = train_everywhere(deployment, job, sync, recipe, _shown(bar, recipe), restarts)
+
+        def show(message: Mapping[str, Any]) -> None:
+            bar.show(message["step"], steps, f"loss {message['loss']:.3f}")
+
+        results = train_everywhere(deployment, job, sync, recipe, show, restarts)
     if not results:
         return  # rank 0 reports them
     notes = deployment.notes
     rows = step_rows(results)
     result = summary(results, rows)
-    terminal = console(json_path)
     settings = {
         "workload": job.name,
         "sync": sync,
@@ -102,20 +109,13 @@ def command(
         "notes": notes,
         "result": result,
     }
-    terminal.print("\n".join([_result_text(job, settings, result), *notes]))
+    output.print("\n".join([_result_text(job, settings, result), *notes]))
     if len(results) > 1:
         text = next(one["summary"] for one in results if one)
-        terminal.print(text, markup=False, soft_wrap=True)
+        output.print(text, soft_wrap=True)
     if records is not None:
-        terminal.print(f"recorded in {records}: thalweg report {records}", markup=False)
-    write_json(json_path, "train", settings, rows)
-
-
-def _shown(bar: Bar, recipe: Recipe) -> Callable[[Mapping[str, Any]], None]:
-    def progress(message: Mapping[str, Any]) -> None:
-        bar.show(message["step"], recipe.steps, f"loss {message['loss']:.3f}")
-
-    return progress
+        output.print(f"recorded in {records}: thalweg report {records}")
+    output.write_json("train", settings, rows)
 
 
 def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -133,3 +133,105 @@ def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any
     lines += [f"at step {i['step']}: {i['reason']}" for i in result["incidents"]]
     lines += [choice_line(chosen) for chosen in result["choices"]]
     return "\n".join(lines)
+
+
+@with_bundles
+def verify(
+    *,
+    plans: Annotated[list[str], typer.Argument(metavar="PLAN ...", help="One or more plans.")],
+    model: Annotated[
+        str,
+        option("A job by name, or your own: a .py file with a function job() in it.", "WORKLOAD"),
+    ] = "tinygpt",
+    workers: Annotated[int, option("Local processes.", "N", min=1)] = 4,
+    steps: Annotated[int, option("Number of steps to train.", min=1)] = 20,
+    variant: Annotated[
+        list[str] | None,
+        option("plain, accumulation, clipping, 'frozen layer', 'bf16 parameters'; or all", "NAME"),
+    ] = None,
+    timeout: TimeoutOption = "5min",
+    output: Output,
+) -> None:
+    """Train a job under DDP and under each plan, from the same start on the same samples, and
+    compare the parameters.
+
+    An exact plan must end with the same bits on all ranks and within 1e-5 of DDP's parameters.
+    Exit code 1 if one doesn't.
+    """
+    from thalweg.bench.training import Recipe  # torch takes a second: not at import
+    from thalweg.bench.verify import VARIANTS, verify
+    from thalweg.workloads import find_job
+
+    for plan in plans:
+        parse_plan(plan)
+    known = list(VARIANTS)
+    variants = names_among(known, variant, "--variant", "variant") if variant else known
+    job = find_job(model)
+    Duration.parse(timeout)
+    with progress_bar(f"Training {job.name}") as bar:
+        rows = verify(
+            job,
+            plans,
+            workers=workers,
+            recipe=Recipe(steps=steps, timeout=timeout),
+            variants=variants,
+            progress=bar.show,
+            timeout=VERIFY_TIMEOUT_SECONDS,
+        )
+    title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
+    output.print(table_of(rows, _verify_columns(job.metric), title=title))
+    output.write_json(
+        "verify", {"model": job.name, "workers": workers, "steps": steps, "sync": plans}, rows
+    )
+    wrong = [f"{row['sync']} ({row['variant']})" for row in rows if not row["ok"]]
+    if wrong:
+        raise RunError(f"{listed(wrong)} didn't train as promised", "see the table")
+
+
+def _verify_columns(metric: str) -> Columns:
+    return {
+        "variant": itemgetter("variant"),
+        "plan": itemgetter("sync"),
+        "promise": itemgetter("promise"),
+        ">relative difference": lambda row: f"{row['difference']:.1e}",
+        ">tolerance": lambda row: f"{row['tolerance']:.1e}" if row["promise"] == "exact" else "-",
+        ">replicas": lambda row: "equal" if row["identical"] else "differ",
+        f">{metric}": lambda row: f"{row['metric']:.4f}",
+        f">DDP {metric}": lambda row: f"{row['ddp_metric']:.4f}",
+        ">": lambda row: "ok" if row["ok"] else "NOT OK",
+    }
+
+
+def run(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND ...", help="A .py file or a program, and its arguments."),
+    ],
+    workers: Annotated[int, option("Number of workers.", "N", min=1)],
+    keep_going: Annotated[
+        bool, option("Though a worker fails, under a plan that tolerates it.", None, "--keep-going")
+    ] = False,
+    restarts: RestartsOption = 0,
+    records: RecordsOption = None,
+) -> None:
+    """Run a script as several workers on this machine, with their output side by side.
+
+    thalweg run --workers 4 train.py --lr 0.1
+
+    A .py file runs in this Python. What torchrun sets is set for each worker: RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR, MASTER_PORT. If one is killed the others continue without it, and with
+    --restarts it rejoins. If one fails by itself the others are ended, or with --keep-going
+    continue as long as possible; the exit code is 1 in both cases.
+    """
+    if records is not None:
+        os.environ[RECORDS_VARIABLE] = str(records.absolute())
+    run_command(workers, with_interpreter(arguments), keep_going=keep_going, restarts=restarts)
+
+
+def with_interpreter(arguments: list[str]) -> list[str]:
+    script = arguments[0]
+    if not script.endswith(".py"):
+        return arguments
+    if not Path(script).is_file():
+        raise UsageError(f"there is no file {script}", "name a .py file or a program")
+    return [sys.executable, *arguments]

@@ -18,11 +18,12 @@ tokens are assumed. A data centre's links are those of these hosts, or faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from thalweg.bench.compress_costs import method_of
+from thalweg.bench.compress_costs import PayloadPattern, method_of, pays_row
 from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
 from thalweg.predict.assumptions import assumed_machine, workload_of
 from thalweg.predict.closed_form import ddp_step
@@ -42,7 +43,8 @@ STUDY_JOBS: Mapping[str, tuple[int, ...]] = {
     "resnet101": (16, 32, 64),
     "bert-base": (4, 8, 12),
 }
-STUDY_WORKER_COUNTS = (64,)
+STUDY_WORKER_COUNT = 64
+STUDY_GPU = "v100"
 STUDY_RATES_GBPS = (1.0, 2.0, 4.0, 8.0, 10.0, 20.0)
 PAPER_METHODS = (
     "powersgd(rank=4)",
@@ -59,6 +61,9 @@ PAPER_METHODS = (
 )
 
 
+Row = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
     """The sources of step and codec times; `two_shot` is True if shards are reduced."""
@@ -68,151 +73,71 @@ class Constants:
     machine: Machine
     methods: Sequence[str]
     two_shot: bool
-    gpu: str = "v100"
 
 
 def paper_constants() -> Constants:
-    machine = assumed_machine("v100")
     return Constants(
         name="paper",
         whose="the paper's V100",
-        machine=machine,
+        machine=assumed_machine(STUDY_GPU),
         methods=PAPER_METHODS,
         two_shot=False,
     )
 
 
 def constants_of(machine: Machine, whose: str = "your machine") -> Constants:
-    methods = list(machine.codecs)
-    return Constants(name="yours", whose=whose, machine=machine, methods=methods, two_shot=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionCase:
-    model: str
-    batch: int
-    workers: int
-    gbps: float
-    method: str
-    dense: float  # seconds
-    compressed: float
-
-    @property
-    def vs_ddp(self) -> float:
-        """Speed-up: above 1 is faster."""
-        return self.dense / self.compressed
-
-    @property
-    def wins(self) -> bool:
-        return self.compressed < self.dense
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
-    """The rate in Gbit/s below which a compressor pays: 0 is never, inf always."""
-
-    model: str
-    batch: int
-    workers: int
-    method: str
-    gbps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sufficient:
-    """The compression ratio, at no cost, with which links keep up with backward."""
-
-    model: str
-    batch: int
-    workers: int
-    gbps: float
-    ratio: float
+    return Constants(
+        name="yours", whose=whose, machine=machine, methods=list(machine.codecs), two_shot=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionStudy:
+    """The results of the study as rows, each of a model with a batch. The rate below which a
+    compressor pays is that of the model's largest batch; the ratio is the one with which links of
+    10 Gbit/s keep up with backward, at no cost."""
+
     constants: Constants
-    outcomes: Sequence[CompressionCase]
-    break_evens: Sequence[BreakEven]  # of each model with its largest batch, on the most workers
-    ratios: Sequence[Sufficient]  # at 10 Gbit/s, on the most workers
+    cases: Sequence[Row]  # for each compressor and rate; `vs_ddp` is the speed-up
+    break_evens: Sequence[Row]
+    ratios: Sequence[Row]
 
     @property
-    def in_data_centres(self) -> list[CompressionCase]:
-        return [each for each in self.outcomes if each.gbps >= DATA_CENTRE_GBPS]
+    def in_data_centres(self) -> list[Row]:
+        return [row for row in self.cases if row["gbps"] >= DATA_CENTRE_GBPS]
 
 
-def wins(outcomes: Iterable[CompressionCase]) -> tuple[int, int]:
+def wins(cases: Iterable[Row]) -> tuple[int, int]:
     """The number of cases in which compression wins, and of all cases."""
-    found = [each.wins for each in outcomes]
+    found = [row["vs_ddp"] > 1 for row in cases]
     return sum(found), len(found)
 
 
 def run_compression_study(
-    constants: Constants,
-    *,
-    jobs: Mapping[str, Sequence[int]] = STUDY_JOBS,
-    workers: Sequence[int] = STUDY_WORKER_COUNTS,
-    rates: Sequence[float] = STUDY_RATES_GBPS,
+    constants: Constants, rates: Sequence[float] = STUDY_RATES_GBPS
 ) -> CompressionStudy:
-    outcomes: list[CompressionCase] = []
-    break_evens: list[BreakEven] = []
-    ratios: list[Sufficient] = []
-    for model, batches in jobs.items():
+    networks = {gbps: AlphaBetaNetwork.of_gbps(gbps, STUDY_MESSAGE_SECONDS) for gbps in rates}
+    fast = AlphaBetaNetwork.of_gbps(DATA_CENTRE_GBPS, STUDY_MESSAGE_SECONDS)
+    cases: list[Row] = []
+    break_evens: list[Row] = []
+    ratios: list[Row] = []
+    for model, batches in STUDY_JOBS.items():
         for batch in batches:
-            workload = workload_of(model, constants.gpu, batch)
-            for many in workers:
-                outcomes += _outcomes(constants, workload, batch, many, rates)
-            ratios.append(_sufficient(workload, batch, max(workers)))
-        workload = workload_of(model, constants.gpu, max(batches))
-        break_evens += _break_evens(constants, workload, max(batches), max(workers))
+            job = {"model": model, "batch": batch, "workers": STUDY_WORKER_COUNT}
+            workload = workload_of(model, STUDY_GPU, batch)
+            dense = dense_step(workload, STUDY_WORKER_COUNT)
+            ratio = ddp_step.sufficient_ratio(dense, fast)
+            ratios.append({**job, "gbps": DATA_CENTRE_GBPS, "ratio": ratio})
+            for method in constants.methods:
+                compressed = compressed_step(constants, method, workload, STUDY_WORKER_COUNT)
+                for gbps, network in networks.items():
+                    vs_ddp = dense.seconds(network) / compressed.seconds(network)
+                    cases.append({**job, "gbps": gbps, "method": method, "vs_ddp": vs_ddp})
+                if batch == max(batches):
+                    below = 8 * ddp_step.pays_below(dense, compressed, STUDY_MESSAGE_SECONDS)
+                    break_evens.append({**job, "method": method, **pays_row(below)})
     return CompressionStudy(
-        constants=constants, outcomes=outcomes, break_evens=break_evens, ratios=ratios
-    )
-
-
-def _outcomes(
-    constants: Constants, workload: Workload, batch: int, workers: int, rates: Sequence[float]
-) -> Iterator[CompressionCase]:
-    dense = dense_step(workload, workers)
-    for method in constants.methods:
-        compressed = compressed_step(constants, method, workload, workers)
-        for gbps in rates:
-            network = AlphaBetaNetwork.of_gbps(gbps, STUDY_MESSAGE_SECONDS)
-            yield CompressionCase(
-                model=workload.name,
-                batch=batch,
-                workers=workers,
-                gbps=gbps,
-                method=method,
-                dense=dense.seconds(network),
-                compressed=compressed.seconds(network),
-            )
-
-
-def _break_evens(
-    constants: Constants, workload: Workload, batch: int, workers: int
-) -> Iterator[BreakEven]:
-    dense = dense_step(workload, workers)
-    for method in constants.methods:
-        compressed = compressed_step(constants, method, workload, workers)
-        below = ddp_step.pays_below(dense, compressed, STUDY_MESSAGE_SECONDS)
-        yield BreakEven(
-            model=workload.name,
-            batch=batch,
-            workers=workers,
-            method=method,
-            gbps=8 * below / 1e9,
-        )
-
-
-def _sufficient(workload: Workload, batch: int, workers: int) -> Sufficient:
-    network = AlphaBetaNetwork.of_gbps(DATA_CENTRE_GBPS, STUDY_MESSAGE_SECONDS)
-    return Sufficient(
-        model=workload.name,
-        batch=batch,
-        workers=workers,
-        gbps=DATA_CENTRE_GBPS,
-        ratio=ddp_step.sufficient_ratio(dense_step(workload, workers), network),
+        constants=constants, cases=cases, break_evens=break_evens, ratios=ratios
     )
 
 
@@ -227,9 +152,9 @@ def dense_step(workload: Workload, workers: int) -> UncompressedStep:
 def compressed_step(
     constants: Constants, method: str, workload: Workload, workers: int
 ) -> CompressedStep:
-    compressor = method_of(method).compressor
-    shards = constants.two_shot and compressor.elementwise and workers > 2
-    gathers = not compressor.summable and not shards
+    pattern = method_of(method).exchange(workers)
+    shards = pattern is PayloadPattern.TWO_SHOT and constants.two_shot
+    gathers = pattern is not PayloadPattern.SUM and not shards
     collective = ddp_step.all_gather if gathers else ddp_step.ring
     return CompressedStep(
         compute=workload.costs.backward.seconds,

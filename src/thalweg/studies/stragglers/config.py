@@ -134,24 +134,28 @@ class StragglerTrial:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.late <= 1:
-            raise UsageError(f"{self.late:g} is not a probability", "give one from 0 to 1")
-        if self.elements < 2:
-            raise UsageError(
-                f"a message of {4 * self.elements} bytes is too short for two classes",
+        nbytes, longest = 4 * self.elements, max(self.delay, self.compute)
+        most = MAX_HELD_MESSAGE_BYTES // self.workers
+        for allowed, problem, remedy in (
+            (0 <= self.late <= 1, f"{self.late:g} is not a probability", "give one from 0 to 1"),
+            (
+                self.elements >= 2,
+                f"a message of {nbytes} bytes is too short for two classes",
                 "give at least 8B: a float32 for each",
-            )
-        if 4 * self.elements * self.workers > MAX_HELD_MESSAGE_BYTES:
-            most = MAX_HELD_MESSAGE_BYTES // self.workers // 1_000_000
-            raise UsageError(
-                f"{self.workers} messages of {4 * self.elements} bytes don't fit into memory",
-                f"give messages of at most {most}MB",
-            )
-        if max(self.delay, self.compute) > MAX_DELAY_SECONDS:
-            raise UsageError(
-                f"{max(self.delay, self.compute):g} s is too long for one iteration",
+            ),
+            (
+                nbytes <= most,
+                f"{self.workers} messages of {nbytes} bytes don't fit into memory",
+                f"give messages of at most {most // 1_000_000}MB",
+            ),
+            (
+                longest <= MAX_DELAY_SECONDS,
+                f"{longest:g} s is too long for one iteration",
                 f"give a delay and a compute time of at most {MAX_DELAY_SECONDS:g}s",
-            )
+            ),
+        ):
+            if not allowed:
+                raise UsageError(problem, remedy)
 
     @property
     def workers(self) -> int:

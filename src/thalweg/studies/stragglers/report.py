@@ -7,19 +7,23 @@ CodedReduce, by message size, delay and fraction of stragglers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from thalweg.facts import about
+from thalweg.report import tables
 from thalweg.report.loss_plot import as_svg
-from thalweg.report.tables import blank_table
+from thalweg.report.tables import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
+Cell = Callable[[Row], str]
+Setting = tuple[int, float, float]  # bytes, delay, fraction of stragglers
 SCHEME_COLOURS = {"umw": "C0", "gc": "C1", "rar": "C2", "cr": "C3"}
 RIVALS = ("umw", "gc", "rar")
 TITLES = {
@@ -31,6 +35,14 @@ TITLES = {
 }
 VARIED = {"delays": "delay", "compute": "compute"}  # in seconds
 SCHEME_BAR_WIDTH = 0.2
+SURFACE_COLUMNS: tables.Columns = {
+    ">bytes": lambda row: about(row["bytes"], "B"),
+    ">delay": lambda row: about(row["delay"], "s"),
+    ">stragglers": lambda row: f"{row['late']:.0%}",
+    ">cr mean": lambda row: seconds_text(row["mean"]) or "failed",
+    **{f">over {rival}": itemgetter(rival) for rival in RIVALS},
+    ">exact": lambda row: "yes" if row["exact"] else "NO",
+}
 
 
 def label(row: Row) -> str:
@@ -43,62 +55,49 @@ def label(row: Row) -> str:
 
 
 def table_of(name: str, rows: Sequence[Row]) -> Table:
-    return _surface_table(rows) if name == "surface" else _times_table(name, rows)
+    if name == "surface":
+        cells = map(_compared_schemes, _cells(rows).values())
+        return tables.table_of(cells, SURFACE_COLUMNS, title=_title(name, rows[0]))
+    return tables.table_of(rows, _columns(name, rows), title=_title(name, rows[0]))
 
 
-def _times_table(name: str, rows: Sequence[Row]) -> Table:
-    varied = VARIED.get(name)
-    stronger = any("stronger_cr_speedup" in row for row in rows)
-    headings = ["load", "mean", "p50", "p95", "p99", "count", "link time"]
-    headings += [] if name == "pauses" else ["beyond", "added wait"]
-    headings += ["cr speed-up", *([f"{label(rows[-1])} speed-up"] if stronger else [])]
-    headings += ["slowdown"] if name == "delays" else []
-    figures = (f">{heading}" for heading in (*headings, "exact"))
-    first = [f">{varied}"] if varied else []
-    table = blank_table(*first, "scheme", *figures, title=_title(name, rows[0]))
-    for row in rows:
-        cells = [about(row[varied], "s")] if varied else []
-        cells += [label(row), *_figures(row, with_waits=name != "pauses")]
-        cells += [_times(row["cr_speedup"])]
-        cells += [_times(row["stronger_cr_speedup"])] if stronger else []
-        cells += [_times(row["mean_vs_none_late"])] if name == "delays" else []
-        table.add_row(*cells, _verdict(row))
-    return table
+def _columns(name: str, rows: Sequence[Row]) -> tables.Columns:
+    def figure(key: str) -> Cell:
+        return lambda row: seconds_text(row[key])
 
-
-def _figures(row: Row, *, with_waits: bool) -> list[str]:
-    if row["mean"] is None:
-        return ["failed", *[""] * (8 if with_waits else 6)]
-    times = [about(row[figure], "s") for figure in ("mean", "p50", "p95", "p99")]
-    waits = [str(row["beyond"]), about(row["waits"], "s")] if with_waits else []
-    links = about(row["bound"], "s")
-    return [f"{row['load']:.3f}", *times, str(row["iterations"]), links, *waits]
+    varied, strongest = VARIED.get(name), rows[-1]
+    columns: dict[str, Cell] = {f">{varied}": figure(varied)} if varied else {}
+    columns |= {
+        "scheme": label,
+        ">load": lambda row: "failed" if row["mean"] is None else f"{row['load']:.3f}",
+        **{f">{key}": figure(key) for key in ("mean", "p50", "p95", "p99")},
+        ">count": lambda row: str(row["iterations"] or ""),
+        ">link time": figure("bound"),
+    }
+    if name != "pauses":
+        columns[">beyond"] = lambda row: "" if row["beyond"] is None else str(row["beyond"])
+        columns[">added wait"] = figure("waits")
+    columns[">cr speed-up"] = lambda row: _times(row["cr_speedup"])
+    if "stronger_cr_speedup" in strongest:
+        columns[f">{label(strongest)} speed-up"] = lambda row: _times(row["stronger_cr_speedup"])
+    if name == "delays":
+        columns[">slowdown"] = lambda row: _times(row["mean_vs_none_late"])
+    return {**columns, ">exact": _verdict}
 
 
 def _verdict(row: Row) -> str:
     return "yes" if row["exact"] else "failed" if row["error"] else f"{row['wrong']} WRONG"
 
 
-def _surface_table(rows: Sequence[Row]) -> Table:
-    over = (f">over {rival}" for rival in RIVALS)
-    headings = (">bytes", ">delay", ">stragglers", ">cr mean", *over, ">exact")
-    table = blank_table(*headings, title=_title("surface", rows[0]))
-    for (nbytes, delay, late), cell in _cells(rows).items():
-        mean = cell["cr"]["mean"]
-        table.add_row(
-            about(nbytes, "B"),
-            about(delay, "s"),
-            f"{late:.0%}",
-            "failed" if mean is None else about(mean, "s"),
-            *(_times(cell[rival]["cr_speedup"]) for rival in RIVALS),
-            "yes" if all(row["exact"] for row in cell.values()) else "NO",
-        )
-    return table
+def _compared_schemes(cell: Mapping[str, Row]) -> Row:
+    """The row of CodedReduce with its speed-up over each other scheme in the same setting."""
+    over = {rival: _times(cell[rival]["cr_speedup"]) for rival in RIVALS}
+    return {**cell["cr"], **over, "exact": all(row["exact"] for row in cell.values())}
 
 
-def _cells(rows: Sequence[Row]) -> dict[tuple[int, float, float], dict[str, Row]]:
-    """The schemes' rows by bytes, delay and fraction of stragglers."""
-    found: dict[tuple[int, float, float], dict[str, Row]] = {}
+def _cells(rows: Sequence[Row]) -> dict[Setting, dict[str, Row]]:
+    """The rows of all schemes by setting."""
+    found: dict[Setting, dict[str, Row]] = {}
     for row in rows:
         found.setdefault((row["bytes"], row["delay"], row["late"]), {})[row["scheme"]] = row
     return found
@@ -120,13 +119,13 @@ def _times(ratio: float | None) -> str:
 # As a picture
 
 
-def draw_stragglers(title: str, tables: Mapping[str, Sequence[Row]]) -> str:
+def draw_stragglers(title: str, by_table: Mapping[str, Sequence[Row]]) -> str:
     """An SVG picture with a panel for each table."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    timed = [name for name in tables if name != "surface"]
-    heights = [3.4] * -(-len(timed) // 2) + ([3.6] if "surface" in tables else [])
+    timed = [name for name in by_table if name != "surface"]
+    heights = [3.4] * -(-len(timed) // 2) + ([3.6] if "surface" in by_table else [])
     figure = Figure(figsize=(11, max(1.0, sum(heights)) + 0.5), layout="constrained")
     FigureCanvasSVG(figure)
     figure.suptitle(title)
@@ -134,11 +133,11 @@ def draw_stragglers(title: str, tables: Mapping[str, Sequence[Row]]) -> str:
     for number, name in enumerate(timed):
         place, alone = divmod(number, 2), len(timed) == 1
         columns = slice(0, 6) if alone else slice(3 * place[1], 3 * place[1] + 3)
-        _draw_times(figure.add_subplot(grid[place[0], columns]), name, tables[name])
-    if "surface" in tables:
+        _draw_times(figure.add_subplot(grid[place[0], columns]), name, by_table[name])
+    if "surface" in by_table:
         for number, rival in enumerate(RIVALS):
             at = grid[len(heights) - 1, 2 * number : 2 * number + 2]
-            _draw_map(figure.add_subplot(at), rival, tables["surface"])
+            _draw_map(figure.add_subplot(at), rival, by_table["surface"])
     return as_svg(figure)
 
 

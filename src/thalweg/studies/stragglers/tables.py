@@ -13,18 +13,18 @@ A trial that several tables need is run once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from thalweg.bench.run_everywhere import Deployment
+from thalweg.bench.run_everywhere import Deployment, NotedProgress
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about
 from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, StragglerTrial
 from thalweg.studies.stragglers.problem import Softmax
-from thalweg.studies.stragglers.trial_run import PreparedTrial, StragglerTrialResult, run_trial
+from thalweg.studies.stragglers.trial_run import PreparedTrial, run_trial
 
 DELAY_TABLE_SECONDS = (0.0, 0.5, 2.0)
 COMPUTE_TABLE_SECONDS = (0.0, 0.2)
@@ -33,8 +33,6 @@ SURFACE_DELAY_SECONDS = (0.5, 2.0)
 SURFACE_STRAGGLER_FRACTIONS = (0.02, 0.05, 0.1)
 
 Row = dict[str, Any]
-OnProgress = Callable[[int, int, str], None]
-"""Called with the number of trials done, their total number, and what is being measured."""
 
 
 def trials_of(table: str, asked: StragglerTrial) -> list[StragglerTrial]:
@@ -60,31 +58,14 @@ def trials_of(table: str, asked: StragglerTrial) -> list[StragglerTrial]:
     return trials
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerStudy:
-    """The rows of the study by table."""
-
-    tables: dict[str, list[Row]]
-
-    @property
-    def wrong(self) -> list[Row]:
-        """The rows with a gradient that wasn't exact, or with an error."""
-        return [row for rows in self.tables.values() for row in rows if not row["exact"]]
-
-    @property
-    def errors(self) -> list[str]:
-        """The distinct errors of all rows."""
-        errors = (f"{row['scheme']}: {row['error']}" for row in self.wrong if row["error"])
-        return list(dict.fromkeys(errors))
-
-
 def run_straggler_study(
     asked: StragglerTrial,
     tables: Sequence[str],
     deployment: Deployment,
     rate: Rate,
-    on_progress: OnProgress,
-) -> StragglerStudy:
+    on_progress: NotedProgress,
+) -> dict[str, list[Row]]:
+    """The rows of each table."""
     wanted = {name: trials_of(name, asked) for name in STUDY_TABLES if name in tables}
     todo = list(dict.fromkeys(trial for trials in wanted.values() for trial in trials))
     rows: dict[StragglerTrial, Row] = {}
@@ -102,12 +83,9 @@ def run_straggler_study(
         except ThalwegError as error:
             rows[trial] = row_of_failure(trial, rate, str(error))
     on_progress(len(todo), len(todo), "")
-    return StragglerStudy(
-        tables={
-            name: compared(name, [rows[trial] for trial in trials])
-            for name, trials in wanted.items()
-        }
-    )
+    return {
+        name: compared(name, [rows[trial] for trial in trials]) for name, trials in wanted.items()
+    }
 
 
 def _measured(
@@ -132,22 +110,23 @@ def describe_trial(trial: StragglerTrial) -> str:
     return f"{size}, {trial.late:.0%} {trial.way} {delay}"
 
 
-def row_of(prepared: PreparedTrial, outcome: StragglerTrialResult, rate: Rate) -> Row:
-    trial, seconds = prepared.trial, np.array(outcome.seconds)
+def row_of(prepared: PreparedTrial, outcome: Row, rate: Rate) -> Row:
+    """The row of a trial, from the times of its iterations and those with a wrong gradient."""
+    trial, seconds = prepared.trial, np.array(outcome["seconds"])
     held = trial.way == "held"
     beyond = trial.beyond(prepared.allocation, len(seconds)) if held else None
     return {
         **_setting(trial, rate),
         "mean": float(seconds.mean()),
         **{f"p{p}": float(np.percentile(seconds, p)) for p in (5, 50, 95, 99)},
-        "exact": not outcome.wrong,
-        "wrong": len(outcome.wrong),
+        "exact": not outcome["wrong"],
+        "wrong": len(outcome["wrong"]),
         "iterations": len(seconds),
         "load": prepared.load,
         "beyond": beyond,
         "waits": None if beyond is None else beyond / len(seconds) * trial.delay,
         "error": None,
-        "seconds": list(outcome.seconds),
+        "seconds": outcome["seconds"],
     }
 
 

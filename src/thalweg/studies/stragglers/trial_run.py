@@ -12,27 +12,25 @@ allows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from time import perf_counter, sleep
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.bench.run_everywhere import Deployment, Progress, Report, Result, run_everywhere
 from thalweg.codes import Allocation
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, pieces_of
 from thalweg.engine.tree_relay import Relay
 from thalweg.errors import RunError, ScheduleError
-from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.schedules import Group, Schedule, coded_tree
 from thalweg.schedules.check import check
@@ -54,19 +52,9 @@ ITERATION_COUNT_KEY, TRIAL_OVER_KEY = "iterations", "over"  # keys of the store
 MASTER_RANK, FIRST_WORKER_RANK = 0, 1
 GRADIENT_ERROR_TOLERANCE = 1e-5  # of float32 sums, relative to the true gradient's norm
 
-Progress = Callable[[int, int], None]
-"""Called with the number of iterations done and their total number."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerTrialResult:
-    seconds: tuple[float, ...]  # of each counted iteration
-    wrong: tuple[int, ...]  # iterations whose gradient wasn't exact
-
-
-def run_trial(
-    prepared: PreparedTrial, deployment: Deployment, progress: Progress
-) -> StragglerTrialResult:
+def run_trial(prepared: PreparedTrial, deployment: Deployment, progress: Progress) -> Result:
+    """The `seconds` of each counted iteration, and the iterations whose gradient was `wrong`."""
     trial = prepared.trial
     delayed = trial.lateness()
     in_tree = prepared.schedule is not None
@@ -78,13 +66,16 @@ def run_trial(
 
     iterations = UNCOUNTED_ITERATIONS + MIN_COUNTED_ITERATIONS
     timeout = 60 + 2 * trial.budget + iterations * ITERATION_TIMEOUT_SECONDS
-    found = run_everywhere(deployment, work, progress, timeout=timeout, reporting_rank=timed_rank)
-    timed = found[timed_rank]
-    return StragglerTrialResult(seconds=tuple(timed["seconds"]), wrong=tuple(timed["wrong"]))
+    return run_everywhere(deployment, work, progress, timeout=timeout, reporting_rank=timed_rank)[
+        timed_rank
+    ]
 
 
 class _TrialRank:
-    """The part of one rank in a trial."""
+    """The part of one rank in a trial, and on the rank where iterations end their times.
+
+    After the warm-up that rank publishes the number of iterations.
+    """
 
     def __init__(
         self, prepared: PreparedTrial, rank: int, straggles: Sequence[bool], report: Report
@@ -97,9 +88,13 @@ class _TrialRank:
         self.compute = self.trial.compute * float(prepared.allocation.loads.get(rank, 0))
         self.world = World.join(ITERATION_TIMEOUT_SECONDS)
         self.abort_flag = self.world.abort_flag()
-        self.timer = _IterationTimer(prepared, self.world, report)
+        self.count = WARMUP_ITERATIONS
+        self._report = report
+        self._reported = 0.0
+        self._ends: list[float] = []
+        self._wrong: list[int] = []
 
-    def in_tree(self) -> dict[str, Any]:
+    def in_tree(self) -> Result:
         schedule = self.prepared.schedule
         assert schedule is not None
         relay = join_tree(
@@ -119,13 +114,13 @@ class _TrialRank:
             self.world.leave(ITERATION_TIMEOUT_SECONDS, self.abort_flag)
         finally:
             relay.close()
-        return self.timer.result()
+        return self._result()
 
     def _decode(self, relay: Relay) -> None:
         step = 0
-        while step < self.timer.count:
+        while step < self.count:
             results = relay.result(step)
-            self.timer.tick(step, () if results is None else results.arrays)
+            self._tick(step, () if results is None else results.arrays)
             step += 1
         self.world.put(TRIAL_OVER_KEY, "yes")
 
@@ -145,7 +140,7 @@ class _TrialRank:
                 return
             step = relay.newest
             if step >= WARMUP_ITERATIONS and count == WARMUP_ITERATIONS:
-                count = _iteration_count(self.world, self.abort_flag)
+                count = self._iteration_count()
 
     def _wait_for_end(self, relay: Relay, step: int) -> bool:
         """Wait until the iteration is over; False if the trial is.
@@ -167,13 +162,13 @@ class _TrialRank:
                 )
         return True
 
-    def in_ring(self) -> dict[str, Any]:
+    def in_ring(self) -> Result:
         timeout = RING_TIMEOUT_SECONDS
         if self.rank != MASTER_RANK:
             self._all_reduce()
             timeout = ITERATION_TIMEOUT_SECONDS
         self.world.leave(timeout, self.abort_flag)
-        return self.timer.result()
+        return self._result()
 
     def _all_reduce(self) -> None:
         dist.init_process_group(
@@ -191,49 +186,33 @@ class _TrialRank:
             tensor.copy_(own[step % len(own)])
             dist.all_reduce(tensor)
             if self.rank == FIRST_WORKER_RANK:
-                self.timer.tick(step, (tensor.numpy(),))
+                self._tick(step, (tensor.numpy(),))
             step += 1
             if step == WARMUP_ITERATIONS:
-                count = _iteration_count(self.world, self.abort_flag)
+                count = self._iteration_count()
 
+    def _iteration_count(self) -> int:
+        timeout = ITERATION_TIMEOUT_SECONDS
+        found = self.world.wait_for(ITERATION_COUNT_KEY, timeout, self.abort_flag)
+        if found is None:
+            raise RunError("no rank published the number of iterations", "please report this")
+        return int(found)
 
-def _iteration_count(world: World, abort_flag: AbortFlag) -> int:
-    found = world.wait_for(ITERATION_COUNT_KEY, ITERATION_TIMEOUT_SECONDS, abort_flag)
-    if found is None:
-        raise RunError("no rank published the number of iterations", "please report this")
-    return int(found)
-
-
-class _IterationTimer:
-    """The times of iterations and the exactness of their gradients, on the rank where they end.
-
-    After the warm-up it publishes the number of iterations.
-    """
-
-    def __init__(self, prepared: PreparedTrial, world: World, report: Report) -> None:
-        self.count = WARMUP_ITERATIONS
-        self._prepared = prepared
-        self._world = world
-        self._report = report
-        self._reported = 0.0
-        self._ends: list[float] = []
-        self._wrong: list[int] = []
-
-    def tick(self, step: int, arrays: Sequence[Single]) -> None:
+    def _tick(self, step: int, arrays: Sequence[Single]) -> None:
         now = perf_counter()
         self._ends.append(now)
         if step + 1 == WARMUP_ITERATIONS:
-            self.count = UNCOUNTED_ITERATIONS + iterations_to_run(self._prepared.trial, self._ends)
-            self._world.put(ITERATION_COUNT_KEY, str(self.count))
-        if not arrays or not self._prepared.is_exact(step, arrays):
+            self.count = UNCOUNTED_ITERATIONS + iterations_to_run(self.trial, self._ends)
+            self.world.put(ITERATION_COUNT_KEY, str(self.count))
+        if not arrays or not self.prepared.is_exact(step, arrays):
             self._wrong.append(step)
         if now - self._reported > PROGRESS_PERIOD_SECONDS:
             self._report(step + 1, self.count)
             self._reported = now
 
-    def result(self) -> dict[str, Any]:
+    def _result(self) -> Result:
         seconds = np.diff(self._ends)[WARMUP_ITERATIONS:]
-        return {"seconds": [float(each) for each in seconds], "wrong": self._wrong}
+        return {"seconds": seconds.tolist(), "wrong": self._wrong}
 
 
 def iterations_to_run(trial: StragglerTrial, ends: Sequence[float]) -> int:

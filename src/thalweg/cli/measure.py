@@ -1,0 +1,239 @@
+"""`thalweg probe` measures the cluster and writes its file; `thalweg calibrate` measures all that
+predictions need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from thalweg.cli.options import (
+    ClusterOption,
+    PlaceOptions,
+    SvgOption,
+    TimeoutOption,
+    option,
+    with_bundles,
+)
+from thalweg.cli.output import Output, progress_bar, write_file
+from thalweg.facts import (
+    Duration,
+    FittedValue,
+    Machine,
+    about,
+    counted,
+    format_cluster,
+    format_machine,
+    format_workload,
+    machine_path,
+    read_cluster,
+)
+from thalweg.plan import TRANSPORT, Choice
+
+if TYPE_CHECKING:
+    from thalweg.bench.calibrate_job import JobCalibration
+
+PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
+CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
+STEP_COST_NAMES = ("forward", "backward", "optimizer")
+
+
+@with_bundles
+def probe(
+    *,
+    place: PlaceOptions,
+    cluster: ClusterOption = None,
+    transport: Annotated[str, typer.Option(hidden=True)] = TRANSPORT,
+    out: Annotated[
+        Path, option("The cluster file; the picture is beside it by default.", "FILE")
+    ] = Path("cluster.toml"),
+    svg: SvgOption = None,
+    timeout: TimeoutOption = "30s",
+    output: Output,
+) -> None:
+    """Measure latency, racks, NICs and uplinks between workers, and write the cluster file.
+
+    In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
+    measurements that contradict them are reported.
+    """
+    from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
+    from thalweg.probing import ProbeResult, measure, refuse_other_transports
+    from thalweg.report.probe_result import draw_cluster, outcome_text, tables
+
+    def work(rank: int, report: Report) -> Result:
+        found = measure(declared, timeout=timeout, progress=report)
+        return found.packed() if rank == 0 else {}
+
+    Duration.parse(timeout)
+    refuse_other_transports(transport)
+    declared = None if cluster is None else read_cluster(cluster)
+    with place.site(under_launcher=True) as deployment, progress_bar("Probing") as bar:
+        packed = run_everywhere(deployment, work, bar.show, timeout=PROBE_TIMEOUT_SECONDS)[0]
+    if not packed:
+        return  # rank 0 reports
+    found = ProbeResult.unpacked(packed)
+    picture = svg or out.with_suffix(".svg")
+    write_file(out, found.file())
+    write_file(picture, draw_cluster(found))
+    for table in tables(found):
+        output.print(table)
+    output.print(outcome_text(found, out, picture), soft_wrap=True)
+    settings = {
+        "workers": found.cluster.workers,
+        "transport": found.transport,
+        **place.settings,
+        "declared": None if cluster is None else str(cluster),
+        "file": str(out),
+        "picture": str(picture),
+        "confidence": {"racks": found.sureness, "reason": found.reason},
+        "outliers": list(found.outliers),
+        "contradictions": list(found.contradictions),
+        "notes": [*found.notes, *deployment.notes],
+        "probes": found.measurements,
+        "seconds": found.seconds,
+    }
+    output.write_json("probe", settings, found.rows())
+
+
+@with_bundles
+def calibrate(
+    *,
+    workload: Annotated[
+        str,
+        option(
+            "Job whose steps are profiled: digits, synthetic(params=2.5M), or a .py file.",
+            "WORKLOAD",
+        ),
+    ],
+    place: PlaceOptions,
+    cluster: ClusterOption = None,
+    compressor: Annotated[
+        list[str] | None, option("Only these, like powersgd(rank=4); all if absent.", "NAME")
+    ] = None,
+    out: Annotated[Path, option("Folder of the files.", "DIR")] = Path(),
+    output: Output,
+) -> None:
+    """Measure links, messages, compressors and a job's steps with all workers, in seconds.
+
+    In a lab, on local workers, or as one of torchrun's. Writes cluster.toml, cluster.machine.toml
+    and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
+    """
+    from thalweg.bench.calibrate_job import calibrate_at  # torch takes a second
+    from thalweg.bench.compress_costs import all_methods, method_of
+    from thalweg.workloads import find_job
+
+    job = find_job(workload)
+    methods = all_methods() if compressor is None else [method_of(text) for text in compressor]
+    codecs = [Choice.of(each.compressor.name, each.arguments) for each in methods]
+    declared = None if cluster is None else read_cluster(cluster)
+    with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
+        found = calibrate_at(
+            deployment,
+            job,
+            declared or deployment.cluster,
+            codecs,
+            lambda what, done, total: bar.show(done, total or done + 1, what),
+        )
+    if found is None:
+        return  # rank 0 reports
+    file = out / "cluster.toml"
+    files = {
+        file: format_cluster(found.cluster, [f"Calibrated in {found.seconds:.0f} s."]),
+        machine_path(file): format_machine(found.machine),
+        out / f"{found.workload.name}.toml": format_workload(found.workload),
+    }
+    for path, text in files.items():
+        write_file(path, text)
+    for table in _tables(found):
+        output.print(table)
+    output.print(
+        f"Wrote {', '.join(str(path) for path in files)}, after {found.seconds:.0f} s.",
+        soft_wrap=True,
+    )
+    settings = {
+        "workload": workload,
+        "workers": found.cluster.workers,
+        **place.settings,
+        "declared": None if cluster is None else str(cluster),
+        "files": [str(path) for path in files],
+        "spread": found.spread,
+        "seconds": found.seconds,
+        "notes": deployment.notes,
+    }
+    output.write_json("calibrate", settings, _rows(found))
+
+
+def _rows(found: JobCalibration) -> list[dict[str, Any]]:
+    """A row for each value; `spread` is its relative standard deviation, where there is one."""
+    links = [
+        _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
+        for link, rate in found.cluster.rates().items()
+    ]
+    codecs = [
+        _row("codec", f"{name}: {what}", getattr(cost, what), "s")
+        for name, cost in found.machine.codecs.items()
+        for what in CODEC_COLUMNS
+    ]
+    costs = [
+        _row("cost", what, FittedValue(getattr(found.workload.costs, what).seconds), "s")
+        for what in STEP_COST_NAMES
+    ]
+    return [*links, *_transport_rows(found.machine).values(), *codecs, *costs]
+
+
+def _tables(found: JobCalibration) -> Iterator[Table]:
+    cluster, machine = found.cluster, found.machine
+    links = Table("link", "out", "in", "straggler delay")
+    for host in cluster.hosts:
+        delay = host.late
+        often = f"{delay.probability:.0%}, by {delay.delay}" if delay.probability else "none"
+        links.add_row(host.name, str(host.nic.out), str(host.nic.into), often)
+    for rack in cluster.racks:
+        if rack.uplink is not None:
+            links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
+    yield links
+    costs = Table("cost", "value", "relative std. dev.")
+    for name, row in _transport_rows(machine).items():
+        costs.add_row(name, _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
+    for what in STEP_COST_NAMES:
+        costs.add_row(f"{what} time", str(getattr(found.workload.costs, what)), "")
+    yield costs
+    if machine.codecs:
+        each, *per_element = CODEC_COLUMNS
+        codecs = Table("compressor", each, *(f"{name} per element" for name in per_element))
+        for name, cost in machine.codecs.items():
+            codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC_COLUMNS))
+        yield codecs
+
+
+def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
+    """The row of each cost of messages, by its name in the table."""
+    found = {}
+    for text, name, costs in (
+        ("Thalweg transport", "ours", machine.ours),
+        ("backend", "the backend", machine.native),
+    ):
+        found[f"{text}: per message"] = _row("road", f"{name}: a message", costs.message, "s")
+        found[f"{text}: per byte"] = _row("road", f"{name}: a byte", costs.byte, "s")
+        for flows, share in costs.crowding:
+            shared = f"{counted(flows, 'flow')} on a link"
+            found[f"{text}: {shared}"] = _row("road", f"{name}: {shared}", share, "of it")
+    burst = _row("road", "a link, at once after a rest", FittedValue(machine.burst), "B")
+    return {**found, "link burst size": burst}
+
+
+def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": name,
+        "value": figure.value,
+        "spread": figure.spread,
+        "unit": unit,
+    }
+
+
+def _text(value: float, unit: str) -> str:
+    return f"{value:.1%}" if unit == "of it" else about(value, unit)
