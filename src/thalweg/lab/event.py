@@ -73,14 +73,17 @@ class Event:
 
     def __post_init__(self) -> None:
         targets = [target for target in (self.rack, self.host, self.rank) if target is not None]
-        if len(targets) != (self.action not in ACTIONS_WITHOUT_TARGET):
-            raise LabError(f"{self.action} needs one target", "give rack or host")
-        if (self.at_step is None) == (self.at is None):
-            raise LabError(f"{self.action} needs one time", "give at_step or at")
-        if self.action in WORKER_ACTIONS and self.rack is not None:
-            raise LabError(f"{self.action} applies to workers", "give host instead of rack")
-        if self.action == "degrade" and self.rate is None:
-            raise LabError("degrade needs a rate", 'give rate = "50mbit"')
+        targets_needed = self.action not in ACTIONS_WITHOUT_TARGET
+        on_a_rack = self.action in WORKER_ACTIONS and self.rack is not None
+        without_rate = self.action == "degrade" and self.rate is None
+        for is_wrong, problem, remedy in (
+            (len(targets) != targets_needed, "needs one target", "give rack or host"),
+            ((self.at_step is None) == (self.at is None), "needs one time", "give at_step or at"),
+            (on_a_rack, "applies to workers", "give host instead of rack"),
+            (without_rate, "needs a rate", 'give rate = "50mbit"'),
+        ):
+            if is_wrong:
+                raise LabError(f"{self.action} {problem}", remedy)
 
     @classmethod
     def parse(cls, data: Mapping[str, Any] | Event, where: str = "the event") -> Event:
@@ -95,13 +98,13 @@ class Event:
             raise LabError(f"{where} has no action {action!r}", f"give one of {known}")
         return cls(
             action=action,
-            at_step=_count(table, "at_step", 0) if "at_step" in table else None,
+            at_step=table.whole("at_step", 0) if "at_step" in table else None,
             at=table.duration("at", Duration(0.0)) if "at" in table else None,
             rack=_target(table, "rack"),
             host=_target(table, "host"),
             rate=table.rate("rate") if "rate" in table else None,
             directions=directions(table.data.get("direction", "both")),
-            flows=_count(table, "flows", 1) if "flows" in table else 1,
+            flows=table.whole("flows", 1, 1),
         )
 
     def links(self, cluster: Cluster) -> list[Link]:
@@ -118,11 +121,10 @@ class Event:
 
 
 def directions(text: object) -> tuple[Direction, ...]:
-    match text:
-        case "both":
-            return BOTH_DIRECTIONS
-        case "out" | "in":
-            return (text,)
+    if text == "both":
+        return BOTH_DIRECTIONS
+    if text == "out" or text == "in":
+        return (text,)
     raise LabError(f"{text!r} is not a direction", "give out, in or both")
 
 
@@ -133,13 +135,6 @@ def _target(table: TomlTable, key: str) -> int | str | None:
     raise LabError(
         f"{key} of {table.where} is {value!r}", f"give a number from 0, or a {key}'s name"
     )
-
-
-def _count(table: TomlTable, key: str, least: int) -> int:
-    value = table.data[key]
-    if type(value) is int and value >= least:
-        return value
-    raise LabError(f"{key} of {table.where} is {value!r}", f"give a whole number from {least}")
 
 
 def links_of(

@@ -21,7 +21,15 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
-from thalweg.lab.addressing import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
+from thalweg.lab.addressing import (
+    FAR_MAC,
+    GATEWAY,
+    NEAR_MAC,
+    SPINE_ADDRESS,
+    Cable,
+    Port,
+    Wiring,
+)
 from thalweg.lab.namespaces import NETNS_PATH, create, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT_QDISC_HANDLE, Shape, qdiscs
 from thalweg.launch.worker_group import allow_descriptors
@@ -108,28 +116,22 @@ class Sockets:
 
 def _connect(sockets: Sockets, cable: Cable) -> None:
     near, far = sockets[cable.near.namespace], sockets[cable.far.namespace]
-    far.link(
-        "add",
-        kind="veth",
-        ifname=cable.far.device,
-        address=mac(cable.far, cable),
-        peer={
-            "ifname": cable.near.device,
-            "address": mac(cable.near, cable),
-            "net_ns_fd": cable.near.namespace,
-        },
-    )
-    _add_address(near, cable.near.device, cable.near_address)
-    _add_address(far, cable.far.device, cable.far_address)
+    address = cable.near.address
+    peer = {
+        "ifname": cable.near.device,
+        "address": NEAR_MAC,
+        "net_ns_fd": cable.near.namespace,
+    }
+    far.link("add", kind="veth", ifname=cable.far.device, address=FAR_MAC, peer=peer)
+    _add_address(near, cable.near.device, address)
+    _add_address(far, cable.far.device, GATEWAY)
     inward, outward = _up(near, cable.near.device), _up(far, cable.far.device)
-    _add_neighbour(near, inward, cable.far_address, mac(cable.far, cable))
-    _add_neighbour(far, outward, cable.near_address, mac(cable.near, cable))
+    near.neigh("add", ifindex=inward, dst=GATEWAY, lladdr=FAR_MAC, state=NUD_PERMANENT)
+    far.neigh("add", ifindex=outward, dst=address, lladdr=NEAR_MAC, state=NUD_PERMANENT)
     near.route("add", dst="default", gateway=GATEWAY, oif=inward, flags=RTNH_F_ONLINK)
-    far.route("add", dst=f"{cable.near_address}/32", oif=outward, scope=RT_SCOPE_LINK)
-    if cable.behind != f"{cable.near_address}/32":
-        far.route(
-            "add", dst=cable.behind, gateway=cable.near_address, oif=outward, flags=RTNH_F_ONLINK
-        )
+    far.route("add", dst=f"{address}/32", oif=outward, scope=RT_SCOPE_LINK)
+    if cable.behind != f"{address}/32":
+        far.route("add", dst=cable.behind, gateway=address, oif=outward, flags=RTNH_F_ONLINK)
 
 
 def _index(socket: NetNS, device: str) -> int:
@@ -147,10 +149,6 @@ def _up(socket: NetNS, device: str) -> int:
 
 def _add_address(socket: NetNS, device: str, address: str) -> None:
     socket.addr("add", index=_index(socket, device), address=address, prefixlen=32)
-
-
-def _add_neighbour(socket: NetNS, index: int, address: str, lladdr: str) -> None:
-    socket.neigh("add", ifindex=index, dst=address, lladdr=lladdr, state=NUD_PERMANENT)
 
 
 def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:

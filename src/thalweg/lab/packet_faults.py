@@ -8,8 +8,7 @@ as handshakes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from socket import inet_aton
 from typing import Any
 
@@ -63,13 +62,8 @@ def _try() -> None:
         _add(rules)
 
 
-@contextmanager
-def _rules() -> Iterator[NFTables]:
-    rules = NFTables(nfgen_family=NFPROTO_IPV4)
-    try:
-        yield rules
-    finally:
-        rules.close()
+def _rules() -> closing[NFTables]:
+    return closing(NFTables(nfgen_family=NFPROTO_IPV4))
 
 
 def _add(rules: NFTables) -> None:
