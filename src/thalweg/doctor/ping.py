@@ -22,11 +22,11 @@ from thalweg.doctor.ping_server import (
     FLOW_CHUNK_BYTES,
     FLOW_REQUEST,
     PING_HELLO_STRUCT,
+    PING_NUMBER_STRUCT,
     PING_RANK_STRUCT,
     PINGS_REQUEST,
     Clock,
     receive,
-    receive_number,
 )
 
 PING_OK = "ok"
@@ -39,17 +39,14 @@ PING_RTT_COUNT = 8
 MAX_CONCURRENT_PINGS = 16
 MAX_PINGED_PEERS = 256
 MAX_UNSENT_BYTES = 1 << 18  # in the sender's own buffer
-NO_ROUTE_ERRNOS = (
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.EINVAL,
-    errno.ENETDOWN,
-    errno.EHOSTDOWN,
-)
-FORBIDDEN_ERRNOS = (errno.EACCES, errno.EPERM)
+ERRNO_TEXTS = {
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL), "no route"),
+    **dict.fromkeys((errno.ENETDOWN, errno.EHOSTDOWN), "no route"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "forbidden here"),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PingResult:
     """The outcome of a ping: `PING_OK`, or why it failed; and by how much the peer's clock is ahead
     of the caller's."""
@@ -97,15 +94,12 @@ def ping(caller: int, peer: RankFacts, patience: float, clock: Clock = time) -> 
                 call.settimeout(_left(deadline))
                 sent, start = clock(), perf_counter()
                 call.sendall(b".")
-                theirs = receive_number(call)
+                [theirs] = receive(call, PING_NUMBER_STRUCT)
                 seconds = perf_counter() - start
                 found.append((seconds, theirs - (sent + seconds / 2)))
     except (OSError, EOFError) as error:
-        return PingResult(caller=caller, peer=peer.rank, outcome=reason(error))
-    seconds, ahead = min(found)
-    return PingResult(
-        caller=caller, peer=peer.rank, outcome=PING_OK, round_trip=seconds, ahead=ahead
-    )
+        return PingResult(caller, peer.rank, reason(error))
+    return PingResult(caller, peer.rank, PING_OK, *min(found))
 
 
 def send_flow(peer: RankFacts, seconds: float, patience: float) -> float | None:
@@ -121,7 +115,8 @@ def send_flow(peer: RankFacts, seconds: float, patience: float) -> float | None:
                 readable, writable, _ = select.select([call], [call], [], left)
                 if readable:
                     call.settimeout(_left(deadline))
-                    return receive_number(call)
+                    [rate] = receive(call, PING_NUMBER_STRUCT)
+                    return float(rate)
                 if writable:
                     with suppress(BlockingIOError):
                         call.send(block)
@@ -138,7 +133,7 @@ def _connected(peer: RankFacts, wanted: bytes, seconds: float, deadline: float) 
         call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         call.sendall(PING_HELLO_STRUCT.pack(peer.token.encode(), wanted, seconds))
         try:
-            answered = PING_RANK_STRUCT.unpack(receive(call, PING_RANK_STRUCT.size))[0] == peer.rank
+            answered = receive(call, PING_RANK_STRUCT) == (peer.rank,)
         except EOFError:
             answered = False
         except TimeoutError:
@@ -164,9 +159,5 @@ def reason(error: Exception) -> str:
         return "connected, and then broken off"
     if isinstance(error, TimeoutError):
         return "timed out"
-    number = getattr(error, "errno", None)
-    if number in NO_ROUTE_ERRNOS:
-        return "no route"
-    if number in FORBIDDEN_ERRNOS:
-        return "forbidden here"
-    return str(getattr(error, "strerror", None) or error)
+    known = ERRNO_TEXTS.get(getattr(error, "errno", NOT_ERRNO))
+    return known or str(getattr(error, "strerror", None) or error)

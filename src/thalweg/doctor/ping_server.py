@@ -7,16 +7,16 @@ its rate. Every wait has a deadline, every call an end.
 
 from __future__ import annotations
 
-import errno
 import hmac
 import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from secrets import token_hex
-from threading import BoundedSemaphore, Thread
-from time import monotonic, sleep, time
-from typing import Self
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread, active_count
+from time import monotonic, time
+from typing import Any, Self
 
 from thalweg.probing.flow import rate_of
 
@@ -31,91 +31,67 @@ MAX_FLOW_BYTES = 1 << 26
 MAX_PINGS_PER_CALL = 64
 MAX_CONCURRENT_CALLS = 256
 FLOW_CHUNK_BYTES = 1 << 18
-PING_SERVER_BACKLOG_COUNT = 512
-TRANSIENT_ACCEPT_ERRNOS = (
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOBUFS,
-    errno.ENOMEM,
-    errno.ECONNABORTED,
-)
-ACCEPT_POLL_SECONDS = 0.05
+STOP_POLL_SECONDS = 0.05
 Clock = Callable[[], float]
 
 
-class Listener:
+class PingServer(ThreadingTCPServer):
     """The server at any port of this address, from the beginning to the end of a `with`."""
 
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 512
+
     def __init__(self, rank: int, address: str, clock: Clock = time) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, 0), _Call)
+        self.rank = rank
+        self.clock = clock
         self.token = token_hex(TOKEN_NBYTES // 2)
-        self._rank = rank
-        self._clock = clock
-        self._free_slots = BoundedSemaphore(MAX_CONCURRENT_CALLS)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server(
-            (address, 0), family=family, backlog=PING_SERVER_BACKLOG_COUNT
-        )
-        self.port: int = self._socket.getsockname()[1]
+        self.port: int = self.socket.getsockname()[1]
 
     def __enter__(self) -> Self:
-        Thread(target=self._serve, name="doctor", daemon=True).start()
+        Thread(target=self.serve_forever, args=(STOP_POLL_SECONDS,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends a blocked accept()
-        self._socket.close()
+        self.shutdown()
+        self.server_close()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                call, _ = self._socket.accept()
-            except OSError as error:
-                if error.errno not in TRANSIENT_ACCEPT_ERRNOS:
-                    return  # closed
-                sleep(ACCEPT_POLL_SECONDS)
-                continue
-            if self._free_slots.acquire(blocking=False):
-                Thread(target=self._answer, args=(call,), name="call", daemon=True).start()
-            else:
-                call.close()
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Hang up if too many calls are being answered, each in a thread."""
+        return active_count() <= MAX_CONCURRENT_CALLS
 
-    def _answer(self, call: socket.socket) -> None:
-        try:
-            with call, suppress(OSError, EOFError):
-                call.settimeout(PEER_READ_TIMEOUT_SECONDS)
-                call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                hello = receive(call, PING_HELLO_STRUCT.size)
-                token, request, seconds = PING_HELLO_STRUCT.unpack(hello)
-                if not hmac.compare_digest(token, self.token.encode()):
+
+class _Call(StreamRequestHandler):
+    server: PingServer
+    timeout = PEER_READ_TIMEOUT_SECONDS
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with suppress(OSError, EOFError):
+            token, request, seconds = receive(self.connection, PING_HELLO_STRUCT)
+            if not hmac.compare_digest(token, self.server.token.encode()):
+                return
+            self.connection.sendall(PING_RANK_STRUCT.pack(self.server.rank))
+            if request == FLOW_REQUEST:
+                receive_flow_and_drain(self.connection, min(seconds, MAX_FLOW_SECONDS))
+                return
+            for _ in range(MAX_PINGS_PER_CALL):
+                if not self.connection.recv(1):
                     return
-                call.sendall(PING_RANK_STRUCT.pack(self._rank))
-                if request == FLOW_REQUEST:
-                    receive_flow_and_drain(call, min(seconds, MAX_FLOW_SECONDS))
-                else:
-                    self._echo(call)
-        finally:
-            self._free_slots.release()
-
-    def _echo(self, call: socket.socket) -> None:
-        for _ in range(MAX_PINGS_PER_CALL):
-            receive(call, 1)
-            call.sendall(PING_NUMBER_STRUCT.pack(self._clock()))
+                self.connection.sendall(PING_NUMBER_STRUCT.pack(self.server.clock()))
 
 
-def receive(call: socket.socket, nbytes: int) -> bytes:
-    """Receive exactly `nbytes` bytes; EOFError if the peer ends before."""
-    parts = bytearray()
-    while len(parts) < nbytes:
-        part = call.recv(nbytes - len(parts))
+def receive(call: socket.socket, content: struct.Struct) -> tuple[Any, ...]:
+    """Receive the values of this struct; EOFError if the peer ends before."""
+    data = bytearray()
+    while len(data) < content.size:
+        part = call.recv(content.size - len(data))
         if not part:
             raise EOFError
-        parts += part
-    return bytes(parts)
-
-
-def receive_number(call: socket.socket) -> float:
-    return float(PING_NUMBER_STRUCT.unpack(receive(call, PING_NUMBER_STRUCT.size))[0])
+        data += part
+    return content.unpack(data)
 
 
 def receive_flow_and_drain(call: socket.socket, seconds: float) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from thalweg.doctor import interfaces, limits, name_resolution
 from thalweg.doctor.environment import version_differences, versions
@@ -30,7 +30,7 @@ def publish(world: World) -> None:
     if world.size == 1:
         return
     try:
-        world.put(_key(world.rank), json.dumps(_own(world).packed()))
+        world.put(_key(world.rank), json.dumps(asdict(_own(world))))
     except Exception as error:
         log.debug("doctor: publishing this rank's facts failed: %s", error)
 

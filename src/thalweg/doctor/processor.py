@@ -12,6 +12,8 @@ import resource
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NoReturn
@@ -46,7 +48,9 @@ def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Findings on hosts whose workers have more threads of torch than cores."""
     found = []
     for there in by_host(ranks).values():
-        total, cores = sum(facts.threads for facts in there), _cores(there)
+        total = sum(facts.threads for facts in there)
+        cpus = reduce(or_, (int(facts.cpus, 16) for facts in there))  # of any of these ranks
+        cores = max(cpus.bit_count(), there[0].cores)
         if total > cores:
             shared = f"{cores} core{'s' if cores > 1 else ''}"
             detail = f"{len(there)} workers with {total} threads in all share {shared}"
@@ -57,14 +61,6 @@ def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
     first = ranks[0]
     detail = f"{first.threads} for a worker, {first.cores} cores on {first.name}"
     return found or [ok("threads", detail)]
-
-
-def _cores(there: Sequence[RankFacts]) -> int:
-    """The number of cores that any of these ranks may use."""
-    cpus = 0
-    for facts in there:
-        cpus |= int(facts.cpus, 16)
-    return max(cpus.bit_count(), there[0].cores)
 
 
 def _try() -> NoReturn:

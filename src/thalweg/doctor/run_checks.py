@@ -18,11 +18,11 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from thalweg.doctor import bandwidth, limits, name_resolution, processor, reachability
-from thalweg.doctor.environment import secret_findings, summary, version_findings
+from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
-from thalweg.doctor.local_checks import LocalReport, local_report
+from thalweg.doctor.local_checks import local_checks
 from thalweg.doctor.ping import PING_OK, PingResult, max_ping_seconds, peers_of, ping_all, send_flow
-from thalweg.doctor.ping_server import Clock, Listener
+from thalweg.doctor.ping_server import Clock, PingServer
 from thalweg.errors import RunError, ThalwegError
 from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.members.world import World
@@ -44,7 +44,6 @@ class Diagnosis:
     environment: Mapping[str, Any]
     tells: bool
     workers: int
-    launcher: str
 
     def packed(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,45 +59,45 @@ def examine(
 ) -> Diagnosis:
     """Check this worker, alone or with all others, which have `timeout` seconds to join."""
     assignment = read_rank_assignment(os.environ)
-    mine = local_report(assignment)
+    mine, variables = local_checks(assignment)
     found: list[Finding] | None = mine.findings
     if assignment.size > 1:
+        mine = replace(mine, findings=[one.at(mine.rank, mine.name) for one in mine.findings])
         try:
-            found = _together(mine, timeout, progress, clock)
+            found = _together(mine, variables, timeout, progress, clock)
         except ThalwegError as error:
-            local = [finding.at(assignment.rank, mine.facts.name) for finding in mine.findings]
-            found = [fail("store", error.problem, error.remedy), *local]
+            found = [fail("store", error.problem, error.remedy), *mine.findings]
+    described = environment(assignment, os.environ)
     return Diagnosis(
-        findings=summed_up([summary(mine.environment), *(found or ())]),
-        environment=mine.environment,
+        findings=summed_up([summary(described), *(found or ())]),
+        environment=described,
         tells=found is not None,
         workers=assignment.size,
-        launcher=assignment.launcher,
     )
 
 
 def _together(
-    mine: LocalReport, timeout: float, progress: Progress, clock: Clock
+    mine: RankFacts,
+    variables: Mapping[str, str],
+    timeout: float,
+    progress: Progress,
+    clock: Clock,
 ) -> list[Finding] | None:
     """The findings of all ranks together; None if rank 0 reports them."""
-    world = World.join(timeout, mine.variables)
+    world = World.join(timeout, variables)
+    has_secret = all(finding.check != "secret" for finding in mine.findings)  # a readable one
     try:
-        listener = Listener(world.rank, world.address, clock)
+        server = PingServer(world.rank, world.address, clock)
     except OSError as error:
         raise RunError(
             f"rank {world.rank} can't listen at {world.address}: {error.strerror}",
             "name another interface: THALWEG_IFNAME",
         ) from None
-    with listener:
-        facts = replace(
-            mine.facts,
-            port=listener.port,
-            token=listener.token,
-            secret=world.security.fingerprint if mine.secret_is_readable else None,
-            findings=[finding.packed() for finding in mine.findings],
-        )
+    with server:
+        secret = world.security.fingerprint if has_secret else None
+        facts = replace(mine, port=server.port, token=server.token, secret=secret)
         exchange = StoreExchange(world)
-        exchange.put(f"facts/{world.rank}", facts.packed())
+        exchange.put(f"facts/{world.rank}", asdict(facts))
         if world.rank == 0:
             return Leader(exchange, world.size, timeout, progress, clock).lead()
         return follow(exchange, facts, timeout, clock)
@@ -151,7 +150,7 @@ def follow(
     patience = timeout + LEADER_MARGIN_SECONDS
     roster = exchange.get("roster", monotonic() + patience)
     if roster is None:
-        return [*own.own_findings(), _no_leader(own, f"joined within {patience:g} s")]
+        return [*own.findings, _no_leader(own, f"joined within {patience:g} s")]
     present = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
     peers = [present[rank] for rank in peers_of(own.rank, list(present))]
     exchange.put(f"calls/{own.rank}", [asdict(ping) for ping in ping_all(own.rank, peers, clock)])
@@ -160,7 +159,7 @@ def follow(
     while True:
         order = exchange.get(f"order/{own.rank}/{turn}", monotonic() + silence)
         if order is None:
-            return [*own.own_findings(), _no_leader(own, f"sent anything for {silence:g} s")]
+            return [*own.findings, _no_leader(own, f"sent anything for {silence:g} s")]
         if order == DOCTOR_OVER_ORDER:
             exchange.put(f"left/{own.rank}", True)
             return None
@@ -204,7 +203,7 @@ class Leader:
         findings = [
             *self._absent(ranks),
             *(_mute(facts) for facts in ranks if facts.rank in mute),
-            *(finding for facts in ranks for finding in facts.own_findings()),
+            *(finding for facts in ranks for finding in facts.findings),
             *name_resolution.traps(ranks),
             *reachability.unreachable(ranks, pings),
             *bandwidth.rate_findings(first, self._rates, self._silent),
@@ -228,7 +227,7 @@ class Leader:
         deadline = monotonic() + self._timeout
         found = self._exchange.gather(keys, deadline, lambda n: self._progress(n, 2 * self._size))
         ranks = [RankFacts.unpacked(found[key]) for key in keys if key in found]
-        self._exchange.put("roster", [facts.packed() for facts in ranks])
+        self._exchange.put("roster", list(map(asdict, ranks)))
         return ranks
 
     def _gather_pings(self, ranks: list[RankFacts]) -> tuple[list[PingResult], set[int]]:
