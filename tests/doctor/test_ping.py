@@ -11,8 +11,16 @@ from time import time
 import pytest
 
 from thalweg.doctor.finding import RankFacts
-from thalweg.doctor.ping import PING_OK, ping, ping_all, reason, send_flow
-from thalweg.doctor.ping_server import PING_HELLO_STRUCT, PINGS_REQUEST, PingServer
+from thalweg.doctor.ping import (
+    PING_HELLO_STRUCT,
+    PING_OK,
+    PINGS_REQUEST,
+    PingServer,
+    ping,
+    ping_all,
+    reason,
+    send_flow,
+)
 
 HERE = "127.0.0.1"
 PATIENCE = 5.0

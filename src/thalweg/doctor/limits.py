@@ -22,13 +22,7 @@ BASE_OPEN_FILE_COUNT = 64
 OPEN_FILES_PER_PEER = 4
 OPEN_FILES_PER_STORE_CLIENT = 6
 SYSCTL_NET_PATH = Path("/proc/sys/net")
-KERNEL_LIMIT_PATHS = {
-    "tcp_rmem": SYSCTL_NET_PATH / "ipv4" / "tcp_rmem",
-    "tcp_wmem": SYSCTL_NET_PATH / "ipv4" / "tcp_wmem",
-    "rmem_max": SYSCTL_NET_PATH / "core" / "rmem_max",
-    "wmem_max": SYSCTL_NET_PATH / "core" / "wmem_max",
-}
-SOMAXCONN_PATH = SYSCTL_NET_PATH / "core" / "somaxconn"
+BUFFER_SETTINGS = ("ipv4/tcp_rmem", "ipv4/tcp_wmem", "core/rmem_max", "core/wmem_max")
 
 
 def files_needed(size: int, *, hosts_store: bool = False) -> int:
@@ -61,7 +55,7 @@ def open_files(size: int, *, hosts_store: bool = False) -> Finding:
 def backlog(size: int) -> Finding | None:
     """The finding on the store's host, to which all workers connect at once."""
     with suppress(OSError, ValueError):
-        allowed = int(SOMAXCONN_PATH.read_text())
+        allowed = int((SYSCTL_NET_PATH / "core" / "somaxconn").read_text())
         if allowed < size:
             return warn(
                 "backlog",
@@ -75,9 +69,10 @@ def backlog(size: int) -> Finding | None:
 def buffers() -> dict[str, int]:
     """The largest buffers in bytes, by setting; of tcp_rmem and tcp_wmem the last of three."""
     found = {}
-    for name, path in KERNEL_LIMIT_PATHS.items():
+    for setting in BUFFER_SETTINGS:
+        path = SYSCTL_NET_PATH / setting
         with suppress(OSError, ValueError, IndexError):
-            found[name] = int(path.read_text().split()[-1])
+            found[path.name] = int(path.read_text().split()[-1])
     return found
 
 
@@ -99,24 +94,18 @@ def buffers_for(
     for (source, target), rate in rates.items():
         nbytes = rate / 8 * round_trips.get((source, target), 0.0)
         largest = max(largest, nbytes)
-        ends = ((known[source], "tcp_wmem"), (known[target], "tcp_rmem"))
-        for facts, setting in ends:
+        for facts, setting in ((known[source], "tcp_wmem"), (known[target], "tcp_rmem")):
             allowed = facts.buffers.get(setting)
             if allowed is not None and 2 * nbytes > allowed:
-                found.append(_too_small(facts, setting, allowed, nbytes))
+                detail = (
+                    f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
+                    f"{about(nbytes, 'B')}: TCP can't fill the link"
+                )
+                wanted = 1 << (int(4 * nbytes) - 1).bit_length()
+                remedy = f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'"
+                found.append(warn("buffers", detail, remedy, [facts]))
     if found or not ranks:
         return found
     listed = buffers_alone(ranks[0].buffers).detail
     needed = f"; {about(2 * largest, 'B')} are needed for rate x round trip" if rates else ""
     return [ok("buffers", listed + needed)]
-
-
-def _too_small(facts: RankFacts, setting: str, allowed: int, nbytes: float) -> Finding:
-    wanted = 1 << (int(4 * nbytes) - 1).bit_length()
-    return warn(
-        "buffers",
-        f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
-        f"{about(nbytes, 'B')}: TCP can't fill the link",
-        f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'",
-        [facts],
-    )

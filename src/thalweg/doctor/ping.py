@@ -1,4 +1,9 @@
-"""Pings and flows from one rank to another: reachability, round trip, clock offset and rate.
+"""Pings and flows from one rank to another, and the server that answers them: reachability, round
+trip, clock offset and rate.
+
+A caller sends the token that the other rank has published in the store, so that other processes get
+no answer, and a request: pings, each answered with the time of that host, or a flow, which is
+answered with its rate. Every wait has a deadline, every call an end.
 
 Of the round trips the shortest counts, as in NTP (RFC 5905, section 10): other work on the hosts
 only adds to it. The peer's time, less the middle of that round trip by this host's, is how far its
@@ -8,26 +13,23 @@ clock is ahead, with an error of at most half of the round trip.
 from __future__ import annotations
 
 import errno
+import hmac
 import os
 import select
 import socket
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from secrets import token_hex
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread, active_count
 from time import monotonic, perf_counter, time
+from typing import Any, Self
 
 from thalweg.doctor.finding import RankFacts
-from thalweg.doctor.ping_server import (
-    FLOW_CHUNK_BYTES,
-    FLOW_REQUEST,
-    PING_HELLO_STRUCT,
-    PING_NUMBER_STRUCT,
-    PING_RANK_STRUCT,
-    PINGS_REQUEST,
-    Clock,
-    receive,
-)
+from thalweg.probing.flow import rate_of
 
 PING_OK = "ok"
 SILENT_PEER_TEXT = "connected, but nobody answers"
@@ -44,6 +46,19 @@ ERRNO_TEXTS = {
     **dict.fromkeys((errno.ENETDOWN, errno.EHOSTDOWN), "no route"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "forbidden here"),
 }
+TOKEN_NBYTES = 32
+PINGS_REQUEST, FLOW_REQUEST = b"p", b"f"
+PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, request, seconds of a flow
+PING_RANK_STRUCT = struct.Struct("!i")  # the rank that answers
+PING_NUMBER_STRUCT = struct.Struct("!d")  # a time in seconds, or a rate in bits per second
+PEER_READ_TIMEOUT_SECONDS = 5.0
+MAX_FLOW_SECONDS = 2.0
+MAX_FLOW_BYTES = 1 << 26
+MAX_PINGS_PER_CALL = 64
+MAX_CONCURRENT_CALLS = 256
+FLOW_CHUNK_BYTES = 1 << 18
+STOP_POLL_SECONDS = 0.05
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +176,87 @@ def reason(error: Exception) -> str:
         return "timed out"
     known = ERRNO_TEXTS.get(getattr(error, "errno", NOT_ERRNO))
     return known or str(getattr(error, "strerror", None) or error)
+
+
+class PingServer(ThreadingTCPServer):
+    """The server at any port of this address, from the beginning to the end of a `with`."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 512
+
+    def __init__(self, rank: int, address: str, clock: Clock = time) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, 0), _Call)
+        self.rank = rank
+        self.clock = clock
+        self.token = token_hex(TOKEN_NBYTES // 2)
+        self.port: int = self.socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        Thread(target=self.serve_forever, args=(STOP_POLL_SECONDS,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Hang up if too many calls are being answered, each in a thread."""
+        return active_count() <= MAX_CONCURRENT_CALLS
+
+
+class _Call(StreamRequestHandler):
+    server: PingServer
+    timeout = PEER_READ_TIMEOUT_SECONDS
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with suppress(OSError, EOFError):
+            token, request, seconds = receive(self.connection, PING_HELLO_STRUCT)
+            if not hmac.compare_digest(token, self.server.token.encode()):
+                return
+            self.connection.sendall(PING_RANK_STRUCT.pack(self.server.rank))
+            if request == FLOW_REQUEST:
+                receive_flow_and_drain(self.connection, min(seconds, MAX_FLOW_SECONDS))
+                return
+            for _ in range(MAX_PINGS_PER_CALL):
+                if not self.connection.recv(1):
+                    return
+                self.connection.sendall(PING_NUMBER_STRUCT.pack(self.server.clock()))
+
+
+def receive(call: socket.socket, content: struct.Struct) -> tuple[Any, ...]:
+    """Receive the values of this struct; EOFError if the peer ends before."""
+    data = bytearray()
+    while len(data) < content.size:
+        part = call.recv(content.size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return content.unpack(data)
+
+
+def receive_flow_and_drain(call: socket.socket, seconds: float) -> None:
+    """Receive a flow, answer with its rate, and drain the rest, or a reset would overtake the
+    answer."""
+    start = monotonic()
+    arrivals: list[tuple[float, int]] = []
+    total = 0
+    block = bytearray(FLOW_CHUNK_BYTES)
+    while total < MAX_FLOW_BYTES and (left := start + seconds - monotonic()) > 0:
+        call.settimeout(left)
+        try:
+            nbytes = call.recv_into(block)
+        except TimeoutError:
+            break
+        if not nbytes:
+            break
+        total += nbytes
+        arrivals.append((monotonic() - start, nbytes))
+    lasted = min(seconds, arrivals[-1][0]) if total >= MAX_FLOW_BYTES else seconds
+    call.settimeout(PEER_READ_TIMEOUT_SECONDS)
+    call.sendall(PING_NUMBER_STRUCT.pack(rate_of(arrivals, lasted) if arrivals else 0.0))
+    deadline = monotonic() + PEER_READ_TIMEOUT_SECONDS
+    while monotonic() < deadline and call.recv_into(block):
+        pass

@@ -22,8 +22,16 @@ from thalweg.doctor import bandwidth, limits, name_resolution, processor, reacha
 from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
 from thalweg.doctor.local_checks import local_checks
-from thalweg.doctor.ping import PING_OK, PingResult, max_ping_seconds, peers_of, ping_all, send_flow
-from thalweg.doctor.ping_server import Clock, PingServer
+from thalweg.doctor.ping import (
+    PING_OK,
+    Clock,
+    PingResult,
+    PingServer,
+    max_ping_seconds,
+    peers_of,
+    ping_all,
+    send_flow,
+)
 from thalweg.errors import RunError, ThalwegError
 from thalweg.facts import counted
 from thalweg.launch.rank_assignment import read_rank_assignment
