@@ -45,17 +45,17 @@ from thalweg.predict.calibration_trials import (
     wanted_trials,
 )
 from thalweg.predict.fitting import fit
-from thalweg.probing.cluster_builder import cluster_of, names_of
 from thalweg.probing.codec_costs import measure_codecs
 from thalweg.probing.coordinator import (
     PROBE_LEADER_RANK,
     Counted,
     Effort,
+    HostInfo,
     ProbeCoordinator,
     run_coordinated,
 )
 from thalweg.probing.link_rates import measure_nics, measure_uplinks
-from thalweg.probing.network import HostInfo, NetworkOfHosts
+from thalweg.probing.result import cluster_of, names_of
 from thalweg.probing.survey import declared_racks, in_one_rack, survey
 from thalweg.schedules import Group
 
@@ -180,7 +180,7 @@ def quick_survey(
     return parse_cluster(run_coordinated(namespace, abort_flag, effort, survey_links, counted))
 
 
-def survey_quickly(network: NetworkOfHosts, declared: Cluster | None) -> Cluster:
+def survey_quickly(network: ProbeCoordinator, declared: Cluster | None) -> Cluster:
     """Measure the links of declared racks on rank 0; a whole probe if a host isn't as declared.
 
     Where one rack is only assumed, its hosts are those that are present.
@@ -211,7 +211,7 @@ def racks_of(hosts: Sequence[HostInfo], declared: Cluster) -> list[frozenset[int
 
 
 def _round_trips(
-    network: NetworkOfHosts, racks: Sequence[frozenset[int]]
+    network: ProbeCoordinator, racks: Sequence[frozenset[int]]
 ) -> dict[tuple[int, int], float]:
     """Round trips of a few hosts of each rack, and between the racks' first hosts."""
     within = [

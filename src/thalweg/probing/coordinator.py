@@ -1,5 +1,8 @@
 """The coordinator of a probe on rank 0, and the workers that follow its orders.
 
+All that inference knows of a network are the coordinator's round trips, and its rates of flows.
+Hosts are numbers from 0; the first rank of each host sends and receives for it.
+
 An order is a small message: describe your host, echo pings, send pings, send a flow, receive one.
 Each is answered with a figure or a description.
 """
@@ -14,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +32,6 @@ from thalweg.probing.flow import (
     receive_flow,
     send_flow,
 )
-from thalweg.probing.network import HostInfo, ProbeFlow
 
 Order = dict[str, Any]
 Counted = Callable[[int], None]
@@ -51,8 +53,25 @@ class Effort:
     long: float = 0.5
 
 
+class ProbeFlow(NamedTuple):
+    """A flow of as many bytes as the network carries, from one host to another."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostInfo:
+    """A host's description of itself, and the ranks on it."""
+
+    name: str
+    machine: str
+    cores: int
+    ranks: tuple[int, ...]
+
+
 class ProbeCoordinator:
-    """The network as rank 0 measures it; the first rank of each host sends and receives."""
+    """The network as rank 0 measures it."""
 
     def __init__(
         self, messenger: ProbeMessenger, size: int, effort: Effort, counted: Counted
@@ -66,16 +85,19 @@ class ProbeCoordinator:
 
     @property
     def size(self) -> int:
+        """The number of hosts."""
         return len(self.host_infos)
 
     @property
     def at_once(self) -> int:
-        """The number of concurrent flows: hosts on one machine share its cores."""
+        """The number of concurrent flows up to which only links limit them: hosts on one machine
+        share its cores."""
         machines = Counter(host.machine for host in self.host_infos)
         cores = [host.cores for host in self.host_infos if machines[host.machine] > 1]
         return max(1, min([self.size // 2, *(MAX_FLOWS_PER_CORE * number for number in cores)]))
 
     def round_trip(self, source: int, target: int) -> float:
+        """The shortest round trip of a small message between two hosts, in seconds."""
         return self.round_trip_of_ranks(self._first_rank(source), self._first_rank(target))
 
     def round_trip_of_ranks(self, one: int, other: int) -> float:
@@ -89,6 +111,9 @@ class ProbeCoordinator:
         return float(found[one])
 
     def rates(self, flows: Sequence[ProbeFlow], *, short: bool = False) -> list[float]:
+        """The rate of each flow in bits per second, while all of them run.
+
+        Every host is in at most one of them. `short` flows are measured less exactly."""
         seconds = self._effort.short if short else self._effort.long
         orders: dict[int, Order] = {}
         for flow in flows:
@@ -101,9 +126,8 @@ class ProbeCoordinator:
     def end(self, result: Any) -> None:
         """Make all workers return this result."""
         over = {"do": PROBE_OVER_ORDER, "result": result}
-        for rank in self._ranks:
-            if rank != PROBE_LEADER_RANK:
-                self._messenger.send_json(rank, ORDERS_LABEL, over)
+        for rank in self._ranks[1:]:
+            self._messenger.send_json(rank, ORDERS_LABEL, over)
 
     def _first_rank(self, host: int) -> int:
         return self.host_infos[host].ranks[0]
