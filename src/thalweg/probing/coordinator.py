@@ -33,7 +33,8 @@ from thalweg.probing.flow import (
     send_flow,
 )
 
-Order = dict[str, Any]
+Order = tuple[Any, ...]
+"""The name of an action in `ACTIONS`, and its arguments."""
 Counted = Callable[[int], None]
 """Called with the number of measurements so far."""
 PROBE_LEADER_RANK = 0
@@ -104,8 +105,8 @@ class ProbeCoordinator:
         pings = self._effort.pings
         found = self._order(
             {
-                other: {"do": "echo", "peer": one, "pings": pings},
-                one: {"do": "ping", "peer": other, "pings": pings},
+                other: ("echo", one, pings),
+                one: ("ping", other, pings),
             }
         )
         return float(found[one])
@@ -118,22 +119,21 @@ class ProbeCoordinator:
         orders: dict[int, Order] = {}
         for flow in flows:
             source, target = self._first_rank(flow.source), self._first_rank(flow.target)
-            orders[target] = {"do": "receive", "peer": source, "seconds": seconds}
-            orders[source] = {"do": "send", "peer": target, "seconds": seconds}
+            orders[target] = ("receive", source, seconds)
+            orders[source] = ("send", target, seconds)
         found = self._order(orders, seconds)
         return [float(found[self._first_rank(flow.target)]) for flow in flows]
 
     def end(self, result: Any) -> None:
         """Make all workers return this result."""
-        over = {"do": PROBE_OVER_ORDER, "result": result}
         for rank in self._ranks[1:]:
-            self._messenger.send_json(rank, ORDERS_LABEL, over)
+            self._messenger.send_json(rank, ORDERS_LABEL, (PROBE_OVER_ORDER, result))
 
     def _first_rank(self, host: int) -> int:
         return self.host_infos[host].ranks[0]
 
     def _describe_hosts(self) -> list[HostInfo]:
-        answers = self._order({rank: {"do": "describe host"} for rank in self._ranks})
+        answers = self._order(dict.fromkeys(self._ranks, ("describe host",)))
         hosts: dict[tuple[str, str, str], list[int]] = {}
         for rank in self._ranks:
             host = answers[rank]
@@ -147,12 +147,11 @@ class ProbeCoordinator:
 
     def _order(self, orders: dict[int, Order], seconds: float = 0.0) -> dict[int, Any]:
         """Send these orders, and return the answer of each rank."""
-        others = [rank for rank in orders if rank != PROBE_LEADER_RANK]
+        own = {rank: orders[rank] for rank in orders if rank == PROBE_LEADER_RANK}
+        others = orders.keys() - own.keys()
         for rank in others:
             self._messenger.send_json(rank, ORDERS_LABEL, orders[rank])
-        found = {}
-        if PROBE_LEADER_RANK in orders:
-            found[PROBE_LEADER_RANK] = _follow(self._messenger, orders[PROBE_LEADER_RANK])
+        found = {rank: _follow(self._messenger, order) for rank, order in own.items()}
         for rank in others:
             found[rank] = self._messenger.receive_json(rank, ANSWERS_LABEL, seconds)
         self.measurements += 1
@@ -187,23 +186,14 @@ def serve(messenger: ProbeMessenger) -> Any:
     """Follow the orders of rank 0 until the probe is over; return its result."""
     while True:
         order = messenger.receive_json(PROBE_LEADER_RANK, ORDERS_LABEL, ORDER_TIMEOUT_SECONDS)
-        if order["do"] == PROBE_OVER_ORDER:
-            return order["result"]
+        if order[0] == PROBE_OVER_ORDER:
+            return order[1]
         messenger.send_json(PROBE_LEADER_RANK, ANSWERS_LABEL, _follow(messenger, order))
 
 
 def _follow(messenger: ProbeMessenger, order: Order) -> Any:
-    match order["do"]:
-        case "describe host":
-            return host_description()
-        case "ping":
-            return _ping(messenger, order["peer"], order["pings"])
-        case "echo":
-            return _echo(messenger, order["peer"], order["pings"])
-        case "send":
-            return send_flow(messenger, order["peer"], order["seconds"])
-        case _:
-            return receive_flow(messenger, order["peer"], order["seconds"])
+    action, *arguments = order
+    return ACTIONS[action](messenger, *arguments)
 
 
 def host_description() -> dict[str, Any]:
@@ -237,3 +227,13 @@ def _echo(messenger: ProbeMessenger, peer: int, pings: int) -> None:
     for _ in range(pings):
         sending = messenger.send(peer, PONGS_LABEL, messenger.receive(peer, PINGS_LABEL))
         sending.wait(monotonic() + messenger.patience)
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    "describe host": lambda messenger: host_description(),
+    "ping": _ping,
+    "echo": _echo,
+    "send": send_flow,
+    "receive": receive_flow,
+}
+"""What a worker can be ordered to do, with its messenger and the order's arguments."""

@@ -84,6 +84,7 @@ class ProbeResult:
         return format_cluster(self.cluster, remarks)
 
     def rows(self) -> list[dict[str, Any]]:
+        microseconds = {name: round(1e6 * t, 1) for name, t in self.round_trips.items()}
         hosts = [
             {
                 "kind": "host",
@@ -93,7 +94,7 @@ class ProbeResult:
                 "nic_mbps": mbps(min(host.nic.out, host.nic.into)) if self.measured else None,
                 "nic_out_mbps": mbps(host.nic.out) if self.measured else None,
                 "nic_in_mbps": mbps(host.nic.into) if self.measured else None,
-                "rtt_us": microseconds(self.round_trips.get(host.name)),
+                "rtt_us": microseconds.get(host.name),
             }
             for rack in self.cluster.racks
             for host in rack.hosts
@@ -117,10 +118,6 @@ def mbps(rate: Rate) -> float:
     return round(rate.bits_per_second / 1e6, PROBED_RATE_DIGITS)
 
 
-def microseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e6, 1)
-
-
 def rounded(bits_per_second: float) -> Rate:
     """The rate to three significant digits, as a person would write it."""
     return Rate(float(f"{bits_per_second:.{PROBED_RATE_DIGITS}g}"))
@@ -134,22 +131,18 @@ def outliers_of(cluster: Cluster) -> list[str]:
 
 
 def _slow(links: Sequence[tuple[str, Duplex]]) -> list[str]:
+    if len(links) < 3:
+        return []
+    rates = [{"out": d.out.bits_per_second, "in": d.into.bits_per_second} for _, d in links]
+    usual = {side: median(each[side] for each in rates) for side in rates[0]}
     found = []
-    for name, duplex in links if len(links) > 2 else ():
-        slow: dict[str, float] = {}  # times slower than the median, by direction
-        rates = []
-        for direction, rate, all_rates in (
-            ("out", duplex.out, [other.out for _, other in links]),
-            ("in", duplex.into, [other.into for _, other in links]),
-        ):
-            usual = median(other.bits_per_second for other in all_rates)
-            if rate.bits_per_second < SLOW_OUTLIER_RATIO * usual:
-                slow[direction] = usual / rate.bits_per_second
-                rates.append(f"{about(rate.bits_per_second, 'bit/s')} {direction}")
+    for (name, _), own in zip(links, rates, strict=True):
+        slow = [side for side, rate in own.items() if rate < SLOW_OUTLIER_RATIO * usual[side]]
         if slow:
-            only = f" {next(iter(slow))}" if len(slow) == 1 else ""
-            times = f"{max(slow.values()):.1f}x slower{only} than the others"
-            found.append(f"{name} is {times} ({', '.join(rates)})")
+            times = max(usual[side] / own[side] for side in slow)
+            only = f" {slow[0]}" if len(slow) == 1 else ""
+            shown = ", ".join(f"{about(own[side], 'bit/s')} {side}" for side in slow)
+            found.append(f"{name} is {times:.1f}x slower{only} than the others ({shown})")
     return found
 
 
