@@ -22,7 +22,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from thalweg.bench.scenario import Scenario
-from thalweg.lab.event_runner import AppliedEvent
+from thalweg.lab.event import AppliedEvent
 
 Result = Mapping[str, Any]
 

@@ -24,14 +24,12 @@ from thalweg.doctor.finding import Finding, RankFacts, fail, ok, together, warn
 from thalweg.facts import about
 from thalweg.launch.rank_assignment import RankAssignment
 
-TCP_CONGESTION_PATH = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 SHOWN_VARIABLES_PATTERN = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES"
     r"|RES_OPTIONS|(THALWEG|GLOO|NCCL|OMP|MKL|ONEDNN)_\w+|\w+_IFNAME|OMPI_COMM_WORLD_\w+|PMI_\w+"
     r"|SLURM_(PROCID|LOCALID|NODEID|NNODES|NTASKS|JOB_ID|STEP_\w+|JOB_NODELIST|MPI_TYPE)"
 )
 SECRET_VARIABLES_PATTERN = re.compile(r"SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
-EQUAL_VERSION_PACKAGES = ("thalweg",)  # what ranks send each other changes with it
 
 
 def versions() -> dict[str, str]:
@@ -51,7 +49,7 @@ def environment(assignment: RankAssignment, variables: Mapping[str, str]) -> dic
     with suppress(OSError):
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME", distribution)
     with suppress(OSError):
-        congestion_control = TCP_CONGESTION_PATH.read_text().strip()
+        congestion_control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     return {
         **versions(),
         "torch has": ", ".join(_backends()) or "no backend",
@@ -124,7 +122,7 @@ def version_differences(ranks: Sequence[RankFacts]) -> list[Finding]:
         if len(held) > 1:
             listed = "; ".join(f"{together(there)}: {version}" for version, there in held)
             usual, odd = held[-1][0], held[0][1]
-            verdict = fail if name in EQUAL_VERSION_PACKAGES else warn
+            verdict = fail if name == "thalweg" else warn  # its messages change with it
             hosts = " and ".join(dict.fromkeys(facts.name for facts in odd))
             remedy = (
                 f"install {name} {usual} on {hosts}, or make the environment anew from the same "

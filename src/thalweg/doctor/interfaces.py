@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -38,7 +37,11 @@ class Interface:
     @property
     def useful(self) -> tuple[str, ...]:
         """The addresses by which another host could reach it."""
-        return tuple(a for a in self.addresses if not is_loopback(a) and not _link_local(a))
+        return tuple(
+            address
+            for address in self.addresses
+            if not (is_loopback(address) or ip_address(address).is_link_local)
+        )
 
 
 def list_interfaces() -> list[Interface]:
@@ -143,9 +146,3 @@ def _faster(chosen: Interface | None, others: Sequence[Interface], reason: str) 
 def _speed(interface: Interface | None) -> str:
     known = interface is not None and interface.mbps > 0
     return f" ({about(1e6 * interface.mbps, 'bit/s')})" if known and interface else ""
-
-
-def _link_local(address: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(address).is_link_local
-    return False

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from thalweg.doctor import interfaces, limits, name_resolution, processor
+from thalweg.doctor import interfaces, limits, name_resolution
 from thalweg.doctor.environment import cores, versions
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.errors import ThalwegError
@@ -32,7 +32,6 @@ from thalweg.transports.security import ENCRYPTION_VARIABLE, FORMER_VARIABLE, wa
 GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 MIN_FREE_DISK_BYTES = 1e9  # checkpoints are larger
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-PROCESS_STATUS_PATH = Path("/proc/self/status")
 Variables = Mapping[str, str]
 CHECKED_SETTINGS: tuple[tuple[str, tuple[str, ...], Callable[[Variables], object]], ...] = (
     *(("interface", (name,), partial(own_address, None)) for name in INTERFACE_VARIABLES),
@@ -51,7 +50,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
 
     Call it before this process has threads, since it forks."""
     across = name_resolution.across_hosts(assignment.size, os.environ)
-    tried = [processor.bfloat16()] if assignment.local_rank == 0 else []
+    tried = [limits.bfloat16()] if assignment.local_rank == 0 else []
     variables, rejected = accepted(os.environ)
     described = host_description()
     host = described["name"]
@@ -91,7 +90,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
     if alone:
         facts.findings.append(name_resolution.alone(host, lookup, facts.gloo_interface))
         facts.findings.append(limits.buffers_alone(facts.buffers))
-        facts.findings.extend(processor.threads([facts]))
+        facts.findings.extend(limits.threads([facts]))
     return facts, variables
 
 
@@ -135,7 +134,7 @@ def lab() -> Finding:
     if sys.platform != "linux" or find_spec("pyroute2") is None:
         return ok("lab", "none here: it needs Linux and pyroute2")
     with suppress(OSError, IndexError):
-        rights = int(PROCESS_STATUS_PATH.read_text().split("CapEff:")[1].split()[0], 16)
+        rights = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
         if not (rights >> CAP_NET_ADMIN & 1 and rights >> CAP_SYS_ADMIN & 1):
             return ok("lab", "none here: it needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)")
     return ok("lab", "clusters can be tried on this machine (--lab)")

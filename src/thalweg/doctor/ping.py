@@ -32,10 +32,8 @@ from thalweg.doctor.finding import RankFacts
 from thalweg.probing.flow import rate_of
 
 PING_OK = "ok"
-SILENT_PEER_TEXT = "connected, but nobody answers"
 WRONG_PEER_TEXT = "somebody else has that address here"
 NOT_ERRNO = -1  # of errors that aren't the system's
-MIN_SOCKET_TIMEOUT_SECONDS = 0.001
 FIRST_PING_TIMEOUT_SECONDS, SECOND_PING_TIMEOUT_SECONDS = 3.0, 5.0
 PING_RTT_COUNT = 8
 MAX_CONCURRENT_PINGS = 16
@@ -46,7 +44,6 @@ ERRNO_TEXTS = {
     **dict.fromkeys((errno.ENETDOWN, errno.EHOSTDOWN), "no route"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "forbidden here"),
 }
-TOKEN_NBYTES = 32
 PINGS_REQUEST, FLOW_REQUEST = b"p", b"f"
 PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, request, seconds of a flow
 PING_RANK_STRUCT = struct.Struct("!i")  # the rank that answers
@@ -54,10 +51,8 @@ PING_NUMBER_STRUCT = struct.Struct("!d")  # a time in seconds, or a rate in bits
 PEER_READ_TIMEOUT_SECONDS = 5.0
 MAX_FLOW_SECONDS = 2.0
 MAX_FLOW_BYTES = 1 << 26
-MAX_PINGS_PER_CALL = 64
 MAX_CONCURRENT_CALLS = 256
 FLOW_CHUNK_BYTES = 1 << 18
-STOP_POLL_SECONDS = 0.05
 Clock = Callable[[], float]
 
 
@@ -152,7 +147,7 @@ def _connected(peer: RankFacts, wanted: bytes, seconds: float, deadline: float) 
         except EOFError:
             answered = False
         except TimeoutError:
-            raise OSError(NOT_ERRNO, SILENT_PEER_TEXT) from None
+            raise OSError(NOT_ERRNO, "connected, but nobody answers") from None
         if not answered:
             raise OSError(NOT_ERRNO, WRONG_PEER_TEXT)
     except BaseException:
@@ -163,7 +158,7 @@ def _connected(peer: RankFacts, wanted: bytes, seconds: float, deadline: float) 
 
 def _left(deadline: float) -> float:
     """The seconds to the deadline, never 0: such a socket wouldn't block at all."""
-    return max(deadline - monotonic(), MIN_SOCKET_TIMEOUT_SECONDS)
+    return max(deadline - monotonic(), 0.001)
 
 
 def reason(error: Exception) -> str:
@@ -190,11 +185,11 @@ class PingServer(ThreadingTCPServer):
         super().__init__((address, 0), _Call)
         self.rank = rank
         self.clock = clock
-        self.token = token_hex(TOKEN_NBYTES // 2)
+        self.token = token_hex(16)
         self.port: int = self.socket.getsockname()[1]
 
     def __enter__(self) -> Self:
-        Thread(target=self.serve_forever, args=(STOP_POLL_SECONDS,), daemon=True).start()
+        Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -220,7 +215,7 @@ class _Call(StreamRequestHandler):
             if request == FLOW_REQUEST:
                 receive_flow_and_drain(self.connection, min(seconds, MAX_FLOW_SECONDS))
                 return
-            for _ in range(MAX_PINGS_PER_CALL):
+            for _ in range(PING_RTT_COUNT):
                 if not self.connection.recv(1):
                     return
                 self.connection.sendall(PING_NUMBER_STRUCT.pack(self.server.clock()))

@@ -18,7 +18,7 @@ from itertools import count
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.doctor import bandwidth, limits, name_resolution, processor, reachability
+from thalweg.doctor import bandwidth, limits, name_resolution, reachability
 from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
 from thalweg.doctor.local_checks import local_checks
@@ -163,7 +163,7 @@ def follow(
     patience = timeout + LEADER_MARGIN_SECONDS
     roster = exchange.get("roster", monotonic() + patience)
     if roster is None:
-        return [*own.findings, _no_leader(own, f"joined within {patience:g} s")]
+        return _no_leader(own, f"joined within {patience:g} s")
     known = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
     silence = max_ping_seconds(len(known)) + FLOWS_TIMEOUT_SECONDS + 3 * LEADER_MARGIN_SECONDS
     for number in count():
@@ -173,7 +173,7 @@ def follow(
         exchange.put(f"answer/{own.rank}/{number}", _obey(order, own.rank, known, clock))
         if order == DOCTOR_OVER_ORDER:
             return None
-    return [*own.findings, _no_leader(own, f"sent anything for {silence:g} s")]
+    return _no_leader(own, f"sent anything for {silence:g} s")
 
 
 def _obey(order: Any, rank: int, known: Mapping[int, RankFacts], clock: Clock) -> Any:
@@ -186,9 +186,9 @@ def _obey(order: Any, rank: int, known: Mapping[int, RankFacts], clock: Clock) -
     return send_flow(known[order["peer"]], order["seconds"], FLOW_REPLY_TIMEOUT_SECONDS)
 
 
-def _no_leader(own: RankFacts, what: str) -> Finding:
+def _no_leader(own: RankFacts, what: str) -> list[Finding]:
     remedy = "look at the output of rank 0, and whether it was started"
-    return _about_rank(0, f"hasn't {what}, as {own.label} sees it", remedy)
+    return [*own.findings, _about_rank(0, f"hasn't {what}, as {own.label} sees it", remedy)]
 
 
 def _about_rank(rank: int, what: str, remedy: str) -> Finding:
@@ -221,7 +221,16 @@ class Leader:
         rates, silent, skipped = self._measure_flows([facts.rank for facts in first], round_trips)
         findings = [
             *self._absent(),
-            *map(_mute, mute),
+            *(
+                fail(
+                    "ranks",
+                    f"{facts.label} joined, and then stopped answering",
+                    "look at its output, and whether its host is busy or its process is stopped",
+                    [facts],
+                    named=True,
+                )
+                for facts in mute
+            ),
             *(finding for facts in ranks for finding in facts.findings),
             *name_resolution.traps(ranks),
             *reachability.unreachable(ranks, pings),
@@ -230,7 +239,7 @@ class Leader:
             *version_findings(ranks),
             *secret_findings(ranks),
             *limits.buffers_for(ranks, rates, round_trips),
-            *processor.threads(ranks),
+            *limits.threads(ranks),
         ]
         if skipped:
             detail = f"{skipped} flows weren't measured within {FLOWS_TIMEOUT_SECONDS:g} s"
@@ -300,13 +309,3 @@ class Leader:
         hosts = counted(len(by_host([*self.known.values()])), "host")
         fine = [] if absent else [ok("ranks", f"all {self.size} joined, on {hosts}")]
         return fine + [_about_rank(rank, what, remedy) for rank in absent]
-
-
-def _mute(facts: RankFacts) -> Finding:
-    return fail(
-        "ranks",
-        f"{facts.label} joined, and then stopped answering",
-        "look at its output, and whether its host is busy or its process is stopped",
-        [facts],
-        named=True,
-    )

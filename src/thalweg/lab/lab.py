@@ -19,8 +19,7 @@ from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Rate, about
 from thalweg.lab import registry
 from thalweg.lab.addressing import HOST_DEVICE, SPINE_ADDRESS, Wiring
-from thalweg.lab.event import Event, host_named
-from thalweg.lab.event_runner import AppliedEvent, EventRunner
+from thalweg.lab.event import AppliedEvent, Event, EventRunner, host_named
 from thalweg.lab.fabric import Progress, build, has_netem
 from thalweg.lab.links import LabLinks
 from thalweg.lab.namespaces import enter, processes, refused, remove, set_host_identity

@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 from thalweg.errors import LabError
 from thalweg.facts import Link, Rate
 from thalweg.lab.addressing import Port
-from thalweg.lab.event import BOTH_DIRECTIONS, Direction, links_of
+from thalweg.lab.event import links_of
 from thalweg.lab.fabric import Sockets, read_qdisc_stats, shape
 from thalweg.lab.namespaces import enter, processes
 from thalweg.lab.registry import LabChanges, LabRecord
-from thalweg.lab.shaping import Shape, declared
+from thalweg.lab.shaping import BOTH_DIRECTIONS, Direction, Shape, declared
 from thalweg.launch.worker_process import fork
 
 SEND_CHUNK_BYTES = 1 << 18  # of a flow
@@ -126,24 +126,22 @@ class LabLinks:
 
     def status(self) -> dict[Link, dict[str, Any]]:
         """The declared and the current state of every link, with the kernel's counters."""
-        state = self._record.state()
+        state, rows = self._record.state(), {}
         with Sockets() as sockets:
-            return {link: self._row(sockets, link, state) for link in self._declared}
-
-    def _row(self, sockets: Sockets, link: Link, state: LabChanges) -> dict[str, Any]:
-        wanted = self._declared[link]
-        measured = read_qdisc_stats(sockets, self._wiring.ends(link)[0])
-        rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
-        return {
-            "declared": None if wanted.rate is None else str(wanted.rate),
-            "rate": str(Rate(rates[0])) if rates else None,
-            "cut": str(link) in state.cuts,
-            "flows": len(state.flows.get(str(link), [])),
-            "latency_ms": 1000 * wanted.delay,
-            "loss": wanted.loss,
-            "sent_bytes": measured[0].sent_nbytes if measured else None,
-            "drops": sum(q.drops for q in measured),
-        }
+            for link, wanted in self._declared.items():
+                measured = read_qdisc_stats(sockets, self._wiring.ends(link)[0])
+                rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
+                rows[link] = {
+                    "declared": None if wanted.rate is None else str(wanted.rate),
+                    "rate": str(Rate(rates[0])) if rates else None,
+                    "cut": str(link) in state.cuts,
+                    "flows": len(state.flows.get(str(link), [])),
+                    "latency_ms": 1000 * wanted.delay,
+                    "loss": wanted.loss,
+                    "sent_bytes": measured[0].sent_nbytes if measured else None,
+                    "drops": sum(q.drops for q in measured),
+                }
+        return rows
 
 
 def _set_cut(state: LabChanges, link: Link, cut: bool) -> None:
@@ -179,7 +177,12 @@ def _be_flow(
 ) -> NoReturn:
     try:
         os.setsid()
-        _close_descriptors_except(pipe)
+        # Inherited pipes and sockets must close when the parent process ends.
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(null, standard)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         sender, listener = _connect(source, target, rate)
         os.close(pipe)
         _flow(sender, listener, parent)
@@ -188,15 +191,6 @@ def _be_flow(
             os.write(pipe, str(error).encode())
     finally:
         os._exit(0)
-
-
-def _close_descriptors_except(kept: int) -> None:
-    """Close inherited pipes and sockets, which must close when the parent process ends."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        os.dup2(null, standard)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _connect(source: Port, target: Port, rate: Rate | None) -> tuple[socket.socket, socket.socket]:
